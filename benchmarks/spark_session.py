@@ -31,6 +31,7 @@ def spark() -> SparkSession:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     from pyspark.sql import SparkSession
 
+    from .drop_writer import DropDataSource
     from .pika_writer import PikaDataSource
 
     directory = tempfile.gettempdir()
@@ -47,4 +48,5 @@ def spark() -> SparkSession:
         .getOrCreate()
     )
     session.dataSource.register(PikaDataSource)
+    session.dataSource.register(DropDataSource)
     return session

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,6 +12,7 @@ from amqp_server.broker.broker import Broker
 from amqp_server.broker.queue import Queue
 from amqp_server.config import age_ms
 from amqp_server.errors import PreconditionFailed, Unavailable
+from amqp_server.management.direct import ANSWER_S
 from amqp_server.streams.consumer_group import ConsumerGroupHost
 from amqp_server.streams.group_reading import end_of
 from amqp_server.streams.host import StreamHost
@@ -243,19 +243,22 @@ class ManagedGroups:
             raise Unavailable(f"stream '{place.name}' is not on this node: ask one that has it")
         if host is None or place.partition.cursor < 0:
             raise Unavailable(f"stream '{place.name}' does not serve; try again")
-        answers: list[int] = []
+        answers: list[int | Refused] = []
         answered = trio.Event()
 
-        def found(offset: int) -> None:
-            answers.append(offset)
+        def found(answer: int | Refused) -> None:
+            answers.append(answer)
             answered.set()
 
-        look: Callable[..., None] = host.look_up
-        self._broker.turn.run(look, start, found)
-        await answered.wait()
-        if answers[0] < 0:
-            raise Unavailable(f"stream '{place.name}' could not be read; try again")
-        return min(max(answers[0], host.first_offset), host.end_offset)
+        self._broker.turn.run(host.place_of, start, found)
+        with trio.move_on_after(ANSWER_S):
+            await answered.wait()
+        if not answers:
+            raise Unavailable(f"stream '{place.name}' has not told where it ends: has it a majority?")
+        answer = answers[0]
+        if isinstance(answer, Refused):
+            raise Unavailable(f"stream '{place.name}' does not serve now: {answer.text}")
+        return answer
 
 
 def _group_of(host: ConsumerGroupHost | ReplicatedGroupHost) -> Group:

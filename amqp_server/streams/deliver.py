@@ -1,23 +1,26 @@
 """Deliveries out of a batch: the hot loop of a replay.
 
 An item is ready to be sent but for what is in front of it, which differs by consumer and delivery tag, and for the channel
-number in its content frames. Items of one size are cut out of the batch and joined by iterators that C drives, and channel
-numbers are written over all of them at once by slices with a step. So no message costs Python code of its own.
+number in its content frames. Items of one size are cut out of the batch, and put into a list and joined by C; channel
+numbers are written over all of them at once. Both by slices with a step, so no message costs Python code of its own. (A
+slice of a list costs half of what zip and chain cost.)
 """
 
 from __future__ import annotations
 
 import struct
 from bisect import bisect_left
-from collections.abc import Iterable
+from functools import lru_cache
 from itertools import chain, repeat
 from typing import Final
 
-from amqp_server.streams.item import longer, table_at
+from amqp_server.streams.item import cut_out, longer, table_at
 from amqp_server.wire import content
 from amqp_server.wire.deliver import LARGE_BYTES, DeliverTemplate
 from persistence.streams.batch import Batch, Shape
 
+#: What whole runs of messages begin with, remembered with all last bytes of a tag: 30 KB each. A run of 256 pays for it.
+FRONTS_MAX: Final = 32
 _LOW: Final = [bytes((value,)) for value in range(256)]
 _flatten = chain.from_iterable
 
@@ -117,21 +120,7 @@ class BatchReader:
         if count == 1:
             out.append(b"".join((prefix, tag.to_bytes(8, "big"), items)))
             return
-        at = 0
-        while count:
-            low = tag & 255
-            part = min(256 - low, count)
-            start_bytes = prefix + (tag >> 8).to_bytes(7, "big")
-            stop = at + part * size
-            if part == 256:
-                # In one step: the module remembers the format.
-                each: Iterable[bytes] = struct.unpack_from(f"{size}s" * 256, items, at)
-            else:
-                each = _flatten(struct.iter_unpack(f"{size}s", items[at:stop]))
-            out.append(b"".join(_flatten(zip(repeat(start_bytes), _LOW[low : low + part], each))))
-            tag += part
-            count -= part
-            at = stop
+        _join(items, count, size, f"{size}s", b"", prefix, tag, out)
 
 
 def _put_with(
@@ -167,20 +156,46 @@ def _put_with(
             out.append(items[start + at : start + size])
             tag += 1
         return
+    _join(items, count, size, rest, front, prefix, tag, out)
+
+
+def _join(
+    items: memoryview,
+    count: int,
+    size: int,
+    rest: str,
+    front: bytes,
+    prefix: bytes,
+    tag: int,
+    out: list[bytes | memoryview],
+) -> None:
+    """Put what is in front of an item, its tag, `front` and the rest of it, by this format, into `out` for each item."""
+    rests = cut_out(items, 0, count, size, rest)
+    apart = bool(front) and count < 256
+    starts = _starts(front) if front and not apart else _LOW
     done = 0
     while done < count:
         low = tag & 255
         part = min(256 - low, count - done)
         start_bytes = prefix + (tag >> 8).to_bytes(7, "big")
-        if part == 256:
-            # In one step: the module remembers the format.
-            each: Iterable[bytes] = struct.unpack_from(rest * 256, items, done * size)
+        if apart:
+            pieces = [front] * (4 * part)
+            pieces[::4] = [start_bytes] * part
+            pieces[1::4] = _LOW[low : low + part]
+            pieces[3::4] = rests[done : done + part]
         else:
-            each = _flatten(struct.iter_unpack(rest, items[done * size : (done + part) * size]))
-        lows = _LOW[low : low + part]
-        out.append(b"".join(_flatten(zip(repeat(start_bytes), lows, repeat(front), each))))
+            pieces = [start_bytes] * (3 * part)
+            pieces[1::3] = starts[low : low + part]
+            pieces[2::3] = rests[done : done + part]
+        out.append(b"".join(pieces))
         tag += part
         done += part
+
+
+@lru_cache(maxsize=FRONTS_MAX)
+def _starts(front: bytes) -> list[bytes]:
+    """Return the last byte of each tag with this behind it."""
+    return [each + front for each in _LOW]
 
 
 def _restamped(

@@ -5,36 +5,31 @@ a majority: it is confirmed, and this node's consumers get it, from this member'
 this node only, and who leads does not matter to them.
 
 The Raft log is the tail: it has every message until this member's segments have it. A snapshot of the group stands for a log
-whose messages are all in segments (`covered`). What segments lack, because they are those of a new member, or the disk has
-damaged them, is fetched from other members by offset. A consumer waits there; it never passes over what others have.
+whose messages are all in segments (`covered`); see member_segments. Who consumes here is in member_readers.
 """
 
 from __future__ import annotations
 
 import logging
-from bisect import bisect_right
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from outcome import Error, Outcome
-
-from amqp_server.streams.answers import Answers, stop_of
+from amqp_server.streams.answers import Answers
 from amqp_server.streams.asks import Asks, Done
 from amqp_server.streams.compacting import Compaction
 from amqp_server.streams.encode import Encoded, Encoder
 from amqp_server.streams.filling import Fill, Filling
 from amqp_server.streams.finding import Finding
-from amqp_server.streams.host import StreamConsumer, StreamHost, StreamServices
+from amqp_server.streams.host import StreamConsumer, StreamServices
 from amqp_server.streams.logged_names import LoggedNames
-from amqp_server.streams.named import Progress
+from amqp_server.streams.member_readers import MemberReaders
 from amqp_server.streams.publishes import Publishes
 from amqp_server.streams.replicated import (
     Applied,
     CodecError,
     Note,
     Replica,
-    StreamState,
     decode_entry,
     decode_state,
     encode_batch,
@@ -42,16 +37,14 @@ from amqp_server.streams.replicated import (
 )
 from amqp_server.streams.stable import Stable
 from amqp_server.streams.start import Start
-from amqp_server.streams.taking_over import begin_named, take_over
+from amqp_server.streams.taking_over import take_over
 from persistence.streams.compression import NONE
-from persistence.streams.log import Lost, Read, Stored, StreamLog
-from persistence.streams.retention import Limits, due_ms, outdated
+from persistence.streams.retention import Limits
 from quorum_queue.cluster.frames import StreamWord
-from quorum_queue.cluster.group import Group
 from quorum_queue.cluster.guests import GuestOrigin
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.errors import Unreadable
-from quorum_queue.host import DELETED, MOVED, Key
+from quorum_queue.host import DELETED, MOVED
 from quorum_queue.machine.attributes import LEADER
 from quorum_queue.machine.machine import ENQUEUES, Command
 from quorum_queue.machine.settings import Settings
@@ -61,14 +54,13 @@ from quorum_queue.raft.members import Members
 logger = logging.getLogger("mqd.streams")
 
 
-class StreamGroupHost(StreamHost):
+class StreamGroupHost(MemberReaders):
     """The host of a stream, and the state machine of its group."""
 
     single = False
     #: The state of the group has it.
     knows_taken = False
     shares_names = True
-    group: Group
 
     def __init__(
         self,
@@ -95,16 +87,13 @@ class StreamGroupHost(StreamHost):
         self._ahead_ms = -(1 << 62)
         self._publishes = Publishes(self)
         self._pending_barriers: list[Callable[..., None]] = []
-        #: Consumers that begin as soon as this member knows what is committed.
         self._beginning: dict[StreamConsumer, Start] = {}
         self._when_whole: list[Callable[[], None]] = []
         #: Something was applied and not told to the consumers yet.
         self._fresh = False
         self._opened = False
-        #: Segments are synced up to this offset.
         self._stored = 0
         self._stable = Stable(self.replica, settings)
-        #: The leader has proposed that messages below this offset go.
         self._trimming = 0
         self.filling = Filling(self, services, asks)
         super().__init__(queue, queue_id, services, limits, segment_bytes, settings, codec, compaction)
@@ -132,91 +121,6 @@ class StreamGroupHost(StreamHost):
             raise Unreadable(f"its snapshot can't be read by this version of mqd: {error}") from None
         self._keep_time()
         self._stable.begin_with(replica)
-
-    def _open_log(self) -> None:
-        replica, log = self.replica, self._log
-        self._opened = True
-        for lost in log.open(replica.next_offset, mendable=True):
-            if lost.low < log.stop:
-                self.filling.miss(lost)
-        for low, stop in log.gaps(self.first_offset):
-            self.filling.miss(Lost(low, stop, "no segment has them"))
-        self._stored = log.stop
-        if log.stop < replica.next_offset:
-            logger.error(
-                "%s: messages %d to %d are not on this disk, fetching them from another node",
-                *(self.title, log.stop, replica.next_offset - 1),
-            )
-
-    def begin(self) -> None:
-        """The group is open."""
-        if self._opened:
-            self.filling.go_on()
-            return
-        # An earlier host of the stream may have something to write or to delete. What is left then is right: a message
-        # is always the same.
-        self._writing = True
-        self._services.store.write(_nothing, self._begins_empty)
-
-    def _begins_empty(self, result: object) -> None:
-        self._writing = False
-        if not (self.ended or self._opened):
-            self._open_log()
-            self._go_on()
-
-    # -- what it holds ---------------------------------------------------------------------------------------------
-
-    @property
-    def title(self) -> str:
-        return f"queue '{self.queue.name}' in vhost '{self.queue.vhost.name}'"
-
-    @property
-    def first_offset(self) -> int:
-        """What is before it is gone on all members; what comes behind it and is not here is fetched."""
-        return max(self.replica.first_offset, self._log.first_kept)
-
-    def offsets(self, done: Callable[[range | None], None]) -> None:
-        if self.ended or not self._opened or not self.group.informed:
-            # What this member knows may be out of date.
-            self.replicas.touch(self.group)
-            done(None)
-        else:
-            super().offsets(done)
-
-    @property
-    def stored_offset(self) -> int:
-        """The segments have all messages below this offset."""
-        return self._stored
-
-    @property
-    def committed_offset(self) -> int:
-        """All messages below this offset are committed."""
-        return self._synced
-
-    @property
-    def tail(self) -> list[Encoded]:
-        """What was applied and is not in segments yet."""
-        return self._tail
-
-    @property
-    def tail_offset(self) -> int:
-        """Return where the tail begins: the segments should have all before it."""
-        return self._tail[0].batch.base if self._tail else self.replica.next_offset
-
-    @property
-    def missing_count(self) -> int:
-        """Messages that other members are asked for."""
-        mending = sum([stop - low for low, stop in self.filling.missing.items()])
-        return max(self.tail_offset - self._stored, 0) + mending
-
-    @property
-    def log(self) -> StreamLog:
-        return self._log
-
-    @property
-    def opened(self) -> bool:
-        """Return whether the log is open."""
-        return self._opened
 
     # -- the state machine of the group ----------------------------------------------------------------------------
 
@@ -295,43 +199,7 @@ class StreamGroupHost(StreamHost):
             for then in whole:
                 then()
 
-    # -- offsets by name -------------------------------------------------------------------------------------------
-
-    def _begin_named(self, consumer: StreamConsumer, start: Start) -> None:
-        progress = self._progress[consumer.key] = Progress(start.group)
-        self.names.add(consumer.key, start.group, progress)
-        self._turn.schedule(self)
-
-    def named_begins(self, key: Key, offset: int) -> None:
-        """A consumer has its name; see NodeNames."""
-        begin_named(self, key, offset)
-
-    def loses_name(self, key: Key) -> None:
-        """Another one has taken the name of a consumer."""
-        self._progress.pop(key, None)
-        self._detach(key)
-        self.queue.consumer_lost(key)
-
-    @property
-    def progress(self) -> dict[Key, Progress]:
-        """Return how far consumers with names are."""
-        return self._progress
-
-    def submit_notes(self, notes: list[Note]) -> None:
-        self._submit([], notes=notes)
-
-    def _keep(self, key: Key, progress: Progress) -> None:
-        self._node_names.acked(key)
-        self._turn.schedule(self)
-
     # -- what was applied ------------------------------------------------------------------------------------------
-
-    def _progressed(self) -> None:
-        """There may be more for consumers, here and on other nodes."""
-        if self._consumers:
-            self._to_serve.update(dict.fromkeys(self._consumers.values()))
-            self._serve_all()
-        self._answers.has_more()
 
     def answer(self, peer: str, what: int, value: int, reply: Done, data: bytes = b"") -> None:
         """Answer a question of another node; see Asks."""
@@ -545,220 +413,6 @@ class StreamGroupHost(StreamHost):
         barriers, self._pending_barriers = self._pending_barriers, []
         for done in barriers:
             done(why)
-
-    # -- segments --------------------------------------------------------------------------------------------------
-
-    def wake(self) -> None:
-        if not self.ended:
-            self.filling.go_on()
-            super().wake()
-
-    def _schedule_upkeep(self) -> None:
-        if self._writing or self.ended:
-            return
-        services = self._services
-        if self._tail:
-            if services.options.flushes(len(self._tail), self._tail_bytes):
-                self._flush()
-            else:
-                services.timers.wake(self, services.clock.monotonic_ms() + services.options.flush_ms)
-        if self.compacting is not None and self._opened:
-            self.compacting.look()
-        if self.group.is_leader and self._trimming <= self.replica.first_offset:
-            due = due_ms(self._log.segments, self._limits)
-            if due is not None and not self._writing:
-                services.timers.wake(self, max(due - services.queue_time.ahead_ms, 0))
-
-    def _flush(self) -> None:
-        """Have all that is applied written to the segments."""
-        tail = self._tail
-        if self._writing or self.filling.has_snapshot or not tail:
-            return
-        # They may have got there in another way.
-        self._drop_tail(bisect_right(tail, self._stored, key=stop_of))
-        if not tail or tail[0].batch.base > self._stored:
-            self.filling.go_on()
-            return
-        stored = [
-            Stored(each.batch.base, each.batch.stop, each.batch.time_ms, each.parts, each.batch.size)
-            for each in tail
-        ]
-        self._writing = True
-        done = partial(self._has_flushed, self.replica.applied, self.replica.state(), self._stable.next)
-        self._services.store.write(partial(self._log.append, stored), done)
-
-    def _has_flushed(self, index: int, state: StreamState, unstable: int, result: object) -> None:
-        """The segments have all up to this entry: the log need not."""
-        self._writing = False
-        if self.ended:
-            return
-        self._stored = self._log.stop
-        self._drop_tail(bisect_right(self._tail, self._stored, key=stop_of))
-        if index > self._stable.index:
-            self._stable.reach(index, state, unstable)
-        self.replicas.touch(self.group)
-        self._go_on()
-
-    def _go_on(self) -> None:
-        self.filling.go_on()
-        self._retain()
-        self._schedule_upkeep()
-
-    def _drop_tail(self, count: int) -> None:
-        if count <= 0:
-            return
-        services = self._services
-        size = sum([each.batch.size for each in self._tail[:count]])
-        del self._tail[:count]
-        self._tail_bytes -= size
-        services.tail_bytes -= size
-        services.memory.used -= size
-
-    def _retain(self) -> None:
-        """The leader says which messages go, and every member deletes their segments."""
-        if self._writing or self.ended:
-            return
-        segments, first = self._log.segments, self.replica.first_offset
-        if self.group.is_leader and self._trimming <= first:
-            count = outdated(segments, self._limits, self._services.queue_time.now_ms())
-            if count:
-                wanted = segments[count].base if count < len(segments) else self._stored
-                if wanted > first:
-                    self._trimming = wanted
-                    self._submit([], wanted)
-        if segments and segments[0].size and segments[0].stop <= first:
-            self._writing = True
-            self._services.store.write(partial(self._log.trim_to, first), self._has_trimmed)
-
-    def _has_trimmed(self, result: object) -> None:
-        self._writing = False
-        if self.ended:
-            return
-        first = self.first_offset
-        missing = self.filling.missing
-        for low, stop in list(missing.items()):
-            if stop <= first:
-                del missing[low]
-        self._go_on()
-
-    # -- for what fills and mends the segments ---------------------------------------------------------------------
-
-    @property
-    def writing(self) -> bool:
-        """Return whether a thread writes to the segments: one thing at a time."""
-        return self._writing
-
-    def write(self, call: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        self._writing = True
-        self._services.store.write(call, done)
-
-    def has_ended_writing(self) -> None:
-        self._writing = False
-
-    def has_written(self, result: object) -> None:
-        self._writing = False
-        if self.ended:
-            return
-        self._stored = self._log.stop
-        self._drop_tail(bisect_right(self._tail, self._stored, key=stop_of))
-        # All that another member gives is committed.
-        self._synced = max(self._synced, self._stored)
-        self._progressed()
-        self._go_on()
-
-    def skip_to(self, offset: int) -> None:
-        """No member has what is between the end of the segments and this offset."""
-        self._log.skip_to(offset)
-        self._stored = self._log.stop
-        self._go_on()
-
-    def has_mended(self) -> None:
-        """The segments have what was missing, or it is given up."""
-        self._progressed()
-        self._go_on()
-
-    def note_lost(self, lost: Lost) -> None:
-        self._note_lost(lost)
-
-    # -- consuming -------------------------------------------------------------------------------------------------
-
-    def _begin(self, consumer: StreamConsumer, start: Start) -> None:
-        if start.offset is None and not self.group.informed:
-            # What this member knows may be out of date.
-            self._beginning[consumer] = start
-            self.replicas.touch(self.group)
-        elif start.name == "first":
-            self._begins(consumer, self.first_offset)
-        elif start.name == "next" or start.offset is not None:
-            super()._begin(consumer, start)
-        else:
-            consumer.reading = True
-            self.finding.find(start, partial(self._found, consumer))
-
-    def time_meant(self, start: Start) -> int:
-        """Return the time that a consumer begins at, in ms."""
-        return self._time_of(start)
-
-    def _found(self, consumer: StreamConsumer, offset: int) -> None:
-        if not (self.ended or consumer.detached):
-            consumer.reading = False
-            self._begins(consumer, offset)
-
-    def _read(self, consumer: StreamConsumer, offset: int) -> None:
-        if consumer.reading:
-            return
-        if offset >= self._stored or any(low <= offset < stop for low, stop in self.filling.missing.items()):
-            # It goes on when other members have given it.
-            self.filling.go_on()
-            return
-        consumer.reading = True
-        self._services.store.read(
-            partial(self._log.read, offset, consumer.place, consumer.wanted),
-            partial(self._has_read_at, consumer, consumer.reads, offset),
-        )
-
-    def _has_read_at(self, consumer: StreamConsumer, reads: int, offset: int, outcome: Outcome[Read]) -> None:
-        if self.ended or consumer.detached:
-            return
-        consumer.reading = False
-        if isinstance(outcome, Error):
-            self._turn.contain(self, outcome.unwrap)
-            return
-        read = outcome.unwrap()
-        reached = read.place.offset
-        for lost in read.lost:
-            self.filling.miss(lost)
-        if any(low < reached and stop > offset for low, stop in self.filling.missing.items()):
-            # Nothing behind a damage is handed out before it is mended.
-            consumer.place = None
-            self._serve_up_to_damage(consumer, reads, offset, read)
-            self.filling.go_on()
-            return
-        self._give(consumer, reads, read)
-
-    def _serve_up_to_damage(self, consumer: StreamConsumer, reads: int, offset: int, read: Read) -> None:
-        """Give what is before the first damage that was passed."""
-        low = min(low for low, stop in self.filling.missing.items() if stop > offset)
-        before = [batch for batch in read.batches if batch.stop <= low]
-        if before and reads == consumer.reads:
-            consumer.ahead.extend(before)
-            self._services.hold(consumer, sum([batch.size for batch in before]))
-            self._serve(consumer)
-
-    def _give(self, consumer: StreamConsumer, reads: int, read: Read) -> None:
-        if reads == consumer.reads:
-            ends = read.place.base < 0
-            consumer.place = None if ends else read.place
-            consumer.ahead.extend(read.batches)
-            self._services.hold(consumer, sum([batch.size for batch in read.batches]))
-            if ends and consumer.reader is None and not consumer.ahead:
-                # The segments end here. What comes next is in memory, or is still to come.
-                reached = max(consumer.next_offset, read.place.offset)
-                consumer.next_offset = self.filling.given_up.get(reached, reached)
-        self._serve(consumer)
-
-
-def _nothing() -> None: ...
 
 
 def _told_nothing(result: object) -> None: ...

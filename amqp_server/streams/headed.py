@@ -69,16 +69,15 @@ def count_field(attempts: int) -> dict[bytes, bytes]:
 
 def reader_with(batch: Batch, fields: dict[bytes, bytes]) -> BatchReader:
     """Return what reads the batch with these headers in each message."""
-    items = bytes(batch.items)
-    view, at = memoryview(items), 0
+    view, at = memoryview(batch.items), 0
     others = False
     for shape in batch.shapes:
-        front = items[at : at + table_at(view[at : at + shape.size], shape.first) + 4]
-        if not begins_alike(items, at, shape.count, shape.size, front):
+        front = bytes(view[at : at + table_at(view[at : at + shape.size], shape.first) + 4])
+        if not begins_alike(view, at, shape, front):
             return BatchReader(headed(batch, fields))
         others = others or int.from_bytes(front[-4:], "big") > _OFFSET_BYTES
         at += shape.count * shape.size
-    if others and not _has_none(items, fields):
+    if others and not _has_none(bytes(batch.items), fields):
         return BatchReader(headed(batch, fields))
     return BatchReader(batch, _encoded(fields))
 
@@ -128,10 +127,10 @@ def _put_alike(
     items: memoryview, shape: Shape, added: bytes, shapes: list[Shape], parts: list[bytes]
 ) -> bool:
     """Put messages whose properties begin alike; return whether they do."""
-    first, count = items[: shape.size], shape.count
+    first = items[: shape.size]
     fields_at = table_at(first, shape.first) + 4
     front = bytes(first[:fields_at])
-    if not begins_alike(bytes(items), 0, count, shape.size, front):
+    if not begins_alike(items, 0, shape, front):
         return False
     front = longer(front, shape.first, len(added)) + added
     rests = _flatten(struct.iter_unpack(f"{fields_at}x{shape.size - fields_at}s", items))

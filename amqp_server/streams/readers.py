@@ -24,7 +24,7 @@ from amqp_server.streams.stream_consumer import StreamConsumer
 from persistence.streams.batch import Batch
 from persistence.streams.log import Lost, Read, StreamLog, Wanted
 from quorum_queue.host import Key, QueueHost
-from quorum_queue.ports import ConsumerState, Hosted
+from quorum_queue.ports import ConsumerState, Hosted, Refused
 
 logger = logging.getLogger("mqd.streams")
 
@@ -144,6 +144,17 @@ class StreamReaders(QueueHost):
             consumer.let_go()
             self._group_count -= consumer.for_group
             self.queue.consumer_gone(self.consumer_count)
+
+    def place_of(self, start: Start, found: Callable[[int | Refused], None]) -> None:
+        """Find out which of the offsets that the stream has is meant; its end stands for all behind it."""
+
+        def looked_up(offset: int) -> None:
+            if offset < 0:
+                found(Refused("it could not be read"))
+            else:
+                found(min(max(offset, self.first_offset), self.end_offset))
+
+        self.look_up(start, looked_up)
 
     def _begin(self, consumer: StreamConsumer, start: Start) -> None:
         """Find out where the consumer begins."""

@@ -16,16 +16,13 @@ from typing import Any
 
 from amqp_server.streams.group_coordinator import Coordinator
 from amqp_server.streams.group_deliveries import Deliveries
+from amqp_server.streams.group_effects import GroupEffects
 from amqp_server.streams.group_letters import Letters
 from amqp_server.streams.group_options import RETRY_MS, GroupOptions
-from amqp_server.streams.group_reading import Due, Stream, Taker, end_of
+from amqp_server.streams.group_reading import Due, Taker
 from amqp_server.streams.group_requests import Requests
 from amqp_server.streams.group_takers import Client, Getter
-from amqp_server.streams.host import StreamHost
-from quorum_queue.cluster import events
 from quorum_queue.cluster.deferred_host import DeferredHost
-from quorum_queue.cluster.group import Group
-from quorum_queue.cluster.guests import Guest
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.consumer_groups.entries import (
     CodecError,
@@ -35,14 +32,14 @@ from quorum_queue.consumer_groups.entries import (
     encode_entry,
 )
 from quorum_queue.consumer_groups.partition import UNKNOWN
-from quorum_queue.consumer_groups.replica import Applied, Replica
+from quorum_queue.consumer_groups.replica import Replica
 from quorum_queue.errors import Unreadable
 from quorum_queue.host import Key, answer_publishes
 from quorum_queue.local import NodeServices
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.machine import ENQUEUES
 from quorum_queue.machine.settings import Settings
-from quorum_queue.ports import ConsumerState, Got, Hosted, Refused
+from quorum_queue.ports import Got, Hosted, Refused
 from quorum_queue.raft.members import Members
 
 logger = logging.getLogger("mqd.groups")
@@ -69,17 +66,13 @@ _ASKED = frozenset(
 )
 
 
-class ReplicatedGroupHost(DeferredHost):
+class ReplicatedGroupHost(GroupEffects):
     """The host of a consumer group, and the state machine of its Raft group."""
-
-    #: For mypyc; see `closed`.
-    __deletable__ = ("group",)
 
     single = False
     counts_bytes = False
     wants_ids = False
     holds_dead_letters = False
-    group: Group
 
     def __init__(
         self,
@@ -117,70 +110,9 @@ class ReplicatedGroupHost(DeferredHost):
         self._coordinator = Coordinator(self, streams, has_heard_of)
         self._letters = Letters(self, services)
 
-    @property
-    def title(self) -> str:
-        return f"group '{self.queue.name}' in vhost '{self.queue.vhost.name}'"
-
-    def schedule(self) -> None:
-        """Have what is to be done done in this turn."""
-        if not self.ended:
-            self._turn.schedule(self)
-
     def contain(self, sink: Any, call: Callable[..., None], *arguments: Any) -> None:
         """Call; if that raises, the connection of a client has failed and not the group."""
         self._turn.contain(sink, call, *arguments)
-
-    # -- what it holds ---------------------------------------------------------------------------------------------
-
-    @property
-    def settings(self) -> Settings:
-        return self._settings
-
-    def configure(self, settings: Settings) -> None:
-        self._settings = settings
-
-    def stream_hosts(self) -> dict[int, StreamHost]:
-        """Return what this node knows of the streams, by their ids."""
-        return {each.queue_id: each.host for each in self._streams() if isinstance(each.host, StreamHost)}
-
-    @property
-    def ready_count(self) -> int:
-        hosts, count = self.stream_hosts(), 0
-        for stream_id, partition in self.replica.group.partitions.items():
-            host = hosts.get(stream_id)
-            if host is not None:
-                count += partition.unread(host.first_offset, end_of(host))
-        return count
-
-    @property
-    def ready_bytes(self) -> int:
-        return 0
-
-    @property
-    def unacked_count(self) -> int:
-        return sum([each.held.count for each in self.replica.group.partitions.values()])
-
-    @property
-    def consumer_count(self) -> int:
-        return len(self.replica.group.members)
-
-    def consumers(self) -> list[ConsumerState]:
-        # Only its own node knows whether a consumer needs acks.
-        takers, own = self._deliveries.takers, self._own
-        found: list[ConsumerState] = []
-        for each in self.replica.group.members.values():
-            taker = takers.get(each.key[2:]) if each.key[:2] == own else None
-            no_ack = isinstance(taker, Client) and taker.no_ack
-            found.append(ConsumerState(each.key, no_ack, False, each.prefetch, 0, bool(each.owned)))
-        return found
-
-    def touch(self) -> None:
-        """A group has no lease."""
-
-    def look(self) -> None:
-        """An operator looks at what is told of it."""
-        for host in self.stream_hosts().values():
-            host.look()
 
     # -- commands --------------------------------------------------------------------------------------------------
 
@@ -323,16 +255,6 @@ class ReplicatedGroupHost(DeferredHost):
         self._keep_time()
         return encode_entry(self._services.clock.monotonic_ms() + self._time_ahead_ms, batches)
 
-    def _keep_time(self) -> None:
-        """Continue the group's time from its last entry, even if this node's queue time is behind that."""
-        ahead_ms = self.replica.now_ms - self._services.clock.monotonic_ms()
-        if ahead_ms > self._ahead_ms:
-            self._ahead_ms = ahead_ms
-
-    @property
-    def _time_ahead_ms(self) -> int:
-        return max(self._ahead_ms, self._services.queue_time.ahead_ms)
-
     def apply(self, index: int, data: bytes) -> None:
         try:
             now_ms, found = decode_entry(data)
@@ -398,158 +320,13 @@ class ReplicatedGroupHost(DeferredHost):
     def released(self) -> list[int]:
         return []
 
-    def last_own_batch(self) -> int:
-        incarnation, number = self.replica.batches.get(self._own[0], (0, 0))
-        return number if incarnation == self._own[1] else 0
-
     def begin(self) -> None:
         """The group is open."""
         if self._own != self.replicas.own:
             # The member failed or left before: the first batch of this start ends the earlier one.
             self.group.submit(encode_batch(*self._own, self.group.next_number, []))
 
-    def load(self, state: bytes) -> None:
-        """Start from this node's own snapshot. Raises Unreadable."""
-        self.replica = self._restored(state)
-        self._keep_time()
-
-    def _restored(self, state: bytes) -> Replica:
-        options = self.options
-        try:
-            return Replica.restore(state, options.delivery_limit, dead_letters=options.dead_letters)
-        except CodecError as error:
-            raise Unreadable(f"its snapshot can't be read by this version of mqd: {error}") from None
-
-    def restore(self, state: bytes) -> None:
-        """Jump to a snapshot of the leader's, and hand out what the group gave this node's consumers meanwhile."""
-        self.replica = self._restored(state)
-        self._keep_time()
-        self._deliveries.forget_all()
-        last_own = self.last_own_batch()
-        group, own = self.replica.group, self._own
-        asked = self._requests.until(last_own)
-        on_the_way = self._requests.keys("attach")
-        on_the_way += [each[1].key for each in self.pending if each[0] == "attach"]
-        for verb, key in asked:
-            if verb == "attach" and (*own, *key) in group.members:
-                self._attached(key, None)
-            elif verb == "attach" and key not in self._consumers:
-                self._attached(key, "the consumer is gone")
-            elif verb == "purge":
-                self._purged(key, 0)
-            elif verb == "move":
-                self._requests.has_moved(key)
-        for key, consumer in list(self._consumers.items()):
-            if (*own, *key) not in group.members and key not in on_the_way:
-                self._attach_again(key, consumer)
-        self._deliveries.restore(own)
-        self._answer_getters()
-        self._passed(last_own)
-        self.schedule()
-
-    def _answer_getters(self) -> None:
-        """Answer those whose answers were in entries that a snapshot stands for."""
-        own = self._own
-        for key in list(self.asking.getting):
-            whole = (*own, *key)
-            coming = self._requests.keys("get").count(key)
-            coming += sum(each.key == whole for each in self._deliveries.handed)
-            coming += self.replica.getting.get(whole, (0, 0))[1]
-            coming += sum(each[0] == "get" and each[1].key == key for each in self.pending)
-            while len(self.asking.getting.get(key, ())) > coming:
-                self._got(key, None)
-
-    # -- effects ---------------------------------------------------------------------------------------------------
-
-    def _perform(self, applied: Applied) -> None:
-        number = applied.numbers[-1] if applied.numbers else 0
-        if applied.missed:
-            self._missed(applied.missed)
-        if number:
-            self._answer(applied, number)
-        for stream_id in applied.forgotten:
-            self._forget(stream_id)
-        for key in applied.gone:
-            self._consumer_gone(key[2:])
-        for key in applied.lost:
-            self._consumer_lost(key[2:])
-        self._deliveries.handed += applied.handed
-        for key in applied.got_nothing:
-            self._got(key[2:], None)
-        for token, count in applied.purged:
-            self._purged(token, count)
-        for token in applied.moved:
-            self._requests.has_moved(token)
-        if number:
-            self._passed(number)
-
-    def _answer(self, applied: Applied, number: int) -> None:
-        """Own batches up to this one were applied."""
-        refused = {key[2:]: reason for key, reason in applied.attached}
-        for verb, key in self._requests.until(number):
-            if verb == "attach":
-                if refused.get(key) is not None:
-                    self._deliveries.takers.pop(key, None)
-                self._attached(key, refused.get(key))
-        self._coordinator.applied(number)
-
-    def _missed(self, batches: range) -> None:
-        """What this node's clients did in these batches is lost: answer them, or attach consumers again."""
-        for verb, key in self._requests.until(batches[-1]):
-            if verb == "purge":
-                self._purged(key, 0)
-            elif verb == "move":
-                self._requests.has_moved(
-                    key, Refused("it is not known whether the group was moved; try again")
-                )
-            elif verb == "get":
-                self._got(key, None)
-            elif key in self._consumers:
-                self._attach_again(key, self._consumers[key])
-            else:
-                self._attached(key, "the consumer is gone")
-
-    def _forget(self, stream_id: int) -> None:
-        """Nobody holds what was handed out of a stream before."""
-        self._deliveries.forget(stream_id)
-        self._letters.forget(stream_id)
-
-    def _consumer_gone(self, key: Key) -> None:
-        """The group took this node for down: the consumer is attached again, with nothing."""
-        self._deliveries.not_sent(key)
-        self._returned[key] = self._next_ids.get(key, 0)
-        for _ in range(len(self.asking.getting.get(key, ()))):
-            self._got(key, None)
-        consumer = self._consumers.get(key)
-        if consumer is not None:
-            self._attach_again(key, consumer)
-
-    def _attach_again(self, key: Key, consumer: Consumer) -> None:
-        consumer.next_id = self._returned[key] = self._next_ids.get(key, 0)
-        self.submit(("attach", consumer))
-
-    def _consumer_lost(self, key: Key) -> None:
-        """A consumer has lost its place for good, and is told."""
-        logger.warning(
-            "%s: consumer '%s' has not acked for %d ms, or the stream is gone: it is cancelled",
-            *(self.title, key[-2], self.options.consumer_timeout_ms),
-        )
-        self._deliveries.not_sent(key)
-        self._deliveries.takers.pop(key, None)
-        consumer = self._consumers.pop(key, None)
-        if consumer is None:
-            return
-        sink = consumer.sink
-        if isinstance(sink, Guest):
-            sink.tell(events.ATTACHED, key[2:], "the consumer has lost its place in the group")
-        else:
-            self.queue.consumer_lost(key)
-
-    # -- streams, and time -----------------------------------------------------------------------------------------
-
-    def stream(self, stream_id: int) -> Stream | None:
-        """Return a stream of the group; None if this node does not know of it."""
-        return next((each for each in self._streams() if each.queue_id == stream_id), None)
+    # -- time ---------------------------------------------------------------------------------------------------------
 
     def retry(self) -> None:
         if not self.ended and self._retry_at < 0:

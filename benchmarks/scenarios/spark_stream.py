@@ -92,6 +92,13 @@ class Log:
         self._broker.settle()
         return rows / seconds
 
+    @staticmethod
+    def drop(rows: int) -> float:
+        """The same rows to a writer that drops them: no sink can be faster than that."""
+        began = time.perf_counter()
+        frame(rows).write.format("drop").mode("append").save()
+        return rows / (time.perf_counter() - began)
+
     def read(self, rows: int, schema: str | None = None) -> float:
         """Rows a second of a batch read. Raises Unexpected unless it is all."""
         from pyspark.sql import Observation
@@ -119,6 +126,7 @@ class SparkStream(Scenario):
         Figure("read", "rows/s, a message each, all columns", mqd_at_least(400_000)),
         Figure("narrow", "rows/s, of value and partition"),
         Figure("write_packed", "rows/s, written packed", mqd_at_least(1_500_000)),
+        Figure("dropped", "rows/s, the same rows to a writer that drops them"),
         Figure("packed", "rows/s, packed, all columns", mqd_at_least(2_000_000)),
         Figure("packed_narrow", "rows/s, packed, of value and partition"),
     )
@@ -133,6 +141,7 @@ class SparkStream(Scenario):
             with Log(broker) as log:
                 log.read(log.fill(WARM_ROWS))
                 log.pack(WARM_ROWS)
+                log.drop(WARM_ROWS)
             self._warm = True
         with Log(broker) as log:
             rows = log.fill(count_of(pace, ROWS))
@@ -143,12 +152,14 @@ class SparkStream(Scenario):
         with Log(broker) as log:
             rows = count_of(pace, PACKED_ROWS)
             written = log.pack(rows)
+            dropped = log.drop(rows)
             packed = log.read(rows)
             packed_narrow = log.read(rows, self.NARROW)
         return {
             "read": read,
             "narrow": narrow,
             "write_packed": written,
+            "dropped": dropped,
             "packed": packed,
             "packed_narrow": packed_narrow,
             CPU_US: cpu,

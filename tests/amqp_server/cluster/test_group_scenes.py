@@ -8,12 +8,17 @@ import pytest
 
 from amqp_server.broker.operations import DeclareQueue
 from amqp_server.broker.records import QueueRecord, encoded
+from amqp_server.errors import Unavailable
+from amqp_server.management import managed_groups
 from amqp_server.streams.replicated_group import ReplicatedGroupHost
+from amqp_server.streams.start import Start
 from amqp_server.wire import content
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.run import Attributes, Run
-from quorum_queue.ports import Got
+from quorum_queue.ports import Got, Refused
+from tests.amqp_server.cluster.simulation import waiting
 from tests.amqp_server.cluster.simulation.streams import HEADER
+from tests.amqp_server.cluster.simulation.waiting import Task
 from tests.amqp_server.cluster.test_simulation_scenes import Scene
 
 pytestmark = pytest.mark.usefixtures("hand")
@@ -61,8 +66,10 @@ class GroupScene(Scene):
         bodies = [b"%d" % number for number in range(count)]
         contents = [content.build(HEADER, body, 1, 4096) for body in bodies]
         run = Run(range(count), contents, b"\x00\x01s", Attributes(True, 0, None, 1, 4096))
-        self.nodes["a"].turn.run(self.host("a", "s").submit, ("enqueue", run, Accepted(), 0))
-        self.settle()
+        host = self.host("a", "s")
+        stop = host.end_offset + count
+        self.nodes["a"].turn.run(host.submit, ("enqueue", run, Accepted(), 0))
+        self.wait(lambda: host.end_offset == stop)
 
     def get(self, node: str) -> int:
         """Get the next message of the group, and return its delivery id."""
@@ -78,6 +85,76 @@ class GroupScene(Scene):
             self.host(node, "g").submit, ("discard", (1, 1, None, False), delivery, delivery)
         )
         self.settle()
+
+    def reset(self, node: str, to: str, told: list[dict[str, Any]]) -> Task:
+        """Have a node reset the group, which adds what it answers to `told`."""
+
+        async def reset() -> None:
+            groups = managed_groups.ManagedGroups(self.nodes[node].broker)
+            told.extend(await groups.reset("/", "g", to, partition=None, dry_run=False, force=False))
+
+        return self.nodes[node].run(reset())
+
+
+@pytest.mark.parametrize(("to", "offset"), [("next", 20), ("15", 15)])
+def test_a_reset_at_a_node_that_is_behind_goes_by_the_end_of_the_stream(
+    to: str, offset: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(managed_groups, "trio", waiting)
+    scene = GroupScene()
+    told = list[dict[str, Any]]()
+    for other in "ab":
+        scene.cut("c", other)
+    scene.append(20)
+    assert scene.host("c", "s").end_offset == 0
+    task = scene.reset("c", to, told)
+    scene.ticks(10)
+    scene.doubt_all()
+    scene.mend()
+    scene.wait(lambda: task.done)
+    assert task.error is None
+    assert told == [{"stream": "s", "from": 0, "to": offset}]
+    for name in MEMBERS:
+        (partition,) = scene.host(name, "g").replica.group.partitions.values()
+        assert partition.cursor == offset
+
+
+def test_a_reset_says_so_if_nobody_knows_the_end_of_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(managed_groups, "trio", waiting)
+    scene = GroupScene()
+    for other in "ab":
+        scene.cut("c", other)
+    task = scene.reset("c", "next", [])
+    for _ in range(1000):
+        scene.ticks(10)
+        if task.done:
+            break
+    assert isinstance(task.error, Unavailable)
+    assert "stream 's' has not told" in str(task.error)
+
+
+def test_a_member_that_lacks_messages_does_not_say_where_a_time_is() -> None:
+    scene = GroupScene()
+    scene.append(20)
+    host, found = scene.host("c", "s"), list[int | Refused]()
+    # Damaged, and not here yet from another member. What was committed before is applied.
+    host.filling.missing[0] = 5
+    host._find_place(Start(time_ms=0), found.append)
+    assert isinstance(found[0], Refused) and "fetches" in found[0].text
+
+
+def test_a_purge_at_a_node_that_is_behind_goes_by_the_end_of_the_stream() -> None:
+    scene = GroupScene()
+    purged = list[Any]()
+    for other in "ab":
+        scene.cut("c", other)
+    scene.append(20)
+    scene.nodes["c"].turn.run(scene.host("c", "g").purge, purged.append)
+    scene.ticks(10)
+    scene.doubt_all()
+    scene.mend()
+    scene.wait(lambda: bool(purged))
+    assert purged == [20]
 
 
 def test_a_dead_letter_that_the_next_leader_sends_again_is_taken_once() -> None:

@@ -13,6 +13,7 @@ from pamqp import commands, header
 from amqp_server.streams import encode
 from amqp_server.streams.deliver import BatchReader
 from amqp_server.streams.encode import Encoded, Encoder, Layouts
+from amqp_server.streams.headed import reader_with, stream_field
 from amqp_server.wire import content, frames
 from amqp_server.wire.deliver import DeliverTemplate
 from persistence.streams import batch as batches
@@ -154,6 +155,61 @@ def test_a_long_run_of_messages_that_look_alike(first_tag: int, channel: int) ->
     assert [(each.properties.headers or {})["x-stream-offset"] for each in got] == list(range(200, 1700))
     tags = [each.method.delivery_tag for each in got if isinstance(each.method, commands.Basic.Deliver)]
     assert tags == list(range(first_tag, first_tag + 1500))
+
+
+def in_frames(properties: dict[str, Any], *parts: bytes) -> bytes:
+    """Return a content whose body was cut like this."""
+    payload = header.ContentHeader(0, len(b"".join(parts)), commands.Basic.Properties(**properties)).marshal()
+    bodies = [b"\x03\x00\x01" + len(part).to_bytes(4, "big") + part + b"\xce" for part in parts]
+    return content.build(payload, b"", 1, 4096) + b"".join(bodies)
+
+
+#: Messages that have one shape, and differ in what is in front of their headers.
+ALIKE_BUT_FOR = {
+    "nothing": [("k", in_frames({"content_type": "a/b"}, each)) for each in (b"x", b"y")],
+    "the key": [("k1", in_frames({}, b"x")), ("k2", in_frames({}, b"x"))],
+    "flags": [("k", in_frames({"priority": 2}, b"x")), ("k", in_frames({"delivery_mode": 2}, b"x"))],
+    "the type": [("k", in_frames({"content_type": each}, b"x")) for each in ("a/b", "c/d")],
+    "where the headers are": [
+        ("k", in_frames({"content_type": "abcdefg", "message_id": "i"}, b"x")),
+        ("k", in_frames({"content_type": "a", "message_id": "abcdefi"}, b"x")),
+    ],
+    "the length of the headers": [
+        ("k", in_frames({"headers": {"a": "12"}, "message_id": "i"}, b"x")),
+        ("k", in_frames({"headers": {"a": "1"}, "message_id": "ii"}, b"x")),
+    ],
+    "the size of the body": [
+        ("k", in_frames({}, b"x" * 100, b"y" * 60)),
+        ("k", in_frames({}, b"x" * 100, b"y" * 26, b"z" * 26)),
+    ],
+}
+
+
+@pytest.mark.parametrize("what", ALIKE_BUT_FOR)
+@pytest.mark.parametrize("count", [2, 600])
+@pytest.mark.parametrize("channel", [1, 3])
+def test_messages_of_one_shape_get_more_headers_and_keep_what_differs(
+    what: str, count: int, channel: int
+) -> None:
+    messages = [ALIKE_BUT_FOR[what][number // 3 % 2 if count > 2 else number] for number in range(count)]
+    encoder = Encoder(Layouts(), 0, 0)
+    for key, framed_content in messages:
+        encoder.add(run_of([framed_content], [head_of(key)], 1))
+    (encoded,) = encoder.finish()
+    assert len(encoded.batch.shapes) == 1, encoded.batch.shapes
+    plain = list[bytes | memoryview]()
+    headed = list[bytes | memoryview]()
+    template = DeliverTemplate(channel, "t", 4096)
+    BatchReader(encoded.batch).take(count, template, 250, plain)
+    reader_with(encoded.batch, stream_field("s")).take(count, template, 250, headed)
+    for (_, before), (_, after) in zip(decoded(b"".join(plain)), decoded(b"".join(headed)), strict=True):
+        assert isinstance(before, Delivery) and isinstance(after, Delivery)
+        assert after.method is not None and before.method is not None
+        assert dict(after.method) == dict(before.method)
+        assert after.body == before.body
+        found, wanted = dict(after.properties), dict(before.properties)
+        assert found.pop("headers") == {"x-stream": "s"} | (wanted.pop("headers") or {})  # type: ignore[operator]
+        assert found == wanted
 
 
 def test_frames_are_not_larger_than_the_consumer_takes() -> None:

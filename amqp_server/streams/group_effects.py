@@ -1,0 +1,193 @@
+"""What the log of a consumer group means for this node's clients, as entries are applied, or a snapshot stands for them."""
+
+from __future__ import annotations
+
+import logging
+
+from amqp_server.streams.group_coordinator import Coordinator
+from amqp_server.streams.group_letters import Letters
+from amqp_server.streams.group_requests import Requests
+from amqp_server.streams.group_view import GroupView
+from quorum_queue.cluster import events
+from quorum_queue.cluster.guests import Guest
+from quorum_queue.consumer_groups.entries import CodecError
+from quorum_queue.consumer_groups.replica import Applied, Replica
+from quorum_queue.errors import Unreadable
+from quorum_queue.host import Key
+from quorum_queue.local import NodeServices
+from quorum_queue.machine.consumers import Consumer
+from quorum_queue.ports import Refused
+
+logger = logging.getLogger("mqd.groups")
+
+
+class GroupEffects(GroupView):
+    """The part of the group's host that has them. See ReplicatedGroupHost."""
+
+    _services: NodeServices
+    _requests: Requests
+    _coordinator: Coordinator
+    _letters: Letters
+    #: How far the time of the group is ahead of this node's clock.
+    _ahead_ms: int
+
+    def schedule(self) -> None:
+        """Have what is to be done done in this turn."""
+        if not self.ended:
+            self._turn.schedule(self)
+
+    # -- snapshots -------------------------------------------------------------------------------------------------
+
+    def _keep_time(self) -> None:
+        """Continue the group's time from its last entry, even if this node's queue time is behind that."""
+        ahead_ms = self.replica.now_ms - self._services.clock.monotonic_ms()
+        if ahead_ms > self._ahead_ms:
+            self._ahead_ms = ahead_ms
+
+    @property
+    def _time_ahead_ms(self) -> int:
+        return max(self._ahead_ms, self._services.queue_time.ahead_ms)
+
+    def last_own_batch(self) -> int:
+        incarnation, number = self.replica.batches.get(self._own[0], (0, 0))
+        return number if incarnation == self._own[1] else 0
+
+    def load(self, state: bytes) -> None:
+        """Start from this node's own snapshot. Raises Unreadable."""
+        self.replica = self._restored(state)
+        self._keep_time()
+
+    def _restored(self, state: bytes) -> Replica:
+        options = self.options
+        try:
+            return Replica.restore(state, options.delivery_limit, dead_letters=options.dead_letters)
+        except CodecError as error:
+            raise Unreadable(f"its snapshot can't be read by this version of mqd: {error}") from None
+
+    def restore(self, state: bytes) -> None:
+        """Jump to a snapshot of the leader's, and hand out what the group gave this node's consumers meanwhile."""
+        self.replica = self._restored(state)
+        self._keep_time()
+        self._deliveries.forget_all()
+        last_own = self.last_own_batch()
+        group, own = self.replica.group, self._own
+        asked = self._requests.until(last_own)
+        on_the_way = self._requests.keys("attach")
+        on_the_way += [each[1].key for each in self.pending if each[0] == "attach"]
+        for verb, key in asked:
+            if verb == "attach" and (*own, *key) in group.members:
+                self._attached(key, None)
+            elif verb == "attach" and key not in self._consumers:
+                self._attached(key, "the consumer is gone")
+            elif verb == "purge":
+                self._purged(key, 0)
+            elif verb == "move":
+                self._requests.has_moved(key)
+        for key, consumer in list(self._consumers.items()):
+            if (*own, *key) not in group.members and key not in on_the_way:
+                self._attach_again(key, consumer)
+        self._deliveries.restore(own)
+        self._answer_getters()
+        self._passed(last_own)
+        self.schedule()
+
+    def _answer_getters(self) -> None:
+        """Answer those whose answers were in entries that a snapshot stands for."""
+        own = self._own
+        for key in list(self.asking.getting):
+            whole = (*own, *key)
+            coming = self._requests.keys("get").count(key)
+            coming += sum(each.key == whole for each in self._deliveries.handed)
+            coming += self.replica.getting.get(whole, (0, 0))[1]
+            coming += sum(each[0] == "get" and each[1].key == key for each in self.pending)
+            while len(self.asking.getting.get(key, ())) > coming:
+                self._got(key, None)
+
+    # -- effects ---------------------------------------------------------------------------------------------------
+
+    def _perform(self, applied: Applied) -> None:
+        number = applied.numbers[-1] if applied.numbers else 0
+        if applied.missed:
+            self._missed(applied.missed)
+        if number:
+            self._answer(applied, number)
+        for stream_id in applied.forgotten:
+            self._forget(stream_id)
+        for key in applied.gone:
+            self._consumer_gone(key[2:])
+        for key in applied.lost:
+            self._consumer_lost(key[2:])
+        self._deliveries.handed += applied.handed
+        for key in applied.got_nothing:
+            self._got(key[2:], None)
+        for token, count in applied.purged:
+            self._purged(token, count)
+        for token in applied.moved:
+            self._requests.has_moved(token)
+        if number:
+            self._passed(number)
+
+    def _answer(self, applied: Applied, number: int) -> None:
+        """Own batches up to this one were applied."""
+        refused = {key[2:]: reason for key, reason in applied.attached}
+        for verb, key in self._requests.until(number):
+            if verb == "attach":
+                if refused.get(key) is not None:
+                    self._deliveries.takers.pop(key, None)
+                self._attached(key, refused.get(key))
+        self._coordinator.applied(number)
+
+    def _missed(self, batches: range) -> None:
+        """What this node's clients did in these batches is lost: answer them, or attach consumers again."""
+        for verb, key in self._requests.until(batches[-1]):
+            if verb == "purge":
+                self._purged(key, 0)
+            elif verb == "move":
+                self._requests.has_moved(
+                    key, Refused("it is not known whether the group was moved; try again")
+                )
+            elif verb == "get":
+                self._got(key, None)
+            elif key in self._consumers:
+                self._attach_again(key, self._consumers[key])
+            else:
+                self._attached(key, "the consumer is gone")
+
+    def _forget(self, stream_id: int) -> None:
+        """Nobody holds what was handed out of a stream before."""
+        self._deliveries.forget(stream_id)
+        self._letters.forget(stream_id)
+
+    def _consumer_gone(self, key: Key) -> None:
+        """The group took this node for down: the consumer is attached again, with nothing."""
+        self._deliveries.not_sent(key)
+        self._returned[key] = self._next_ids.get(key, 0)
+        for _ in range(len(self.asking.getting.get(key, ()))):
+            self._got(key, None)
+        consumer = self._consumers.get(key)
+        if consumer is not None:
+            self._attach_again(key, consumer)
+
+    def _attach_again(self, key: Key, consumer: Consumer) -> None:
+        consumer.next_id = self._returned[key] = self._next_ids.get(key, 0)
+        self.submit(("attach", consumer))
+
+    def _consumer_lost(self, key: Key) -> None:
+        """A consumer has lost its place for good, and is told."""
+        logger.warning(
+            "%s: consumer '%s' has not acked for %d ms, or the stream is gone: it is cancelled",
+            *(self.title, key[-2], self.options.consumer_timeout_ms),
+        )
+        self._deliveries.not_sent(key)
+        self._deliveries.takers.pop(key, None)
+        consumer = self._consumers.pop(key, None)
+        if consumer is None:
+            return
+        sink = consumer.sink
+        if isinstance(sink, Guest):
+            sink.tell(events.ATTACHED, key[2:], "the consumer has lost its place in the group")
+        else:
+            self.queue.consumer_lost(key)
+
+
+__all__ = ["GroupEffects"]

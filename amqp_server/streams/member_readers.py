@@ -1,0 +1,187 @@
+"""Those who read a stream on one of its members: where they begin, what they get out of its own copy, and their names.
+
+A consumer waits where this member lacks messages; it never passes over what others have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from outcome import Error, Outcome
+
+from amqp_server.streams.answers import Answers
+from amqp_server.streams.finding import Finding
+from amqp_server.streams.logged_names import LoggedNames
+from amqp_server.streams.member_segments import MemberSegments
+from amqp_server.streams.named import Progress
+from amqp_server.streams.replicated import Note
+from amqp_server.streams.start import Start
+from amqp_server.streams.stream_consumer import StreamConsumer
+from amqp_server.streams.taking_over import begin_named
+from persistence.streams.log import Read
+from quorum_queue.host import Key
+from quorum_queue.ports import Refused
+
+
+class MemberReaders(MemberSegments):
+    """The part of a member's host that looks after them. See StreamGroupHost."""
+
+    finding: Finding
+    names: LoggedNames
+    _answers: Answers
+    #: Consumers that begin as soon as this member knows what is committed.
+    _beginning: dict[StreamConsumer, Start]
+
+    # -- where the stream begins and ends --------------------------------------------------------------------------
+
+    def offsets(self, done: Callable[[range | None], None]) -> None:
+        self._reach_committed(partial(self._tell_offsets, done))
+
+    def _tell_offsets(self, done: Callable[[range | None], None], why: Refused | None = None) -> None:
+        if why is None and self._opened:
+            super().offsets(done)
+        else:
+            done(None)
+
+    def place_of(self, start: Start, found: Callable[[int | Refused], None]) -> None:
+        self._reach_committed(partial(self._find_place, start, found))
+
+    def _find_place(
+        self, start: Start, found: Callable[[int | Refused], None], why: Refused | None = None
+    ) -> None:
+        if why is not None:
+            found(why)
+        elif self.missing_count or not self._opened:
+            # What is at a time may be among that.
+            found(Refused("this node fetches messages that it lacks"))
+        else:
+            super().place_of(start, found)
+
+    def _reach_committed(self, done: Callable[..., None]) -> None:
+        """Call when this member has applied all that any member knows as committed now, or with the reason why not.
+
+        What this member has applied may be less, even if it leads: another one may be the leader by now. So an empty batch
+        goes through the log, behind all that was committed before.
+        """
+        if self.ended:
+            done(Refused(self._ended_text))
+            return
+        self._submit([])
+        self.begin_asking().barriers.append((self.group.next_number - 1, done))
+
+    # -- offsets by name -------------------------------------------------------------------------------------------
+
+    def _begin_named(self, consumer: StreamConsumer, start: Start) -> None:
+        progress = self._progress[consumer.key] = Progress(start.group)
+        self.names.add(consumer.key, start.group, progress)
+        self._turn.schedule(self)
+
+    def named_begins(self, key: Key, offset: int) -> None:
+        """A consumer has its name; see NodeNames."""
+        begin_named(self, key, offset)
+
+    def loses_name(self, key: Key) -> None:
+        """Another one has taken the name of a consumer."""
+        self._progress.pop(key, None)
+        self._detach(key)
+        self.queue.consumer_lost(key)
+
+    @property
+    def progress(self) -> dict[Key, Progress]:
+        """Return how far consumers with names are."""
+        return self._progress
+
+    def submit_notes(self, notes: list[Note]) -> None:
+        self._submit([], notes=notes)
+
+    def _keep(self, key: Key, progress: Progress) -> None:
+        self._node_names.acked(key)
+        self._turn.schedule(self)
+
+    # -- consuming -------------------------------------------------------------------------------------------------
+
+    def _begin(self, consumer: StreamConsumer, start: Start) -> None:
+        if start.offset is None and not self.group.informed:
+            # What this member knows may be out of date.
+            self._beginning[consumer] = start
+            self.replicas.touch(self.group)
+        elif start.name == "first":
+            self._begins(consumer, self.first_offset)
+        elif start.name == "next" or start.offset is not None:
+            super()._begin(consumer, start)
+        else:
+            consumer.reading = True
+            self.finding.find(start, partial(self._found, consumer))
+
+    def time_meant(self, start: Start) -> int:
+        """Return the time that a consumer begins at, in ms."""
+        return self._time_of(start)
+
+    def _found(self, consumer: StreamConsumer, offset: int) -> None:
+        if not (self.ended or consumer.detached):
+            consumer.reading = False
+            self._begins(consumer, offset)
+
+    def _read(self, consumer: StreamConsumer, offset: int) -> None:
+        if consumer.reading:
+            return
+        if offset >= self._stored or any(low <= offset < stop for low, stop in self.filling.missing.items()):
+            # It goes on when other members have given it.
+            self.filling.go_on()
+            return
+        consumer.reading = True
+        self._services.store.read(
+            partial(self._log.read, offset, consumer.place, consumer.wanted),
+            partial(self._has_read_at, consumer, consumer.reads, offset),
+        )
+
+    def _has_read_at(self, consumer: StreamConsumer, reads: int, offset: int, outcome: Outcome[Read]) -> None:
+        if self.ended or consumer.detached:
+            return
+        consumer.reading = False
+        if isinstance(outcome, Error):
+            self._turn.contain(self, outcome.unwrap)
+            return
+        read = outcome.unwrap()
+        reached = read.place.offset
+        for lost in read.lost:
+            self.filling.miss(lost)
+        if any(low < reached and stop > offset for low, stop in self.filling.missing.items()):
+            # Nothing behind a damage is handed out before it is mended.
+            consumer.place = None
+            self._serve_up_to_damage(consumer, reads, offset, read)
+            self.filling.go_on()
+            return
+        self._give(consumer, reads, read)
+
+    def _serve_up_to_damage(self, consumer: StreamConsumer, reads: int, offset: int, read: Read) -> None:
+        """Give what is before the first damage that was passed."""
+        low = min(low for low, stop in self.filling.missing.items() if stop > offset)
+        before = [batch for batch in read.batches if batch.stop <= low]
+        if before and reads == consumer.reads:
+            consumer.ahead.extend(before)
+            self._services.hold(consumer, sum([batch.size for batch in before]))
+            self._serve(consumer)
+
+    def _give(self, consumer: StreamConsumer, reads: int, read: Read) -> None:
+        if reads == consumer.reads:
+            ends = read.place.base < 0
+            consumer.place = None if ends else read.place
+            consumer.ahead.extend(read.batches)
+            self._services.hold(consumer, sum([batch.size for batch in read.batches]))
+            if ends and consumer.reader is None and not consumer.ahead:
+                # The segments end here. What comes next is in memory, or is still to come.
+                reached = max(consumer.next_offset, read.place.offset)
+                consumer.next_offset = self.filling.given_up.get(reached, reached)
+        self._serve(consumer)
+
+    def _progressed(self) -> None:
+        """There may be more for consumers, here and on other nodes."""
+        if self._consumers:
+            self._to_serve.update(dict.fromkeys(self._consumers.values()))
+            self._serve_all()
+        self._answers.has_more()
+
+
+__all__ = ["MemberReaders"]
