@@ -136,7 +136,7 @@ def test_the_latest_of_each_key_stays_with_its_offset(codec: str) -> None:
     # A restart finds the same, and nothing else is left of the old ones.
     after = opened(files, 120, codec=codec)
     assert after.segments == log.segments and after.clean_stop == sealed
-    assert len(files.now) == 2 * len(log.segments) + 1
+    assert len([path for path in files.now if path.suffix]) == 2 * len(log.segments)
 
 
 def test_passes_follow_each_other_and_small_segments_become_one() -> None:
