@@ -73,6 +73,10 @@ class SegmentReader(IndexedSegments):
             lost += found.lost
             if found.batches or found.place.position < segment.size:
                 return Read(found.batches, found.place, lost)
+            if segment not in self.segments:
+                # Compaction has put it together with others meanwhile: what comes behind it is in the same segment now.
+                offset, place = found.place.offset, None
+                continue
             offset = max(segment.stop, self.behind(segment))
             if found.place.offset < offset:
                 why = f"{path} is damaged to its end"
