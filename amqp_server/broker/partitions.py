@@ -1,9 +1,10 @@
 """The partitions of a super stream that is being declared: made ready in parts, and there all at once.
 
 One operation makes a thousand queues and as many bindings. Most of that is work that nobody sees: arguments are parsed,
-objects are made, records are encoded. On a node that stands alone it is done in parts before the operation is applied,
-some in each turn, and other clients have their turns in between. In a cluster every node does it when it applies the
-operation: what an entry does is one step. In both cases nobody ever sees some of the partitions without the others.
+objects are made, records are encoded. It is done in parts before the operation is applied, some in each turn, and other
+clients have their turns in between. In a cluster every node begins with it when the entry is in its log, and applies
+nothing of the topology until it is done (Catalog.foresee). A node that starts, and reads the entry then, does it as one
+step. Nobody ever sees some of the partitions without the others.
 """
 
 from __future__ import annotations

@@ -129,6 +129,10 @@ class Topology:
         partitions = self._ready[index] = Partitions(vhost, index, operation)
         Preparation(self._broker.turn, partitions, then).go_on()
 
+    def unprepare(self, index: int) -> None:
+        """The operation that was made ready for this index is not the one that stands there."""
+        self._ready.pop(index, None)
+
     def lack(self, index: int) -> None:
         """The operation with this index is given up, and the records do not have it."""
         self.lacks = index

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import struct
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -28,6 +28,7 @@ from amqp_server.broker.operations import (
     DeclareSuperStream,
     Operation,
     SetMembers,
+    UnreadableOperation,
 )
 from amqp_server.broker.records import DEDUPLICATION_PRODUCERS, ExchangeRecord, QueueRecord
 from amqp_server.broker.topology import Result, Topology
@@ -116,6 +117,14 @@ def first_state(topology: bytes, nodes: dict[str, str]) -> bytes:
     return _encode(_CatalogState(topology, nodes, {}))
 
 
+class _Foreseen(NamedTuple):
+    """An operation that is made ready before it is applied: it is right only if the same is applied to the same nodes."""
+
+    encoded: bytes
+    operation: DeclareSuperStream
+    nodes: dict[str, str]
+
+
 class Listener(Protocol):
     """The node, which the catalog notifies; see amqp_server.cluster.node."""
 
@@ -140,6 +149,8 @@ class Catalog:
     single = True
     #: The client that made a change goes on when all nodes have applied it.
     awaited = True
+    #: Entries that are smaller are applied at once: they make few queues.
+    foreseen_bytes_min = 8 * 1024
 
     def __init__(
         self, node: str, incarnation: int, topology: Topology, roster: Roster, listener: Listener
@@ -152,6 +163,8 @@ class Catalog:
         self._waiting: dict[int, Callable[[Result], None]] = {}
         #: For whom batches of this node are, unless for nobody.
         self.users: dict[int, str] = {}
+        #: By their indexes.
+        self._foreseen: dict[int, _Foreseen] = {}
         topology.has_version(roster.version)
 
     def batch(self, number: int, proposal: Proposal) -> bytes:
@@ -194,6 +207,40 @@ class Catalog:
             self._apply(index, _batch(index, data[offset : offset + size]))
             offset += size
         self._listener.applied()
+
+    def foresee(self, index: int, data: bytes, ready: Callable[[], None]) -> bool:
+        """Make ready in parts what an entry will bring that was appended; return whether `ready` is called then, or was."""
+        if len(data) < self.foreseen_bytes_min or data[0] > _VERSION:
+            return False
+        try:
+            proposal = _batch(index, data[_ENTRY.size + _LENGTH.size :]).proposal
+            operation = operations.decode(proposal.operation) if isinstance(proposal, Change) else None
+        except (Fatal, UnreadableOperation):
+            # It may never be applied.
+            return False
+        if not isinstance(proposal, Change) or not isinstance(operation, DeclareSuperStream):
+            return False
+        placed = self._admissible_partitions(operation)
+        if isinstance(placed, Result):
+            return False
+        for old in [each for each in self._foreseen if each >= index or each <= self._topology.applied]:
+            # Entries from here on are other ones now.
+            self._unforesee(old)
+        self._foreseen[index] = _Foreseen(proposal.operation, placed, dict(self._roster.nodes))
+        self._topology.prepare(index, placed, ready)
+        return True
+
+    def _unforesee(self, index: int) -> None:
+        if self._foreseen.pop(index, None) is not None:
+            self._topology.unprepare(index)
+
+    def _decoded(self, index: int, encoded: bytes) -> Operation | Result:
+        foreseen = self._foreseen.get(index)
+        if foreseen is not None and (foreseen.encoded, foreseen.nodes) == (encoded, self._roster.nodes):
+            del self._foreseen[index]
+            return foreseen.operation
+        self._unforesee(index)
+        return self._admissible(operations.decode(encoded))
 
     def _apply(self, index: int, batch: _Batch) -> None:
         roster = self._roster
@@ -289,7 +336,7 @@ class Catalog:
         is_known, given_up = index <= self._topology.applied, self._roster.given_up
         if is_known and not given_up.first:
             return UNSEEN
-        operation = self._admissible(operations.decode(encoded))
+        operation = self._decoded(index, encoded)
         if isinstance(operation, Result):
             return UNSEEN if is_known else operation
         if given_up.first:
@@ -320,7 +367,7 @@ class Catalog:
         placed = self._placed(record)
         return placed if isinstance(placed, Result) else DeclareQueue(placed)
 
-    def _admissible_partitions(self, operation: DeclareSuperStream) -> Operation | Result:
+    def _admissible_partitions(self, operation: DeclareSuperStream) -> DeclareSuperStream | Result:
         """All of them or none."""
         partitions: list[QueueRecord] = []
         for record in operation.partitions:

@@ -202,6 +202,7 @@ class ClusterNode:
         assert founded is not None
         members = Members((founded.origin,) if founded.origin else tuple(sorted(founded.nodes)))
         group = self._parts.groups.start(self.catalog, GROUP, members, lost=founded.lost)
+        group.foresee = self.catalog.foresee
         self.nodes_changed([])
         self.replication.start(group, self.catalog)
         self._joined.set()

@@ -140,8 +140,9 @@ class Compacting:
         if there:
             self._next(plan, number + 1)
         else:
-            # Retention was faster, or the stream is gone.
+            # Retention or a mended damage was faster: what is there now is looked at. Or the stream is gone.
             self.running = False
+            self.look()
 
     def _finished(self, result: object) -> None:
         self.running = False

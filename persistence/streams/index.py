@@ -83,33 +83,66 @@ class Entries(Sequence[Entry]):
         return Entry(*_ENTRY.unpack(front))
 
 
-def position_of(entries: Sequence[Entry], offset: int) -> int:
-    """Return a place in the segment from which the batch with this offset is found going forward."""
-    return _position_at(entries, bisect_right(entries, offset, key=attrgetter("offset")) - 1)
+def is_whole(data: bytes, stop: int, size: int) -> bool:
+    """Return whether an index begins and ends as that of a sealed segment does, which ends there."""
+    entries = Entries(data)
+    try:
+        last = entries[-1] if entries else None
+        return (
+            len(data) % ENTRY_BYTES == 0
+            and last is not None
+            and (last.kind, last.offset, last.position) == (SEAL, stop, size)
+            and entries[0].position <= size
+        )
+    except DamagedEntry:
+        return False
 
 
-def position_before(entries: Sequence[Entry], time_ms: int) -> int:
-    """Return a place from which the first batch at or after this time is found going forward."""
-    return _position_at(entries, bisect_left(entries, time_ms, key=attrgetter("time_ms")) - 1)
+class Span(NamedTuple):
+    """A part of a segment, with whole batches."""
+
+    #: Where a batch begins.
+    start: int
+    #: Where the next entry points at; 0 if there is none, or if it points at the front.
+    end: int = 0
+    #: Where the entry behind that one points at; 0 if there is none.
+    end_after: int = 0
+
+
+def span_of(entries: Sequence[Entry], offset: int) -> Span:
+    """Return the part with the batch that has this offset, or behind which it comes."""
+    return _span_at(entries, bisect_right(entries, offset, key=attrgetter("offset")) - 1)
+
+
+def span_before(entries: Sequence[Entry], time_ms: int) -> Span:
+    """Return the part that has the first batch at or after this time, or behind which it comes."""
+    return _span_at(entries, bisect_left(entries, time_ms, key=attrgetter("time_ms")) - 1)
+
+
+def _span_at(entries: Sequence[Entry], at: int) -> Span:
+    at = _batch_at(entries, at)
+    start = entries[at].position if at >= 0 else 0
+    end, end_after = [entries[each].position if each < len(entries) else 0 for each in (at + 1, at + 2)]
+    return Span(start, end, end_after)
 
 
 def time_at(entries: Sequence[Entry], offset: int) -> int:
     """Return the time of the last entry before the message with this offset; 0 if there is none."""
-    at = bisect_right(entries, offset, key=attrgetter("offset")) - 1
-    while at >= 0 and entries[at].kind != BATCH:
-        at -= 1
+    at = _batch_at(entries, bisect_right(entries, offset, key=attrgetter("offset")) - 1)
     return entries[at].time_ms if at >= 0 else 0
 
 
 def last_position(entries: Sequence[Entry]) -> int:
     """Return the last place that an entry points at."""
-    return _position_at(entries, len(entries) - 1)
+    at = _batch_at(entries, len(entries) - 1)
+    return entries[at].position if at >= 0 else 0
 
 
-def _position_at(entries: Sequence[Entry], at: int) -> int:
+def _batch_at(entries: Sequence[Entry], at: int) -> int:
+    """Return the number of the last entry up to this one that points at a batch; -1 if there is none."""
     while at >= 0 and entries[at].kind != BATCH:
         at -= 1
-    return entries[at].position if at >= 0 else 0
+    return at
 
 
 def position_after(entries: Sequence[Entry], position: int) -> int | None:

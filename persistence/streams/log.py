@@ -5,6 +5,7 @@
     00000000000000012345-00000000000000023456-000007.segment
                                     what compaction has left of the offsets from 12345 up to 23456: it takes the place of
                                     all segments that began there, and of those that an earlier compaction has made
+    sealed                          what a start has to know of all segments but the last one; see summaries.py
     first                           offset of the first segment; what is before it is about to be removed
     names                           which messages were taken up to an offset, where duplicates are dropped; see names.py
 
@@ -23,7 +24,6 @@ import logging
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from threading import Lock
 from typing import TypeVar
 from zlib import crc32
 
@@ -51,10 +51,13 @@ from persistence.streams.segment import (
     Segment,
     Stored,
     Wanted,
+    Where,
     Writing,
+    compacted_stem,
     heads_of,
 )
 from persistence.streams.segment_files import Window
+from persistence.streams.summaries import Summaries
 
 logger = logging.getLogger("mqd.streams")
 
@@ -92,9 +95,8 @@ class StreamLog(SegmentReader):
         #: The newest compaction, and up to which offset one has compacted everything.
         self._generation = 0
         self.clean_stop = 0
-        #: Held while files are written that this thread does not know, or all are deleted.
-        self._deleting = Lock()
         self._mending = Mending(self)
+        self._summaries = Summaries(files, directory)
 
     @property
     def size(self) -> int:
@@ -103,12 +105,14 @@ class StreamLog(SegmentReader):
     # -- at start --------------------------------------------------------------------------------------------------
 
     def open(self, stored_stop: int, *, mendable: bool = False) -> list[Lost]:
-        """Read the indexes, and the end of the last segment; return what is damaged there.
+        """Read what is known of the segments, and the end of the last one; return what is damaged there.
 
         `mendable`: other nodes have the same batches, so a damaged end is cut off, to be filled again.
         """
         self.first_kept = self._noted(_FIRST)
-        found = Opening(self.files, self.directory, self.first_kept, stored_stop, mendable=mendable)
+        found = Opening(
+            self.files, self.directory, self._summaries, self.first_kept, stored_stop, mendable=mendable
+        )
         self.writing, self._generation = found.writing, found.generation
         self.stop = 0 if mendable else stored_stop
         if found.segments:
@@ -199,6 +203,7 @@ class StreamLog(SegmentReader):
         self.files.sync(path)
         # Both files are there for certain before the next segment may be.
         self.files.sync_names(self.directory)
+        self._summaries.add([segment])
 
     def trim_to(self, offset: int) -> None:
         """Delete the segments that end at this offset or before. Raises OSError.
@@ -237,6 +242,7 @@ class StreamLog(SegmentReader):
                 self.files.sync_names(self.directory)
         if noted:
             self.files.sync_names(self.directory)
+        self._summaries.tidy(self.sealed)
 
     def _note(self, name: str, offset: int) -> bool:
         """Note an offset, such as that of the first segment; return False where the disk has no room for that."""
@@ -293,9 +299,10 @@ class StreamLog(SegmentReader):
         self.files.sync_names(self.directory)
         self._note(_FIRST, offset)
         own = self.path(offset, SEGMENT).name
-        for name in self.files.names(self.directory):
-            if name.endswith((SEGMENT, INDEX)) and name != own:
-                self.files.remove(self.directory / name)
+        with self._deleting:
+            for name in self.files.names(self.directory):
+                if name.endswith((SEGMENT, INDEX)) and name != own:
+                    self.files.remove(self.directory / name)
         self.files.sync_names(self.directory)
 
     def skip_to(self, offset: int) -> None:
@@ -315,6 +322,11 @@ class StreamLog(SegmentReader):
         """Another log has this directory from now on: write nothing any more. Called by the loop."""
         self._ended = True
 
+    def remove(self, where: Where) -> None:
+        """Remove the files of a segment, which nobody may find in `segments` any more."""
+        with self._deleting:
+            super().remove(where)
+
     # -- compaction: see compaction.py -----------------------------------------------------------------------------
 
     @property
@@ -325,7 +337,7 @@ class StreamLog(SegmentReader):
     def rewritten(self, base: int, stop: int) -> Rewritten:
         """Return a new segment for these offsets, which is to be written by another thread and then `replace`d."""
         self._generation += 1
-        return Rewritten(self, f"{base:020}-{stop:020}-{self._generation:06}", base, stop)
+        return Rewritten(self, compacted_stem(base, stop, self._generation), base, stop)
 
     def write_new(self, call: Callable[[Files], T]) -> T:
         """Have another thread write. Raises Ended if nobody wants it any more, OSError."""
@@ -350,10 +362,12 @@ class StreamLog(SegmentReader):
         if path.name in self.files.names(self.directory):
             self.files.rename(path, self.path(new.stem, SEGMENT).name)
         self.files.sync_names(self.directory)
+        self._summaries.add([new])
         at = segments.index(old[0])
         self.segments = (*segments[:at], new, *segments[at + len(old) :])
         for each in old:
             self.remove(each.where)
+        self._summaries.tidy(self.sealed)
         return True
 
     def compacted(self, stop: int) -> None:

@@ -1,4 +1,5 @@
-"""What a start finds of a stream's segments. Indexes are read, and the end of the last segment.
+"""What a start finds of a stream's segments. What is known of sealed ones is read from one file
+(summaries.py), and from their indexes where that file does not have it; and the end of the last one is read.
 
 What is damaged behind the offset up to which the journal says that all is stored was torn by a crash, and is cut off.
 What is damaged before it was damaged by the disk.
@@ -7,6 +8,7 @@ What is damaged before it was damaged by the disk.
 from __future__ import annotations
 
 import logging
+from itertools import pairwise
 from pathlib import Path
 
 from persistence.streams import batch as batches
@@ -16,6 +18,7 @@ from persistence.streams.files import Files
 from persistence.streams.index import Entry
 from persistence.streams.segment import INDEX, NEW, SEGMENT, Lost, Segment, Writing, spaced
 from persistence.streams.segment_files import SegmentFiles
+from persistence.streams.summaries import Summaries
 
 logger = logging.getLogger("mqd.streams")
 
@@ -24,7 +27,14 @@ class Opening(SegmentFiles):
     """One start. `first`: what is before this offset was about to be removed."""
 
     def __init__(
-        self, files: Files, directory: Path, first: int, stored_stop: int, *, mendable: bool
+        self,
+        files: Files,
+        directory: Path,
+        summaries: Summaries,
+        first: int,
+        stored_stop: int,
+        *,
+        mendable: bool,
     ) -> None:
         super().__init__(files, directory)
         self.lost: list[Lost] = []
@@ -34,7 +44,7 @@ class Opening(SegmentFiles):
         names = files.names(directory)
         found = self._found(names, first)
         self._remove_remains(names, found)
-        self.segments = [self._sealed(base, stem) for base, stem in found[:-1]]
+        self.segments = self._all_sealed(found, summaries)
         if found:
             last, self.writing = self._open_last(*found[-1], stored_stop, mendable=mendable)
             self.segments.append(last)
@@ -74,6 +84,27 @@ class Opening(SegmentFiles):
         if remains:
             self.files.sync_names(self.directory)
 
+    def _all_sealed(self, found: list[tuple[int, str]], summaries: Summaries) -> list[Segment]:
+        """Return what is known of all segments but the last one."""
+        known = summaries.read() if len(found) > 1 else {}
+        segments: list[Segment] = []
+        looked: list[Segment] = []
+        for (base, stem), (following, _) in pairwise(found):
+            segment = known.get(stem or base)
+            if segment is None or not self._is_believable(segment, following):
+                segment = self._sealed(base, stem)
+                looked.append(segment)
+            segments.append(segment)
+        if looked:
+            summaries.add(looked)
+        summaries.tidy(segments)
+        return segments
+
+    def _is_believable(self, segment: Segment, following: int) -> bool:
+        return segment.stop == following and segment.size == self.files.size(
+            self.path(segment.where, SEGMENT)
+        )
+
     def _sealed(self, base: int, stem: str = "") -> Segment:
         where = stem or base
         path = self.path(where, INDEX)
@@ -94,13 +125,9 @@ class Opening(SegmentFiles):
         """Of a sealed segment. Heads are enough for that."""
         where = stem or base
         size = self.files.size(self.path(where, SEGMENT))
-        found = list(self.heads(where, 0, base, size, whole=False))
-        entries = spaced([(position, head) for position, head, _ in found], -1)
-        last = found[-1][1] if found else None
-        stop, last_ms = (last.stop, last.time_ms) if last is not None else (base, 0)
-        entries.append(Entry(stop, last_ms, size, index.SEAL))
+        entries, first_ms = self.entries_anew(where, base, size)
         self.write_index(where, entries)
-        return Segment(base, size, stop, found[0][1].time_ms if found else 0, last_ms, stem)
+        return Segment(base, size, entries[-1].offset, first_ms, entries[-1].time_ms, stem)
 
     def _open_last(
         self, base: int, stem: str, stored_stop: int, *, mendable: bool
@@ -110,7 +137,8 @@ class Opening(SegmentFiles):
             return self._sealed(base, stem), Writing()
         path = self.path(base, SEGMENT)
         size = self.files.size(path)
-        entries = self.entries(base)
+        data = self.index_bytes(base)
+        entries = index.decode(data)
         if entries and entries[-1].kind == index.SEAL and entries[-1].position == size:
             seal = entries[-1]
             return Segment(base, size, seal.offset, entries[0].time_ms, seal.time_ms), Writing()
@@ -130,18 +158,22 @@ class Opening(SegmentFiles):
             found.append((at, head))
             end, expected, last_ms = at + head.size, head.stop, head.time_ms
         sealed = False
+        unsynced = expected > stored_stop
         if expected >= stored_stop or mendable:
             if end < size:
                 why = "were not synced" if expected >= stored_stop else "are damaged"
                 logger.info("%s: %d bytes that %s are cut off", path, size - end, why)
                 self.files.cut(path, end)
+                unsynced = True
         else:
             self.lost.append(Lost(expected, stored_stop, f"{path} is damaged from {end} on"))
             end, sealed = size, True
-        # What is sound but was not known to be synced counts as stored from now on.
-        self.files.sync(path)
+        if unsynced:
+            # What is sound but was not known to be synced counts as stored from now on.
+            self.files.sync(path)
         entries += spaced(found, entries[-1].position if entries else -1)
-        self.write_index(base, entries)
+        if b"".join(map(index.encode, entries)) != data:
+            self.write_index(base, entries)
         first_ms = entries[0].time_ms if entries else 0
         indexed = entries[-1].position if entries else -1
         writing = Writing(len(entries) * index.ENTRY_BYTES, indexed, sealed)

@@ -13,21 +13,25 @@ from persistence.streams import batch as batches
 from persistence.streams import index
 from persistence.streams.batch import HEAD_BYTES, Batch, Damaged, Head
 from persistence.streams.files import Files
+from persistence.streams.indexed import IndexedSegments
 from persistence.streams.segment import READ_BYTES, SEGMENT, Lost, Place, Raw, Read, Segment, Wanted
-from persistence.streams.segment_files import SegmentFiles, Window
+from persistence.streams.segment_files import Window
 
 logger = logging.getLogger("mqd.streams")
 
 #: Heads that one read looks at which no filter matches: others wait for the thread.
 PASSED_MAX = 256
+#: What a seek reads at once, at most and at least. Entries of the index are up to 64 KiB and a batch away from each other, and
+#: a time may be in the part before the one that is wanted.
+SEEK_BYTES_MAX = 3 * READ_BYTES
+SEEK_BYTES_MIN = 4096
 
 
-class SegmentReader(SegmentFiles):
-    """What `segments` says is on the disk. It is replaced as a whole by the thread that writes."""
+class SegmentReader(IndexedSegments):
+    """Sees what `segments` says."""
 
     def __init__(self, files: Files, directory: Path) -> None:
         super().__init__(files, directory)
-        self.segments: tuple[Segment, ...] = ()
         #: The offset after the last message that is on the disk here.
         self.stop = 0
 
@@ -43,15 +47,19 @@ class SegmentReader(SegmentFiles):
                 return Read([], Place(-1, 0, offset), lost)
             if offset < segment.base:
                 offset, place = segment.base, None
-            if place is None or (place.base, place.stem, place.offset) != (
-                segment.base,
-                segment.stem,
-                offset,
-            ):
-                place = Place(segment.base, self.position(segment, offset), offset, segment.stem)
             path = self.path(segment.where, SEGMENT)
+            seek_bytes = 0
             try:
-                reading = _Reading(self.files, path, segment, place, wanted)
+                if place is None or (place.base, place.stem, place.offset) != (
+                    segment.base,
+                    segment.stem,
+                    offset,
+                ):
+                    span = self.span(segment, offset)
+                    place = Place(segment.base, span.start, offset, segment.stem)
+                    end = min(span.start + READ_BYTES + index.SPACING_BYTES, segment.size)
+                    seek_bytes = _bytes_of(span.start, span.end or end)
+                reading = _Reading(self.files, path, segment, place, wanted, seek_bytes)
                 found = reading.run(partial(self._after, segment))
             except FileNotFoundError:
                 if segment not in self.segments:
@@ -65,6 +73,10 @@ class SegmentReader(SegmentFiles):
             lost += found.lost
             if found.batches or found.place.position < segment.size:
                 return Read(found.batches, found.place, lost)
+            if segment not in self.segments:
+                # Compaction has put it together with others meanwhile: what comes behind it is in the same segment now.
+                offset, place = found.place.offset, None
+                continue
             offset = max(segment.stop, self.behind(segment))
             if found.place.offset < offset:
                 why = f"{path} is damaged to its end"
@@ -107,8 +119,11 @@ class SegmentReader(SegmentFiles):
 
     def _find_in(self, segment: Segment, time_ms: int) -> int:
         """Raises FileNotFoundError."""
-        position = self.search(segment.where, lambda entries: index.position_before(entries, time_ms))
-        for _, head, _ in self.heads(segment.where, position, segment.base, segment.size, whole=False):
+        span = self.search(segment, lambda entries: index.span_before(entries, time_ms))
+        # The batch that is found is read next: at once with those before it, that is one wait for a cold disk.
+        ahead = _bytes_of(span.start, span.end_after or segment.size)
+        heads = self.heads(segment.where, span.start, segment.base, segment.size, whole=False, ahead=ahead)
+        for _, head, _ in heads:
             if head.time_ms >= time_ms:
                 return head.base
         return self.behind(segment)
@@ -123,7 +138,13 @@ class SegmentReader(SegmentFiles):
             return None
         if offset <= segment.base:
             return segment.first_ms
-        return self.search(segment.where, lambda entries: index.time_at(entries, offset)) or segment.first_ms
+        return self._time_in(segment, offset) or segment.first_ms
+
+    def _time_in(self, segment: Segment, offset: int) -> int:
+        try:
+            return self.search(segment, lambda entries: index.time_at(entries, offset))
+        except FileNotFoundError:
+            return 0
 
     def last(self) -> int:
         """Return the offset of the last batch; the end of the log if there is none. See `find`."""
@@ -139,7 +160,7 @@ class SegmentReader(SegmentFiles):
 
     def _last_in(self, segment: Segment) -> int:
         """Raises FileNotFoundError."""
-        position = self.search(segment.where, index.last_position)
+        position = self.search(segment, index.last_position)
         found = segment.base
         for _, head, _ in self.heads(segment.where, position, segment.base, segment.size, whole=False):
             if head.shapes:
@@ -197,13 +218,21 @@ class _Reading:
     """One read within one segment."""
 
     def __init__(
-        self, files: Files, path: Path, segment: Segment, place: Place, wanted: Wanted | None
+        self,
+        files: Files,
+        path: Path,
+        segment: Segment,
+        place: Place,
+        wanted: Wanted | None,
+        seek_bytes: int = 0,
     ) -> None:
+        """`seek_bytes`: of so many, read at once, the first batch is one, and what else they have is enough."""
         self._path = path
         self._window = Window(files, path, segment.size)
         self._segment = segment
         self._position, self._offset = place.position, place.offset
         self._wanted = wanted
+        self._seek_bytes = seek_bytes if wanted is None else 0
         self._found: list[Batch] = []
         self._lost: list[Lost] = []
 
@@ -212,7 +241,11 @@ class _Reading:
         size = passed = 0
         # What no filter matches need not be read.
         ahead = READ_BYTES if self._wanted is None else batches.HEAD_BYTES + 4096
+        ahead = self._seek_bytes or ahead
         while self._position < self._segment.size and size < READ_BYTES and passed < PASSED_MAX:
+            if size and self._seek_bytes and not self._window.has(self._position, HEAD_BYTES):
+                # It would wait for the disk once more.
+                break
             try:
                 head = batches.decode_head(self._window.take(self._position, HEAD_BYTES, ahead))
                 if head.stop > self._segment.stop:
@@ -258,3 +291,8 @@ class _Reading:
             return 0
         self._found.append(batch)
         return batch.size
+
+
+def _bytes_of(start: int, end: int) -> int:
+    """Return how much to read for what lies there; where it ends is unknown if `end` is not behind `start`."""
+    return max(min(end - start, SEEK_BYTES_MAX), SEEK_BYTES_MIN) if end > start else READ_BYTES

@@ -38,6 +38,15 @@ class Segment(NamedTuple):
         return self.stem or self.base
 
 
+def compacted_stem(base: int, stop: int, generation: int) -> str:
+    """Return the name of the files of a segment that compaction has made; generations count from 1."""
+    return f"{base:020}-{stop:020}-{generation:06}"
+
+
+def generation_of(stem: str) -> int:
+    return int(stem.rsplit("-", 1)[1])
+
+
 class Writing(NamedTuple):
     """The end of the index of the last segment."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from persistence.streams import batch as batches
@@ -10,7 +10,7 @@ from persistence.streams import index
 from persistence.streams.batch import HEAD_BYTES, Damaged, Head
 from persistence.streams.files import Files
 from persistence.streams.index import Entry
-from persistence.streams.segment import INDEX, READ_BYTES, SEGMENT, Segment, Where
+from persistence.streams.segment import INDEX, READ_BYTES, SEGMENT, Where, spaced
 
 
 class Window:
@@ -32,6 +32,10 @@ class Window:
             self._data = memoryview(self.files.read(self._path, position, wanted))
         return self._data[low : low + size]
 
+    def has(self, position: int, size: int) -> bool:
+        """Return whether these bytes were read already."""
+        return self._start <= position and position + size <= self._start + len(self._data)
+
 
 class SegmentFiles:
     """Those of one directory."""
@@ -50,16 +54,23 @@ class SegmentFiles:
     # -- heads of batches ------------------------------------------------------------------------------------------
 
     def heads(
-        self, where: Where, position: int, expected: int, size: int, *, whole: bool
+        self,
+        where: Where,
+        position: int,
+        expected: int,
+        size: int,
+        *,
+        whole: bool,
+        ahead: int = READ_BYTES,
     ) -> Iterator[tuple[int, Head, bool]]:
         """Yield position and head of each batch from here on, and whether the batch is sound (if `whole`).
 
-        Where a head is damaged the next sound one is looked for.
+        Where a head is damaged the next sound one is looked for. `ahead`: what is read at once.
         """
         window = Window(self.files, self.path(where, SEGMENT), size)
         while position + HEAD_BYTES <= size:
             try:
-                head = batches.decode_head(window.take(position, HEAD_BYTES))
+                head = batches.decode_head(window.take(position, HEAD_BYTES, ahead))
                 if head.base < expected:
                     raise Damaged("a batch comes a second time")
             except Damaged:
@@ -89,28 +100,25 @@ class SegmentFiles:
 
     # -- indexes ---------------------------------------------------------------------------------------------------
 
-    def position(self, segment: Segment, offset: int) -> int:
-        if offset == segment.base:
-            return 0
-        return self.search(segment.where, lambda entries: index.position_of(entries, offset))
-
-    def search(self, where: Where, find: Callable[[Sequence[Entry]], int]) -> int:
-        """Return what is found in an index without decoding all of it, which takes 20 ms for 500 MB."""
-        data = self._index(where)
-        try:
-            return find(index.Entries(data))
-        except index.DamagedEntry:
-            return find(index.decode(data))
-
     def entries(self, where: Where) -> list[Entry]:
-        return index.decode(self._index(where))
+        return index.decode(self.index_bytes(where))
 
-    def _index(self, where: Where) -> bytes:
+    def index_bytes(self, where: Where) -> bytes:
+        """Return an index as it stands on the disk; nothing if it cannot be read."""
         path = self.path(where, INDEX)
         try:
             return self.files.read(path, 0, self.files.size(path))
         except OSError:
             return b""
+
+    def entries_anew(self, where: Where, base: int, size: int) -> tuple[list[Entry], int]:
+        """Make the index of a sealed segment out of the heads of its batches; return it and the time of the first one."""
+        found = [(position, head) for position, head, _ in self.heads(where, 0, base, size, whole=False)]
+        entries = spaced(found, -1)
+        last = found[-1][1] if found else None
+        stop, last_ms = (last.stop, last.time_ms) if last is not None else (base, 0)
+        entries.append(Entry(stop, last_ms, size, index.SEAL))
+        return entries, found[0][1].time_ms if found else 0
 
     def write_index(self, where: Where, entries: list[Entry]) -> None:
         path = self.path(where, INDEX)

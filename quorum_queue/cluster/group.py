@@ -29,6 +29,10 @@ T = TypeVar("T")
 ENTRY_OVERHEAD: Final = 64
 
 
+#: Returns whether it will tell, now or later.
+Foresee = Callable[[int, bytes, Callable[[], None]], bool]
+
+
 class StateMachine(Protocol):
     """The state machine of a group.
 
@@ -156,6 +160,8 @@ class Group:
         "crowded",
         "early",
         "flights",
+        "foresee",
+        "foreseeing",
         "id",
         "inbox",
         "leading",
@@ -223,6 +229,10 @@ class Group:
         self.released: list[int] | tuple[()] = ()
         self.sending: dict[str, Sending] | None = None
         self.receiving: Receiving | None = None
+        #: Who makes ready in parts what an appended entry will bring, if anybody does: told of its index and data, and
+        #: whom to tell when it is ready. How many entries are being made ready: until then none is applied.
+        self.foresee: Foresee | None = None
+        self.foreseeing = 0
 
     @property
     def leader(self) -> str:

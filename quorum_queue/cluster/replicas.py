@@ -19,7 +19,7 @@ from quorum_queue.boundary import Boundary
 from quorum_queue.clock import Clock
 from quorum_queue.cluster import compaction, frames, gathering, transfer
 from quorum_queue.cluster.bodies import BodyCache
-from quorum_queue.cluster.group import Group, StateMachine
+from quorum_queue.cluster.group import Foresee, Group, StateMachine
 from quorum_queue.cluster.lost_entries import LostEntries
 from quorum_queue.cluster.options import ReplicationOptions
 from quorum_queue.cluster.ports import Commits, Links, Store
@@ -29,7 +29,16 @@ from quorum_queue.raft.core import Raft
 from quorum_queue.raft.errors import CodecError
 from quorum_queue.raft.log import Log
 from quorum_queue.raft.members import HardState, Members
-from quorum_queue.raft.messages import APPEND, COMMIT, RESIGN, Message, decode_message, encode_message
+from quorum_queue.raft.messages import (
+    APPEND,
+    COMMIT,
+    NORMAL,
+    RESIGN,
+    Entry,
+    Message,
+    decode_message,
+    encode_message,
+)
 from quorum_queue.raft.options import Options
 
 if TYPE_CHECKING:
@@ -468,8 +477,22 @@ class Replicas:
             self.active[group] = None
 
     def _apply_more(self, group: Group) -> None:
-        group.core.applies_later = False
+        group.core.applies_later = group.foreseeing > 0
         self.touch(group)
+
+    def _foresee(self, group: Group, foresee: Foresee, entries: tuple[Entry, ...]) -> None:
+        """Have made ready what takes long of these entries, which are not committed yet."""
+
+        def is_ready() -> None:
+            group.foreseeing -= 1
+            self._apply_more(group)
+
+        for index, _, kind, data in entries:
+            if kind == NORMAL:
+                group.foreseeing += 1
+                group.core.applies_later = True
+                if not foresee(index, data, is_ready):
+                    is_ready()
 
     def _carry_out(self, group: Group) -> bool:
         """Return whether entries were applied."""
@@ -479,6 +502,8 @@ class Replicas:
             store.hard(group_id, ready.hard.term, ready.hard.vote)
         if ready.entries:
             store.append(group_id, ready.entries)
+            if group.foresee is not None:
+                self._foresee(group, group.foresee, ready.entries)
         if ready.hard is not None or ready.entries:
             last = ready.entries[-1] if ready.entries else None
             self._written.append(

@@ -2,7 +2,8 @@
 
 It is filled, with confirms, for `--fill-max` seconds at most; then the node is killed and started again, and readers begin
 at offsets and times all over it. Prints memory, the time of the start, and how long the first message took, and the
-node's CPU of that. The data goes when it is over.
+node's CPU of that. With `--cold`, the kernel forgets the node's files before each start and each seek, so the disk is read.
+The data goes when it is over.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ STREAM = "large"
 ARGUMENTS: dict[str, Any] = {"x-queue-type": "stream"}
 BATCH = 64
 WINDOW = 16 * BATCH
-SEEKS = 30
 MIB = 1 << 20
 
 
@@ -69,6 +69,17 @@ def fill(node: Node, count: int, size: int, within_s: float) -> tuple[int, list[
     return confirmed, memory
 
 
+def forget(directory: Path) -> None:
+    """Have the kernel forget what it has read of these files."""
+    for path in directory.rglob("*"):
+        if path.is_file():
+            file = os.open(path, os.O_RDONLY)
+            try:
+                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(file)
+
+
 def seek(node: Node, start: int | datetime) -> tuple[float, int]:
     """Return how long the first message took, and its number."""
     with contextlib.closing(Client(node.port)) as client:
@@ -83,9 +94,15 @@ def seek(node: Node, start: int | datetime) -> tuple[float, int]:
         return time.monotonic() - began, number(event.body)
 
 
-def told(what: str, node: Node, starts: Sequence[int | datetime], wanted: list[int] | None) -> None:
+def told(
+    what: str, node: Node, starts: Sequence[int | datetime], wanted: list[int] | None, *, cold: bool
+) -> None:
     before = cpu_s(node.pid)
-    found = [seek(node, start) for start in starts]
+    found: list[tuple[float, int]] = []
+    for start in starts:
+        if cold:
+            forget(node.data / "streams")
+        found.append(seek(node, start))
     cpu = (cpu_s(node.pid) - before) / len(starts)
     assert wanted is None or [first for _, first in found] == wanted
     times = [1000 * took for took, _ in found]
@@ -95,7 +112,9 @@ def told(what: str, node: Node, starts: Sequence[int | datetime], wanted: list[i
     )
 
 
-def run(directory: Path, total_bytes: int, size: int, fill_max_s: float) -> None:
+def run(
+    directory: Path, total_bytes: int, size: int, fill_max_s: float, seeks: int, starts: int, *, cold: bool
+) -> None:
     chance = random.Random(1)
     with Node(directory) as node:
         idle = anonymous_bytes(node.pid)
@@ -110,17 +129,21 @@ def run(directory: Path, total_bytes: int, size: int, fill_max_s: float) -> None
             f"memory: {idle // MIB} MiB idle, {max(early) // MIB} in the first half, {max(late) // MIB} in the second",
             flush=True,
         )
-        node.kill()
-        began = time.monotonic()
-        node.start()
-        print(
-            f"started again in {time.monotonic() - began:.2f} s, CPU {cpu_s(node.pid):.2f} s, "
-            f"{anonymous_bytes(node.pid) // MIB} MiB"
-        )
-        offsets = [chance.randrange(count) for _ in range(SEEKS)]
-        told("by offset", node, offsets, offsets)
-        times = [datetime.fromtimestamp(wall + chance.random() * (took - 2), UTC) for _ in range(SEEKS)]
-        told("by time", node, times, None)
+        for _ in range(starts):
+            node.kill()
+            if cold:
+                forget(node.data)
+            began = time.monotonic()
+            node.start()
+            print(
+                f"started again in {time.monotonic() - began:.2f} s, CPU {cpu_s(node.pid):.2f} s, "
+                f"{anonymous_bytes(node.pid) // MIB} MiB",
+                flush=True,
+            )
+        offsets = [chance.randrange(count) for _ in range(seeks)]
+        told("by offset", node, offsets, offsets, cold=cold)
+        times = [datetime.fromtimestamp(wall + chance.random() * (took - 2), UTC) for _ in range(seeks)]
+        told("by time", node, times, None, cold=cold)
         print(f"memory: {anonymous_bytes(node.pid) // MIB} MiB", flush=True)
 
 
@@ -129,10 +152,21 @@ def main() -> None:
     parser.add_argument("--gigabytes", type=float, default=20.0)
     parser.add_argument("--bytes", type=int, default=8192, help="of a message")
     parser.add_argument("--fill-max", type=float, default=300.0, help="seconds")
+    parser.add_argument("--seeks", type=int, default=30, help="by offset, and as many by time")
+    parser.add_argument("--starts", type=int, default=1, help="after kill -9")
+    parser.add_argument("--cold", action="store_true", help="read from the disk, not from the page cache")
     parser.add_argument("--directory", type=Path, help="where data goes; default: a temporary directory")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mqd-large-", dir=chosen.directory) as directory:
-        run(Path(directory), int(chosen.gigabytes * 1e9), chosen.bytes, chosen.fill_max)
+        run(
+            Path(directory),
+            int(chosen.gigabytes * 1e9),
+            chosen.bytes,
+            chosen.fill_max,
+            chosen.seeks,
+            chosen.starts,
+            cold=chosen.cold,
+        )
 
 
 if __name__ == "__main__":

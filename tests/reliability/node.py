@@ -10,6 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -80,6 +81,11 @@ class Node:
         readable, _, _ = select.select([process.stdout], [], [], PATIENCE_S)
         ready = READY.match(process.stdout.readline()) if readable else None
         if ready is None:
+            if not readable:
+                # It says in its log where its threads are, and ends.
+                process.send_signal(signal.SIGABRT)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(5)
             self.kill()
             raise AssertionError(f"mqd did not start:\n{self.log()[-3000:]}")
         self.port, self.http = int(ready[1]), int(ready[2])

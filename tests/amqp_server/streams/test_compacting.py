@@ -180,6 +180,26 @@ def test_what_is_sealed_while_a_pass_runs_is_compacted_after_it() -> None:
     assert node.host().compacting.stop == sealed(node)  # type: ignore[union-attr]
 
 
+def test_a_pass_whose_segments_go_meanwhile_is_followed_by_another_one() -> None:
+    """Nobody publishes any more, so nothing else begins the next pass."""
+    node, peer = make()
+    for seed in range(20):
+        publish(peer, *some(seed, 20))
+        node.sync()
+        while node.store.writes:
+            node.turn.run(node.store.writes.pop(0))
+    for _ in ("plan", "rewrite"):
+        (step,) = node.store.compactions
+        node.store.compactions.clear()
+        node.turn.run(step)
+    log, compacting = node.host()._log, node.host().compacting
+    assert isinstance(log, StreamLog) and compacting is not None
+    # Retention was faster, and a damage that was mended may be, too.
+    log.trim(1)
+    node.work()
+    assert compacting.stop == sealed(node) and not compacting.running
+
+
 def test_a_stream_that_is_deleted_meanwhile() -> None:
     node, peer = make()
     for seed in range(4):

@@ -82,7 +82,7 @@ def test_filters(values: list[bytes | None], wanted: set[bytes], unfiltered: boo
 def test_an_index_leads_to_the_batch_before() -> None:
     entries = [Entry(0, 100, 0), Entry(10, 200, 1000), Entry(20, 200, 2000), Entry(30, 300, 3000, SEAL)]
     assert index.decode(b"".join(map(index.encode, entries))) == entries
-    assert [index.position_of(entries, offset) for offset in (0, 9, 10, 19, 20, 29, 30)] == [
+    assert [index.span_of(entries, offset).start for offset in (0, 9, 10, 19, 20, 29, 30)] == [
         0,
         0,
         1000,
@@ -91,7 +91,7 @@ def test_an_index_leads_to_the_batch_before() -> None:
         2000,
         2000,
     ]
-    assert [index.position_before(entries, time_ms) for time_ms in (50, 100, 101, 200, 201, 301)] == [
+    assert [index.span_before(entries, time_ms).start for time_ms in (50, 100, 101, 200, 201, 301)] == [
         0,
         0,
         0,
@@ -106,6 +106,21 @@ def test_an_index_leads_to_the_batch_before() -> None:
         None,
     ]
     assert entries[0].kind == BATCH
+    assert index.span_of(entries, 12) == index.Span(1000, 2000, 3000)
+    assert index.span_of(entries, 21) == index.span_of(entries, 31) == index.Span(2000, 3000)
+    assert index.span_before(entries, 150) == index.Span(0, 1000, 2000)
+    assert index.span_of(entries[1:], 5) == index.Span(0, 1000, 2000)
+    assert index.span_of([], 5) == index.Span(0)
+
+
+def test_an_index_that_was_cut_short_or_is_that_of_another_segment_is_not_whole() -> None:
+    entries = [Entry(0, 100, 0), Entry(10, 200, 1000), Entry(20, 300, 3000, SEAL)]
+    data = b"".join(map(index.encode, entries))
+    assert index.is_whole(data, 20, 3000)
+    assert not any(index.is_whole(data[:size], 20, 3000) for size in range(len(data)))
+    assert not index.is_whole(data, 21, 3000) and not index.is_whole(data, 20, 3001)
+    for at in (3, len(data) - 3):
+        assert not index.is_whole(data[:at] + b"?" + data[at + 1 :], 20, 3000)
 
 
 def test_damaged_entries_are_passed_over() -> None:
@@ -240,7 +255,7 @@ def test_a_search_finds_the_same_without_decoding_all(
         entries.append(Entry(offset, time_ms, len(steps) * 100, SEAL))
     raw = b"".join(map(index.encode, entries))
     wanted = data.draw(st.integers(-1, offset + 2))
-    for search in (index.position_of, index.position_before):
+    for search in (index.span_of, index.span_before):
         assert search(index.Entries(raw), wanted) == search(entries, wanted)
     assert index.last_position(index.Entries(raw)) == index.last_position(entries)
 
@@ -254,5 +269,5 @@ def test_a_search_decodes_few_entries() -> None:
             return super().__getitem__(number)
 
     raw = b"".join([index.encode(Entry(number * 10, number, number * 100)) for number in range(8000)])
-    assert index.position_of(Counting(raw), 43_219) == 432_100
+    assert index.span_of(Counting(raw), 43_219).start == 432_100
     assert Counting.looked < 20

@@ -341,6 +341,32 @@ def test_nothing_that_was_journalled_is_lost_in_a_crash_at_any_write(seed: int) 
         assert read_all(log)[0][-1] == log.stop - 1
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_what_a_start_counts_as_stored_is_synced(seed: int) -> None:
+    """A process that was killed has written more than it has synced; then the power goes."""
+    files = CrashingFiles()
+    files.random = random.Random(seed)
+    log = filled(files, 12, segment_bytes=100_000)
+    files.left = 2
+    with pytest.raises(Crashed):
+        # It writes, and does not come to the end of the sync.
+        log.append([stored(12, 3)])
+    files.left = None
+    after, _ = opened(files, 12, segment_bytes=100_000)
+    assert after.stop == 15
+    files.crash()
+    again, lost = opened(files, 15, segment_bytes=100_000)
+    assert (lost, read_all(again)) == ([], (list(range(15)), []))
+
+
+def test_a_start_that_finds_nothing_new_writes_nothing() -> None:
+    files = CrashingFiles()
+    log = filled(files)
+    files.left = 1
+    after, lost = opened(files, 60)
+    assert (after.segments, after.stop, lost) == (log.segments, 60, [])
+
+
 # -- the real file system ------------------------------------------------------------------------------------------
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -52,6 +52,32 @@ def test_what_a_lost_leader_had_is_sent_again_and_taken_once() -> None:
     # The log may have a batch twice, from both leaders; the queue has each message once.
     assert sorted(dict.fromkeys(enqueues(scene))) == [("b", 1), ("b", 2), ("b", 3)]
     assert [len(seqs) for seqs in scene.ledger.accepted.values()] == [1] * 6
+    scene.finish()
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_nothing_is_applied_while_an_entry_is_made_ready(name: str) -> None:
+    """On the leader or on another node: the others go on."""
+    scene = Scene()
+    publisher = scene.publisher("b")
+    scene.publish("b", publisher, 1)
+    scene.work(20)
+    (group,) = scene.nodes[name].replicas.groups.values()
+    before, waiting = group.applied, list[Callable[[], None]]()
+
+    def foresee(index: int, data: bytes, ready: Callable[[], None]) -> bool:
+        waiting.append(ready)
+        return True
+
+    group.foresee = foresee
+    scene.publish("b", publisher, 2)
+    scene.work(20)
+    assert waiting and group.applied == before < group.core.commit
+    for ready in waiting:
+        ready()
+    group.foresee = None
+    scene.work(20)
+    assert group.applied == group.core.commit > before
     scene.finish()
 
 

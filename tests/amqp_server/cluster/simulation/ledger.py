@@ -249,6 +249,8 @@ def watching(simulated: SimulatedNode, ledger: Ledger) -> Iterator[None]:
 
 def _watched(simulated: SimulatedNode, ledger: Ledger) -> type[Catalog]:
     class Watched(Catalog):
+        foreseen_bytes_min = 0
+
         def apply(self, index: int, data: bytes) -> None:
             first = ledger.take(simulated, index, data)
             super().apply(index, data)
