@@ -840,6 +840,16 @@ class Config:
     http_body_bytes_max: int = option(
         20 * MIB, "Largest body of a management request.", unit="bytes", low=KIB, high=GIB
     )
+    http_json_bytes_max: int = option(
+        MIB,
+        "Largest object or list within such a body, but for definitions; a payload is a text, and may be larger.",
+        unit="bytes",
+        low=KIB,
+        high=GIB,
+    )
+    http_definitions_max: int = option(
+        500_000, "Objects in definitions that are imported.", low=1, high=100_000_000
+    )
     http_connections_max: int = option(
         1_024,
         "Management connections; one more displaces the oldest that nobody is logged in on.",
