@@ -216,7 +216,7 @@ class Node:
                 flush_batches=config.stream_flush_batches,
                 flush_bytes=config.stream_flush_bytes,
                 flush_ms=config.stream_flush_ms,
-                read_bytes_max=config.stream_read_bytes_max,
+                read_bytes_max=config.stream_read_budget_bytes,
                 codec=config.stream_compression,
                 compaction_dirty_percent=config.stream_compaction_dirty_percent,
                 compaction_memory_bytes=config.stream_compaction_memory_bytes,

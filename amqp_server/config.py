@@ -25,6 +25,8 @@ VERSION = "0.2.0"
 
 #: Share of the memory limit that message bodies may take before they are paged out.
 MEMORY_BUDGET_SHARE = 0.4
+#: Share of it that consumers of streams may have read ahead, at most.
+STREAM_READ_SHARE = 0.125
 
 _BYTES_PER = {"": 1, "b": 1, "k": KIB, "kib": KIB, "kb": 1000, "m": MIB, "mib": MIB, "mb": 10**6}
 _BYTES_PER |= {"g": GIB, "gib": GIB, "gb": 10**9}
@@ -480,7 +482,8 @@ class Config:
     stream_readers: int = option(2, "Threads that read segments.", low=1, high=64)
     stream_read_bytes_max: int = option(
         256 * MIB,
-        "What all consumers of streams together have read ahead; above it those that wait read again later.",
+        "What all consumers of streams together have read ahead; above it, and above an eighth of the memory limit, those"
+        " that wait read again later.",
         unit="bytes",
         low=MIB,
         high=64 * GIB,
@@ -837,6 +840,16 @@ class Config:
     http_body_bytes_max: int = option(
         20 * MIB, "Largest body of a management request.", unit="bytes", low=KIB, high=GIB
     )
+    http_json_bytes_max: int = option(
+        MIB,
+        "Largest object or list within such a body, but for definitions; a payload is a text, and may be larger.",
+        unit="bytes",
+        low=KIB,
+        high=GIB,
+    )
+    http_definitions_max: int = option(
+        500_000, "Objects in definitions that are imported.", low=1, high=100_000_000
+    )
     http_connections_max: int = option(
         1_024,
         "Management connections; one more displaces the oldest that nobody is logged in on.",
@@ -1059,6 +1072,10 @@ class Config:
         if _FRACTION.fullmatch(self.memory_limit):
             return int(float(self.memory_limit) * machine_memory_bytes())
         return parse_bytes(self.memory_limit) or 0
+
+    @property
+    def stream_read_budget_bytes(self) -> int:
+        return min(self.stream_read_bytes_max, int(self.memory_limit_bytes * STREAM_READ_SHARE))
 
     @property
     def body_budget_bytes(self) -> int:

@@ -24,7 +24,7 @@ class DefinitionsError(Exception):
 async def load_definitions(broker: ManagedBroker, path: str) -> None:
     """Raises DefinitionsError."""
     from amqp_server.management.answer import Refusal
-    from amqp_server.management.definitions import decoded
+    from amqp_server.management.definitions_file import decoded
     from amqp_server.management.importing import Import
 
     try:
@@ -39,7 +39,7 @@ async def load_definitions(broker: ManagedBroker, path: str) -> None:
         return
     importing = Import(broker, trio.lowlevel.checkpoint)
     try:
-        await importing.run(decoded(body))
+        await importing.run(await decoded(body, trio.lowlevel.checkpoint, broker.definitions_max))
     except Refusal as refusal:
         raise DefinitionsError(f"load_definitions: {path}: {refusal}") from None
     await broker.node.settled()

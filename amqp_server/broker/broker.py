@@ -8,9 +8,11 @@ from functools import partial
 
 from amqp_server.broker.access import Access
 from amqp_server.broker.alarms import Alarms
+from amqp_server.broker.changed_streams import ChangedStreams
 from amqp_server.broker.dismantling import DELETIONS, Dismantling, parts_of
 from amqp_server.broker.events import EVENT, INTERNAL, Events
 from amqp_server.broker.failures import Failures
+from amqp_server.broker.firehose import Firehose
 from amqp_server.broker.host_parts import HostParts
 from amqp_server.broker.hosts import Hosts
 from amqp_server.broker.lost_consumers import LostConsumers
@@ -108,8 +110,10 @@ class Broker:
         self.alarms = alarms
         self.services = services
         self.hosts = hosts
+        self.firehose = Firehose(turn)
         self.host_parts = HostParts(turn)
         self.lost_consumers = LostConsumers(turn)
+        self.changed_streams = ChangedStreams(turn)
         #: In the place of the hosts of queues that are gone.
         self.deleted_host = DeletedHost(turn)
         #: Raised by whatever may change where a message goes or whether it may.

@@ -39,7 +39,6 @@ from amqp_server.wire.frames import SHORT_STRING_MAX
 from exchanges.binding import Binding, DestinationKind
 from exchanges.router import InvalidArgument, Router
 from exchanges.topic import TopicMatcher, pattern_words
-from quorum_queue.host import QueueHost
 from quorum_queue.machine.machine import Machine
 from quorum_queue.ports import Host
 
@@ -442,10 +441,9 @@ class VHost:
     def streams_changed(self, name: str) -> None:
         """A stream of this name has come or gone, or a binding of this exchange: groups over it may have other
         partitions."""
-        for group in self._groups_over.get(name, _NO_GROUPS).values():
-            host = group.host
-            if isinstance(host, QueueHost):
-                host.partitions_changed()
+        groups = self._groups_over.get(name, _NO_GROUPS)
+        if groups:
+            self.broker.changed_streams.tell(groups.values())
 
     def _make_host(self, queue: Queue, machine: Machine | None) -> None:
         queue.host = self.broker.hosts.make(queue, machine)

@@ -90,6 +90,12 @@ class Connection(Protocol):
     def consumer_event(self, subscription: Subscription, *, created: bool) -> None:
         """A consumer has come or gone."""
 
+    def copies_wait(self) -> None:
+        """Its consumers get nothing until copies for the firehose are made; see broker.firehose."""
+
+    def copied(self) -> None:
+        """They are made."""
+
     def pause(self) -> None:
         """The outbox is full: the client's consumers get no more for now."""
 

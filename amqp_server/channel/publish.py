@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from pamqp import commands
@@ -15,7 +16,7 @@ from amqp_server.broker.reply import PSEUDO_QUEUE
 from amqp_server.broker.vhost import routing_view
 from amqp_server.channel.confirms import Confirms, Copies, Lane, Mixed
 from amqp_server.channel.deduplication import enqueue_named
-from amqp_server.channel.tracing import trace_mix, trace_publish
+from amqp_server.channel.tracing import trace_publish
 from amqp_server.errors import AccessRefused, NotFound, NotImplemented_, PreconditionFailed
 from amqp_server.wire import confirm_level, content, frames, methods, tables
 from amqp_server.wire.deliver import LARGE_BYTES
@@ -295,13 +296,19 @@ def _copies(headers: dict[str, object] | None) -> list[str]:
 def publish(segment: Segment, transaction: Transaction | None = None) -> Sequence[Recipient]:
     """Hand the messages of a segment to the queues; return their hosts. Applied at the end of the turn."""
     hosts, origin, first = begin_publish(segment, transaction)
+    for _ in trace_publish(segment) or ():
+        pass
     _give(segment, hosts, origin, first)
     return hosts
 
 
 def publish_in_parts(segment: Segment) -> Iterator[None] | None:
-    """The same, but many queues get the messages some at a time: return what is to be gone through for the rest."""
+    """The same, but many queues get the messages some at a time, and so are copies made for the firehose: return what is to
+    be gone through for the rest."""
     hosts, origin, first = begin_publish(segment, None)
+    copies = trace_publish(segment)
+    if copies is not None:
+        return chain(copies, hand_over(segment, hosts, origin, first))
     if len(hosts) > PART_QUEUES or len(hosts) * len(segment.contents) > PART_COPIES:
         return hand_over(segment, hosts, origin, first)
     _give(segment, hosts, origin, first)
@@ -324,11 +331,6 @@ def begin_publish(segment: Segment, transaction: Transaction | None) -> tuple[li
         origin = confirms = Lane(mix.answers, segment.lane)
     first = confirms.number(count) if confirms is not None else 0
     hosts = _hosts(channel, route, count)
-    if channel.vhost.tracing:
-        if mix is None:
-            trace_publish(channel, segment)
-        elif not segment.lane:
-            trace_mix(channel, mix)
     traffic, exchange = channel.traffic, route.counted
     traffic.publish += count
     exchange.published_in += count

@@ -85,7 +85,7 @@ class Subscription:
         if run.attempts and self.queue.type.counts_deliveries:
             count_deliveries(run, channel.connection.limits.frame_max)
         if channel.vhost.tracing:
-            trace_run(channel, self.queue.name, run)
+            channel.broker.firehose.copy(channel.connection, trace_run(channel, self.queue.name, run))
         outbox = channel.connection.outbox
         if run.size >= LARGE_BYTES * count:
             for part in self.template.parts(tag, run):
@@ -123,12 +123,14 @@ class Subscription:
         parts: list[bytes | memoryview] = []
         reader.take(count, self.template, tag, parts)
         if channel.vhost.tracing:
-            trace_frames(channel, self.queue.name, b"".join(parts))
+            copies = trace_frames(channel, self.queue.name, b"".join(parts))
+            channel.broker.firehose.copy(channel.connection, copies)
         for part in parts:
             outbox.put(part)
         if outbox.size > outbox.high_bytes:
-            consumer.paused = True
             channel.connection.pause()
+        if channel.connection.paused:
+            consumer.paused = True
 
     def began(self, offset: int) -> None:
         """Nobody needs to be told."""
@@ -192,7 +194,7 @@ class Getter:
         if run.attempts and self.queue.type.counts_deliveries:
             count_deliveries(run, channel.connection.limits.frame_max)
         if channel.vhost.tracing:
-            trace_run(channel, self.queue.name, run)
+            channel.broker.firehose.copy(channel.connection, trace_run(channel, self.queue.name, run))
         return tag
 
 

@@ -6,8 +6,8 @@ rest. What comes from that exchange is not traced again. A copy is made only whe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Final
 
 from amqp_server.broker.dead_letter import carbon_copies, parse_head
 from amqp_server.wire import content, frames, tables
@@ -20,46 +20,78 @@ if TYPE_CHECKING:
     from amqp_server.wire.intake import Mix, Segment
 
 TRACE = "amq.rabbitmq.trace"
+#: Copies that are made at a time; then the turn may be over.
+COPIES_AT_ONCE: Final = 16
 
 
-def trace_mix(channel: Channel, mix: Mix) -> None:
+def trace_publish(segment: Segment) -> Iterator[None] | None:
+    """Messages are handed to the queues that they were routed to. Return what makes the copies, some at each step; None if
+    nobody wants any."""
+    channel: Channel = segment.route.publisher
+    if not channel.vhost.tracing:
+        return None
+    if segment.mix is None:
+        return _in_parts(_copies_of(channel, segment, 0, len(segment.contents)))
+    # The first one of those that alternate has the copies of all made.
+    return None if segment.lane else _in_parts(_copies_of_mix(channel, segment.mix))
+
+
+def _in_parts(copies: Iterator[None]) -> Iterator[None]:
+    for number, _ in enumerate(copies, 1):
+        if number % COPIES_AT_ONCE == 0:
+            yield
+
+
+def _copies_of_mix(channel: Channel, mix: Mix) -> Iterator[None]:
     """The same, of messages that alternate between queues."""
     told = [0] * len(mix.lanes)
     for index in range(0, len(mix.turns), 2):
         lane, stop = mix.turns[index], mix.turns[index + 1]
-        trace_publish(channel, mix.lanes[lane], told[lane], stop)
+        yield from _copies_of(channel, mix.lanes[lane], told[lane], stop)
         told[lane] = stop
 
 
-def trace_publish(channel: Channel, segment: Segment, start: int = 0, stop: int | None = None) -> None:
-    """Messages are handed to the queues that they were routed to."""
+def _copies_of(channel: Channel, segment: Segment, start: int, stop: int) -> Iterator[None]:
     route, queues = segment.route, channel.vhost.queues
     routed = [each.name for each in route.targets if not each.deleted or each.name in queues]
-    for index, item in enumerate(segment.contents[start:stop], start):
+    for index in range(start, stop):
         exchange, routing_key = route.exchange, route.routing_key
         if segment.heads is not None:
             exchange, routing_key = parse_head(segment.heads[index])
         key = f"publish.{exchange}"
         targets = channel.vhost.router.route(TRACE, key).queues
         if targets:
+            item = segment.contents[index]
             _send(channel, targets, key, exchange, routing_key, item, {"routed_queues": routed})
+        yield
 
 
-def trace_run(channel: Channel, queue: str, run: Run) -> None:
-    """A client gets messages."""
-    targets = channel.vhost.router.route(TRACE, f"deliver.{queue}").queues
-    if targets and run.contents is not None:
-        for index, item in enumerate(run.contents):
-            exchange, routing_key = parse_head(run.head_of(index))
-            _deliver(channel, targets, queue, exchange, routing_key, item, redelivered=run.redelivered)
+def trace_run(channel: Channel, queue: str, run: Run) -> Iterator[None]:
+    """A client gets messages. Return what makes the copies, some at each step."""
+    if run.contents is None or not channel.vhost.router.route(TRACE, f"deliver.{queue}").queues:
+        return iter(())
+    # The queue changes its run when they are acked.
+    heads = [run.head] * len(run.contents) if run.heads is None else run.heads.copy()
+    told = (
+        (*parse_head(head), run.redelivered, item)
+        for head, item in zip(heads, run.contents.copy(), strict=True)
+    )
+    return _in_parts(_copies_of_delivered(channel, queue, told))
 
 
-def trace_frames(channel: Channel, queue: str, data: bytes) -> None:
+def trace_frames(channel: Channel, queue: str, data: bytes) -> Iterator[None]:
     """The same, of a stream: `data` is what the client gets."""
+    return _in_parts(_copies_of_delivered(channel, queue, _deliveries(data)))
+
+
+def _copies_of_delivered(
+    channel: Channel, queue: str, told: Iterable[tuple[str, str, bool, bytes]]
+) -> Iterator[None]:
+    """Of each: exchange, routing key, redelivered, and the content's frames."""
     targets = channel.vhost.router.route(TRACE, f"deliver.{queue}").queues
-    if targets:
-        for exchange, routing_key, redelivered, item in _deliveries(data):
-            _deliver(channel, targets, queue, exchange, routing_key, item, redelivered=redelivered)
+    for exchange, routing_key, redelivered, item in told if targets else ():
+        _deliver(channel, targets, queue, exchange, routing_key, item, redelivered=redelivered)
+        yield
 
 
 def _deliveries(data: bytes) -> Iterator[tuple[str, str, bool, bytes]]:
@@ -123,6 +155,9 @@ def _send(
     attributes = Attributes(False, 0, None, 1, FRAME_BYTES_MIN if small else frame_max)
     head = short_string(TRACE) + short_string(key.encode(errors="surrogateescape")[:SHORT_STRING_MAX])
     for name in targets:
+        if name not in vhost.queues:
+            # It was deleted while copies waited for their turn.
+            continue
         host = vhost.queues[name].host
         run = Run(range(1), [framed], head, attributes)
         if host.counts_bytes:

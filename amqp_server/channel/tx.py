@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from amqp_server.channel.publish import begin_publish, hand_over, publish
+from amqp_server.channel.tracing import trace_publish
 from amqp_server.channel.unacked import Piece, joined
 from amqp_server.wire.intake import Segment
 from quorum_queue.machine.attributes import LEADER
@@ -127,7 +128,9 @@ class Transaction:
     @property
     def is_large(self) -> bool:
         """True if its end takes several turns."""
-        return self._part_count > WHOLE_PARTS_MAX or self.published_bytes > WHOLE_BYTES_MAX
+        # Copies for the firehose take many times longer than the messages.
+        whole_max = 0 if self._channel.vhost.tracing else WHOLE_BYTES_MAX
+        return self._part_count > WHOLE_PARTS_MAX or self.published_bytes > whole_max
 
     def add(self, segment: Segment) -> None:
         """Keep what is published until the commit."""
@@ -205,6 +208,7 @@ class Transaction:
             found, origin, first = begin_publish(segment, self)
             if segment.attributes.confirm_level != LEADER:
                 hosts.update(dict.fromkeys(found))
+            yield from trace_publish(segment) or ()
             weight = max(len(found), len(segment.contents) * PARTS_AT_ONCE // PART_MESSAGES_MAX)
             for _ in hand_over(segment, found, origin, first):
                 given += weight

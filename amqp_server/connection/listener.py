@@ -108,6 +108,7 @@ class Server:
         self.half_opens = HalfOpens(self.config)
         self._proxies = Proxies(self.config.proxy_sources)
         self.tokens = Tokens(self.config) if self.config.oauth_resource_server_id else None
+        self._handshakes = trio.Lock()
         #: They have published, and are not read until the disk has caught up.
         self._wait_for_disk: list[Transport] = []
         self._disk_awaited = trio.Event()
@@ -263,7 +264,7 @@ class Server:
                         place.drop = scope.cancel
                     if tls is not None:
                         wire = through_tls = TlsWire(sock, tls, server_host=None)
-                        await through_tls.handshake()
+                        await through_tls.handshake(self._handshakes)
                         certificate_name = self._certificate_name(through_tls)
                 self._begin(sock, wire, place, proxy, certificate_name)
                 begun = True

@@ -113,6 +113,8 @@ class Session:
         self.login: Credentials | None = None
         #: The client's consumers get nothing until the outbox has drained.
         self.paused = False
+        #: Copies of deliveries are still to be made for the firehose.
+        self._uncopied = False
         #: A method whose answer is awaited; no frame behind it is handled before.
         self.suspended: Suspension | None = None
         #: It goes on in a later turn with what the client has sent, or with what that has caused.
@@ -439,9 +441,20 @@ class Session:
 
     def drained(self) -> None:
         """The outbox has room again."""
-        if self.paused:
+        if self.paused and not self._uncopied:
             self.paused = False
             self._tell_consumers(paused=False)
+
+    def copies_wait(self) -> None:
+        """See broker.firehose."""
+        self._uncopied = True
+        self.pause()
+
+    def copied(self) -> None:
+        self._uncopied = False
+        if self.outbox.size <= self.outbox.high_bytes:
+            # Else it says itself when it has drained.
+            self.drained()
 
     def room(self) -> None:
         """The outbox has room for answers again: handle what was left of the last read."""

@@ -124,7 +124,7 @@ class Call:
         array."""
         asked: Any = None
         try:
-            asked = msgspec.json.decode(self.body or b"{}")
+            asked = self._decoded()
             if isinstance(asked, dict):
                 for name in TABLES:
                     if asked.get(name) == []:
@@ -137,10 +137,24 @@ class Call:
         except (msgspec.MsgspecError, UnicodeDecodeError) as failure:
             raise bad_request(f"body: {failure}") from None
 
+    def _decoded(self) -> Any:
+        """What is large must be a text: small values take many times more memory than their JSON, and time.
+
+        Raises Refusal, msgspec.MsgspecError, UnicodeDecodeError, RecursionError.
+        """
+        body, most = self.body or b"{}", self.broker.json_bytes_max
+        if len(body) > most:
+            # It may be no object.
+            told = msgspec.json.decode(body, type=dict[str, msgspec.Raw] | None)
+            for name, value in (told or {}).items():
+                if len(value) > most and memoryview(value)[0] != ord('"'):
+                    raise bad_request(f"{name} is larger than {most} bytes")
+        return msgspec.json.decode(body)
+
     def table(self) -> dict[str, Any]:
         """The body, an object of whatever fields."""
         try:
-            asked = msgspec.json.decode(self.body or b"{}")
+            asked = self._decoded()
         except RecursionError:
             raise bad_request("body: objects and arrays are nested too deeply") from None
         except (msgspec.MsgspecError, UnicodeDecodeError) as failure:

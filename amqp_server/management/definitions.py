@@ -16,8 +16,9 @@ from amqp_server.broker.super_streams import PARTITIONS
 from amqp_server.broker.users import User
 from amqp_server.broker.vhosts import VhostRecord
 from amqp_server.management import parameters, policies
-from amqp_server.management.answer import NO_CONTENT, Answer, bad_request, plain
+from amqp_server.management.answer import NO_CONTENT, Answer, encode, plain
 from amqp_server.management.call import Call
+from amqp_server.management.definitions_file import decoded
 from amqp_server.management.importing import Import
 from amqp_server.management.parameters import vhost_to_set
 from amqp_server.management.views import BindingView, ExchangeView, QueueView
@@ -46,39 +47,43 @@ async def definitions(call: Call) -> Any:
         }
     told |= {
         "parameters": await _rows(call, _parameters(call, own), parameters.shown),
-        "policies": [
-            policies.shown(record) for vhost in own for record in broker.parameters.of(vhost, POLICY)
-        ],
+        "policies": await _rows(
+            call, (each for vhost in own for each in broker.parameters.of(vhost, POLICY)), policies.shown
+        ),
         "queues": [],
         "exchanges": [],
         "bindings": [],
     }
+    # Those of the path's vhost are without its name.
+    short = "vhost" in call.path
     for vhost in own:
         default = broker.default_queue_type(vhost)
-        rows = await _rows(call, broker.queues.views(vhost), partial(_queue, default))
-        names = {row["name"] for row in rows}
-        told["queues"] += rows
-        told["exchanges"] += await _rows(call, broker.exchanges.views(vhost), _exchange)
+        names: set[str] = set()
+        told["queues"] += await _rows(
+            call, broker.queues.views(vhost), partial(_queue, default, names), short=short
+        )
+        told["exchanges"] += await _rows(call, broker.exchanges.views(vhost), _exchange, short=short)
         bindings = (
             binding
             for binding in broker.bindings.views(vhost)
             if binding.source and (binding.destination_type != "queue" or binding.destination in names)
         )
-        told["bindings"] += await _rows(call, bindings, _binding)
-    if "vhost" in call.path:
-        for section in ("queues", "exchanges", "bindings"):
-            for row in told[section]:
-                del row["vhost"]
+        told["bindings"] += await _rows(call, bindings, _binding, short=short)
     return told
 
 
-async def _rows(call: Call, items: Iterable[T], shown: Callable[[T], Row | None]) -> list[Row]:
-    rows: list[Row] = []
+async def _rows(
+    call: Call, items: Iterable[T], shown: Callable[[T], Row | None], *, short: bool = False
+) -> list[msgspec.Raw]:
+    """Each encoded by itself: all at once would take long."""
+    rows: list[msgspec.Raw] = []
     for item in items:
         await call.slices.rest()
         row = shown(item)
         if row is not None:
-            rows.append(row)
+            if short:
+                del row["vhost"]
+            rows.append(msgspec.Raw(encode(row)))
     return rows
 
 
@@ -106,10 +111,11 @@ def _vhost(vhost: VhostRecord) -> Row:
     return {"name": vhost.name, **metadata, "metadata": metadata}
 
 
-def _queue(default: str, queue: QueueView) -> Row | None:
-    """With its type, where another broker could take it for another one."""
+def _queue(default: str, names: set[str], queue: QueueView) -> Row | None:
+    """With its type, where another broker could take it for another one. Its name is noted."""
     if queue.exclusive:
         return None
+    names.add(queue.name)
     arguments = plain(queue.arguments)
     default = default if queue.durable and not queue.auto_delete else "classic"
     if "x-queue-type" not in arguments and {queue.type, default} != {"classic"}:
@@ -159,21 +165,11 @@ async def put_definitions(call: Call) -> Answer:
     """204 if all of it was taken over; else 200, with what has no counterpart here."""
     vhost = vhost_to_set(call) if "vhost" in call.path else None
     importing = Import(call.broker, call.slices.rest)
-    await importing.run(decoded(_file(call.body)), vhost)
+    told = await decoded(_file(call.body), call.slices.rest, call.broker.definitions_max)
+    await importing.run(told, vhost)
     if not importing.skipped:
         return NO_CONTENT
     return Answer(200, {"skipped": importing.skipped})
-
-
-def decoded(body: bytes) -> Row:
-    """Raises Refusal."""
-    try:
-        told = msgspec.json.decode(body or b"{}")
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        raise bad_request("failed_to_parse_json") from None
-    if not isinstance(told, dict):
-        raise bad_request("failed_to_parse_json")
-    return told
 
 
 def _file(body: bytes) -> bytes:

@@ -77,7 +77,7 @@ class Import:
     async def run(self, told: Mapping[str, Any], vhost: str | None = None) -> None:
         """Take over definitions of the broker, or of one vhost. Raises Refusal."""
         wanted = SECTIONS if vhost is None else OF_A_VHOST
-        sections = {name: list(_items(told, name, vhost)) for name in wanted}
+        sections = {name: await self._items(told, name, vhost) for name in wanted}
         if vhost is not None:
             for name in SECTIONS:
                 if name not in OF_A_VHOST and told.get(name):
@@ -95,11 +95,25 @@ class Import:
         await self._one_by_one("policies", sections, self._policy)
         await self._one_by_one("parameters", sections, self._parameter)
         # A group is over a stream, which must be there.
-        groups = [item for item in sections["queues"] if _is_group(item)]
-        others = [item for item in sections["queues"] if not _is_group(item)]
+        others: list[Item] = []
+        groups: list[Item] = []
+        for item in sections["queues"]:
+            await self._rest()
+            (groups if _is_group(item) else others).append(item)
         await self._several("queues", others, self._queue)
         await self._several("queues", groups, self._queue)
         await self._several("bindings", sections["bindings"], self._binding)
+
+    async def _items(self, told: Mapping[str, Any], section: str, vhost: str | None) -> list[Item]:
+        """Raises Refusal."""
+        found = told.get(section) or []
+        items: list[Item] = []
+        for item in found if isinstance(found, list) else (None,):
+            await self._rest()
+            if not isinstance(item, dict):
+                raise bad_request(f"{section} must be a list of objects")
+            items.append(item if vhost is None else {**item, "vhost": vhost})
+        return items
 
     def _skip(self, section: str, item: Mapping[str, Any], why: str) -> None:
         name = item.get("name", item.get("user", item.get("source", "")))
@@ -378,14 +392,6 @@ class _naming(AbstractContextManager[None]):
         name = item.get("name", item.get("user", f"{item.get('source')} to {item.get('destination')}"))
         place = f" in vhost '{item['vhost']}'" if "vhost" in item else ""
         raise bad_request(f"{self._section}: '{name}'{place}: {reason}") from None
-
-
-def _items(told: Mapping[str, Any], section: str, vhost: str | None) -> Iterator[Item]:
-    found = told.get(section) or []
-    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
-        raise bad_request(f"{section} must be a list of objects")
-    for item in found:
-        yield item if vhost is None else {**item, "vhost": vhost}
 
 
 def _version(told: Mapping[str, Any]) -> tuple[int, ...]:

@@ -25,6 +25,8 @@ PASSED_MAX = 256
 #: a time may be in the part before the one that is wanted.
 SEEK_BYTES_MAX = 3 * READ_BYTES
 SEEK_BYTES_MIN = 4096
+#: Batches that are less of what was read are copied: what was read is kept for as long as one of them.
+KEPT_MIN = 0.75
 
 
 class SegmentReader(IndexedSegments):
@@ -264,8 +266,16 @@ class _Reading:
                 passed += not taken
                 self._offset = head.stop
             self._position += head.size
+        self._keep_no_more(size)
         segment = self._segment
         return Read(self._found, Place(segment.base, self._position, self._offset, segment.stem), self._lost)
+
+    def _keep_no_more(self, size: int) -> None:
+        """Have batches of `size` bytes keep about as much memory, which is what they count as: they are views of all that
+        was read."""
+        if size < self._window.read_bytes * KEPT_MIN:
+            for batch in self._found:
+                batch.items = bytes(batch.items)
 
     def _jump(self, position: int | None, why: str) -> bool:
         """Go on behind a damage; the hole is told with the next batch that is there."""

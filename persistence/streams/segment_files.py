@@ -22,6 +22,8 @@ class Window:
         self._size = size
         self._start = 0
         self._data = memoryview(b"")
+        #: Bytes that were read. What `take` returned keeps all that was read with it.
+        self.read_bytes = 0
 
     def take(self, position: int, size: int, ahead: int = READ_BYTES) -> memoryview:
         """Return these bytes; fewer if the file ends before."""
@@ -30,6 +32,7 @@ class Window:
             wanted = max(size, min(ahead, self._size - position))
             self._start, low = position, 0
             self._data = memoryview(self.files.read(self._path, position, wanted))
+            self.read_bytes += len(self._data)
         return self._data[low : low + size]
 
     def has(self, position: int, size: int) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,6 +30,9 @@ DIRECTORY = "streams"
 RETRY_SECONDS = 1.0
 #: What is done is told for so long before other tasks have their turns.
 STEP_S = 0.004
+#: Reads that a thread may have that are not told of yet, done or not. A loop that is busy takes what was read later than the
+#: threads read it, and it stays in memory until then.
+UNTOLD_MAX = 8
 
 T = TypeVar("T")
 
@@ -36,12 +40,14 @@ T = TypeVar("T")
 class _Job:
     """What a thread is to do; a job that writes is told its result only when there is one."""
 
-    __slots__ = ("_call", "done", "outcome", "writes")
+    __slots__ = ("_call", "done", "outcome", "reader", "writes")
 
     def __init__(self, call: Callable[[], Any], done: Callable[[Any], None], *, writes: bool) -> None:
         self._call = call
         self.done = done
         self.writes = writes
+        #: The thread that reads it.
+        self.reader: _Thread | None = None
         self.outcome: Outcome[Any] = Value(None)
 
     def run(self) -> None:
@@ -53,11 +59,10 @@ class _Thread:
 
     def __init__(self, name: str, loop: trio.lowlevel.TrioToken, report: Callable[[_Job], None]) -> None:
         self._jobs: deque[_Job] = deque()
+        #: Of one that reads: jobs that were given to it and are not told of.
+        self.untold = 0
         self._report = report
         self._worker = Worker(name, loop.run_sync_soon, self._done)
-
-    def __len__(self) -> int:
-        return len(self._jobs)
 
     def give(self, job: _Job) -> None:
         self._jobs.append(job)
@@ -93,6 +98,8 @@ class StreamStore:
         self._on_full = on_full
         self._writer: _Thread | None = None
         self._readers: list[_Thread] = []
+        #: What is to be read, in order, and no thread has yet.
+        self._to_read: deque[_Job] = deque()
         self._finished: deque[_Job] = deque()
         #: What found the disk full.
         self._waiting: list[_Job] = []
@@ -143,7 +150,19 @@ class StreamStore:
             job.run()
             done(job.outcome)
         else:
-            min(self._readers, key=len).give(job)
+            self._to_read.append(job)
+            self._give_reads()
+
+    def _give_reads(self) -> None:
+        """Give threads what is to be read, as far as they may have more."""
+        while self._to_read and self._readers:
+            reader = min(self._readers, key=attrgetter("untold"))
+            if reader.untold >= UNTOLD_MAX:
+                return
+            job = self._to_read.popleft()
+            job.reader = reader
+            reader.untold += 1
+            reader.give(job)
 
     async def run(self, in_turn: Callable[..., None]) -> None:
         """Tell of what is done, each in a turn of the node, until cancelled. Raises CommitFailed."""
@@ -182,6 +201,9 @@ class StreamStore:
 
     def _finish(self, job: _Job, in_turn: Callable[..., None]) -> None:
         outcome = job.outcome
+        if job.reader is not None:
+            job.reader.untold -= 1
+            self._give_reads()
         if not job.writes:
             in_turn(job.done, outcome)
             return

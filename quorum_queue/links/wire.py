@@ -37,11 +37,17 @@ class TlsWire:
         self._more = False
         self._ended = False
 
-    async def handshake(self) -> None:
-        """Raises ssl.SSLError, OSError."""
+    async def handshake(self, turnstile: trio.Lock | None = None) -> None:
+        """`turnstile` is of all that shake hands with strangers: one at a time takes the milliseconds of a signature, and
+        others have their turns in between. Raises ssl.SSLError, OSError."""
         while True:
             try:
-                self._tls.do_handshake()
+                if turnstile is None:
+                    self._tls.do_handshake()
+                else:
+                    async with turnstile:
+                        await trio.lowlevel.checkpoint()
+                        self._tls.do_handshake()
             except ssl.SSLWantReadError:
                 await self._send_all()
                 await _readable(self.fileno())

@@ -77,6 +77,8 @@ def test_memory_budget_follows_the_limit() -> None:
     assert config.memory_limit_bytes == 1 << 30
     assert config.body_budget_bytes == int(0.4 * (1 << 30))
     assert Config(memory_limit="1GiB", memory_budget_bytes=1000).body_budget_bytes == 1000
+    assert config.stream_read_budget_bytes == (1 << 30) // 8
+    assert Config(memory_limit="8GiB").stream_read_budget_bytes == 256 << 20
     assert 0 < Config(memory_limit="0.25").memory_limit_bytes < Config(memory_limit="0.5").memory_limit_bytes
 
 

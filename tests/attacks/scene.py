@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,8 @@ class Target:
 
     node: Node
     size: float
+    #: See Scene.beside.
+    beside: Any = None
 
     def many(self, count: int) -> int:
         return max(1, round(count * self.size))
@@ -71,6 +74,9 @@ class Scene:
     alarms: bool = False
     #: The node's own.
     options: tuple[str, ...] = ()
+    #: What there is beside the node while it runs, such as a server that it asks: with more options of the node's, and for
+    #: the attacker. It is made in the node's directory.
+    beside: Callable[[Path], AbstractContextManager[tuple[Any, Sequence[str]]]] | None = None
 
     def __str__(self) -> str:
         return self.name
@@ -124,7 +130,19 @@ def attacked(
     scene: Scene, directory: Path, size: float, options: Sequence[str] = (), *, watched: bool = False
 ) -> Verdict:
     """Run a scene on a node of its own. `watched`: with a watch on the steps of its event loop."""
+    with contextlib.ExitStack() as stack:
+        beside: Any = None
+        if scene.beside is not None:
+            beside, more = stack.enter_context(scene.beside(directory))
+            options = [*options, *more]
+        return _attacked(scene, directory, size, options, beside, watched=watched)
+
+
+def _attacked(
+    scene: Scene, directory: Path, size: float, options: Sequence[str], beside: Any, *, watched: bool
+) -> Verdict:
     node = Node(directory, "--memory-limit", str(MEMORY_LIMIT), *scene.options, *options)
+    target = Target(node, size, beside)
     report = directory / "steps.json"
     if watched:
         node.program = steps.program(report)
@@ -137,7 +155,7 @@ def attacked(
         began = time.monotonic()
         failures: list[str] = []
         with MemoryWatch(node.pid) as watch:
-            seen = _watched(node, lambda: _run(scene, Target(node, size), failures))
+            seen = _watched(node, lambda: _run(scene, target, failures))
             seconds = time.monotonic() - began
             if node.running:
                 time.sleep(AFTER_S)
@@ -147,7 +165,7 @@ def attacked(
         left = _what_is_left(status, before) if node.running else 0
         added = 0
         if left - before > KEPT_MAX_BYTES:
-            _run(scene, Target(node, size), failures)
+            _run(scene, target, failures)
             time.sleep(AFTER_S)
             added = _what_is_left(status, before) - left
         failures += seen.failures if not scene.alarms else []

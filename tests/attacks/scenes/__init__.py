@@ -1,7 +1,7 @@
 """All attacks, in the order of the table."""
 
 from ..scene import Scene
-from . import floods, memory, page, routing, settling, streams, web
+from . import administration, floods, logins, memory, page, routing, settling, streams, web
 
 SCENES: tuple[Scene, ...] = (
     *memory.SCENES,
@@ -9,6 +9,8 @@ SCENES: tuple[Scene, ...] = (
     *routing.SCENES,
     *streams.SCENES,
     *floods.SCENES,
+    *logins.SCENES,
     *web.SCENES,
+    *administration.SCENES,
     *page.SCENES,
 )

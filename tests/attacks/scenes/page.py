@@ -30,7 +30,7 @@ def _talk(sock: socket.socket, request: bytes) -> bytes:
     return b"".join(parts)
 
 
-def _login(name: str, password: str) -> bytes:
+def log_in(name: str, password: str) -> bytes:
     body = json.dumps({"name": name, "password": password}).encode()
     head = (
         "POST /api/session HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -85,14 +85,14 @@ def page_guesses(target: Target) -> None:
 
     def guess(number: int) -> None:
         with _connect(target) as sock:
-            answer = _talk(sock, _login("guest", f"{number}-{time.monotonic()}"))
+            answer = _talk(sock, log_in("guest", f"{number}-{time.monotonic()}"))
         assert b"set-cookie" not in answer.lower()
 
-    with _threads(target, 30, guess) as threads, _held(target, _login("guest", "guest")[:-1]):
+    with _threads(target, 30, guess) as threads, _held(target, log_in("guest", "guest")[:-1]):
         while any(thread.is_alive() for thread in threads):
             # The administrator comes from another address.
             with _connect(target, "127.0.0.1") as sock:
-                answer = _talk(sock, _login("guest", "guest"))
+                answer = _talk(sock, log_in("guest", "guest"))
             assert answer.startswith(b"HTTP/1.1 200"), answer[:200]
             time.sleep(0.2)
 
@@ -100,12 +100,12 @@ def page_guesses(target: Target) -> None:
 def page_sessions(target: Target) -> None:
     """Logins with the right password, without end."""
 
-    def log_in(number: int) -> None:
+    def begin(number: int) -> None:
         with _connect(target, "127.0.0.1") as sock:
-            answer = _talk(sock, _login("guest", "guest"))
+            answer = _talk(sock, log_in("guest", "guest"))
         assert b"set-cookie" in answer.lower()
 
-    with _threads(target, 4, log_in):
+    with _threads(target, 4, begin):
         pass
 
 

@@ -30,17 +30,23 @@ def _connect(target: Target, source: str = ELSEWHERE) -> socket.socket:
     return socket.create_connection(("127.0.0.1", target.node.http), 10, (source, 0))
 
 
-def _ask(target: Target, path: str, data: Any = None, login: str = GUEST) -> int:
-    body = None if data is None else json.dumps(data).encode()
+def call(target: Target, method: str, path: str, data: Any = None, login: str = GUEST) -> int:
+    """Return the status. `data` is the body if it is bytes, and else what becomes its JSON."""
+    body = data if data is None or isinstance(data, bytes) else json.dumps(data).encode()
     request = urllib.request.Request(
-        f"http://127.0.0.1:{target.node.http}{path}", body, {"Authorization": login}
+        f"http://127.0.0.1:{target.node.http}{path}", body, {"Authorization": login}, method=method
     )
     try:
         with urllib.request.urlopen(request, timeout=60) as answer:
-            answer.read()
+            while answer.read(1 << 20):
+                pass
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code
+
+
+def _ask(target: Target, path: str, data: Any = None) -> int:
+    return call(target, "GET" if data is None else "POST", path, data)
 
 
 def _queues(target: Target, count: int) -> None:

@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from persistence.streams import batch as batches
 from persistence.streams import index
-from persistence.streams.batch import Shape
+from persistence.streams.batch import Batch, Shape
 from persistence.streams.files import DiskFiles, Files
 from persistence.streams.log import Lost, Place, Stored, StreamLog, Wanted
 from tests.persistence.streams.crashing import Crashed, CrashingFiles
@@ -74,6 +75,27 @@ def filled(files: Files, count: int = 60, segment_bytes: int = 400) -> StreamLog
 
 
 # -- what is stored is read ----------------------------------------------------------------------------------------
+
+
+def _view(batch: Batch) -> memoryview:
+    return memoryview(batch.items)
+
+
+@pytest.mark.parametrize("wanted", [None, Wanted(frozenset([b"few"]), unfiltered=False)])
+def test_batches_that_are_read_keep_no_more_memory_than_they_count_as(wanted: Wanted | None) -> None:
+    """They are views of what was read, which is more: the batch behind them, and what no filter matches."""
+    log, _ = opened(CrashingFiles(), segment_bytes=1 << 30)
+    for base in range(0, 100, 10):
+        log.append([stored(base, 1, size=160_000, names=[b"few"])])
+        for other in range(base + 1, base + 10):
+            log.append([stored(other, 1, size=1_000, names=[b"most"])])
+    offset, place = 0, None
+    while offset < 100:
+        read = log.read(offset, place, wanted)
+        sources: dict[int, Any] = {id(items.obj): items.obj for items in map(_view, read.batches)}
+        kept = sum([len(source) for source in sources.values()])
+        assert kept <= 1.4 * sum(found.size for found in read.batches)
+        offset, place = read.place.offset, read.place
 
 
 def test_what_was_appended_is_read_from_every_offset() -> None:

@@ -3,6 +3,7 @@
 import errno
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,40 @@ async def test_a_reader_that_hangs_holds_up_nobody_else(tmp_path: Path) -> None:
             await done.wait()
         hang.set()
         nursery.cancel_scope.cancel()
+
+
+async def test_what_is_read_waits_for_the_loop_in_bounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was read stays in memory until the loop takes it, so threads must not run far ahead of a busy loop."""
+    monkeypatch.setattr(streams, "UNTOLD_MAX", 1)
+    store = StreamStore(tmp_path, readers=1)
+    seen: list[str] = []
+    done = trio.Event()
+
+    def told(outcome: Outcome[int]) -> None:
+        number = outcome.unwrap()
+        seen.append(f"told of {number}")
+        if number == 19:
+            done.set()
+
+    def read(number: int) -> int:
+        seen.append(f"read {number}")
+        return number
+
+    def late(call: Callable[..., object], outcome: Outcome[int]) -> None:
+        call(outcome)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(store.run, late)
+        await wait_all_tasks_blocked()
+        for number in range(20):
+            store.read(partial(read, number), told)
+        with trio.fail_after(20):
+            await done.wait()
+        nursery.cancel_scope.cancel()
+    assert [each for each in seen if each.startswith("told")] == [f"told of {number}" for number in range(20)]
+    assert all(seen.index(f"told of {number}") < seen.index(f"read {number + 2}") for number in range(18))
 
 
 async def test_what_a_full_disk_refuses_is_written_when_there_is_room(

@@ -1,0 +1,73 @@
+"""Has the firehose's copies of what clients get made, as many as the turn has time for.
+
+A copy takes many times longer than a delivery. A connection that is given more gets nothing until its copies are made, so no
+more of them wait than a queue hands out at once. (What is published is copied before it is handed over, see
+channel.publish.)
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from amqp_server.turn import Turn
+
+logger = logging.getLogger("mqd.broker")
+
+
+class Copied(Protocol):
+    """A connection."""
+
+    def copies_wait(self) -> None:
+        """It gets nothing for now."""
+
+    def copied(self) -> None:
+        """It may get more."""
+
+
+class Firehose:
+    """The node has one."""
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+        #: What makes copies, in order, of each connection that has some waiting; the next one's first.
+        self._waiting: dict[Copied, deque[Iterator[None]]] = {}
+
+    def copy(self, connection: Copied, copies: Iterator[None]) -> None:
+        """Have these copies made, now or soon. Connections do not wait for each other's."""
+        before = self._waiting.get(connection)
+        if before is not None:
+            before.append(copies)
+        elif not all(not self._turn.is_full() for _ in copies):
+            self._waiting[connection] = deque((copies,))
+            connection.copies_wait()
+            self._turn.later(self, self._go_on)
+
+    def _go_on(self) -> None:
+        waiting, turn = self._waiting, self._turn
+        while waiting:
+            connection = next(iter(waiting))
+            copies = waiting.pop(connection)
+            if next(copies[0], self) is self:
+                copies.popleft()
+            if copies:
+                # Behind the others.
+                waiting[connection] = copies
+            else:
+                connection.copied()
+            if waiting and turn.is_full():
+                turn.later(self, self._go_on)
+                return
+
+    def failed(self, error: Exception) -> None:
+        """See amqp_server.turn.Unit."""
+        logger.error("copies for the firehose could not be made", exc_info=error)
+        waiting, self._waiting = self._waiting, {}
+        for connection in waiting:
+            connection.copied()
+
+
+__all__ = ["Firehose"]

@@ -1,0 +1,103 @@
+"""Reads definitions piece by piece: a file may have a hundred thousand objects, and none of them takes long."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from amqp_server.management.answer import bad_request
+
+Rest = Callable[[], Awaitable[None]]
+
+_SPACE = re.compile(r"[ \t\n\r]*")
+#: Finds where a value ends.
+_scan = json.JSONDecoder().raw_decode
+
+
+class _Malformed(Exception):
+    pass
+
+
+async def decoded(body: bytes, rest: Rest, objects_max: int) -> dict[str, Any]:
+    """Return the object that the body is; `rest` is called between two short steps. Raises Refusal."""
+    try:
+        return await _Reader((body or b"{}").decode(), rest, objects_max).run()
+    except (_Malformed, msgspec.MsgspecError, ValueError, RecursionError):
+        raise bad_request("failed_to_parse_json") from None
+
+
+class _Reader:
+    def __init__(self, text: str, rest: Rest, objects_max: int) -> None:
+        self._text = text
+        self._rest = rest
+        self._objects_max = objects_max
+        self._left = objects_max
+        self._at = 0
+
+    async def run(self) -> dict[str, Any]:
+        """Raises Refusal, _Malformed, msgspec.MsgspecError, ValueError, RecursionError."""
+        found: dict[str, Any] = {}
+        self._take("{")
+        more = not self._has("}")
+        while more:
+            await self._rest()
+            name = self._value()
+            if not isinstance(name, str):
+                raise _Malformed
+            self._take(":")
+            found[name] = await self._list() if self._has("[") else self._value()
+            more = self._goes_on("}")
+        if self._next():
+            raise _Malformed
+        return found
+
+    async def _list(self) -> list[Any]:
+        """Behind its bracket."""
+        found: list[Any] = []
+        more = not self._has("]")
+        while more:
+            await self._rest()
+            self._left -= 1
+            if self._left < 0:
+                raise bad_request(f"more than {self._objects_max} objects")
+            found.append(self._value())
+            more = self._goes_on("]")
+        return found
+
+    def _value(self) -> Any:
+        self._next()
+        start = self._at
+        _, self._at = _scan(self._text, start)
+        # As all other bodies are read.
+        return msgspec.json.decode(self._text[start : self._at].encode())
+
+    def _next(self) -> str:
+        """Go on to what is no space, and return it; nothing at the end."""
+        found = _SPACE.match(self._text, self._at)
+        assert found is not None
+        self._at = found.end()
+        return self._text[self._at : self._at + 1]
+
+    def _has(self, mark: str) -> bool:
+        if self._next() != mark:
+            return False
+        self._at += 1
+        return True
+
+    def _take(self, mark: str) -> None:
+        if not self._has(mark):
+            raise _Malformed
+
+    def _goes_on(self, end: str) -> bool:
+        """Behind a value there is a comma, or this end."""
+        if self._has(end):
+            return False
+        self._take(",")
+        return True
+
+
+__all__ = ["decoded"]

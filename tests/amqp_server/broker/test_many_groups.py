@@ -1,0 +1,101 @@
+"""A stream with thousands of consumer groups over it comes or goes: each group is a queue that has to do something about it,
+and one turn does not do it for all of them."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from amqp_server.broker.changed_streams import ChangedStreams
+from amqp_server.broker.lost_consumers import TOLD_MAX, LostConsumers
+from amqp_server.broker.queue import Queue
+from amqp_server.turn import SCHEDULED_MAX, Turn
+from quorum_queue.host import QueueHost
+from tests import turns
+
+GROUPS = 1_000
+
+
+class NoCommits:
+    def turn_begins(self) -> None: ...
+
+    def turn_ends(self) -> None: ...
+
+
+class GroupHost(QueueHost):
+    """Counts what it has done."""
+
+    def __init__(self, turn: Turn) -> None:
+        super().__init__(cast(Any, self), turn)
+        self.applied = 0
+
+    def partitions_changed(self) -> None:
+        self._turn.schedule(self)
+
+    def apply_pending(self) -> None:
+        self.applied += 1
+
+
+class Group:
+    def __init__(self, turn: Turn) -> None:
+        self.host = GroupHost(turn)
+
+
+class Reader:
+    """What a group has in the stream."""
+
+    def __init__(self, group: Group, key: int) -> None:
+        self._group = group
+        self.key = key
+
+    def queue_gone(self) -> None:
+        self._group.host.partitions_changed()
+
+
+class Stream:
+    def __init__(self, readers: list[Reader]) -> None:
+        self.subscriptions = {reader.key: reader for reader in readers}
+
+
+def applied(groups: list[Group]) -> int:
+    return sum(group.host.applied for group in groups)
+
+
+def applied_in_each(turn: Turn, groups: list[Group]) -> list[int]:
+    """Run turns until nothing is left; return how many groups did something in each."""
+    counts = [applied(groups)]
+    while turn.behind:
+        before = applied(groups)
+        turn.run(turn.catch_up)
+        counts.append(applied(groups) - before)
+    return counts
+
+
+def test_groups_whose_stream_is_gone_lose_it_some_in_each_turn() -> None:
+    turn = turns.by_hand(NoCommits())
+    groups = [Group(turn) for _ in range(GROUPS)]
+    readers = [Reader(group, number) for number, group in enumerate(groups)]
+    stream = cast(Queue, Stream(readers))
+    lost = LostConsumers(turn)
+    turn.run(lost.tell, stream, list(readers))
+    counts = applied_in_each(turn, groups)
+    assert [group.host.applied for group in groups] == [1] * GROUPS
+    assert max(counts) <= SCHEDULED_MAX + TOLD_MAX
+
+
+def test_groups_look_for_partitions_some_in_each_turn() -> None:
+    turn = turns.by_hand(NoCommits())
+    groups = [Group(turn) for _ in range(GROUPS)]
+    changed = ChangedStreams(turn)
+    turn.run(changed.tell, cast(Any, groups))
+    # Once more while some are still to be told: they are told once.
+    turn.run(changed.tell, cast(Any, groups[-10:]))
+    counts = applied_in_each(turn, groups)
+    assert [group.host.applied for group in groups] == [1] * GROUPS
+    assert max(counts) <= SCHEDULED_MAX
+
+
+def test_a_few_groups_know_at_once() -> None:
+    turn = turns.by_hand(NoCommits())
+    groups = [Group(turn) for _ in range(10)]
+    turn.run(ChangedStreams(turn).tell, cast(Any, groups))
+    assert applied(groups) == 10 and not turn.behind

@@ -1,0 +1,139 @@
+"""Large bodies of requests are read in short steps, and what would fill the memory is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import hypothesis.strategies as st
+import msgspec
+import pytest
+from hypothesis import given
+
+from amqp_server.management import answer, http
+from amqp_server.management.answer import Refusal
+from amqp_server.management.definitions_file import decoded
+from amqp_server.management.managed_broker import ManagedBroker
+
+from .conftest import Connect
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text(max_size=5),
+    lambda some: st.lists(some, max_size=4) | st.dictionaries(st.text(max_size=3), some, max_size=4),
+    max_leaves=20,
+)
+
+
+class Rests:
+    def __init__(self) -> None:
+        self.count = 0
+
+    async def __call__(self) -> None:
+        self.count += 1
+
+
+def read(body: bytes, objects_max: int = 1_000) -> tuple[dict[str, Any], int]:
+    """Return what is read, and how often others had a chance meanwhile."""
+    rests = Rests()
+    reading = decoded(body, rests, objects_max)
+    try:
+        reading.send(None)
+    except StopIteration as done:
+        return done.value, rests.count
+    raise AssertionError("it waits")
+
+
+@given(st.dictionaries(st.text(max_size=5), VALUES, max_size=5), st.sampled_from([None, 0, 1]))
+def test_definitions_are_read_as_all_other_bodies(told: dict[str, Any], indent: int | None) -> None:
+    body = json.dumps(told, indent=indent, ensure_ascii=False).encode()
+    assert read(body)[0] == msgspec.json.decode(body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(
+            b"[]",
+            b"1",
+            b"{",
+            b'{"a"',
+            b'{"a":',
+            b'{"a":1',
+            b'{"a":1,',
+            b'{"a":1,}',
+            b'{"a":[1,]}',
+            b'{"a":[1',
+            b'{"a":[,1]}',
+        ),
+        *(
+            b'{"a":[1 2]}',
+            b'{"a":1} x',
+            b"{1:2}",
+            b'{"a":NaN}',
+            b'{"a":[Infinity]}',
+            b'{"a":["\xff"]}',
+            b'{"a":"\\ud800"}',
+        ),
+        *(
+            b'{"a":' + b"[" * 100_000,
+            b'{"a":[' + b'{"b":' * 100_000,
+            b'{"a":' + b"9" * 10_000 + b"}",
+            b"\xef\xbb\xbf{}",
+        ),
+    ],
+)
+def test_what_is_no_object_of_json_is_refused(body: bytes) -> None:
+    with pytest.raises(Refusal):
+        read(body)
+
+
+def test_others_go_on_between_two_objects() -> None:
+    told, rests = read(json.dumps({"queues": [{"name": str(n)} for n in range(500)]}).encode())
+    assert len(told["queues"]) == 500 and rests >= 500
+    assert read(b"")[0] == read(b" { } ")[0] == {}
+
+
+def test_there_may_be_so_many_objects() -> None:
+    body = b'{"queues":[{},{},{}],"exchanges":[{},{}]}'
+    assert len(read(body, 5)[0]["queues"]) == 3
+    with pytest.raises(Refusal, match="more than 4 objects"):
+        read(body, 4)
+
+
+@pytest.mark.trio
+async def test_only_texts_may_be_large(connect: Connect, broker: ManagedBroker) -> None:
+    """Small values take many times more memory than their JSON."""
+    broker.json_bytes_max = 1_000
+    client = connect("admin")
+    body = {"routing_key": "q", "payload": "x" * 2_000, "payload_encoding": "string"}
+    path = "exchanges/%2F/amq.default/publish"
+    assert (await client.post(path, json={**body, "properties": {}})).status_code == 200
+    for name, value in (("properties", {"headers": {"x": [[]] * 600}}), ("else", [1] * 600)):
+        said = await client.post(path, json=body | {name: value})
+        assert (said.status_code, said.json()["reason"]) == (400, f"{name} is larger than 1000 bytes")
+    said = await client.put("policies/%2F/p", json={"pattern": "", "definition": {"x": [0] * 600}})
+    assert (said.status_code, said.json()["reason"]) == (400, "definition is larger than 1000 bytes")
+    assert (await client.post(path, json=[0] * 600)).status_code == 400
+
+
+@pytest.mark.trio
+async def test_definitions_are_told_in_short_steps(
+    connect: Connect, broker: ManagedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is encoded at the end is encoded already, but for a few names."""
+    ends: list[object] = []
+
+    def encode(body: object) -> bytes:
+        ends.append(body)
+        return answer.encode(body)
+
+    client = connect("admin")
+    told = {"queues": [{"name": f"q{n}", "vhost": "/", "durable": True} for n in range(50)]}
+    assert (await client.post("definitions", json=told)).status_code == 204
+    monkeypatch.setattr(http, "encode", encode)
+    for path in ("definitions", "definitions/%2F"):
+        assert len((await client.get(path)).json()["queues"]) == 50
+        whole = ends.pop()
+        assert isinstance(whole, dict)
+        for part in whole.values():
+            assert isinstance(part, str) or all(isinstance(each, msgspec.Raw) for each in part)

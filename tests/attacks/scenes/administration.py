@@ -1,0 +1,138 @@
+"""Attacks by what an administrator does, and by the firehose."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from pamqp import commands
+
+from tests.reliability.client import Client
+
+from ..scene import Scene, Target
+from . import frames
+from .web import call
+
+#: Policies are set and cleared for so long, s.
+SECONDS = 8.0
+
+
+def _flood_of_queues(client: Client, count: int) -> None:
+    frames.flood(client, [commands.Queue.Declare(queue=f"q{n}", durable=True) for n in range(count)])
+
+
+def policy_flaps(target: Target) -> None:
+    """A policy over 10,000 queues is set, changed and cleared at once, again and again."""
+    with target.client() as client:
+        _flood_of_queues(client, target.many(10_000))
+    until = time.monotonic() + SECONDS * max(target.size, 0.25)
+    definitions: list[dict[str, Any]] = [
+        {"max-length": 10},
+        {"max-length": 20, "dead-letter-exchange": "amq.fanout"},
+        {"message-ttl": 60_000, "expires": 3_600_000},
+    ]
+    while time.monotonic() < until:
+        for definition in definitions:
+            policy = {"pattern": "^q", "definition": definition, "priority": 1}
+            assert call(target, "PUT", "/api/policies/%2F/flapping", policy) < 300
+        assert call(target, "DELETE", "/api/policies/%2F/flapping") < 300
+
+
+def _definitions(count: int) -> dict[str, Any]:
+    """So many objects: a third are queues, a third bindings, and the rest exchanges, policies and users."""
+    each = count // 3
+    rest = count // 9
+    return {
+        "vhosts": [{"name": "/"}],
+        "exchanges": [
+            {
+                "name": f"x{n}",
+                "vhost": "/",
+                "type": "topic",
+                "durable": True,
+                "auto_delete": False,
+                "arguments": {},
+            }
+            for n in range(rest)
+        ],
+        "queues": [
+            {"name": f"d{n}", "vhost": "/", "durable": True, "auto_delete": False, "arguments": {}}
+            for n in range(each)
+        ],
+        "bindings": [
+            {
+                "source": f"x{n % rest}",
+                "vhost": "/",
+                "destination": f"d{n}",
+                "destination_type": "queue",
+                "routing_key": f"a.{n}.*",
+                "arguments": {"note": "x" * 50},
+            }
+            for n in range(each)
+        ],
+        "users": [
+            {
+                "name": f"u{n}",
+                "password_hash": "kI3GCqW5JLMJa4iX1lo7X4D6XbYqlLgxIs30+P6tENUV2POR",
+                "hashing_algorithm": "rabbit_password_hashing_sha256",
+                "tags": "",
+            }
+            for n in range(rest)
+        ],
+        "permissions": [
+            {"user": f"u{n}", "vhost": "/", "configure": ".*", "write": ".*", "read": ".*"}
+            for n in range(rest)
+        ],
+    }
+
+
+def large_definitions(target: Target) -> None:
+    """Definitions with 50,000 objects, posted and fetched."""
+    told = _definitions(target.many(50_000))
+    for _ in range(2):
+        assert call(target, "POST", "/api/definitions", told) < 300
+    assert call(target, "GET", "/api/definitions") == 200
+
+
+def nested_definitions(target: Target) -> None:
+    """Bodies of the largest size that are nothing but brackets, numbers or short names, which are refused."""
+    size = target.many(8 << 20)
+    bodies = [
+        b'{"queues":[' + b"[]," * (size // 3) + b"[]]}",
+        b'{"queues":[' + b"1," * (size // 2) + b"1]}",
+        b'{"queues":[' + b"{}," * (size // 3) + b"{}]}",
+        b"[" * size,
+    ]
+    for body in bodies:
+        for path in ("/api/definitions", "/api/exchanges/%2F/amq.default/publish"):
+            code = call(target, "POST", path, body)
+            assert 400 <= code < 500, f"status {code}"
+
+
+def firehose(target: Target) -> None:
+    """One read of 20,000 small messages while the firehose is on, and what their consumers get of it."""
+    with target.client() as client:
+        client.declare("copies", durable=False)
+        client.declare("traced", durable=False)
+        client.call(
+            commands.Queue.Bind(queue="copies", exchange="amq.rabbitmq.trace", routing_key="#"),
+            commands.Queue.BindOk,
+        )
+        assert call(target, "PUT", "/api/vhosts/%2F", {"tracing": True}) < 300
+        one = frames.message("", "traced", b"x")
+        for _ in range(3):
+            client.send(one * target.many(20_000))
+            client.count("traced")
+        client.consume("traced", 0)
+        client.sync(target.many(60_000))
+        client.call(commands.Queue.Purge(queue="copies"), commands.Queue.PurgeOk)
+
+
+SCENES = (
+    Scene("policy-flaps", "policy over 10,000 queues set, changed and cleared without a pause", policy_flaps),
+    Scene(
+        "large-definitions", "definitions with 50,000 objects, posted twice and fetched", large_definitions
+    ),
+    Scene("nested-definitions", "bodies of 8 MiB that are nothing but brackets", nested_definitions),
+    Scene("firehose", "60,000 messages through a queue while the firehose is on", firehose),
+)
