@@ -242,11 +242,11 @@ class _Reading:
         """`after` returns where a batch begins behind a position at which there should be one."""
         size = passed = 0
         # What no filter matches need not be read.
-        ahead = READ_BYTES if self._wanted is None else batches.HEAD_BYTES + 4096
+        ahead = READ_BYTES + HEAD_BYTES if self._wanted is None else HEAD_BYTES + 4096
         ahead = self._seek_bytes or ahead
         while self._position < self._segment.size and size < READ_BYTES and passed < PASSED_MAX:
-            if size and self._seek_bytes and not self._window.has(self._position, HEAD_BYTES):
-                # It would wait for the disk once more.
+            if size and self._wanted is None and not self._window.has(self._position, HEAD_BYTES):
+                # It would wait for the disk once more, and all that was read be kept.
                 break
             try:
                 head = batches.decode_head(self._window.take(self._position, HEAD_BYTES, ahead))
