@@ -490,9 +490,10 @@ class Replicas:
         for index, _, kind, data in entries:
             if kind == NORMAL:
                 group.foreseeing += 1
-                group.core.applies_later = True
                 if not foresee(index, data, is_ready):
-                    is_ready()
+                    group.foreseeing -= 1
+        if group.foreseeing:
+            group.core.applies_later = True
 
     def _carry_out(self, group: Group) -> bool:
         """Return whether entries were applied."""
