@@ -856,6 +856,13 @@ class Config:
         low=16,
         high=100_000,
     )
+    http_pipelined_max: int = option(
+        16,
+        "Requests on one management connection, each sent before the one ahead of it was answered, after which the connection "
+        "is closed; no browser and no usual client sends any.",
+        low=0,
+        high=100_000,
+    )
     http_requests_max: int = option(
         256, "Management requests of logged-in users at a time.", low=1, high=100_000
     )

@@ -53,6 +53,8 @@ class Limits:
     #: For a client to take CHUNK_BYTES of an answer.
     send_timeout_s: float
     proxy_header_bytes_max: int
+    #: Requests that were sent before the one ahead of them was answered, one behind the other.
+    pipelined_max: int
 
     @classmethod
     def of(cls, config: Config) -> Limits:
@@ -61,6 +63,7 @@ class Limits:
             config.http_request_timeout_s,
             config.http_send_timeout_s,
             config.proxy_header_bytes_max,
+            config.http_pipelined_max,
         )
 
 
@@ -75,6 +78,12 @@ class Http1(H11Protocol):
 
     async def _check_protocol(self, event: h11.Request) -> None:
         """No upgrade: the request is answered as HTTP/1.1."""
+
+    @property
+    def has_more(self) -> bool:
+        """Whether the client has sent the next request before it had the answer to the last one."""
+        waiting, _ = self.connection.trailing_data
+        return bool(waiting)
 
     @property
     def awaits_request(self) -> bool:
@@ -204,6 +213,8 @@ class Connection:
         self._sending = trio.Lock()
         self._reading = trio.CancelScope()
         self._began = False
+        #: How many requests have come, one behind the other, before the answer to the one ahead of them.
+        self._pipelined = 0
         self._protocol: Http1
         #: True while a request is being answered.
         self.answering = False
@@ -307,6 +318,11 @@ class Connection:
             self.answering = not event.idle
             if event.idle:
                 self._server.answered(self)
+                self._pipelined = self._pipelined + 1 if self._protocol.has_more else 0
+                if self._pipelined > self._server.limits.pipelined_max:
+                    # Browsers and clients wait for their answers. The next request may be sent again.
+                    self.close()
+                    return
                 self._wait_for_request()
                 # The next request may be there already, and thousands behind it.
                 await self._server.slices.rest()

@@ -190,7 +190,7 @@ async def test_unread_answers_give_their_slots_back(broker: ManagedBroker, mock_
 
 
 async def test_pipelined_probes_that_are_not_read_end(broker: ManagedBroker) -> None:
-    async with serving(broker, http_send_timeout_s=SHORT_S) as dial:
+    async with serving(broker, http_send_timeout_s=SHORT_S, http_pipelined_max=100_000) as dial:
         client = await dial(receive_buffer_bytes=4_096)
         request = b"GET /health HTTP/1.1\r\nhost: broker\r\n\r\n"
         with trio.fail_after(PATIENCE_S), pytest.raises(trio.BrokenResourceError):
@@ -264,7 +264,7 @@ async def test_many_requests_on_one_connection(broker: ManagedBroker) -> None:
 
 async def test_pipelined_requests_take_a_share_of_the_time(broker: ManagedBroker) -> None:
     """A bystander waits for a slice, however many connections have requests by the thousand."""
-    async with serving(broker, http_slice_ms=1) as dial:
+    async with serving(broker, http_slice_ms=1, http_pipelined_max=50) as dial:
         request = b"GET /health HTTP/1.1\r\nhost: broker\r\n\r\n"
         clients = [await dial() for _ in range(60)]
         waits: list[float] = []
@@ -291,3 +291,16 @@ async def test_pipelined_requests_take_a_share_of_the_time(broker: ManagedBroker
         # Sixty at a time would make some fifty rounds.
         assert len(waits) > 300
         assert sorted(waits)[len(waits) * 9 // 10] < (trio.current_time() - began) / 50
+
+
+async def test_requests_behind_each_other_are_bounded(broker: ManagedBroker) -> None:
+    """None of them waits for an answer: after so many the connection ends. Whoever waits for answers may ask for ever."""
+    async with serving(broker, http_pipelined_max=3) as dial:
+        client = await dial()
+        await client.stream.send_all(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 20)
+        assert [await client.status() for _ in range(4)] == [200] * 4
+        await client.ends()
+        few = await dial()
+        await few.stream.send_all(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 4)
+        assert [await few.status() for _ in range(4)] == [200] * 4
+        assert [await few.ask("GET", "/health") for _ in range(10)] == [200] * 10
