@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,35 +20,51 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-ROWS = 60_000
+ROWS = 120_000
+#: More than one, so that a slow look at the workers finds somebody who still reads.
+BATCHES = 4
 #: Forks of it are workers. What plans beside the driver runs another module.
 DAEMON = ["pyspark.daemon", "pyspark.worker"]
 
 
-def readers(port: int) -> list[int]:
-    """Return the workers that are connected to the broker."""
-    found = []
+def workers() -> Iterator[psutil.Process]:
     for process in psutil.Process().children(recursive=True):
-        try:
+        with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
             parent = process.parent()
-            if parent is None or not all(each.cmdline()[-2:] == DAEMON for each in (process, parent)):
-                continue
-            if any(each.raddr and each.raddr.port == port for each in process.net_connections("tcp")):
-                found.append(process.pid)
-        except (psutil.NoSuchProcess, psutil.ZombieProcess):
-            continue
-    return found
+            if parent is not None and all(each.cmdline()[-2:] == DAEMON for each in (process, parent)):
+                yield process
+
+
+def reads(worker: psutil.Process, port: int) -> bool:
+    """Return whether a worker is connected to the broker."""
+    with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+        return any(each.raddr and each.raddr.port == port for each in worker.net_connections("tcp"))
+    return False
+
+
+def readers(port: int) -> list[int]:
+    return [worker.pid for worker in workers() if reads(worker, port)]
+
+
+def killed_while_it_reads(worker: psutil.Process, port: int) -> bool:
+    """Stop a worker, lest it ends its range meanwhile, and kill -9 it if it reads."""
+    with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+        worker.suspend()
+        if reads(worker, port):
+            worker.kill()
+            return True
+        worker.resume()
+    return False
 
 
 def kill_one(port: int, out: Path) -> None:
     """Kill -9 one that reads, when the first rows are in a file."""
     deadline = time.monotonic() + QUERY_S
-    while True:
+    while not any(path.stat().st_size for path in out.glob("part-*")):
+        assert time.monotonic() < deadline, "nobody writes"
+        time.sleep(0.005)
+    while not any(killed_while_it_reads(worker, port) for worker in workers()):
         assert time.monotonic() < deadline, "nobody reads"
-        begun = any(path.stat().st_size for path in out.glob("part-*"))
-        if begun and (pids := readers(port)):
-            os.kill(pids[0], signal.SIGKILL)
-            return
         time.sleep(0.005)
 
 
@@ -67,7 +83,7 @@ def test_a_worker_that_is_killed_in_a_read_loses_no_row_and_repeats_none(
         "cast(id as string) as value", "'k' || id % 50 as routing_key"
     )
     rows.write.format("amqp").options(url=mqd_url, stream=stream).mode("append").save()
-    query = stream_driver.start(spark, tmp_path, mqd_url, stream, ROWS)
+    query = stream_driver.start(spark, tmp_path, mqd_url, stream, ROWS // BATCHES)
     try:
         kill_one(node.port, tmp_path / "out")
         assert query.awaitTermination(QUERY_S)
