@@ -184,22 +184,27 @@ class _Mallinfo2(ctypes.Structure):
     ]
 
 
+# Looked up once: each CDLL makes classes of its own, which only the collector frees.
+_libc = ctypes.CDLL(None)
+_mallinfo2 = getattr(_libc, "mallinfo2", None)
+if _mallinfo2 is not None:
+    _mallinfo2.restype = _Mallinfo2
+_malloc_trim = getattr(_libc, "malloc_trim", None)
+
+
 def used_heap() -> tuple[int, float]:
     """Return the bytes that the C library has handed out, and how long it took to count them, s; 0 where it does not say."""
-    count = getattr(ctypes.CDLL(None), "mallinfo2", None)
-    if count is None:
+    if _mallinfo2 is None:
         return 0, 0.0
-    count.restype = _Mallinfo2
     began = time.monotonic()
-    found = count()
+    found = _mallinfo2()
     return int(found.uordblks + found.hblkhd), time.monotonic() - began
 
 
 def give_back() -> None:
     """Let the C library return free pages within its heap to the kernel; nothing, where it is not glibc."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+    if _malloc_trim is not None:
+        _malloc_trim(0)
 
 
 def private_memory_bytes() -> int:

@@ -14,6 +14,7 @@ from amqp_server import resources
 from amqp_server.broker.alarms import Alarms
 from amqp_server.config import Config
 from amqp_server.resources import INTERVAL_S, TRIM_STEP_BYTES, TRIM_WAIT_MAX_S, Heap, ResourceWatch
+from tests.garbage import garbage
 
 MIB = 1 << 20
 
@@ -182,3 +183,10 @@ async def test_holes_go_back_to_the_kernel(
         await given.wait()
         nursery.cancel_scope.cancel()
     assert watch.memory_bytes <= 300 * MIB
+
+
+def test_a_look_at_the_heap_leaves_nothing_for_the_collector() -> None:
+    with garbage() as left:
+        resources.used_heap()
+        resources.give_back()
+    assert not left.found, str(left)

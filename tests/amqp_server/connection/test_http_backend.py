@@ -463,9 +463,13 @@ async def test_a_client_that_goes_meanwhile(tmp_path: Path, backend: Backend) ->
 
 async def test_limits(tmp_path: Path, backend: Backend, caplog: pytest.LogCaptureFixture) -> None:
     backend.passwords |= {f"user{number}": "tea" for number in range(6)}
-    options = asking(
-        backend, auth_http_waiting_max=2, auth_http_cache_entries_max=16, auth_http_timeout_s=2.0
-    )
+    options = asking(backend, auth_http_waiting_max=2, auth_http_cache_entries_max=16)
+    turned_away: list[str] = []
+
+    async def turned(user: str) -> None:
+        await refused(node, user)
+        turned_away.append(user)
+
     async with served(tmp_path, **options) as node, logged_in(node, channels=8) as anna:
         for number in range(40):
             await anna.ask(1, commands.Queue.Declare(queue=f"q{number}"), commands.Queue.DeclareOk)
@@ -473,9 +477,14 @@ async def test_limits(tmp_path: Path, backend: Backend, caplog: pytest.LogCaptur
         backend.awake.clear()
         async with trio.open_nursery() as nursery:
             for number in range(6):
-                nursery.start_soon(refused, node, f"user{number}")
+                nursery.start_soon(turned, f"user{number}")
+            # Two wait for an answer, and the others are not asked about.
+            await until(lambda: len(turned_away) == 4)
+            assert len(backend.questions("user")) == 3
+            backend.passwords.clear()
+            backend.awake.set()
+        assert len(turned_away) == 6
         assert "too many questions wait for it (auth_http_waiting_max)" in caplog.text
-        assert len(backend.questions("user")) == 3
 
 
 # Where sending fails, httpx leaves the generator of a request's body to the collector.
