@@ -9,6 +9,7 @@ A layer that the write-ahead log has is durable, and stays here as the oldest on
 that get there are put into it.
 """
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator
 from operator import itemgetter
@@ -24,7 +25,11 @@ LAYER_APPENDS_MAX: Final = 50_000
 # A synced transaction costs about this much beside its bytes, so that many small things count, too.
 ENTRY_BYTES: Final = 64
 
+#: Fewer records than this are not let go of: those behind them in the list move each time.
+FORGET_MIN: Final = 16
+
 Append = tuple[int, int, Payload, int]  # first_seq, count, payload, parts of it that are its head
+_FIRST: Final = itemgetter(0)
 #: A message that came alone: its queue and its sequence number.
 Lone = tuple[int, int]
 
@@ -32,7 +37,7 @@ Lone = tuple[int, int]
 class QueueChanges:
     """Changes of one queue within one layer."""
 
-    __slots__ = ("annotations", "appends", "dropped", "ordered", "starts", "state", "stops")
+    __slots__ = ("annotations", "appends", "dropped", "forgotten", "ordered", "starts", "state", "stops")
 
     def __init__(self) -> None:
         self.clear()
@@ -43,6 +48,8 @@ class QueueChanges:
         self.appends: list[Append] = []
         self.starts: list[int] = []  # settled intervals, as they came; the last one grows
         self.stops: list[int] = []
+        #: Spans of records that were let go of; no other record has been there.
+        self.forgotten: list[tuple[int, int]] = []
         self.annotations: dict[int, bytes] = {}
         self.state: bytes | None = None
 
@@ -53,7 +60,7 @@ class QueueChanges:
 
     def in_order(self) -> list[Append]:
         if not self.ordered:
-            self.appends.sort(key=itemgetter(0))
+            self.appends.sort(key=_FIRST)
             self.ordered = True
         return self.appends
 
@@ -80,6 +87,9 @@ class QueueChanges:
     def absorb(self, later: "QueueChanges") -> None:
         if later.dropped:
             self.drop()
+        if later.starts and len(self.appends) >= FORGET_MIN:
+            self._forget(later.starts, later.stops)
+        self.forgotten += later.forgotten
         for append in later.appends:
             self.append(append)
         self.starts += later.starts
@@ -87,6 +97,29 @@ class QueueChanges:
         self.annotations.update(later.annotations)
         if later.state is not None:
             self.state = later.state
+
+    def _forget(self, starts: list[int], stops: list[int]) -> None:
+        """Let go of records that are settled as a whole: they are never written.
+
+        A stream has all of its records settled when its segments have them. A transaction that passed over a second's
+        worth of them kept commits waiting for milliseconds.
+        """
+        appends = self.in_order()
+        for start, stop in zip(starts, stops, strict=True):
+            if stop - start < FORGET_MIN:
+                continue
+            low = bisect_left(appends, start, key=_FIRST)
+            high = bisect_left(appends, stop, low, key=_FIRST)
+            if high > low and appends[high - 1][0] + appends[high - 1][1] > stop:
+                high -= 1
+            if high - low < FORGET_MIN:
+                continue
+            for first, count, _, _ in appends[low:high]:
+                if self.forgotten and self.forgotten[-1][1] == first:
+                    self.forgotten[-1] = (self.forgotten[-1][0], first + count)
+                else:
+                    self.forgotten.append((first, first + count))
+            del appends[low:high]
 
 
 class Layer:

@@ -168,6 +168,9 @@ class LmdbTransaction:
                     yield None
         if starts:
             spans = [(first_seq, first_seq + count) for first_seq, count, _, _ in appends]
+            if changes.forgotten:
+                # Nothing of them is in the store.
+                spans = sorted([*spans, *changes.forgotten])
             for start, stop in settled.outside(starts, stops, spans):
                 yield from self._settle(queue_id, start, stop)
             if queue_id in self._store.annotated:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -27,7 +28,7 @@ class ResetRequest(msgspec.Struct, forbid_unknown_fields=True):
 async def groups(call: Call) -> Any:
     broker = call.broker.groups
     found = (queue for vhost in call.vhosts() for queue in broker.each(vhost))
-    return await listing(call, found, broker.summary, _brief)
+    return await listing(call, found, partial(broker.summary, broker.ages()), _brief)
 
 
 def _brief(queue: Queue) -> dict[str, Any]:
@@ -35,7 +36,7 @@ def _brief(queue: Queue) -> dict[str, Any]:
 
 
 async def group(call: Call) -> Any:
-    found = call.broker.groups.find(call.vhost(), call.path["name"])
+    found = await call.broker.groups.find(call.vhost(), call.path["name"])
     if found is None:
         raise not_found()
     return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from operator import itemgetter
 from typing import Any
@@ -31,6 +31,10 @@ CHUNK_BYTES = 1 << 16
 
 Row = dict[str, Any]
 Wanted = Callable[[Row], bool]
+#: Makes the row of an item; one that waits for a thread is awaited.
+Shown = Callable[[Any], Row | Awaitable[Row]]
+#: Makes the row of an item as JSON.
+Encoded = Callable[[Any], Awaitable[bytes]]
 #: Where a row belongs in the order, and the row as JSON.
 Placed = tuple[tuple[int, float, str], bytes]
 
@@ -38,19 +42,20 @@ Placed = tuple[tuple[int, float, str], bytes]
 class Rows:
     """A JSON array that is made while it is sent."""
 
-    def __init__(self, rows: Iterable[bytes | None], slices: Slices) -> None:
-        self._rows = rows
+    def __init__(self, items: Iterable[object | None], encoded: Encoded, slices: Slices) -> None:
+        self._items = items
+        self._encoded = encoded
         self._slices = slices
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         chunk = bytearray(b"[")
         comma = b""
-        for row in self._rows:
+        for item in self._items:
             await self._slices.rest()
-            if row is None:
+            if item is None:
                 continue
             chunk += comma
-            chunk += row
+            chunk += await self._encoded(item)
             comma = b","
             if len(chunk) >= CHUNK_BYTES:
                 yield bytes(chunk)
@@ -61,10 +66,11 @@ class Rows:
         """Yield the rows in arrays of about so many bytes."""
         rows: list[bytes] = []
         size = 0
-        for row in self._rows:
+        for item in self._items:
             await self._slices.rest()
-            if row is None:
+            if item is None:
                 continue
+            row = await self._encoded(item)
             rows.append(row)
             size += len(row)
             if size >= part_bytes:
@@ -77,7 +83,7 @@ class Rows:
 async def listing(
     call: Call,
     items: Iterable[object | None],
-    shown: Callable[[Any], Row] = msgspec.structs.asdict,
+    shown: Shown = msgspec.structs.asdict,
     brief: Callable[[Any], Row] | None = None,
 ) -> Any:
     """Return what is sent for these items; `shown` makes the row of one.
@@ -87,19 +93,21 @@ async def listing(
     """
     query, slices = call.query, call.slices
 
-    def row_of(item: object) -> Row:
+    async def row_of(item: object) -> Row:
         # Rows of other nodes are made already.
-        return item if isinstance(item, dict) else shown(item)
+        row = item if isinstance(item, dict) else shown(item)
+        return row if isinstance(row, dict) else await row
+
+    async def encoded(item: object) -> bytes:
+        return encode(columns(await row_of(item)))
 
     wanted, columns = _filter(call), _columns(query)
     if not ({"sort", "page"} & query.keys() or wanted is not None):
-        return Rows((None if item is None else encode(columns(row_of(item))) for item in items), slices)
+        return Rows(items, encoded, slices)
     page = Page(query) if "page" in query else None
     path = query["sort"].split(".") if "sort" in query else []
     if brief is not None and page is not None and (not path or path[0] in BRIEF):
-        return await _paged_by(
-            brief, call, items, lambda item: encode(columns(row_of(item))), wanted, path, page
-        )
+        return await _paged_by(brief, call, items, encoded, wanted, path, page)
     total = 0
     placed: list[Placed] = []
     for item in items:
@@ -107,15 +115,19 @@ async def listing(
         if item is None:
             continue
         total += 1
-        row = row_of(item)
+        row = await row_of(item)
         if wanted is None or wanted(row):
             placed.append((_order(_at(row, path)) if path else _FIRST, encode(columns(row))))
     rows: Iterator[bytes] = (row for _, row in placed)
     if path:
         rows = await _sorted(placed, slices, reverse=query.get("sort_reverse") == "true")
     if page is None:
-        return Rows(rows, slices)
-    return await page.of(rows, len(placed), total, slices)
+        return Rows(rows, _made, slices)
+    return await page.of(page.part(rows), _made, len(placed), total, slices)
+
+
+async def _made(row: bytes) -> bytes:
+    return row
 
 
 #: Columns that `brief` rows may have.
@@ -126,7 +138,7 @@ async def _paged_by(
     brief: Callable[[Any], Row],
     call: Call,
     items: Iterable[object | None],
-    encoded: Callable[[Any], bytes],
+    encoded: Encoded,
     wanted: Wanted | None,
     path: list[str],
     page: Page,
@@ -144,9 +156,7 @@ async def _paged_by(
     chosen: Iterator[Any] = (item for _, item in placed)
     if path:
         chosen = await _sorted(placed, call.slices, reverse=call.query.get("sort_reverse") == "true")
-    return await page.of(
-        (encoded(item) for item in page.part(chosen)), len(placed), total, call.slices, cut=True
-    )
+    return await page.of(page.part(chosen), encoded, len(placed), total, call.slices)
 
 
 def picked(answer: Any, query: Mapping[str, str]) -> Any:
@@ -187,9 +197,9 @@ class Page:
         return islice(rows, start, start + self._size)
 
     async def of(
-        self, rows: Iterator[bytes], count: int, total: int, slices: Slices, *, cut: bool = False
+        self, part: Iterator[Any], encoded: Encoded, count: int, total: int, slices: Slices
     ) -> Answer:
-        """Return the page, out of all rows or of its own if they are `cut` already."""
+        """Return the page of these rows, `count` of which match."""
         pages = max(1, -(-count // self._size))
         if self._number > pages:
             raise Refusal(
@@ -198,9 +208,9 @@ class Page:
                 f"Page out of range, page: {self._number} page size: {self._size}, len: {count}",
             )
         items: list[msgspec.Raw] = []
-        for row in rows if cut else self.part(rows):
+        for item in part:
             await slices.rest()
-            items.append(msgspec.Raw(row))
+            items.append(msgspec.Raw(await encoded(item)))
         told = {
             "filtered_count": count,
             "item_count": len(items),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import trio
@@ -64,10 +66,57 @@ class Place:
         return 0 if host is None else host.end_offset
 
     @property
+    def has_unread(self) -> bool:
+        """Whether there is a message that was not acked, and this node can tell when it came."""
+        host, partition = self.host, self.partition
+        if host is None or isinstance(host, StreamRemoteHost) or partition.cursor < 0:
+            return False
+        return partition.committed < host.end_offset
+
+    @property
     def unread(self) -> int:
         """How many messages of the partition are to be handed out."""
         host = self.host
         return 0 if host is None else self.partition.unread(host.first_offset, self.end)
+
+
+class Ages:
+    """How old the oldest messages are that groups have not worked off, for one request.
+
+    What is in segments is looked up by threads. A request waits ANSWER_S for them, however many groups it shows.
+    """
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._ends = trio.current_time() + ANSWER_S
+
+    async def of(self, places: Sequence[Place]) -> list[int | None]:
+        """Return the age for each partition in ms; None if all of it was acked, or if that is not known here."""
+        times: list[int | None] = [None] * len(places)
+        looked_up = trio.Event()
+        left = 1
+
+        def one_less() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                looked_up.set()
+
+        def found(at: int, time_ms: int | None) -> None:
+            times[at] = time_ms
+            one_less()
+
+        for at, place in enumerate(places):
+            if place.has_unread:
+                left += 1
+                assert place.host is not None
+                self._broker.turn.run(place.host.time_of, place.partition.committed, partial(found, at))
+        one_less()
+        if left:
+            with trio.move_on_at(self._ends):
+                await looked_up.wait()
+        now_ms = self._broker.services.queue_time.now_ms()
+        return [None if time is None else max(now_ms - time, 0) for time in times]
 
 
 class ManagedGroups:
@@ -87,15 +136,26 @@ class ManagedGroups:
     def has(self, vhost: str, name: str) -> bool:
         return name in self._broker.vhost(vhost).groups
 
-    def find(self, vhost: str, name: str) -> dict[str, Any] | None:
+    async def find(self, vhost: str, name: str) -> dict[str, Any] | None:
         queue = self._broker.vhost(vhost).groups.get(name)
         if queue is None:
             return None
         places = _places(queue.host)
-        partitions = [self._partition(queue, *each) for each in enumerate(places)]
-        return self.summary(queue) | {"partition_details": partitions}
+        ages = await self.ages().of(places)
+        partitions = [
+            self._partition(queue, number, place, age)
+            for number, (place, age) in enumerate(zip(places, ages, strict=True))
+        ]
+        return self._summary(queue, ages) | {"partition_details": partitions}
 
-    def summary(self, queue: Queue) -> dict[str, Any]:
+    def ages(self) -> Ages:
+        """Return what tells ages to one request."""
+        return Ages(self._broker)
+
+    async def summary(self, ages: Ages, queue: Queue) -> dict[str, Any]:
+        return self._summary(queue, await ages.of(_places(queue.host)))
+
+    def _summary(self, queue: Queue, ages: list[int | None]) -> dict[str, Any]:
         host = queue.host
         told: dict[str, Any] = {
             "name": queue.name,
@@ -110,25 +170,14 @@ class ManagedGroups:
             return told | {"state": state, "partitions": 0, "generation": 0, "oldest_unread_ms": None}
         places = _places(host)
         known = isinstance(host, ReplicatedGroupHost) and not host.replica.known
-        ages = [age for age in map(self._age_of, places) if age is not None]
         return told | {
             "state": "running" if places or known else "stream is gone",
             "partitions": len(places),
             "generation": _group_of(host).generation,
-            "oldest_unread_ms": max(ages, default=None),
+            "oldest_unread_ms": max([age for age in ages if age is not None], default=None),
         }
 
-    def _age_of(self, place: Place) -> int | None:
-        """Return how old the oldest message is that was not acked; None if there is none, or if that is not known here."""
-        host, partition = place.host, place.partition
-        if host is None or isinstance(host, StreamRemoteHost) or partition.cursor < 0:
-            return None
-        if partition.committed >= host.end_offset:
-            return None
-        time = host.time_of(partition.committed)
-        return None if time is None else max(self._broker.services.queue_time.now_ms() - time, 0)
-
-    def _partition(self, queue: Queue, number: int, place: Place) -> dict[str, Any]:
+    def _partition(self, queue: Queue, number: int, place: Place, age_ms: int | None) -> dict[str, Any]:
         host, partition = place.host, place.partition
         known = partition.cursor >= 0 and host is not None
         owner = partition.owner
@@ -140,7 +189,7 @@ class ManagedGroups:
             "end_offset": place.end if known else None,
             "lag": place.unread + partition.held.count,
             "messages_unacknowledged": partition.held.count,
-            "oldest_unread_ms": self._age_of(place),
+            "oldest_unread_ms": age_ms,
             "member": None if owner is None else owner.key[-2],
             "connection": None if owner is None else self._connection(queue, owner),
         }

@@ -283,16 +283,33 @@ class StreamReaders(QueueHost):
 
             self._services.store.read(partial(self._log.read, low), has_read)
 
-    def time_of(self, offset: int) -> int | None:
-        """Return the time of the first message at or behind an offset; None if there is none."""
+    def time_of(self, offset: int, done: Callable[[int | None], None]) -> None:
+        """Tell the time of the first message at or behind an offset, in ms of the queue time; None if there is none.
+
+        A thread looks in the segments: there may be an index to be read, and one that is damaged takes a whole segment.
+        """
         tail = self._tail
         if tail and offset >= tail[0].batch.base:
-            for encoded in tail[max(bisect_right(tail, offset, key=_base_of) - 1, 0) :]:
-                if encoded.batch.stop > offset:
-                    return encoded.batch.time_ms if encoded.batch.stop <= self._synced else None
-            return None
-        found = self._log.time_of(offset)
-        return found if found is not None or not tail else tail[0].batch.time_ms
+            done(self._time_in_tail(offset))
+            return
+        behind = tail[0].batch.time_ms if tail else None
+
+        def looked(outcome: Outcome[int | None]) -> None:
+            if isinstance(outcome, Error):
+                done(None)
+                self._turn.contain(self, outcome.unwrap)
+            else:
+                found = outcome.unwrap()
+                done(behind if found is None else found)
+
+        self._services.store.read(partial(self._log.time_of, offset), looked)
+
+    def _time_in_tail(self, offset: int) -> int | None:
+        tail = self._tail
+        for encoded in tail[max(bisect_right(tail, offset, key=_base_of) - 1, 0) :]:
+            if encoded.batch.stop > offset:
+                return encoded.batch.time_ms if encoded.batch.stop <= self._synced else None
+        return None
 
     # -- reading ---------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -124,6 +125,51 @@ async def test_what_was_acked_meanwhile_never_comes_to_lmdb(path: Path) -> None:
         await turns.append(3, to_store=True)
         assert turns.stored() == [1, 3]
     assert list(recovered(path)) == [1, 3]
+
+
+async def test_what_was_settled_is_let_go_of_while_only_the_log_has_it(path: Path) -> None:
+    def settle(low: int, stop: int) -> None:
+        turns.journal.settle(1, range(low, stop))
+
+    async with running(open_at(path)) as turns:
+        await turns.append(*range(10), to_store=True)
+        await turns.append(*range(20, 40))
+        await turns.append(*range(45, 80))
+        # Some of these are in LMDB, and some are nowhere.
+        await turns.turn(settle, 5, 60)
+        await turns.turn(settle, 62, 79)
+        logged = turns.environment.pending.logged
+        assert logged is not None
+        left = [60, 61, 79]
+        assert [first for first, *_ in logged.queues[1].appends] == left
+        assert turns.read() == [*range(10), *left]
+        # As after a crash here.
+        shutil.copytree(path, path.parent / "crashed")
+        await turns.append(80, to_store=True)
+        assert turns.stored() == [*range(5), *left, 80]
+    assert list(recovered(path.parent / "crashed")) == [*range(5), *left]
+    assert list(recovered(path)) == [*range(5), *left, 80]
+
+
+async def test_a_record_that_is_settled_in_part_is_kept(path: Path) -> None:
+    async with running(open_at(path)) as turns:
+
+        def append() -> None:
+            for first in range(0, 80, 4):
+                turns.journal.append(1, first, 4, [b"%d" % first, bytes(9)], 1)
+
+        def settle() -> None:
+            turns.journal.settle(1, range(2, 75))
+
+        await turns.turn(append)
+        await turns.turn(settle)
+        await turns.append(80, to_store=True)
+        assert turns.stored() == [0, 72, 76, 80]
+    environment = open_at(path)
+    (queue,) = Journal(environment).recover()
+    found = {record.first_seq: record.settled for record in queue.records}
+    environment.close()
+    assert found == {0: [range(2, 4)], 72: [range(72, 75)], 76: [], 80: []}
 
 
 async def test_a_large_commit_takes_along_what_the_log_has(path: Path) -> None:

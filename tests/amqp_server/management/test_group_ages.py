@@ -1,0 +1,139 @@
+"""How old the oldest message is that a group has not worked off: threads look that up in segments, never the loop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from amqp_server.management.direct import ANSWER_S
+from amqp_server.management.managed_groups import ManagedGroups
+from tests.amqp_server.streams.node import StreamNode, publish
+from tests.amqp_server.streams.node import declare as declare_stream
+from tests.amqp_server.streams.test_consumer_groups import declare
+from tests.amqp_server.streams.test_super_streams import opened
+
+STREAMS = ("s", "t")
+#: Between two batches of each stream, ms.
+STEP_MS = 1_000
+BATCHES = 8
+
+
+class CountedReads:
+    """Files are looked at so often."""
+
+    def __init__(self, node: StreamNode, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        read = node.files.read
+
+        def counted(path: Path, position: int, size: int) -> bytes:
+            self.count += 1
+            return read(path, position, size)
+
+        monkeypatch.setattr(node.files, "read", counted)
+
+
+@pytest.fixture
+def node() -> StreamNode:
+    """Return one with groups over two streams, each of which has one batch in each second, three in a segment."""
+    node = StreamNode()
+    peer = opened(node)
+    for name in STREAMS:
+        declare_stream(peer, name)
+    for _ in range(BATCHES):
+        for name in STREAMS:
+            publish(peer, [b"x" * 100], name)
+        node.work()
+        node.pass_time(STEP_MS)
+    for name in STREAMS:
+        declare(peer, f"over-{name}", name)
+    node.work()
+    return node
+
+
+async def put(node: StreamNode, groups: ManagedGroups, name: str, offset: int) -> None:
+    """Have a group go on at an offset."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(reset, groups, name, offset)
+        await trio.testing.wait_all_tasks_blocked()
+        node.work()
+
+
+async def reset(groups: ManagedGroups, name: str, offset: int) -> None:
+    await groups.reset("/", name, str(offset), partition=None, dry_run=False, force=False)
+
+
+async def find(groups: ManagedGroups, name: str, told: list[dict[str, Any]]) -> None:
+    found = await groups.find("/", name)
+    assert found is not None
+    told.append(found)
+
+
+async def found_by(node: StreamNode, name: str, reads: CountedReads) -> dict[str, Any]:
+    """Return what is told of a group while threads work as often as anything waits for them."""
+    told: list[dict[str, Any]] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(find, ManagedGroups(node.broker), name, told)
+        while not told:
+            count = reads.count
+            await trio.testing.wait_all_tasks_blocked()
+            assert reads.count == count, "the loop has read a file"
+            node.work()
+    return told[0]
+
+
+async def test_threads_look_for_times_in_segments(node: StreamNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    segments = node.host()._log.segments
+    (within,) = (each for each in segments if each.base <= 4 < each.stop)
+    assert within.base < 4 and within != segments[-1]
+    await put(node, ManagedGroups(node.broker), "over-s", 4)
+    reads = CountedReads(node, monkeypatch)
+    found = await found_by(node, "over-s", reads)
+    assert reads.count
+    # The index has no entry for each batch: the time is about that of the message, and that of its segment at most.
+    now_ms = node.broker.services.queue_time.now_ms()
+    (partition,) = found["partition_details"]
+    assert now_ms - partition["oldest_unread_ms"] == within.first_ms
+    assert found["oldest_unread_ms"] == partition["oldest_unread_ms"]
+
+
+async def test_what_is_in_memory_is_not_read(node: StreamNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    peer = opened(node)
+    await put(node, ManagedGroups(node.broker), "over-s", BATCHES)
+    publish(peer, [b"last"])
+    node.sync()
+    node.clock.now_ms += 77
+    reads = CountedReads(node, monkeypatch)
+    told: list[dict[str, Any]] = []
+    await find(ManagedGroups(node.broker), "over-s", told)
+    assert told[0]["oldest_unread_ms"] == 77 and not reads.count
+
+
+async def test_a_disk_that_does_not_answer_leaves_ages_untold(
+    node: StreamNode, autojump_clock: trio.testing.MockClock
+) -> None:
+    groups = ManagedGroups(node.broker)
+    await put(node, groups, "over-s", 4)
+    await put(node, groups, "over-t", 4)
+    began = trio.current_time()
+    ages = groups.ages()
+    queues = groups.each("/")
+    told = [await groups.summary(ages, queue) for queue in queues]
+    assert [(each["messages"], each["oldest_unread_ms"]) for each in told] == [(4, None), (4, None)]
+    # All groups of one request wait together.
+    assert trio.current_time() - began == ANSWER_S
+
+
+async def test_a_stream_that_goes_meanwhile_has_no_age(node: StreamNode) -> None:
+    await put(node, ManagedGroups(node.broker), "over-s", 4)
+    told: list[dict[str, Any]] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(find, ManagedGroups(node.broker), "over-s", told)
+        await trio.testing.wait_all_tasks_blocked()
+        assert node.store.reads
+        node.turn.run(node.host().close)
+        node.work()
+    assert told[0]["oldest_unread_ms"] is None
