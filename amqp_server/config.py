@@ -847,6 +847,9 @@ class Config:
         low=KIB,
         high=GIB,
     )
+    http_definition_bytes_max: int = option(
+        256 * KIB, "Largest object in definitions that are imported.", unit="bytes", low=KIB, high=GIB
+    )
     http_definitions_max: int = option(
         500_000, "Objects in definitions that are imported.", low=1, high=100_000_000
     )

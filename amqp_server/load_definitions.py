@@ -39,7 +39,8 @@ async def load_definitions(broker: ManagedBroker, path: str) -> None:
         return
     importing = Import(broker, trio.lowlevel.checkpoint)
     try:
-        await importing.run(await decoded(body, trio.lowlevel.checkpoint, broker.definitions_max))
+        rest, most = trio.lowlevel.checkpoint, broker.definitions_max
+        await importing.run(await decoded(body, rest, most, broker.definition_bytes_max))
     except Refusal as refusal:
         raise DefinitionsError(f"load_definitions: {path}: {refusal}") from None
     await broker.node.settled()

@@ -281,6 +281,11 @@ class Turn:
                 break
         self._left = dict(waiting) | self._left
 
+    def first(self, hosts: dict[Scheduled, None]) -> None:
+        """Apply these, which are scheduled, before the others."""
+        if len(self.scheduled) > len(hosts):
+            self.scheduled = hosts | self.scheduled
+
     def extend(self) -> None:
         """The turn of many clients may last as long again: they are as many parts of it as they are."""
         self.ends = self.now() + self._lasts_s

@@ -111,12 +111,14 @@ class Router:
         self._reachable_depends.clear()
         return exchange
 
-    def set_alternate(self, name: str, alternate: str | None) -> None:
-        """Give an exchange an alternate, or none; one that it was declared with stays."""
+    def set_alternate(self, name: str, alternate: str | None) -> bool:
+        """Give an exchange an alternate, or none; one that it was declared with stays. Return True if it has another one."""
         exchange = self._exchanges[name]
-        if "alternate-exchange" not in exchange.arguments and exchange.alternate != alternate:
-            exchange.alternate = alternate
-            self._reachable_depends.clear()
+        if "alternate-exchange" in exchange.arguments or exchange.alternate == alternate:
+            return False
+        exchange.alternate = alternate
+        self._reachable_depends.clear()
+        return True
 
     @property
     def exchange_count(self) -> int:

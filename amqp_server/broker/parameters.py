@@ -61,17 +61,22 @@ class Parameters:
         *,
         parameters_max: int = 10_000,
         value_bytes_max: int = 65_536,
-        changed: Callable[[str, str], None] = lambda vhost, component: None,
+        changed: Callable[[str, str, str], None] = lambda vhost, component, name: None,
     ) -> None:
-        """`changed` is called with the vhost and the component of each parameter that was set or cleared."""
+        """`changed` is called with the vhost, the component and the name of each parameter that was set or cleared."""
         self._metadata = metadata
         self._parameters_max = parameters_max
         self._value_bytes_max = value_bytes_max
         self._changed = changed
         self._records: dict[Key, ParameterRecord] = {}
+        #: The same by vhost and component, by their names.
+        self._groups: dict[tuple[str, str], dict[str, ParameterRecord]] = {}
         for stored, value in metadata.items(TABLE):
-            record = decode(TABLE, stored, value, ParameterRecord)
-            self._records[record.key] = record
+            self._put(decode(TABLE, stored, value, ParameterRecord))
+
+    def _put(self, record: ParameterRecord) -> None:
+        self._records[record.key] = record
+        self._groups.setdefault((record.vhost, record.component), {})[record.name] = record
 
     def __len__(self) -> int:
         return len(self._records)
@@ -90,7 +95,9 @@ class Parameters:
         return name if isinstance(name, str) else ""
 
     def of(self, vhost: str, component: str) -> list[ParameterRecord]:
-        return [record for record in self if record.vhost == vhost and record.component == component]
+        """Return those of a component, by name."""
+        found = self._groups.get((vhost, component), {})
+        return [found[name] for name in sorted(found)]
 
     def prepare(self, vhost: str, component: str, name: str, value: object) -> ParameterRecord:
         """Check a parameter that is to be set, but for what its value means. Raises ParameterRefused."""
@@ -113,18 +120,22 @@ class Parameters:
     def store(self, record: ParameterRecord) -> bool:
         """Set it; whether it is new."""
         before = self._records.get(record.key)
-        self._records[record.key] = record
+        self._put(record)
         self._metadata.put(TABLE, key(*record.key), encode(record))
         if before != record:
-            self._changed(record.vhost, record.component)
+            self._changed(*record.key)
         return before is None
 
     def clear(self, vhost: str, component: str, name: str) -> bool:
         """Whether it was there."""
         if self._records.pop((vhost, component, name), None) is None:
             return False
+        group = self._groups[vhost, component]
+        del group[name]
+        if not group:
+            del self._groups[vhost, component]
         self._metadata.delete(TABLE, key(vhost, component, name))
-        self._changed(vhost, component)
+        self._changed(vhost, component, name)
         return True
 
     def clear_vhost(self, vhost: str) -> None:

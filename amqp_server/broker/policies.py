@@ -29,16 +29,15 @@ from amqp_server.broker.parameters import (
     Parameters,
 )
 from amqp_server.broker.pattern import InvalidPattern, Matches, compile_policy
+from amqp_server.broker.policy_changes import EXCHANGE, PolicyChanges
+from amqp_server.broker.policy_ranking import Ranked, Ranking
 from amqp_server.broker.queue_types import QUEUE_TYPES, QueueType
 from amqp_server.config import age_ms
 from amqp_server.wire.frames import SHORT_STRING_MAX
 from exchanges.field import erlang_term
-from quorum_queue.boundary import Fatal
 
 if TYPE_CHECKING:
     from amqp_server.broker.broker import Broker
-    from amqp_server.broker.queue import Queue
-    from amqp_server.broker.vhost import VHost
 
 #: A consumer group has nothing that a policy could change.
 QUEUES = frozenset(name for name, each in QUEUE_TYPES.items() if not each.is_group)
@@ -52,7 +51,8 @@ APPLIES: Mapping[str, frozenset[str]] = {
     "quorum_queues": frozenset({"quorum"}),
     "streams": frozenset({"stream"}),
 }
-EXCHANGE = "exchange"
+#: All of them.
+KINDS = (*sorted(QUEUES), EXCHANGE)
 PRIORITY_MAX = (1 << 31) - 1
 
 Definition = Mapping[str, Any]
@@ -345,11 +345,9 @@ class Policies:
         self._pattern_bytes_max = pattern_bytes_max
         self._match_ms = match_ms
         self._match_total_ms = match_total_ms
-        #: By vhost and component, with the highest priority first.
-        self._sorted: dict[tuple[str, str], list[tuple[Policy, Matches]]] = {}
-        #: Queues that are to look at their policies, and who waits for that.
-        self._queues: dict[Queue, None] = {}
-        self._waiting: list[Callable[[], None]] = []
+        #: By vhost and component.
+        self._rankings: dict[tuple[str, str], Ranking] = {}
+        self._changes = PolicyChanges(broker)
 
     @property
     def _parameters(self) -> Parameters:
@@ -392,18 +390,22 @@ class Policies:
         return Applied(policy, operator_policy)
 
     def _best(self, vhost: str, component: str, name: str, kind: str) -> Policy | None:
-        found = self._sorted.get((vhost, component))
-        if found is None:
-            found = self._sorted[vhost, component] = self._sort(vhost, component)
-        for policy, matches in found:
-            if policy.supports(kind) and matches(name):
-                return policy
-        return None
+        found = self._ranking(vhost, component).first(kind, name)
+        return None if found is None else found.policy
 
-    def _sort(self, vhost: str, component: str) -> list[tuple[Policy, Matches]]:
-        policies = [policy_of(record) for record in self._parameters.of(vhost, component)]
-        policies.sort(key=lambda policy: -policy.priority)
-        return [(policy, self._matches(policy.pattern)) for policy in policies]
+    def _ranking(self, vhost: str, component: str) -> Ranking:
+        ranking = self._rankings.get((vhost, component))
+        if ranking is None:
+            ranking = self._rankings[vhost, component] = Ranking()
+            for record in self._parameters.of(vhost, component):
+                ranking.put(self._ranked(record))
+        return ranking
+
+    def _ranked(self, record: ParameterRecord) -> Ranked:
+        policy = policy_of(record)
+        return Ranked(
+            policy, self._matches(policy.pattern), [kind for kind in KINDS if policy.supports(kind)]
+        )
 
     def _matches(self, pattern: str) -> Matches:
         try:
@@ -414,44 +416,25 @@ class Policies:
 
     # -- changes --------------------------------------------------------------------------------------------------------
 
-    def changed(self, vhost: str, component: str) -> None:
-        """A policy was set or cleared: what it applies to follows, queues some in each turn, for there may be many."""
+    def changed(self, vhost: str, component: str, name: str) -> None:
+        """A policy was set or cleared: what it applies to, or did, follows, some in each turn, for there may be many."""
         if component not in (POLICY, OPERATOR_POLICY):
             return
-        self._sorted.pop((vhost, component), None)
-        topology = self._broker.vhosts.get(vhost)
-        if topology is not None:
-            topology.apply_exchange_policies()
-            self._queues.update(dict.fromkeys(topology.queues.values()))
-        self._go_on()
-
-    def forget(self, vhost: VHost) -> None:
-        """The vhost is gone."""
-        for each in (POLICY, OPERATOR_POLICY):
-            self._sorted.pop((vhost.name, each), None)
+        ranking = self._rankings.get((vhost, component))
+        before = None if ranking is None else ranking.take(name)
+        record = self._parameters.get(vhost, component, name)
+        after = None if record is None else self._ranked(record)
+        if ranking is not None and after is not None:
+            ranking.put(after)
+        if vhost in self._broker.vhosts:
+            self._changes.add(vhost, [each for each in (before, after) if each is not None])
+        elif record is None and ranking is not None and not len(ranking):
+            # The vhost is gone.
+            del self._rankings[vhost, component]
 
     def when_applied(self, done: Callable[[], None]) -> None:
-        """Call back when all queues of this node follow what was set until now."""
-        self._waiting.append(done)
-        self._go_on()
-
-    def _go_on(self) -> None:
-        turn = self._broker.turn
-        while self._queues:
-            if turn.overdue():
-                turn.later(self, self._go_on)
-                return
-            queue = next(iter(self._queues))
-            del self._queues[queue]
-            if not queue.deleted:
-                turn.contain(queue, queue.apply_policies)
-        waiting, self._waiting = self._waiting, []
-        for done in waiting:
-            done()
-
-    def failed(self, error: Exception) -> None:
-        """See amqp_server.turn.Unit."""
-        raise Fatal(f"policies could not be applied: {error!r}") from error
+        """Call back when all queues and exchanges of this node follow what was set until now."""
+        self._changes.when_applied(done)
 
 
 def _nothing(name: str) -> bool:

@@ -43,9 +43,9 @@ class Runtime:
         #: A shovel was defined, changed or cleared.
         self.shovels_changed: Callable[[], None] = _nothing
 
-    def _changed(self, vhost: str, component: str) -> None:
+    def _changed(self, vhost: str, component: str, name: str) -> None:
         self.limits.changed(component)
-        self.policies.changed(vhost, component)
+        self.policies.changed(vhost, component, name)
         if component == SHOVEL:
             self.shovels_changed()
         if component == TRACING:

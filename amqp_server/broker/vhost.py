@@ -149,16 +149,16 @@ class VHost:
         self.broker.counts.exchanges += 1
         self._apply_policies(record.name)
 
-    def apply_exchange_policies(self) -> None:
-        """Policies have changed."""
-        for exchange in list(self.router.exchanges()):
-            self._apply_policies(exchange.name)
-        self.broker.changed()
+    def apply_exchange_policies(self, exchange: str) -> None:
+        """Policies of an exchange have changed, if it is still there."""
+        if self.router.get(exchange) is not None and self._apply_policies(exchange):
+            self.broker.changed()
 
-    def _apply_policies(self, exchange: str) -> None:
-        """An exchange takes the alternate of its policy, if it was declared without one."""
+    def _apply_policies(self, exchange: str) -> bool:
+        """An exchange takes the alternate of its policy, if it was declared without one. Return True if that is another one
+        than before."""
         definition = self.broker.runtime.policies.of_exchange(self.name, exchange).definition
-        self.router.set_alternate(exchange, definition.get("alternate-exchange"))
+        return self.router.set_alternate(exchange, definition.get("alternate-exchange"))
 
     def remove_exchange(self, name: str) -> bool:
         exchange = self.router.get(name)

@@ -324,14 +324,22 @@ class Poller:
         light = self._light
         #: Each with the last queue that it, or one before it, has scheduled.
         read: list[tuple[Transport, Scheduled]] = []
+        #: Queues of those that have scheduled one, and the last ones of the others.
+        only: dict[Scheduled, None] = {}
+        last_of_many: list[Scheduled] = []
         began = turn.now()
         while light:
             transport = light.popleft()
             transport.queued = False
+            before = len(turn.scheduled)
             transport.read_little()
             last = turn.last_scheduled()
             if last is not None:
                 read.append((transport, last))
+                if len(turn.scheduled) == before + 1:
+                    only[last] = None
+                else:
+                    last_of_many.append(last)
             now = turn.now()
             if transport.slow(now - began > self._light_s):
                 transport.heavy = True
@@ -340,6 +348,12 @@ class Poller:
                 break
         if read:
             turn.extend()
+            if only:
+                # Else one client with many queues, or what another task has scheduled, would take the turn, and they would
+                # come behind all that is left. The last ones of others tell whether these have all been applied.
+                for each in last_of_many:
+                    only.pop(each, None)
+                turn.first(only)
             turn.apply()
             if turn.cut:
                 for transport, host in read:

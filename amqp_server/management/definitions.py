@@ -165,7 +165,10 @@ async def put_definitions(call: Call) -> Answer:
     """204 if all of it was taken over; else 200, with what has no counterpart here."""
     vhost = vhost_to_set(call) if "vhost" in call.path else None
     importing = Import(call.broker, call.slices.rest)
-    told = await decoded(_file(call.body), call.slices.rest, call.broker.definitions_max)
+    broker = call.broker
+    told = await decoded(
+        _file(call.body), call.slices.rest, broker.definitions_max, broker.definition_bytes_max
+    )
     await importing.run(told, vhost)
     if not importing.skipped:
         return NO_CONTENT

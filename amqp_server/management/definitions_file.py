@@ -13,6 +13,8 @@ from amqp_server.management.answer import bad_request
 
 Rest = Callable[[], Awaitable[None]]
 
+#: Characters of the text in which an object is looked for at first: most have a few hundred.
+PART = 4_096
 _SPACE = re.compile(r"[ \t\n\r]*")
 #: Finds where a value ends.
 _scan = json.JSONDecoder().raw_decode
@@ -22,19 +24,20 @@ class _Malformed(Exception):
     pass
 
 
-async def decoded(body: bytes, rest: Rest, objects_max: int) -> dict[str, Any]:
+async def decoded(body: bytes, rest: Rest, objects_max: int, object_bytes_max: int) -> dict[str, Any]:
     """Return the object that the body is; `rest` is called between two short steps. Raises Refusal."""
     try:
-        return await _Reader((body or b"{}").decode(), rest, objects_max).run()
+        return await _Reader((body or b"{}").decode(), rest, objects_max, object_bytes_max).run()
     except (_Malformed, msgspec.MsgspecError, ValueError, RecursionError):
         raise bad_request("failed_to_parse_json") from None
 
 
 class _Reader:
-    def __init__(self, text: str, rest: Rest, objects_max: int) -> None:
+    def __init__(self, text: str, rest: Rest, objects_max: int, object_bytes_max: int) -> None:
         self._text = text
         self._rest = rest
         self._objects_max = objects_max
+        self._object_bytes_max = object_bytes_max
         self._left = objects_max
         self._at = 0
 
@@ -70,10 +73,32 @@ class _Reader:
 
     def _value(self) -> Any:
         self._next()
-        start = self._at
-        _, self._at = _scan(self._text, start)
         # As all other bodies are read.
-        return msgspec.json.decode(self._text[start : self._at].encode())
+        return msgspec.json.decode(self._whole_value().encode())
+
+    def _whole_value(self) -> str:
+        """Return the text of the next value, and go on behind it. Nobody knows how long it is before it is read: so that this
+        is a short step, it is looked for in a part of the text, and in a longer one if it does not end there."""
+        start, size = self._at, PART
+        while True:
+            size = min(size, self._object_bytes_max)
+            part = self._text[start : start + size]
+            is_rest = start + size >= len(self._text)
+            try:
+                length = _scan(part)[1]
+            except ValueError:
+                if is_rest:
+                    raise
+                length = size
+            # A number may go on behind the part.
+            if length < size or is_rest:
+                self._at = start + length
+                return part[:length]
+            if size == self._object_bytes_max:
+                raise bad_request(
+                    f"malformed, or an object of more than {size} bytes (http_definition_bytes_max)"
+                )
+            size *= 8
 
     def _next(self) -> str:
         """Go on to what is no space, and return it; nothing at the end."""

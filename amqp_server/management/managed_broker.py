@@ -67,6 +67,7 @@ class ManagedBroker:
         self.announced_version = broker.config.announce_version
         #: Objects in one import of definitions; and bytes of an object or list in another body.
         self.definitions_max = broker.config.http_definitions_max
+        self.definition_bytes_max = broker.config.http_definition_bytes_max
         self.json_bytes_max = broker.config.http_json_bytes_max
         self.build = BUILD
         self.users = broker.access.users

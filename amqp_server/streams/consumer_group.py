@@ -319,6 +319,10 @@ class ConsumerGroupHost(QueueHost):
             self.schedule()
         return first
 
+    def overdue(self) -> bool:
+        """True if the turn has lasted long enough."""
+        return self._turn.overdue()
+
     def got(self, key: Key, got: Got | None) -> None:
         """A client that gets messages one by one has its answer; None if there is none."""
         self._got(key, got)

@@ -71,7 +71,15 @@ class DeadMessages:
             self._waiting.appendleft(dead._replace(span=span._replace(low=stop)))
         lows = [span.low, *[batch.base + 1 for batch in found]]
         self._left = len(found) + 1
-        for batch, low in zip(found, lows, strict=False):
+        for number, (batch, low) in enumerate(zip(found, lows, strict=False)):
+            if number and self._turn.overdue():
+                # What is behind those that are sent is read again.
+                if stop < span.stop:
+                    self._waiting.popleft()
+                self._waiting.appendleft(dead._replace(span=span._replace(low=low)))
+                self._left -= len(found) - number
+                self._sent(host, partition, low, low, taken=True)
+                return
             run = run_of(reader.dressed(batch, 0))
             letter = partial(self._sent, host, partition, low, batch.base + 1)
             parts = self._services.dead_letters.dead_letter(host.queue, run, dead.reason, letter)

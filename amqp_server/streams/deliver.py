@@ -77,6 +77,36 @@ class BatchReader:
             tag += part
             count -= part
 
+    def cut(self, count: int, *, redelivered: bool = False) -> Batch:
+        """Take the next messages, which are there, and return them as a batch of their own."""
+        batch, start, base = self.batch, self.index, self.offset
+        shapes: list[Shape] = []
+        parts: list[bytes] = []
+        left = count
+        while left:
+            part = self._next_shape(left)
+            shape = batch.shapes[self._shape]
+            items = bytearray(self._items[self._at : self._at + part * shape.size])
+            if redelivered:
+                items[:: shape.size] = b"\x01" * part
+            parts.append(bytes(items))
+            shapes.append(shape._replace(count=part))
+            self._move(shape, part)
+            left -= part
+        offsets = batch.offsets
+        if offsets is not None:
+            offsets = [each + batch.base - base for each in offsets[start : start + count]]
+        joined = b"".join(parts)
+        stop = self.offset - base
+        return Batch(base, batch.time_ms, shapes, joined, [None], [], len(joined), stop, offsets)
+
+    def copy(self) -> BatchReader:
+        """Return another one at the same place."""
+        other = BatchReader(self.batch, self._fields)
+        other.index, other.left = self.index, self.left
+        other._shape, other._left_in_shape, other._at = self._shape, self._left_in_shape, self._at
+        return other
+
     def _next_shape(self, count: int) -> int:
         """Go on to the next shape if this one is used up; return how many of `count` messages have it."""
         if not self._left_in_shape:

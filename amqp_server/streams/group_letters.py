@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from amqp_server.streams.deliver import BatchReader
 from amqp_server.streams.group_options import LETTERS_MAX
 from amqp_server.streams.group_reading import Due, Readings, Taker
-from amqp_server.streams.headed import Headers, cut
+from amqp_server.streams.headed import Headers
 from amqp_server.streams.runs import run_of
 from quorum_queue.consumer_groups.replica import Death
 from quorum_queue.local import NodeServices
@@ -31,7 +31,7 @@ class _Undertaker(Taker):
 
     def take(self, due: Due, headers: Headers, reader: BatchReader, count: int) -> None:
         for number in range(count):
-            run = run_of(headers.batch(cut(reader, 1), 0))
+            run = run_of(headers.batch(reader.cut(1), 0))
             self._letters.send(due.first + number, run, self._dead)
 
     def absent(self, due: Due, count: int) -> None:

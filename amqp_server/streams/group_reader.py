@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from amqp_server.streams.deliver import BatchReader
 from amqp_server.streams.group_reading import Stream
-from amqp_server.streams.headed import Headers, below, cut, offsets_of
+from amqp_server.streams.headed import Headers, below, offsets_of
 from amqp_server.streams.host import BOUNDLESS, StreamConsumer, StreamHost
 from amqp_server.streams.start import Start
 from persistence.streams.batch import Batch
@@ -114,6 +114,9 @@ class Reader:
                 host.schedule()
                 return
             self._hand(member, reader, span)
+            if reader.left and host.overdue():
+                # The stream goes on with the rest.
+                return
         self._headers.forget()
 
     def _stall(self, consumer: StreamConsumer) -> None:
@@ -122,12 +125,12 @@ class Reader:
 
     def _hand(self, member: Member, reader: BatchReader, span: Span) -> None:
         host, partition = self._host, self.partition
-        count = min(below(reader, span.stop), member.room())
+        count = min(below(reader, span.stop), member.room(), self._headers.most(reader))
         offsets = offsets_of(reader, count)
         again = span.stop != ENDLESS
         part: Batch | None = None
         if again:
-            part = cut(reader, count, redelivered=True)
+            part = reader.cut(count, redelivered=True)
         else:
             source = self._headers.reader(reader)
             reader.skip(count)

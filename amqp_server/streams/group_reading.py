@@ -47,6 +47,9 @@ class Host(Unit, Protocol):
     def retry(self) -> None:
         """A stream does not serve now."""
 
+    def overdue(self) -> bool:
+        """True if the turn has lasted long enough."""
+
     def stream(self, stream_id: int) -> Stream | None:
         """Return a stream of the group; None if this node does not know of it."""
 
@@ -273,12 +276,16 @@ class Reading(Attached):
                 self._stall(consumer)
                 self.host.schedule()
                 return
-            count = _unbroken(offsets_of(reader, below(reader, due.stop)))
+            most = min(below(reader, due.stop), self._headers.most(reader))
+            count = _unbroken(offsets_of(reader, most))
             self._advance(due, count)
             self.position = offset + count
             # The due is what it was before; whoever takes it may have more come, or less.
             part = Due(due.taker, due.stream_id, offset, offset + count, due.first - count, due.attempts)
             due.taker.take(part, self._headers, reader, count)
+            if reader.left and self.host.overdue():
+                # The stream goes on with the rest.
+                return
         self._headers.forget()
 
     def _stall(self, consumer: StreamConsumer) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from amqp_server.streams.deliver import BatchReader
 from amqp_server.streams.group_reading import Due, Taker
-from amqp_server.streams.headed import Headers, cut
+from amqp_server.streams.headed import Headers
 from amqp_server.streams.runs import run_of
 from quorum_queue.cluster.guests import Guest
 from quorum_queue.consumer_groups.replica import AHEAD_MAX
@@ -35,7 +35,7 @@ class Client(Taker):
         host, sink, again = self._host, self.sink, due.attempts > 0
         host.sent(self, due, count)
         if again or isinstance(sink, Guest):
-            batch = headers.batch(cut(reader, count, redelivered=again), due.attempts)
+            batch = headers.batch(reader.cut(count, redelivered=again), due.attempts)
             if isinstance(sink, Guest):
                 host.contain(sink, sink.deliver, self, run_of(batch), due.first)
             else:
@@ -75,7 +75,7 @@ class Getter(Taker):
             self.sent = before.sent
 
     def take(self, due: Due, headers: Headers, reader: BatchReader, count: int) -> None:
-        batch = headers.batch(cut(reader, 1, redelivered=due.attempts > 0), due.attempts)
+        batch = headers.batch(reader.cut(1, redelivered=due.attempts > 0), due.attempts)
         run = run_of(batch)
         run.redelivered = due.attempts > 0
         self._host.sent(self, due, 1)

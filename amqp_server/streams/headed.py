@@ -1,7 +1,7 @@
 """Messages of a stream with more headers than they are stored with, as members of a group get them.
 
 Neighbours of one size mostly begin alike up to their headers. Then the headers are put in by the hot loop itself (deliver.py).
-Else the batch is made anew.
+Else they are made anew, a piece of the batch at a time.
 """
 
 from __future__ import annotations
@@ -22,30 +22,55 @@ STREAM: Final = b"x-stream"
 DELIVERY_COUNT: Final = b"x-delivery-count"
 #: What the offset takes of the headers, with its name.
 _OFFSET_BYTES: Final = 1 + len(OFFSET) + 1 + 8
+#: Messages that do not begin alike get their headers so many at a time, and one by one: 10 to 20 us each.
+PIECE: Final = 256
+#: In batches with more sizes than that they are taken for such.
+SHAPES_MAX: Final = 256
 _flatten = chain.from_iterable
 
 
 class Headers:
     """Puts the headers of a group into the messages of one stream."""
 
-    __slots__ = ("_fields", "_headed", "_source")
+    __slots__ = ("_added", "_alike", "_fields", "_headed", "_source")
 
     def __init__(self, name: str) -> None:
         """`name` is that of the stream."""
         self._fields = stream_field(name)
-        #: The batch that was read last, and the same with these headers.
+        self._added = _encoded(self._fields)
+        #: The batch that was read last, whether its messages begin alike, and all of it or the next ones with these headers.
         self._source: Batch | None = None
+        self._alike = False
         self._headed: BatchReader | None = None
 
+    def most(self, reader: BatchReader) -> int:
+        """Return for how many of the next messages `reader` is good at once."""
+        self._look_at(reader.batch)
+        if self._alike:
+            return reader.left
+        headed = self._headed
+        if headed is not None and headed.left and headed.offset == reader.offset:
+            return headed.left
+        return min(reader.left, PIECE)
+
     def reader(self, reader: BatchReader) -> BatchReader:
-        """Return the same place in the batch, with the headers. It goes on by itself."""
-        if self._source is not reader.batch or self._headed is None:
-            self._source = reader.batch
+        """Return the same place in the batch, with the headers. It goes on by itself, through the messages that `most` says."""
+        self._look_at(reader.batch)
+        found = self._headed
+        if self._alike:
+            if found is None or found.index > reader.index:
+                found = self._headed = BatchReader(reader.batch, self._added)
+            found.skip(reader.index - found.index)
+        elif found is None or not found.left or found.offset != reader.offset:
+            piece = reader.copy().cut(min(reader.left, PIECE))
+            found = self._headed = BatchReader(headed(piece, self._fields))
+        return found
+
+    def _look_at(self, batch: Batch) -> None:
+        if self._source is not batch:
+            self._source = batch
             self._headed = None
-        if self._headed is None or self._headed.index > reader.index:
-            self._headed = reader_with(reader.batch, self._fields)
-        self._headed.skip(reader.index - self._headed.index)
-        return self._headed
+            self._alike = _begin_alike(batch, self._fields)
 
     def forget(self) -> None:
         self._source = self._headed = None
@@ -67,19 +92,19 @@ def count_field(attempts: int) -> dict[bytes, bytes]:
     return {DELIVERY_COUNT: b"l" + attempts.to_bytes(8, "big")}
 
 
-def reader_with(batch: Batch, fields: dict[bytes, bytes]) -> BatchReader:
-    """Return what reads the batch with these headers in each message."""
+def _begin_alike(batch: Batch, fields: dict[bytes, bytes]) -> bool:
+    """Return whether the hot loop can put these headers into all messages of the batch."""
+    if len(batch.shapes) > SHAPES_MAX:
+        return False
     view, at = memoryview(batch.items), 0
     others = False
     for shape in batch.shapes:
         front = bytes(view[at : at + table_at(view[at : at + shape.size], shape.first) + 4])
         if not begins_alike(view, at, shape, front):
-            return BatchReader(headed(batch, fields))
+            return False
         others = others or int.from_bytes(front[-4:], "big") > _OFFSET_BYTES
         at += shape.count * shape.size
-    if others and not _has_none(bytes(batch.items), fields):
-        return BatchReader(headed(batch, fields))
-    return BatchReader(batch, _encoded(fields))
+    return not others or _has_none(bytes(batch.items), fields)
 
 
 def _encoded(fields: dict[bytes, bytes]) -> bytes:
@@ -154,32 +179,6 @@ def _put_one(
     shapes.append(shape._replace(count=1, size=shape.size + more, second=shape.second + more))
 
 
-def cut(reader: BatchReader, count: int, *, redelivered: bool = False) -> Batch:
-    """Take the next messages, which are there, and return them as a batch of their own."""
-    batch, start = reader.batch, reader.index
-    base = reader.offset
-    reader.skip(count)
-    stop = reader.offset
-    shapes: list[Shape] = []
-    parts: list[bytes] = []
-    view, at, index = memoryview(batch.items), 0, 0
-    for shape in batch.shapes:
-        low, high = max(start - index, 0), min(start + count - index, shape.count)
-        if low < high:
-            part = bytearray(view[at + low * shape.size : at + high * shape.size])
-            if redelivered:
-                part[:: shape.size] = b"\x01" * (high - low)
-            parts.append(bytes(part))
-            shapes.append(shape._replace(count=high - low))
-        at += shape.count * shape.size
-        index += shape.count
-    offsets = batch.offsets
-    if offsets is not None:
-        offsets = [each + batch.base - base for each in offsets[start : start + count]]
-    items = b"".join(parts)
-    return Batch(base, batch.time_ms, shapes, items, [None], [], len(items), stop - base, offsets)
-
-
 def below(reader: BatchReader, offset: int) -> int:
     """Return how many of the next messages of the batch are before an offset."""
     batch = reader.batch
@@ -196,4 +195,4 @@ def offsets_of(reader: BatchReader, count: int) -> range | list[int]:
     return [batch.base + each for each in batch.offsets[start : start + count]]
 
 
-__all__ = ["Headers", "below", "count_field", "cut", "headed", "offsets_of", "reader_with", "stream_field"]
+__all__ = ["Headers", "below", "count_field", "headed", "offsets_of", "stream_field"]

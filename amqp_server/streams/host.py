@@ -166,6 +166,8 @@ class StreamHost(StreamReaders):
 
     def apply_pending(self) -> None:
         self._apply_commands()
+        if self._to_serve:
+            self._serve_all()
         self._pass_all()
 
     def _apply_commands(self) -> None:
@@ -178,7 +180,6 @@ class StreamHost(StreamReaders):
 
     def _apply(self, commands: list[Command]) -> None:
         enqueues: list[Command] = []
-        served = self._to_serve
         for command in commands:
             verb = command[0]
             if verb in ENQUEUES:
@@ -190,7 +191,7 @@ class StreamHost(StreamReaders):
                 if consumer is not None:
                     # Whatever becomes of a delivery, it is room for another one.
                     consumer.credit += command[3] - command[2] + 1
-                    served[consumer] = None
+                    self._to_serve[consumer] = None
             elif verb == "attach":
                 self._attach(command[1])
             elif verb == "detach":
@@ -201,7 +202,7 @@ class StreamHost(StreamReaders):
                 consumer = self._consumers.get(command[1])
                 if consumer is not None:
                     consumer.paused = command[2]
-                    served[consumer] = None
+                    self._to_serve[consumer] = None
             elif verb == "get":
                 self._refuse_get(command[1].key)
             elif verb == "purge":
@@ -210,7 +211,6 @@ class StreamHost(StreamReaders):
                     done(NOT_FOR_STREAMS)
         if enqueues:
             self._enqueue(enqueues)
-        self._serve_all()
 
     def _refuse_get(self, key: Key) -> None:
         waiting = self.asking.getting.pop(key, None)

@@ -16,7 +16,7 @@ from outcome import Error, Outcome
 
 from amqp_server.streams.deliver import BatchReader
 from amqp_server.streams.encode import Encoded
-from amqp_server.streams.headed import below, cut, offsets_of
+from amqp_server.streams.headed import PIECE, SHAPES_MAX, below, offsets_of
 from amqp_server.streams.named import Progress
 from amqp_server.streams.services import StreamServices
 from amqp_server.streams.start import Start
@@ -30,6 +30,25 @@ logger = logging.getLogger("mqd.streams")
 
 #: Credit of those who say themselves how much they take.
 BOUNDLESS = 1 << 40
+
+
+class _Serving:
+    """What a turn had no time for of those who read a stream. See amqp_server.turn.Unit.
+
+    By itself: what the host has left are commands, and is another call.
+    """
+
+    __slots__ = ("_host",)
+
+    def __init__(self, host: StreamReaders) -> None:
+        self._host = host
+
+    def go_on(self) -> None:
+        self._host.left_out = None
+        self._host.serve_some()
+
+    def failed(self, error: Exception) -> None:
+        self._host.failed(error)
 
 
 class StreamReaders(QueueHost):
@@ -49,6 +68,8 @@ class StreamReaders(QueueHost):
         self._group_count = 0
         #: Consumers that may be able to get more.
         self._to_serve: dict[StreamConsumer, None] = {}
+        #: What goes on with those that a turn had no time for, while there are any.
+        self.left_out: _Serving | None = None
         #: What consumers with a name have acked, also those that are cancelled and may still ack.
         self._progress: dict[Key, Progress] = {}
         #: Messages that the disk has damaged, by their first offset.
@@ -220,15 +241,30 @@ class StreamReaders(QueueHost):
         self._serve(consumer)
 
     def _serve_all(self) -> None:
-        """Serve consumers, as many as the turn has time for."""
-        to_serve = self._to_serve
-        while to_serve:
-            consumer = next(iter(to_serve))
-            del to_serve[consumer]
+        """Serve consumers, if the turn has time for them: one commit, or one dead letter, may be that of many streams."""
+        if self._turn.overdue():
+            self._leave()
+        else:
+            self.serve_some()
+
+    def _leave(self) -> None:
+        if self.left_out is None:
+            serving = self.left_out = _Serving(self)
+            self._turn.later(serving, serving.go_on)
+
+    def serve_some(self) -> None:
+        """Serve consumers, as many as the turn has time for, and one at least."""
+        to_serve, self._to_serve = self._to_serve, {}
+        waiting = iter(to_serve)
+        for consumer in waiting:
             self._serve(consumer)
-            if to_serve and self._turn.overdue():
-                self._turn.later(self, self._serve_all)
-                return
+            if self.ended or self._turn.overdue():
+                break
+        self._to_serve = dict.fromkeys(waiting) | self._to_serve
+        if self.ended:
+            self._to_serve.clear()
+        elif self._to_serve:
+            self._leave()
 
     # -- groups ----------------------------------------------------------------------------------------------------
 
@@ -326,6 +362,8 @@ class StreamReaders(QueueHost):
                     reader.skip_to(consumer.next_offset)
             wanted = consumer.wanted
             count = min(consumer.credit, reader.left)
+            if len(reader.batch.shapes) > SHAPES_MAX:
+                count = min(count, PIECE)
             if wanted is not None:
                 count = _next_wanted(reader, wanted, count)
             if count:
@@ -333,6 +371,10 @@ class StreamReaders(QueueHost):
             consumer.next_offset = reader.offset
             if not reader.left:
                 self._used_up(consumer, reader.batch)
+            if self._turn.overdue():
+                self._to_serve[consumer] = None
+                self._leave()
+                return
 
     def _hand(self, consumer: StreamConsumer, reader: BatchReader, count: int) -> None:
         first_id = consumer.next_id
@@ -419,7 +461,7 @@ def _cut_out(batch: Batch, low: int, stop: int, most: int, found: list[Batch]) -
     reader = BatchReader(batch)
     reader.skip(below(reader, low))
     for _ in range(min(below(reader, stop), most - len(found))):
-        found.append(cut(reader, 1))
+        found.append(reader.cut(1))
 
 
 def _next_wanted(reader: BatchReader, wanted: Wanted, most: int) -> int:

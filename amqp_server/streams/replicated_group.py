@@ -328,6 +328,10 @@ class ReplicatedGroupHost(GroupEffects):
 
     # -- time ---------------------------------------------------------------------------------------------------------
 
+    def overdue(self) -> bool:
+        """True if the turn has lasted long enough."""
+        return self._turn.overdue()
+
     def retry(self) -> None:
         if not self.ended and self._retry_at < 0:
             self._retry_at = self._services.clock.monotonic_ms() + RETRY_MS

@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pamqp import commands
 
-from amqp_server.broker import recovery
+from amqp_server.broker import policies, recovery
 from amqp_server.broker.arguments import QueueArguments
 from amqp_server.broker.broker import Broker
 from amqp_server.broker.operations import ClearParameter, DeleteVhost, PutParameter
 from amqp_server.broker.parameters import OPERATOR_POLICY, POLICY, ParameterRefused
-from amqp_server.broker.policies import Applied, Policy, joined
+from amqp_server.broker.pattern import compile_policy
+from amqp_server.broker.policies import APPLIES, Applied, Policies, Policy, joined
 from amqp_server.broker.queue_types import CLASSIC, GROUP, QUORUM, STREAM
 from amqp_server.config import Config
 from amqp_server.turn import Turn
@@ -283,7 +286,7 @@ def test_many_queues_follow_in_several_turns(monkeypatch: pytest.MonkeyPatch) ->
         return asked[0] % 4 == 0
 
     monkeypatch.setattr(Turn, "overdue", overdue)
-    put(node.broker, "p", {"max-length": 3})
+    put(node.broker, "p", {"max-length": 3}, apply_to="queues")
     node.broker.runtime.policies.when_applied(lambda: done.append(1))
     assert not done
     assert 0 < sum(queue.settings.max_length == 3 for queue in queues) < 20
@@ -291,6 +294,105 @@ def test_many_queues_follow_in_several_turns(monkeypatch: pytest.MonkeyPatch) ->
         turn.catch_up()
     assert done
     assert all(queue.settings.max_length == 3 for queue in queues)
+
+
+def test_changes_meet_while_queues_follow_earlier_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = MemoryNode()
+    peer = node.peer()
+    peer.call(1, commands.Channel.Open())
+    for number in range(20):
+        declare(peer, f"q{number}")
+    vhost = node.broker.vhost("/")
+    monkeypatch.setattr(Turn, "overdue", lambda turn: True)
+    done: list[int] = []
+    put(node.broker, "first", {"max-length": 1}, "^q", apply_to="queues")
+    node.broker.runtime.policies.when_applied(lambda: done.append(1))
+    for number in range(20):
+        put(node.broker, f"p{number}", {"max-length": 100 + number}, f"^q{number}$", priority=1)
+    put(node.broker, "alternate", {"alternate-exchange": "amq.fanout"}, "topic", apply_to="exchanges")
+    clear(node.broker, "p7")
+    node.broker.runtime.policies.when_applied(lambda: done.append(2))
+    assert 0 < sum(queue.settings.max_length is not None for queue in vhost.queues.values()) < 20
+    assert not done
+    # Two rounds, however many changes: one that was under way, and one for all that came meanwhile.
+    for _ in range(2 * (20 + len(list(vhost.router.exchanges())))):
+        node.turn.run(node.turn.catch_up)
+    assert done == [1, 2]
+    for number in range(20):
+        assert vhost.queues[f"q{number}"].settings.max_length == (1 if number == 7 else 100 + number)
+    exchange = vhost.router.get("amq.topic")
+    assert exchange is not None and exchange.alternate == "amq.fanout"
+
+
+def test_a_change_is_no_work_for_policies_and_queues_that_it_is_not_about(
+    node: MemoryNode, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(20):
+        declare(peer, f"q{number}")
+        put(node.broker, f"p{number}", {"max-length": 5}, f"^q{number}$")
+    compiled: list[str] = []
+    looked: list[str] = []
+
+    def compile_one(pattern: str, *limits: int) -> Any:
+        compiled.append(pattern)
+        return compile_policy(pattern, *limits)
+
+    def of_queue(self: Policies, vhost: str, name: str, type: Any) -> Applied:
+        looked.append(name)
+        return before(self, vhost, name, type)
+
+    before = Policies.of_queue
+    monkeypatch.setattr(policies, "compile_policy", compile_one)
+    monkeypatch.setattr(Policies, "of_queue", of_queue)
+    put(node.broker, "more", {"max-length": 3}, "^q1.$", priority=1)
+    # Checked, and then set.
+    assert compiled == ["^q1.$"] * 2
+    assert looked == [f"q{number}" for number in range(10, 20)]
+    looked.clear()
+    put(node.broker, "more", {"max-length": 3}, "^q2$", priority=1)
+    assert looked == ["q2", *(f"q{number}" for number in range(10, 20))]
+    looked.clear()
+    clear(node.broker, "more")
+    assert looked == ["q2"]
+    queues = node.broker.vhost("/").queues.values()
+    assert [queue.settings.max_length for queue in queues] == [5] * 20
+
+
+CHANGES = st.lists(
+    st.tuples(
+        st.sampled_from("abcdef"),
+        st.none() | st.tuples(st.integers(-2, 2), st.sampled_from(sorted(APPLIES)), st.sampled_from("xyz")),
+    ),
+    max_size=20,
+)
+
+
+@given(CHANGES)
+def test_policies_that_come_and_go_are_tried_by_their_priorities(changes: list[Any]) -> None:
+    node = MemoryNode()
+    peer = node.peer()
+    peer.call(1, commands.Channel.Open())
+    declare(peer, "xy")
+    declare(peer, "z", queue_type="quorum")
+    there: dict[str, Any] = {}
+    for name, change in changes:
+        if change is None:
+            clear(node.broker, name)
+            there.pop(name, None)
+        else:
+            priority, apply_to, pattern = there[name] = change
+            put(node.broker, name, {"expires": 1}, pattern, priority=priority, apply_to=apply_to)
+        for queue in node.broker.vhost("/").queues.values():
+            best = min(
+                [
+                    (-priority, each)
+                    for each, (priority, apply_to, pattern) in there.items()
+                    if queue.type.name in APPLIES[apply_to] and pattern in queue.name
+                ],
+                default=None,
+            )
+            policy = queue.policies.policy
+            assert (None if policy is None else policy.name) == (None if best is None else best[1])
 
 
 def test_no_policy_applies_to_a_consumer_group(node: MemoryNode) -> None:

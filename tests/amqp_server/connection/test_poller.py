@@ -326,6 +326,31 @@ def test_firehoses_delay_a_small_client_by_a_part_however_many_they_are(
     assert max(delays) < 4 * LOOKS
 
 
+def test_one_queue_of_a_client_does_not_come_behind_all_of_another(
+    node: PolledNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many, small = node.client("many"), node.client("small")
+    small.call(commands.Queue.Declare(queue="small"))
+    small.call(commands.Basic.Consume(queue="small", no_ack=True))
+    for number in range(20):
+        many.call(commands.Queue.Declare(queue=f"q{number}"))
+    apply_pending = LocalHost.apply_pending
+
+    def slow(host: LocalHost) -> None:
+        if host.queue.name != "small":
+            node.looks += 3 * LOOKS
+        apply_pending(host)
+
+    monkeypatch.setattr(LocalHost, "apply_pending", slow)
+    many.send(*[publish(f"q{number}") for number in range(20)])
+    small.send(publish("small"))
+    node.poller.serve()
+    assert len([each for each in small.answers() if isinstance(each, Delivery)]) == 1
+    assert many.transport.heavy
+    node.settle()
+    assert all(node.broker.vhost("/").queues[f"q{number}"].host.ready_count == 1 for number in range(20))
+
+
 def test_what_a_turn_has_no_time_for_comes_first_in_the_next(node: PolledNode) -> None:
     clients = [node.client(f"c{number}") for number in range(60)]
     clients[0].call(commands.Queue.Declare(queue="q"))

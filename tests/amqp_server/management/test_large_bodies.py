@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given
 
-from amqp_server.management import answer, http
+from amqp_server.management import answer, definitions_file, http
 from amqp_server.management.answer import Refusal
 from amqp_server.management.definitions_file import decoded
 from amqp_server.management.managed_broker import ManagedBroker
@@ -32,10 +32,12 @@ class Rests:
         self.count += 1
 
 
-def read(body: bytes, objects_max: int = 1_000) -> tuple[dict[str, Any], int]:
+def read(
+    body: bytes, objects_max: int = 1_000, object_bytes_max: int = 1_000_000
+) -> tuple[dict[str, Any], int]:
     """Return what is read, and how often others had a chance meanwhile."""
     rests = Rests()
-    reading = decoded(body, rests, objects_max)
+    reading = decoded(body, rests, objects_max, object_bytes_max)
     try:
         reading.send(None)
     except StopIteration as done:
@@ -98,6 +100,30 @@ def test_there_may_be_so_many_objects() -> None:
     assert len(read(body, 5)[0]["queues"]) == 3
     with pytest.raises(Refusal, match="more than 4 objects"):
         read(body, 4)
+
+
+@pytest.mark.parametrize("value", ['"é"', "12345", "-1.5e3", "true", '{"a":[1]}', "[[]]", '"x\\""'])
+@pytest.mark.parametrize("space", range(8))
+def test_values_are_whole_where_the_part_that_is_looked_at_ends(
+    value: str, space: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(definitions_file, "PART", 4)
+    body = f'{{"a":{" " * space}{value},"b":[{value},{value}]}}'.encode()
+    assert read(body, object_bytes_max=32)[0] == msgspec.json.decode(body)
+
+
+@pytest.mark.parametrize(
+    "large", ['{"a":[' + "1," * 5_000 + "1]}", '"' + "x" * 10_000 + '"', "1" * 4_200, "{" * 9_000]
+)
+def test_an_object_of_definitions_may_be_so_large(large: str) -> None:
+    for body in (f'{{"policies":[{{}},{large}]}}', f'{{"x":{large}}}'):
+        with pytest.raises(Refusal, match="http_definition_bytes_max"):
+            read(body.encode(), object_bytes_max=4_100)
+    small = '{"a":[' + "1," * 2_000 + "1]}"
+    assert (
+        read(f'{{"policies":[{small}]}}'.encode(), object_bytes_max=4_100)[0]["policies"][0]["a"]
+        == [1] * 2_001
+    )
 
 
 @pytest.mark.trio

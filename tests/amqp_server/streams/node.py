@@ -145,13 +145,15 @@ def publish(
     name: str = "s",
     filters: list[str | None] | None = None,
     channel: int = 1,
+    more: list[dict[str, Any]] | None = None,
 ) -> None:
-    """Publish messages as one read."""
+    """Publish messages as one read; `more` are further headers of each."""
     parts: list[bytes] = []
     for number, body in enumerate(bodies):
         method = commands.Basic.Publish(exchange="", routing_key=name)
         value = filters[number] if filters else None
         headers: dict[str, Any] = {} if value is None else {"x-stream-filter-value": value}
+        headers |= more[number] if more else {}
         properties = commands.Basic.Properties(headers=headers or None)
         payload = _header(properties, len(body))
         parts += [frames.method_frame(channel, method), content.build(payload, body, channel, 131_072)]

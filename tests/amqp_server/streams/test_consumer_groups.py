@@ -12,7 +12,10 @@ from amqp_server.broker.records import MARKS
 from amqp_server.broker.super_streams import growth
 from amqp_server.broker.vhost import VHost
 from amqp_server.streams.consumer_group import ConsumerGroupHost
+from amqp_server.streams.group_options import LETTERS_MAX
+from amqp_server.streams.headed import PIECE
 from amqp_server.streams.host import StreamOptions
+from amqp_server.turn import Turn
 from amqp_server.wire import content, frames
 from persistence.metadata import Metadata
 from tests.amqp_server.connection.node import Delivery, Peer
@@ -782,3 +785,62 @@ def test_the_marks_of_a_groups_partitions_are_stored_once(
     node.work()
     assert stored.count(MARKS) == 1
     assert sorted(each.number for each in host(node).group.partitions.values()) == list(range(20))
+
+
+def in_memory() -> tuple[StreamNode, Peer]:
+    """Return a node whose streams stay in memory, so that nothing is read by threads."""
+    node = StreamNode(StreamOptions(segment_bytes=1 << 20, flush_bytes=1 << 20))
+    return node, opened(node)
+
+
+def test_a_batch_of_messages_that_differ_is_handed_out_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    node, peer = in_memory()
+    declare_stream(peer)
+    declare(peer)
+    consume(node, peer, prefetch=0)
+    node.work()
+    peer.answers()
+    # They name a stream already, as dead letters of groups do: so each is made anew.
+    more = [{"x-stream": "other", "n": n} for n in range(4 * PIECE)]
+    publish(peer, bodies(4 * PIECE), more=more)
+    monkeypatch.setattr(Turn, "overdue", lambda turn: True)
+    node.sync()
+    counts, found = [], list[Message]()
+    for _ in range(20):
+        node.turn.run(node.turn.catch_up)
+        peer.collect()
+        part = got(peer)
+        counts.append(len(part))
+        found += part
+    assert found == [Message("s", n, b"m%d" % n) for n in range(4 * PIECE)]
+    assert max(counts) == PIECE
+
+
+def test_dead_letters_leave_as_many_as_a_turn_has_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    node, peer = in_memory()
+    peer.call(1, commands.Queue.Declare(queue="dead"))
+    filled(node, peer, 40, x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+    consume(node, peer)
+    node.work()
+    got(peer)
+    dead = node.broker.vhost("/").queues["dead"].host
+    asked = [0]
+
+    def overdue(turn: Turn) -> bool:
+        asked[0] += 1
+        return asked[0] > 3
+
+    monkeypatch.setattr(Turn, "overdue", overdue)
+    tell(peer, commands.Basic.Nack(0, True, False))
+    counts = [0]
+    for _ in range(100):
+        asked[0] = 0
+        node.turn.run(node.turn.catch_up)
+        node.sync()
+        counts.append(dead.ready_count)
+    node.work()
+    assert counts[-1] == 40
+    assert max(after - before for before, after in zip(counts, counts[1:], strict=False)) < LETTERS_MAX
+    assert [each.body for each in letters(node, peer)] == bodies(40)
+    assert host(node).unacked_count == 0
+    assert committed(node) == [40]

@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import commands, header
 
-from amqp_server.streams import encode
+from amqp_server.streams import encode, headed
 from amqp_server.streams.deliver import BatchReader
 from amqp_server.streams.encode import Encoded, Encoder, Layouts
-from amqp_server.streams.headed import reader_with, stream_field
+from amqp_server.streams.headed import PIECE, SHAPES_MAX, Headers
 from amqp_server.wire import content, frames
 from amqp_server.wire.deliver import DeliverTemplate
 from persistence.streams import batch as batches
+from persistence.streams.batch import Batch
 from quorum_queue.machine.run import Attributes, Run
 from tests.amqp_server.connection.node import Delivery, decoded
 
@@ -185,6 +186,20 @@ ALIKE_BUT_FOR = {
 }
 
 
+def take_headed(
+    batch: Batch, template: DeliverTemplate, tag: int, out: list[bytes | memoryview]
+) -> list[int]:
+    """Take all of a batch with the headers of a group; return how many at a time."""
+    headers, place, parts = Headers("s"), BatchReader(batch), list[int]()
+    while place.left:
+        count = headers.most(place)
+        headers.reader(place).take(count, template, tag, out)
+        place.skip(count)
+        tag += count
+        parts.append(count)
+    return parts
+
+
 @pytest.mark.parametrize("what", ALIKE_BUT_FOR)
 @pytest.mark.parametrize("count", [2, 600])
 @pytest.mark.parametrize("channel", [1, 3])
@@ -198,11 +213,11 @@ def test_messages_of_one_shape_get_more_headers_and_keep_what_differs(
     (encoded,) = encoder.finish()
     assert len(encoded.batch.shapes) == 1, encoded.batch.shapes
     plain = list[bytes | memoryview]()
-    headed = list[bytes | memoryview]()
+    dressed = list[bytes | memoryview]()
     template = DeliverTemplate(channel, "t", 4096)
     BatchReader(encoded.batch).take(count, template, 250, plain)
-    reader_with(encoded.batch, stream_field("s")).take(count, template, 250, headed)
-    for (_, before), (_, after) in zip(decoded(b"".join(plain)), decoded(b"".join(headed)), strict=True):
+    take_headed(encoded.batch, template, 250, dressed)
+    for (_, before), (_, after) in zip(decoded(b"".join(plain)), decoded(b"".join(dressed)), strict=True):
         assert isinstance(before, Delivery) and isinstance(after, Delivery)
         assert after.method is not None and before.method is not None
         assert dict(after.method) == dict(before.method)
@@ -210,6 +225,54 @@ def test_messages_of_one_shape_get_more_headers_and_keep_what_differs(
         found, wanted = dict(after.properties), dict(before.properties)
         assert found.pop("headers") == {"x-stream": "s"} | (wanted.pop("headers") or {})  # type: ignore[operator]
         assert found == wanted
+
+
+@pytest.mark.parametrize("sizes", [1, SHAPES_MAX + 1])
+def test_messages_that_differ_get_more_headers_a_piece_at_a_time(sizes: int) -> None:
+    count = 3 * SHAPES_MAX
+    encoder = Encoder(Layouts(), 7, 0)
+    for number in range(count):
+        # A dead letter of another group names a stream already.
+        framed_content = in_frames(
+            {"headers": {"x-stream": "other", "n": number}}, b"x" * (1 + number % sizes)
+        )
+        encoder.add(run_of([framed_content], [head_of("k")], 1))
+    (encoded,) = encoder.finish()
+    out: list[bytes | memoryview] = []
+    parts = take_headed(encoded.batch, DeliverTemplate(1, "t", 4096), 1, out)
+    assert max(parts) <= PIECE and sum(parts) == count
+    for number, (_, each) in enumerate(decoded(b"".join(out))):
+        assert isinstance(each, Delivery)
+        found = {"x-stream": "s", "n": number, "x-stream-offset": 7 + number}
+        assert each.properties.headers == found
+        assert each.body == b"x" * (1 + number % sizes)
+        assert each.method is not None and dict(each.method)["delivery_tag"] == 1 + number
+
+
+def test_a_piece_that_is_taken_by_and_by_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = Encoder(Layouts(), 0, 0)
+    for number in range(2 * PIECE):
+        encoder.add(run_of([in_frames({"headers": {"x-stream": "s", "n": number}}, b"x")], [head_of("k")], 1))
+    (encoded,) = encoder.finish()
+    made: list[int] = []
+
+    def count_headed(batch: Batch, fields: dict[bytes, bytes]) -> Batch:
+        made.append(batch.count)
+        return before(batch, fields)
+
+    before = headed.headed
+    monkeypatch.setattr(headed, "headed", count_headed)
+    headers, place, out = Headers("s"), BatchReader(encoded.batch), list[bytes | memoryview]()
+    while place.left:
+        count = min(headers.most(place), 10)
+        headers.reader(place).take(count, DeliverTemplate(1, "t", 4096), 1, out)
+        place.skip(count)
+    assert made == [PIECE, PIECE]
+    place = BatchReader(encoded.batch)
+    place.skip(5)
+    headers.reader(place).take(1, DeliverTemplate(1, "t", 4096), 1, out)
+    (_, last) = list(decoded(b"".join(out)))[-1]
+    assert isinstance(last, Delivery) and last.properties.headers["x-stream-offset"] == 5  # type: ignore[index]
 
 
 def test_frames_are_not_larger_than_the_consumer_takes() -> None:

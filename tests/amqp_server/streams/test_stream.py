@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pamqp import commands
 
 from amqp_server.streams.host import StreamOptions
+from amqp_server.turn import Turn
 from amqp_server.wire import frames
 from persistence.streams.retention import Limits
 from tests.amqp_server.connection.node import Peer
@@ -645,3 +646,28 @@ def test_what_comes_one_by_one_is_moved_to_the_segments_early(options: StreamOpt
     assert len(node.store.writes) == 1
     node.work()
     assert node.host()._log.stop == 10
+
+
+def test_commands_are_applied_of_a_stream_whose_consumers_were_left(
+    node: StreamNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = opened(node)
+    declare(peer)
+    for tag in "ab":
+        consume(peer, tag=tag)
+    node.work()
+    peer.answers()
+    with monkeypatch.context() as patch:
+        patch.setattr(Turn, "overdue", lambda turn: True)
+        publish(peer, bodies(0, 1))
+        node.sync()
+        assert got(peer) == []
+        # As a turn does that has no time for what clients have scheduled.
+        stream = node.host()
+        stream.pending.append(("detach", next(iter(stream._consumers)), True))
+        node.turn.later(stream, stream.apply_pending)
+    node.turn.run(node.turn.catch_up)
+    assert not stream.pending
+    assert stream.consumer_count == 1
+    peer.collect()
+    assert got(peer) == messages(0, 1) * 2

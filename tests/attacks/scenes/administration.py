@@ -38,6 +38,27 @@ def policy_flaps(target: Target) -> None:
         assert call(target, "DELETE", "/api/policies/%2F/flapping") < 300
 
 
+def many_policies(target: Target) -> None:
+    """Policies that match no queue, 10,000 queues, and then policies that match each a tenth of them, one after the other."""
+    until = time.monotonic() + SECONDS * max(target.size, 0.25)
+    for number in range(target.many(1_000)):
+        _policy(target, f"other{number}", f"^other{number}", number)
+        if time.monotonic() > until:
+            break
+    with target.client() as client:
+        _flood_of_queues(client, target.many(10_000))
+    until = time.monotonic() + SECONDS * max(target.size, 0.25)
+    for number in range(target.many(2_000)):
+        _policy(target, f"p{number}", f"^q.*{number % 10}$", number)
+        if time.monotonic() > until:
+            break
+
+
+def _policy(target: Target, name: str, pattern: str, priority: int) -> None:
+    policy = {"pattern": pattern, "definition": {"max-length": priority + 1}, "priority": priority}
+    assert call(target, "PUT", f"/api/policies/%2F/{name}", policy) < 300
+
+
 def _definitions(count: int) -> dict[str, Any]:
     """So many objects: a third are queues, a third bindings, and the rest exchanges, policies and users."""
     each = count // 3
@@ -130,6 +151,7 @@ def firehose(target: Target) -> None:
 
 SCENES = (
     Scene("policy-flaps", "policy over 10,000 queues set, changed and cleared without a pause", policy_flaps),
+    Scene("many-policies", "1,000 policies and 10,000 queues, and more policies over these", many_policies),
     Scene(
         "large-definitions", "definitions with 50,000 objects, posted twice and fetched", large_definitions
     ),

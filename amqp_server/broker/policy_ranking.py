@@ -1,0 +1,75 @@
+"""The policies of a vhost in the order in which they are tried, each compiled once.
+
+There may be thousands, and a queue that none of them matches tries all: so they are sorted, and told apart by what they
+are for, when they are set, and a policy that is set or cleared leaves the others as they are.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from amqp_server.broker.pattern import Matches
+
+if TYPE_CHECKING:
+    from amqp_server.broker.policies import Policy
+
+
+class Ranked:
+    """A policy with what it was compiled to."""
+
+    __slots__ = ("kinds", "matches", "order", "policy")
+
+    def __init__(self, policy: Policy, matches: Matches, kinds: Iterable[str]) -> None:
+        """`kinds`: types of queues that it is for, and exchanges."""
+        self.policy = policy
+        self.matches = matches
+        self.kinds = frozenset(kinds)
+        #: The highest priority first, then names: no two policies have the same place.
+        self.order = (-policy.priority, policy.name)
+
+
+class Ranking:
+    """Policies of one component of a vhost."""
+
+    __slots__ = ("_all", "_kinds")
+
+    def __init__(self) -> None:
+        self._all: dict[str, Ranked] = {}
+        #: By kind, sorted.
+        self._kinds: dict[str, list[Ranked]] = {}
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def put(self, ranked: Ranked) -> None:
+        """Add one. There is none with its name."""
+        self._all[ranked.policy.name] = ranked
+        for kind in sorted(ranked.kinds):
+            found = self._kinds.setdefault(kind, [])
+            found.insert(_place(found, ranked), ranked)
+
+    def take(self, name: str) -> Ranked | None:
+        """Remove one and return it."""
+        ranked = self._all.pop(name, None)
+        if ranked is not None:
+            for kind in sorted(ranked.kinds):
+                found = self._kinds[kind]
+                del found[_place(found, ranked)]
+        return ranked
+
+    def first(self, kind: str, name: str) -> Ranked | None:
+        """Return the one that goes first of those that match a name."""
+        for ranked in self._kinds.get(kind, ()):
+            if ranked.matches(name):
+                return ranked
+        return None
+
+
+def _place(found: list[Ranked], ranked: Ranked) -> int:
+    return bisect_left(found, ranked.order, key=_order)
+
+
+def _order(ranked: Ranked) -> tuple[int, str]:
+    return ranked.order
