@@ -99,6 +99,9 @@ class Peers(Protocol):
     def carry_out(self, group: Any, turn: Turn) -> None:
         """Do what a group asks for; what the turn has no time for is left."""
 
+    def touch_again(self, groups: Iterable[Any]) -> None:
+        """These have something to do still."""
+
     def write(self) -> None:
         """Submit what the groups have written."""
 
@@ -117,6 +120,8 @@ class NoPeers:
         return ()
 
     def carry_out(self, group: Any, turn: Turn) -> None: ...
+
+    def touch_again(self, groups: Iterable[Any]) -> None: ...
 
     def write(self) -> None: ...
 
@@ -145,7 +150,9 @@ class Turn:
         "_gatherers",
         "_lasts_s",
         "_left",
+        "_left_groups",
         "_peers",
+        "_replicates_until",
         "_running",
         "_senders",
         "_tidy",
@@ -191,6 +198,10 @@ class Turn:
         self.cut = False
         #: What earlier turns had no time for, in its order: how to go on with it.
         self._left: dict[Unit, Callable[[], object]] = {}
+        #: Raft groups that they had no time for, in their order.
+        self._left_groups: dict[Unit, None] = {}
+        #: When the present turn leaves further groups; 0 before its first one.
+        self._replicates_until = 0.0
         self._running = self._applying = False
         #: Hosts with pending commands. Within a turn they may be put here without `schedule`.
         self.scheduled: dict[Scheduled, None] = {}
@@ -267,10 +278,13 @@ class Turn:
     @property
     def behind(self) -> bool:
         """True if something was left: another turn should come soon, when others have had theirs."""
-        return bool(self._left)
+        return bool(self._left or self._left_groups)
 
     def catch_up(self) -> None:
         """Go on with what was left, until the turn is overdue. For a turn that begins with it."""
+        if self._left_groups:
+            groups, self._left_groups = self._left_groups, {}
+            self._peers.touch_again(groups)
         left, self._left = self._left, {}
         waiting = iter(left.items())
         for unit, call in waiting:
@@ -331,6 +345,7 @@ class Turn:
             return
         self._running = True
         self.ends = self.now() + self._lasts_s
+        self._replicates_until = 0.0
         self.cut = False
         self._commits.turn_begins()
         self._peers.turn_begins()
@@ -429,12 +444,24 @@ class Turn:
                 self.failed(window, error)
 
     def _replicate(self) -> None:
+        """Carry out what groups ask for. The phase has a time of its own: thousands of groups that are made, or elect, would
+        hold up all clients, and what comes before it in a turn never stops it."""
         peers = self._peers
-        for group in peers.take_dirty():
+        if not peers.dirty:
+            return
+        if not self._replicates_until:
+            self._replicates_until = self.now() + self._lasts_s
+        groups = iter(peers.take_dirty())
+        for group in groups:
             try:
                 peers.carry_out(group, self)
             except Exception as error:
                 self.failed(group, error)
+            if self.now() > self._replicates_until:
+                break
+        for group in groups:
+            self._left_groups[group] = None
+            self.cut = True
 
     def _send_to_peers(self) -> None:
         while self._gatherers:

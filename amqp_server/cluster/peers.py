@@ -21,6 +21,7 @@ class Peers:
         #: The same object for good.
         self.dirty: object = replicas.dirty
         self.take_dirty = replicas.take_dirty
+        self.touch_again = replicas.touch_again
         self.carry_out = replicas.carry_out
         self.write = replicas.write
 

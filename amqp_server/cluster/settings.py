@@ -99,6 +99,7 @@ def link_options(config: Config) -> LinkOptions:
         frame_bytes_max=config.cluster_frame_bytes_max,
         queue_bytes_max=config.cluster_queue_bytes_max,
         read_bytes=config.receive_bytes,
+        read_s=config.turn_ms / 1000,
         heartbeat_ms=config.cluster_heartbeat_ms,
         dead_ms=config.cluster_dead_ms,
         half_open_max=config.cluster_strangers_max,

@@ -5,8 +5,10 @@ The certificate was verified before; whether there is such a user is for others 
 
 from __future__ import annotations
 
+import ssl
+import time
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 #: OpenSSL's names of attributes, and those that RabbitMQ writes (RFC 4514, and what Erlang knows beside it).
 _SHORT: Final = {
@@ -30,6 +32,33 @@ _SHORT: Final = {
 }
 #: Types of alternative names, as the ssl module calls them.
 _SAN_TYPES: Final = {"dns": "DNS", "ip": "IP Address", "email": "email", "uri": "URI"}
+
+
+class Tls(NamedTuple):
+    """What a listing tells of a connection with TLS. The last three are None of a client without a certificate."""
+
+    #: `tlsv1.3`
+    protocol: str
+    subject: str | None = None
+    issuer: str | None = None
+    #: Its first and its last moment: `2026-01-01T00:00:00Z - 2027-01-01T00:00:00Z`.
+    validity: str | None = None
+
+
+def described(version: str, certificate: dict[str, Any]) -> Tls:
+    """`version` as of `SSLObject.version`, and the client's certificate as of `SSLObject.getpeercert`."""
+    if not certificate:
+        return Tls(version.lower())
+    return Tls(
+        version.lower(),
+        distinguished_name(certificate),
+        distinguished_name({"subject": certificate.get("issuer", ())}),
+        f"{_moment(certificate['notBefore'])} - {_moment(certificate['notAfter'])}",
+    )
+
+
+def _moment(text: str) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(ssl.cert_time_to_seconds(text)))
 
 
 def login_name(certificate: dict[str, Any], source: str, san_type: str = "dns", san_index: int = 0) -> str:

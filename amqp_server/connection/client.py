@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from amqp_server.broker.answers import RemoteGrant
     from amqp_server.broker.grants import Grant
+    from amqp_server.connection.certificate_names import Tls
 
 
 class Client:
@@ -56,7 +57,8 @@ class Client:
         #: show who it is.
         self.trusted_as: str | None = None
         self.mechanism = ""
-        self.tls = False
+        #: None without TLS.
+        self.tls: Tls | None = None
         self.properties: dict[str, Any] = {}
         self.capabilities: dict[str, bool] = {}
 

@@ -36,7 +36,7 @@ def _place(session: Session) -> dict[str, object]:
         "peer_port": int(peer_port) if peer_port.isdigit() else 0,
         "protocol": "{0,9,1}",
         "auth_mechanism": client.mechanism,
-        "ssl": client.tls,
+        "ssl": client.tls is not None,
     }
 
 

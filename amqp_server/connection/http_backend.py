@@ -23,6 +23,7 @@ import trio
 from amqp_server.broker.answers import ASKED, Answers, Question
 from amqp_server.broker.grants import Token
 from amqp_server.broker.users import UserRefused, checked_name, checked_tags, is_loopback
+from amqp_server.connection.http_client import body_of, quiet, reason
 from amqp_server.connection.password_checks import source_of
 
 if TYPE_CHECKING:
@@ -216,7 +217,7 @@ class HttpBackend:
                 # A connection that was kept, and that the server has closed at the same time. Questions change nothing.
                 return await self._send(client, url, form)
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, OSError, ValueError) as error:
-            raise BackendFailed(type(error).__name__) from None
+            raise BackendFailed(_problem(error)) from None
 
     async def _send(self, client: httpx.AsyncClient, url: str, form: bytes) -> str:
         headers, most = {"accept-encoding": "identity"}, self._config.auth_http_answer_bytes_max
@@ -229,14 +230,8 @@ class HttpBackend:
         async with client.stream(method, url, content=content, headers=headers) as answer:
             if answer.status_code not in GOOD_STATUS:
                 raise BackendFailed(f"status {answer.status_code}")
-            text = b""
-            with trio.CancelScope() as reading:
-                async for piece in answer.aiter_raw():
-                    text += piece
-                    if len(text) > most:
-                        # The library's generators end only from within.
-                        reading.cancel()
-            if len(text) > most:
+            text = await body_of(answer, most)
+            if text is None:
                 raise BackendFailed(f"an answer of more than {most} bytes")
         try:
             return text.decode().strip().lower()
@@ -257,9 +252,7 @@ def _make_client(config: Config) -> httpx.AsyncClient:
     """Raises BackendFailed."""
     import httpx
 
-    # It logs URLs, which have passwords.
-    for name in ("httpx", "httpcore"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    quiet()
     try:
         tls = ssl.create_default_context(cafile=config.auth_http_ca_file or None)
         if config.auth_http_cert_file:
@@ -274,6 +267,15 @@ def _make_client(config: Config) -> httpx.AsyncClient:
         follow_redirects=False,
         limits=httpx.Limits(max_connections=most, max_keepalive_connections=most, keepalive_expiry=KEPT_S),
     )
+
+
+def _problem(error: Exception) -> str:
+    """Say what is wrong without a word of the question."""
+    import httpx
+
+    if isinstance(error, httpx.RemoteProtocolError):
+        return "the connection ended before the answer, or the answer is no HTTP"
+    return reason(error)
 
 
 def _tags(answer: str) -> tuple[str, ...] | None:

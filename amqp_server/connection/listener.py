@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Awaitable
 from functools import partial
 from time import monotonic
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import trio
 
@@ -17,12 +17,12 @@ from amqp_server.broker.permissions import ITSELF
 from amqp_server.config import parse_address
 from amqp_server.connection import log
 from amqp_server.connection.authentication import Authentication
-from amqp_server.connection.certificate_names import login_name
+from amqp_server.connection.certificate_names import Tls, described, login_name
 from amqp_server.connection.client_wire import ClientWire, Wire
 from amqp_server.connection.half_open import HalfOpen, HalfOpens
 from amqp_server.connection.password_checks import Outcome, PasswordChecks, source_of
 from amqp_server.connection.poller import Poller
-from amqp_server.connection.proxy_protocol import BadProxyHeader, Place, Proxies, ProxyHeader
+from amqp_server.connection.proxy_protocol import BadProxyHeader, Place, Proxies, ProxyHeader, plain_host
 from amqp_server.connection.proxy_reader import read_header, receiver
 from amqp_server.connection.sasl import EXTERNAL
 from amqp_server.connection.session import State
@@ -181,13 +181,13 @@ class Server:
                 extra={"peer": peer},
             )
 
-    def _certificate_name(self, wire: TlsWire) -> str | None:
+    def _certificate_name(self, certificate: dict[str, Any]) -> str | None:
         """Return the user that the client's certificate stands for; None where certificates do not log in."""
         config = self.config
         if config.tls_login_from == "off":
             return None
         return login_name(
-            wire.certificate(), config.tls_login_from, config.tls_login_san_type, config.tls_login_san_index
+            certificate, config.tls_login_from, config.tls_login_san_type, config.tls_login_san_index
         )
 
     def _begin(
@@ -198,14 +198,16 @@ class Server:
         proxy: ProxyHeader = NO_PROXY,
         certificate_name: str | None = None,
         trusted_as: str | None = None,
+        tls: Tls | None = None,
     ) -> None:
         """Serve a connection from now on. Raises OSError."""
-        peer = proxy.client or sock.getpeername()[:2]
-        here = proxy.here or sock.getsockname()[:2]
-        name = f"{peer[0]}:{peer[1]} -> {here[0]}:{here[1]}"
-        transport = Transport(self, wire, peer[0], name, place)
+        peer = proxy.client or Place(*sock.getpeername()[:2])
+        here = proxy.here or Place(*sock.getsockname()[:2])
+        host = plain_host(peer.host)
+        name = f"{host}:{peer.port} -> {plain_host(here.host)}:{here.port}"
+        transport = Transport(self, wire, host, name, place)
         transport.session.client.certificate_name = certificate_name
-        transport.session.client.tls = isinstance(wire, TlsWire)
+        transport.session.client.tls = tls
         transport.session.client.trusted_as = trusted_as
         place.drop = partial(self._give_way, transport)
         self.transports[transport] = None
@@ -247,7 +249,7 @@ class Server:
                 if place.gone:
                     return
                 place.drop = scope.cancel
-                proxy, certificate_name = NO_PROXY, None
+                proxy, certificate_name, facts = NO_PROXY, None, None
                 wire: Wire = ClientWire(sock)
                 with trio.fail_after(self.config.handshake_timeout_s):
                     if proxied:
@@ -265,8 +267,10 @@ class Server:
                     if tls is not None:
                         wire = through_tls = TlsWire(sock, tls, server_host=None)
                         await through_tls.handshake(self._handshakes)
-                        certificate_name = self._certificate_name(through_tls)
-                self._begin(sock, wire, place, proxy, certificate_name)
+                        certificate = through_tls.certificate()
+                        certificate_name = self._certificate_name(certificate)
+                        facts = described(through_tls.version, certificate)
+                self._begin(sock, wire, place, proxy, certificate_name, tls=facts)
                 begun = True
         except (BadProxyHeader, ssl.SSLError, trio.TooSlowError, OSError) as error:
             if self.broker.log_limit.allows(f"{kind} failed", place.source):

@@ -102,6 +102,19 @@ def login_refused(session: Session, user: str, reason: str) -> None:
     _log(session, logging.ERROR, refused, text, user=user)
 
 
+def secret_refused(session: Session, reason: str) -> None:
+    text = (
+        f"Error on AMQP connection {_about(session)}{_where(session)}, state: {_state(session)}): "
+        f"Secret update was refused for user '{session.client.username}': {reason}"
+    )
+    _log(session, logging.ERROR, "Secret update was refused", text)
+
+
+def secret_updated(session: Session) -> None:
+    text = f"connection {_about(session)}): user '{session.client.username}' updated secret"
+    _log(session, logging.INFO, "updated secret", text)
+
+
 def opened(session: Session) -> None:
     vhost = "" if session.vhost is None else session.vhost.name
     text = (

@@ -119,6 +119,15 @@ def _from_bytes(packed: bytes) -> str:
     return str(ipaddress.ip_address(packed))
 
 
+def plain_host(address: str) -> str:
+    """Return the address as an operator writes it: where a listener or a proxy serves both families, addresses of IPv4
+    come as a part of IPv6."""
+    if not address.startswith("::ffff:"):
+        return address
+    mapped = ipaddress.IPv6Address(address.partition("%")[0]).ipv4_mapped
+    return address if mapped is None else str(mapped)
+
+
 class Proxies:
     """The proxies that are trusted."""
 

@@ -562,10 +562,11 @@ class Session:
         if token is not None and token.user != self.client.username:
             token, reason = None, "it is the token of another user"
         if token is None:
-            log.login_refused(self, self.client.username, f"new secret: {reason}")
+            log.secret_refused(self, reason)
             self.fail(NotAllowed("New secret was refused by one of the backends"), (10, 70))
             return
         self._take(token)
+        log.secret_updated(self)
         self.send(commands.Connection.UpdateSecretOk())
 
     def check_grant(self, now_ms: int) -> None:

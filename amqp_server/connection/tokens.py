@@ -1,7 +1,8 @@
 """Tokens in the place of passwords: JSON Web Tokens that an OAuth 2 or OpenID Connect server has signed.
 
-The server's keys are fetched over TLS, in a thread, and kept. A token with a key that is not known has them fetched again,
-but seldom: strangers choose what stands in a token. No part of a token is ever logged.
+The server's keys are fetched over TLS, and kept. A token with a key that is not known has them fetched again, but seldom:
+strangers choose what stands in a token. Logins that wait for the server have no other login of their address wait, and
+one that goes away stops nothing. No part of a token is ever logged.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ import trio
 
 from amqp_server.broker.grants import SCOPES_MAX, Token
 from amqp_server.broker.users import UserRefused, checked_name
+from amqp_server.connection.http_client import body_of, quiet, reason
 from amqp_server.connection.password_checks import Outcome, PasswordChecks
 
 if TYPE_CHECKING:
+    import httpx
+
     from amqp_server.config import Config
 
 logger = logging.getLogger("mqd.connection")
@@ -38,6 +42,10 @@ class TokenRefused(Exception):
 
 class KeysUnavailable(Exception):
     """The keys can't be had."""
+
+
+class KeysWanted(Exception):
+    """The keys have to be fetched before this token can be checked."""
 
 
 def _digest(secret: str) -> bytes:
@@ -61,7 +69,8 @@ class Tokens:
         #: By their ids.
         self._keys: dict[str, Any] = {}
         self._fetched_at = self._tried_at = -1e9
-        self._fetching = trio.Lock()
+        #: Set when the fetch that is under way is over.
+        self._fetching: trio.Event | None = None
         #: By their digests: tokens that were right, and until when they need no check.
         self._checked: OrderedDict[bytes, tuple[Token, float]] = OrderedDict()
 
@@ -73,14 +82,17 @@ class Tokens:
         self, checks: PasswordChecks, peer: str, secret: str, waiting_max: int | None = None
     ) -> tuple[Outcome, str, Token | None]:
         """Check a token when it is its address's turn. Return the reason of a refusal, too, for the log."""
-        reason, token = "", self._recall(secret)
+        reason, token, waits = "", self._recall(secret), False
         if token is not None:
             return Outcome.ACCEPTED, reason, token
 
         async def verify() -> bool:
-            nonlocal reason, token
+            nonlocal reason, token, waits
             try:
-                token = await self.check(secret, checks.run)
+                token = await self.check(secret, checks.run, waited=waits)
+            except KeysWanted:
+                waits = True
+                return True
             except (TokenRefused, KeysUnavailable) as refused:
                 reason = f"token refused: {refused}"
                 # A server that does not answer is nobody's failed login.
@@ -89,6 +101,10 @@ class Tokens:
             return True
 
         outcome = await checks.check_otherwise(peer, verify, waiting_max)
+        if waits:
+            # Out of its turn: others of its address have passwords, or keys that are known.
+            await self._fetched()
+            outcome = await checks.check_otherwise(peer, verify, waiting_max)
         if outcome is Outcome.ACCEPTED and token is None:
             outcome = Outcome.REFUSED
         return outcome, reason, token
@@ -102,29 +118,22 @@ class Tokens:
         while len(self._checked) > self._config.login_memory_entries_max:
             self._checked.popitem(last=False)
 
-    async def check(self, token: str, run: Run) -> Token:
-        """Raises TokenRefused, KeysUnavailable."""
+    async def check(self, token: str, run: Run, *, waited: bool) -> Token:
+        """`waited`: the keys have been fetched for it. Raises TokenRefused, KeysUnavailable, KeysWanted."""
         if len(token) > self._config.oauth_token_bytes_max:
             raise TokenRefused("it is too long")
         header = await run(_header, token)
         kid, algorithm = header.get("kid"), header.get("alg")
         if algorithm not in ALGORITHMS:
             raise TokenRefused("it is signed by an algorithm that is not taken")
-        key = await self._key(kid if isinstance(kid, str) else "")
+        key = self._key(kid if isinstance(kid, str) else "", waited=waited)
         claims: Mapping[str, Any] = await run(_verified, token, key, algorithm, self._config)
         return token_of(claims, self._config)
 
-    async def _key(self, kid: str) -> Any:
-        now, config = self.now(), self._config
-        stale, known = now - self._fetched_at > config.oauth_keys_age_s, self._find(kid) is not None
-        # One waits for fresh keys, and the others go on with those that are known.
-        if not known or (stale and not self._fetching.locked()):
-            async with self._fetching:
-                # Another one may have fetched them meanwhile.
-                stale = self.now() - self._fetched_at > config.oauth_keys_age_s
-                soon = self.now() - self._tried_at < config.oauth_keys_pause_s
-                if (stale or self._find(kid) is None) and not soon:
-                    await self._fetch()
+    def _key(self, kid: str, *, waited: bool) -> Any:
+        """Raises TokenRefused, KeysUnavailable, KeysWanted."""
+        if not waited and self._wants_keys(known=self._find(kid) is not None):
+            raise KeysWanted
         key = self._find(kid)
         if key is not None:
             return key
@@ -132,21 +141,43 @@ class Tokens:
             raise KeysUnavailable("the keys of the authorization server can't be had")
         raise TokenRefused("the authorization server has no such key")
 
+    def _wants_keys(self, *, known: bool) -> bool:
+        if self._fetching is not None:
+            # One waits for fresh keys, and the others go on with those that are known.
+            return not known
+        now, config = self.now(), self._config
+        stale = now - self._fetched_at > config.oauth_keys_age_s
+        return (stale or not known) and now - self._tried_at >= config.oauth_keys_pause_s
+
     def _find(self, kid: str) -> Any:
         if not kid and len(self._keys) == 1:
             return next(iter(self._keys.values()))
         return self._keys.get(kid)
 
-    async def _fetch(self) -> None:
-        self._tried_at = self.now()
+    async def _fetched(self) -> None:
+        """Wait until the keys have been fetched, by a task that goes on whoever leaves: a stranger who hangs up would
+        else keep them from everybody until the pause is over."""
+        if self._fetching is None:
+            self._fetching = trio.Event()
+            self._tried_at = self.now()
+            trio.lowlevel.spawn_system_task(self._fetch, self._fetching)
+        await self._fetching.wait()
+
+    async def _fetch(self, done: trio.Event) -> None:
         try:
-            self._keys = await trio.to_thread.run_sync(fetch_keys, self._config, abandon_on_cancel=True)
+            self._keys = await fetch_keys(self._config)
         except KeysUnavailable as failure:
             # Those that are known go on: a server that is away for a while locks nobody out.
             logger.error("the keys of the authorization server were not fetched: %s", failure)
-            return
-        self._fetched_at = self.now()
-        logger.info("the authorization server has %d keys", len(self._keys))
+        except Exception:
+            # Nobody is to wait for ever, nor the node to end, because of what another server answers.
+            logger.exception("the keys of the authorization server were not fetched")
+        else:
+            self._fetched_at = self.now()
+            logger.info("keys of the authorization server: %d", len(self._keys))
+        finally:
+            self._fetching = None
+            done.set()
 
 
 def _header(token: str) -> dict[str, Any]:
@@ -179,6 +210,8 @@ def _verified(token: str, key: Any, algorithm: str, config: Config) -> Mapping[s
         )
     except jwt.ExpiredSignatureError:
         raise TokenRefused("it has expired") from None
+    except jwt.ImmatureSignatureError:
+        raise TokenRefused("it is not valid yet") from None
     except jwt.InvalidAudienceError:
         raise TokenRefused("it is for another audience") from None
     except jwt.InvalidIssuerError:
@@ -217,18 +250,34 @@ def token_of(claims: Mapping[str, Any], config: Config) -> Token:
     return Token(name, tuple(found), float(claims["exp"]) + config.oauth_leeway_s)
 
 
-def fetch_keys(config: Config) -> dict[str, Any]:
-    """Return the server's keys by their ids. Takes a while: run it in a thread. Raises KeysUnavailable."""
+async def fetch_keys(config: Config) -> dict[str, Any]:
+    """Return the server's keys by their ids. Takes no longer than oauth_fetch_timeout_s. Raises KeysUnavailable."""
     import httpx
+
+    quiet()
+    try:
+        with trio.fail_after(config.oauth_fetch_timeout_s):
+            tls = await trio.to_thread.run_sync(_tls, config, abandon_on_cancel=True)
+            async with httpx.AsyncClient(verify=tls, timeout=None, trust_env=False) as client:
+                get = partial(_get_json, client, config.oauth_answer_bytes_max)
+                told = await get(config.oauth_jwks_url or await _discovered(get, config.oauth_issuer))
+    except trio.TooSlowError:
+        raise KeysUnavailable(f"no answer within {config.oauth_fetch_timeout_s:g} s") from None
+    except httpx.HTTPStatusError as error:
+        raise KeysUnavailable(f"{error.request.url} was answered with {error.response.status_code}") from None
+    except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
+        raise KeysUnavailable(reason(error)) from None
+    return await trio.to_thread.run_sync(_keys_of, told.get("keys"))
+
+
+def _tls(config: Config) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=config.oauth_ca_file or None)
+
+
+def _keys_of(told: object) -> dict[str, Any]:
+    """Raises KeysUnavailable."""
     import jwt
 
-    try:
-        tls = ssl.create_default_context(cafile=config.oauth_ca_file or None)
-        with httpx.Client(verify=tls, timeout=config.oauth_fetch_timeout_s, trust_env=False) as client:
-            get = partial(_get_json, client, config.oauth_answer_bytes_max)
-            told = get(config.oauth_jwks_url or _discovered(get, config.oauth_issuer)).get("keys")
-    except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
-        raise KeysUnavailable(str(error) or type(error).__name__) from None
     found: dict[str, Any] = {}
     for each in told if isinstance(told, list) else ():
         if not isinstance(each, dict) or each.get("kty") not in ("RSA", "EC", "OKP"):
@@ -246,23 +295,27 @@ def fetch_keys(config: Config) -> dict[str, Any]:
     return found
 
 
-def _discovered(get: Callable[[str], dict[str, Any]], issuer: str) -> str:
+Get = Callable[[str], Awaitable[dict[str, Any]]]
+
+
+async def _discovered(get: Get, issuer: str) -> str:
     """Return where the issuer says that its keys are. Raises KeysUnavailable."""
-    url = get(issuer.rstrip("/") + DISCOVERY).get("jwks_uri")
+    url = (await get(issuer.rstrip("/") + DISCOVERY)).get("jwks_uri")
     if not isinstance(url, str) or not url.startswith("https://"):
         raise KeysUnavailable("the issuer's configuration names no jwks_uri with https")
     return url
 
 
-def _get_json(client: Any, most: int, url: str) -> dict[str, Any]:
-    with client.stream("GET", url) as answer:
+async def _get_json(client: httpx.AsyncClient, most: int, url: str) -> dict[str, Any]:
+    async with client.stream("GET", url, headers={"accept-encoding": "identity"}) as answer:
         answer.raise_for_status()
-        text = b""
-        for piece in answer.iter_bytes():
-            text += piece
-            if len(text) > most:
-                raise KeysUnavailable(f"the answer has more than {most} bytes")
-    told = json.loads(text)
+        text = await body_of(answer, most)
+    if text is None:
+        raise KeysUnavailable(f"the answer of {url} has more than {most} bytes")
+    try:
+        told = await trio.to_thread.run_sync(json.loads, text)
+    except ValueError:
+        raise KeysUnavailable(f"the answer of {url} is no JSON") from None
     if not isinstance(told, dict):
-        raise KeysUnavailable("the answer is no JSON object")
+        raise KeysUnavailable(f"the answer of {url} is no JSON object")
     return told

@@ -52,6 +52,7 @@ class ManagedConnections:
     def _connection(self, session: Session, stats: Stats | None = None) -> ConnectionView:
         client, limits, incoming = session.client, session.limits, session.incoming
         peer, _, here = client.name.partition(" -> ")
+        tls = client.tls
         blocked = incoming.blocked and session.state is State.RUNNING
         return ConnectionView(
             name=client.name,
@@ -70,7 +71,11 @@ class ManagedConnections:
             timeout=limits.heartbeat_s,
             connected_at=client.connected_at_ms,
             client_properties=client.properties,
-            ssl=port_of(here) == port_of(self._node.amqps_address) != 0,
+            ssl=tls is not None,
+            ssl_protocol=tls and tls.protocol,
+            peer_cert_subject=tls and tls.subject,
+            peer_cert_issuer=tls and tls.issuer,
+            peer_cert_validity=tls and tls.validity,
             user_provided_name=client.given_name or None,
             user_who_performed_action=client.username,
             recv_cnt=incoming.received_count,

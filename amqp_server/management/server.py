@@ -29,7 +29,7 @@ from hypercorn.utils import parse_socket_addr
 from starlette.types import ASGIApp
 
 from amqp_server.config import Config
-from amqp_server.connection.proxy_protocol import BadProxyHeader, Proxies, ProxyHeader
+from amqp_server.connection.proxy_protocol import BadProxyHeader, Proxies, ProxyHeader, plain_host
 from amqp_server.connection.proxy_reader import read_header
 from amqp_server.management.slices import Slices
 
@@ -248,6 +248,8 @@ class Connection:
             if proxy is None:
                 return
             peer, here = proxy.client or peer, proxy.here or here
+        if peer is not None:
+            peer = plain_host(peer[0]), peer[1]
         async with _Handlers() as tasks:
             self._protocol = Http1(
                 server.app,
@@ -269,7 +271,8 @@ class Connection:
             with trio.fail_after(limits.request_timeout_s):
                 return await read_header(self._stream.socket.recv, limits.proxy_header_bytes_max)
         except (BadProxyHeader, trio.TooSlowError) as error:
-            log.info("PROXY header of a management connection: %s", str(error) or "it took too long")
+            peer, said = self._stream.socket.getpeername()[0], str(error) or "it took too long"
+            log.info("PROXY header of a management connection with %s failed: %s", peer, said)
             return None
 
     async def _linger(self) -> None:

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     import httpx
 
 TIMEOUT_S = 60.0
+#: How reasons of the API begin that are told in other words here, or end with more.
+NOT_VALID, NO_LOGIN = "Validation failed", "Login failed"
 
 # Exit codes of rabbitmqctl, from sysexits.h.
 USAGE, DATA_ERROR, NO_USER, UNAVAILABLE, SOFTWARE, NO_PERMISSION = 64, 65, 67, 69, 70, 77
@@ -38,7 +40,7 @@ class Client:
         # Imported when the first command needs it, not for --help.
         import httpx
 
-        self._url = url.rstrip("/")
+        self._url, self._user = url.rstrip("/"), user
         if not self._url.startswith(("http://", "https://")):
             raise Failure(f"--url: {url!r} is not allowed; it must be http://host:port or https://…", USAGE)
         # No proxies, no .netrc: the password goes where --url says and nowhere else.
@@ -93,6 +95,13 @@ class Client:
         if answer.is_success or answer.status_code == also:
             return json.loads(answer.content) if answer.content else None
         reason = _reason(answer)
+        if reason.startswith(NOT_VALID):
+            # The API escapes what would be HTML, as RabbitMQ's does.
+            reason = reason.replace("&lt;", "<").replace("&gt;", ">")
+        elif reason == NO_LOGIN:
+            reason = (
+                f"{reason} for user '{self._user}' at {self._url}: see --user, --password and --password-file"
+            )
         status = answer.status_code
         if reason in (NOT_FOUND, NO_VHOST):
             reason = self._missing(path)

@@ -111,6 +111,8 @@ class Replicas:
         self.contain = boundary.contain
         self.groups: dict[int, Group] = {}
         self.dirty: dict[Group, None] = {}
+        #: What is durable since a group was last carried out.
+        self._synced: dict[Group, list[Written]] = {}
         #: Groups that want ticks.
         self.active: dict[Group, None] = {}
         #: Bytes of this node's batches that are not applied here yet.
@@ -220,6 +222,7 @@ class Replicas:
     def _leave_out(self, group: Group) -> None:
         del self.groups[group.id]
         self.dirty.pop(group, None)
+        self._synced.pop(group, None)
         self.active.pop(group, None)
         self._transfers.pop(group, None)
         self.flight_bytes -= sum(len(flight.payload) for flight in group.flights)
@@ -455,11 +458,18 @@ class Replicas:
         self.dirty.clear()
         return dirty
 
+    def touch_again(self, groups: Iterable[Group]) -> None:
+        """An earlier turn had no time for these."""
+        self.dirty.update(dict.fromkeys(groups))
+
     def carry_out(self, group: Group, turn: Turn) -> None:
         """Carry out what a dirty group asks for; entries are applied as far as the turn has time."""
         if self.groups.get(group.id) is not group:
             return
         core = group.core
+        if self._synced:
+            for each in self._synced.pop(group, ()):
+                self._after_sync(each)
         if group.inbox and not (group.is_leader and gathering.waits(group)):
             group.propose()
         while core.has_ready:
@@ -562,8 +572,11 @@ class Replicas:
         def done() -> None:
             self._writing.popleft()
             for each in written:
-                if self.groups.get(each.group.id) is each.group:
-                    self.contain(each.group, self._after_sync, each)
+                group = each.group
+                if self.groups.get(group.id) is group:
+                    # There may be thousands of them, and a turn that has no time for them all.
+                    self._synced.setdefault(group, []).append(each)
+                    self.touch(group)
 
         self.commits.request(done)
 
@@ -577,7 +590,6 @@ class Replicas:
         if group.unsynced:
             group.tell_synced()
         self._post(group.id, messages)
-        self.touch(group)
 
 
 __all__ = ["CodecError", "Replicas"]

@@ -51,11 +51,11 @@ class FrameReader:
         #: For the next two frames that do not lie whole in the shared buffer, in turn.
         self._spare = self._other_spare = memoryview(b"")
 
-    def buffers(self) -> list[memoryview]:
-        """Return where the next bytes go, in this order."""
+    def buffers(self, most: int) -> list[memoryview]:
+        """Return where the next bytes go, in this order. `most`: bytes of frames that may be many and small."""
         if self._frame is not None:
-            return [self._frame[self._filled :], self._shared]
-        return [self._shared[len(self._head) :]]
+            return [self._frame[self._filled :], self._shared[:most]]
+        return [self._shared[len(self._head) : most]]
 
     def received(self, count: int) -> list[memoryview]:
         """Return the frames that so many more bytes complete. Raises FrameError.

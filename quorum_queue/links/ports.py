@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Protocol
 
 from quorum_queue.links.handshake import Hello
@@ -30,6 +31,8 @@ class LinkOptions:
     queue_bytes_max: int = 256 << 20
     #: Bytes of one read from a socket; all links share the buffer.
     read_bytes: int = 1 << 20
+    #: A read whose frames take longer is followed by smaller ones.
+    read_s: float = inf
     #: A keep-alive is sent when no other frame was sent for so long.
     heartbeat_ms: int = 100
     #: A session that is silent for so long ends.

@@ -19,6 +19,8 @@ from quorum_queue.links.steady_clock import SteadyClock
 #: socket.
 GATHER_MAX: Final = 512
 GATHER_BYTES: Final = 2 << 20
+#: However long frames take.
+READ_BYTES_MIN: Final = 16 << 10
 
 
 class LinkSession:
@@ -29,11 +31,14 @@ class LinkSession:
         "_clock",
         "_ended",
         "_frame_bytes_max",
+        "_most",
         "_now_s",
         "_poll",
         "_queue",
         "_queue_bytes_max",
         "_queued_bytes",
+        "_read_bytes",
+        "_read_s",
         "_reader",
         "_received",
         "_sent_since_tick",
@@ -78,6 +83,9 @@ class LinkSession:
         self._ended = ended
         self._frame_bytes_max = options.frame_bytes_max
         self._queue_bytes_max = options.queue_bytes_max
+        #: Bytes of the next read.
+        self._read_bytes = self._most = options.read_bytes
+        self._read_s = options.read_s
         self._queue: deque[bytes | memoryview] = deque()
         self._queued_bytes = 0
         #: The socket is full: `writable` continues when it has room.
@@ -177,7 +185,7 @@ class LinkSession:
         if self.closed:
             return
         try:
-            count = self._wire.receive(self._reader.buffers())
+            count = self._wire.receive(self._reader.buffers(self._most))
             if count is None:
                 return
             if not count:
@@ -192,9 +200,19 @@ class LinkSession:
             self.close(f"it sent what is no frame: {error}")
             return
         if frames:
+            began = self._now_s()
             self._received(self.peer, frames)
+            self._pace(self._now_s() - began, len(frames))
         if self._wire.more and not self.closed:
             self._poll.read_again(self)
+
+    def _pace(self, took_s: float, count: int) -> None:
+        """Read less at a time while many small frames take long: others of this node wait for all of them. One large frame
+        is read as fast as it comes."""
+        if took_s > self._read_s and count > 1:
+            self._most = max(self._most // 2, READ_BYTES_MIN)
+        elif self._most < self._read_bytes and took_s < self._read_s / 4:
+            self._most = min(2 * self._most, self._read_bytes)
 
     # -- time and the end ------------------------------------------------------------------------------------------
 

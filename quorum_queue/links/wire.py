@@ -68,6 +68,11 @@ class TlsWire:
         return self._tls.getpeercert() or {}
 
     @property
+    def version(self) -> str:
+        """Of TLS, as OpenSSL calls it: `TLSv1.3`."""
+        return self._tls.version() or ""
+
+    @property
     def pending_bytes(self) -> int:
         return len(self._unsent)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from pamqp import commands, frame
 from amqp_server.app import Node
 from amqp_server.config import Config, InvalidOption
 from amqp_server.connection.certificate_names import distinguished_name, login_name
+from amqp_server.management.managed_connections import ManagedConnections
 from conformance_tests.patience import PATIENCE_S
 
 from .authority import Authority, connect_tls
@@ -106,6 +108,13 @@ async def test_the_certificate_is_the_login(
         await client.ask(0, commands.Connection.Open("/"), commands.Connection.OpenOk)
         (session,) = node.broker.sessions
         assert session.client.username == "app"
+        (told,) = ManagedConnections(node).views()
+        assert told.auth_mechanism == "EXTERNAL" and told.ssl
+        assert told.peer_cert_subject is not None and told.peer_cert_subject.startswith("CN=app,")
+        assert told.peer_cert_issuer is not None and "trustme" in told.peer_cert_issuer
+        assert re.fullmatch(
+            r"\d{4}-\d\d-\d\dT[\d:]{8}Z - \d{4}-\d\d-\d\dT[\d:]{8}Z", told.peer_cert_validity or ""
+        )
         await client.close()
         # A password goes on being one, and a user without one has none.
         with_password = await connect_tls(node, context("app"))

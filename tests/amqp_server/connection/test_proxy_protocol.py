@@ -23,6 +23,7 @@ from amqp_server.connection.proxy_protocol import (
     ProxyHeader,
     parse_header,
 )
+from amqp_server.management.managed_connections import ManagedConnections
 from conformance_tests.patience import PATIENCE_S
 
 from .authority import Authority, tls_port
@@ -161,6 +162,13 @@ async def test_the_client_is_who_the_proxy_says(tmp_path: Path, caplog: pytest.L
             assert session.client.name == "192.0.2.7:4711 -> 198.51.100.1:5672"
             await client.close()
             await until(lambda: not node.server.transports)
+        # A proxy on both families writes addresses of IPv4 as a part of IPv6.
+        client = await behind(node, b"PROXY TCP6 ::ffff:192.0.2.7 ::ffff:198.51.100.1 4711 5672\r\n")
+        await client.log_in()
+        (session,) = node.broker.sessions
+        assert session.client.name == "192.0.2.7:4711 -> 198.51.100.1:5672"
+        await client.close()
+        await until(lambda: not node.server.transports)
         client = await behind(node, LOCAL)
         await client.log_in()
         (session,) = node.broker.sessions
@@ -229,8 +237,17 @@ async def test_before_tls(tmp_path: Path, authority: Authority) -> None:
             await client.log_in()
             (session,) = node.broker.sessions
             assert peer_of(session) == "192.0.2.7"
+            (told,) = ManagedConnections(node).views()
+            assert told.ssl and told.ssl_protocol == "tlsv1.3" and told.peer_cert_subject is None
             await client.close()
             await until(lambda: not node.server.transports)
+        # The port that a proxy names says nothing about TLS: here the proxy has ended it.
+        client = await behind(node, f"PROXY TCP4 192.0.2.7 198.51.100.1 1 {tls_port(node)}\r\n".encode())
+        await client.log_in()
+        (told,) = ManagedConnections(node).views()
+        assert not told.ssl and told.ssl_protocol is None
+        await client.close()
+        await until(lambda: not node.server.transports)
         handshakes_take(node, 0.2)
         silent = await trio.open_tcp_stream("127.0.0.1", tls_port(node))
         await silent.send_all(V1)

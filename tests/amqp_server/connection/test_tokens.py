@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import logging
 import ssl
 import threading
 import time
@@ -50,11 +51,16 @@ class Issuer:
             {"kty": "RSA", "kid": "broken", "n": 7},
         ]
         self.asked: list[str] = []
+        #: While it is not set, nothing is answered.
+        self.gate = threading.Event()
+        self.gate.set()
+        self.closing = threading.Event()
         issuer = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 issuer.asked.append(self.path)
+                issuer.gate.wait(PATIENCE_S)
                 answers: dict[str, Any] = {
                     "/keys": {"keys": issuer.keys},
                     "/realm/.well-known/openid-configuration": {"jwks_uri": f"{issuer.url}/keys"},
@@ -62,10 +68,14 @@ class Issuer:
                     "/plain/.well-known/openid-configuration": {"jwks_uri": "http://127.0.0.1/keys"},
                 }
                 told = answers.get(self.path)
-                body = json.dumps(told).encode()
-                self.send_response(200 if told else 404)
+                body = b" " * 4_000 if self.path == "/slowly" else json.dumps(told).encode()
+                self.send_response(200 if told or self.path == "/slowly" else 404)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
+                if self.path == "/slowly":
+                    # It never ends, and no two bytes are far apart.
+                    while not issuer.closing.wait(0.05):
+                        self.wfile.write(b" ")
                 self.wfile.write(body)
 
             def log_message(self, *_: Any) -> None: ...
@@ -80,6 +90,7 @@ class Issuer:
         self._thread.start()
 
     def close(self) -> None:
+        self.closing.set()
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
@@ -206,6 +217,7 @@ async def test_tokens_that_are_refused(
     bad = {
         "it has expired": issuer.token(exp=time.time() - 1),
         "it is for another audience": issuer.token(aud="other"),
+        "it is not valid yet": issuer.token(nbf=time.time() + 600),
         "it has no claim 'aud'": issuer.token(aud=None),
         "it has no claim 'exp'": issuer.token(exp=None),
         "it names no user": issuer.token(sub=None),
@@ -312,7 +324,47 @@ async def test_keys_are_kept_and_change(tmp_path: Path, issuer: Issuer) -> None:
             issuer.keys.pop()
 
 
+async def test_who_waits_for_keys_holds_nobody_up(
+    tmp_path: Path, issuer: Issuer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    issuer.asked.clear()
+    issuer.gate.clear()
+    try:
+        async with served(tmp_path, oauth_fetch_timeout_s=600.0, **issuer.options) as node:
+            waiting = await connect(node)
+            await waiting.send(b"AMQP\x00\x00\x09\x01")
+            await waiting.wait_for(commands.Connection.Start)
+            login = commands.Connection.StartOk({}, "PLAIN", f"\0\0{issuer.token()}", "en_US")
+            await waiting.send(frame.marshal(login, 0))
+            await until(lambda: bool(issuer.asked))
+            # Another client of its address, with a password.
+            direct = await connect(node)
+            await direct.log_in()
+            await direct.close()
+            # The first one gives up, and the keys come all the same.
+            await trio.aclose_forcefully(waiting.stream)
+            await until(lambda: not node.server.transports)
+            issuer.gate.set()
+            async with logged_in(node, issuer.token()):
+                pass
+            assert issuer.asked == ["/keys"]
+    finally:
+        issuer.gate.set()
+    assert not [record for record in caplog.records if record.name.startswith("http")]
+
+
+async def test_an_answer_that_never_ends_is_given_up(
+    tmp_path: Path, issuer: Issuer, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = issuer.options | {"oauth_jwks_url": f"{issuer.url}/slowly", "oauth_fetch_timeout_s": 0.3}
+    async with served(tmp_path, **options) as node:
+        await refused(node, issuer.token())
+        assert "the keys of the authorization server were not fetched: no answer within 0.3 s" in caplog.text
+
+
 async def test_renewed_and_expired(tmp_path: Path, issuer: Issuer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     async with served(tmp_path, **issuer.options) as node:
         soon = issuer.token("mqd.configure:*/a", exp=time.time() + 2)
         async with logged_in(node, soon, channels=4) as client:
@@ -334,7 +386,9 @@ async def test_renewed_and_expired(tmp_path: Path, issuer: Issuer, caplog: pytes
                     0, commands.Connection.UpdateSecret(other, "renewal"), commands.Connection.Close
                 )
                 assert close.reply_code == 530 and "New secret was refused" in close.reply_text
-        assert "new secret: it is the token of another user" in caplog.text
+        refused = "user: 'anna', state: running): Secret update was refused for user 'anna': it is the token of another"
+        assert refused in caplog.text and "login refused" not in caplog.text
+        assert "): user 'anna' updated secret" in caplog.text
         assert "token refused: it is too long" in caplog.text
 
 

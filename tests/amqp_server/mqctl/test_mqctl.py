@@ -61,6 +61,10 @@ def test_users(mqd: Addresses, mqctl: Mqctl, monkeypatch: pytest.MonkeyPatch) ->
     ok(mqctl("authenticate_user", "ann", "typed"))
     assert mqctl("change_password", "ann", "").code == 65
     assert mqctl("--user", "ann", "--password", "typed", "list_users").code == 77
+    wrong = mqctl("--user", "ann", "--password", "wrong", "list_users")
+    assert wrong.code == 77 and wrong.err.startswith(
+        "Error: Login failed for user 'ann' at http://127.0.0.1:"
+    )
     ok(mqctl("delete_user", "ann"))
     for command in (("delete_user", "ann"), ("set_user_tags", "ann"), ("change_password", "ann", "x")):
         assert mqctl(*command) == (67, "", 'Error: User "ann" does not exist\n')
@@ -615,6 +619,7 @@ def test_policies(mqctl: Mqctl, word: str, many: str, title: str) -> None:
     refused = mqctl(f"set_{word}", "r", "^x", '{"nosuch": 1}')
     assert refused.code == 65
     assert "are not recognised policy settings" in refused.err
+    assert '[{<<"nosuch">>,1}]' in refused.err
     assert mqctl(f"set_{word}", "r", "^x", "{").code == 65
     ok(mqctl(f"clear_{word}", "p"))
     ok(mqctl(f"clear_{word}", "q"))

@@ -86,6 +86,9 @@ class Peers:
     def carry_out(self, group: Group, turn: Turn) -> None:
         self._replicas.carry_out(group, turn)
 
+    def touch_again(self, groups: Iterable[Group]) -> None:
+        self._replicas.touch_again(groups)
+
     def write(self) -> None:
         self._replicas.write()
 

@@ -18,7 +18,7 @@ def feed(reader: FrameReader, data: bytes) -> list[bytes]:
     frames = []
     while data:
         count = 0
-        for buffer in reader.buffers():
+        for buffer in reader.buffers(1 << 20):
             part = data[: len(buffer)]
             buffer[: len(part)] = part
             data, count = data[len(part) :], count + len(part)
