@@ -70,20 +70,20 @@ class Limits:
 class Http1(H11Protocol):
     """With reason phrases, some clients show nothing else of a refusal; and without a way to HTTP/2."""
 
+    #: Whether the client had sent the next request before it got the answer to the last one. (Once it has the answer,
+    #: the next one may come before hypercorn has finished with the last.)
+    was_followed = False
+
     async def _send_h11_event(self, event: Any) -> None:
         if isinstance(event, h11.Response):
+            waiting, _ = self.connection.trailing_data
+            self.was_followed = bool(waiting) and self.connection.their_state is h11.DONE
             reason = PHRASES.get(event.status_code, b"")
             event = h11.Response(status_code=event.status_code, headers=event.headers, reason=reason)
         await super()._send_h11_event(event)
 
     async def _check_protocol(self, event: h11.Request) -> None:
         """No upgrade: the request is answered as HTTP/1.1."""
-
-    @property
-    def has_more(self) -> bool:
-        """Whether the client has sent the next request before it had the answer to the last one."""
-        waiting, _ = self.connection.trailing_data
-        return bool(waiting)
 
     @property
     def awaits_request(self) -> bool:
@@ -321,7 +321,7 @@ class Connection:
             self.answering = not event.idle
             if event.idle:
                 self._server.answered(self)
-                self._pipelined = self._pipelined + 1 if self._protocol.has_more else 0
+                self._pipelined = self._pipelined + 1 if self._protocol.was_followed else 0
                 if self._pipelined > self._server.limits.pipelined_max:
                     # Browsers and clients wait for their answers. The next request may be sent again.
                     self.close()

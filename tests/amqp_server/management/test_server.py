@@ -304,3 +304,6 @@ async def test_requests_behind_each_other_are_bounded(broker: ManagedBroker) -> 
         await few.stream.send_all(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 4)
         assert [await few.status() for _ in range(4)] == [200] * 4
         assert [await few.ask("GET", "/health") for _ in range(10)] == [200] * 10
+    async with serving(broker, http_pipelined_max=0) as dial:
+        quick = await dial()
+        assert [await quick.ask("GET", "/health") for _ in range(300)] == [200] * 300
