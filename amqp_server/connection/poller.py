@@ -322,24 +322,17 @@ class Poller:
         for transport in writable:
             transport.contain(transport.writable)
         light = self._light
-        #: Each with the last queue that it, or one before it, has scheduled.
-        read: list[tuple[Transport, Scheduled]] = []
-        #: Queues of those that have scheduled one, and the last ones of the others.
-        only: dict[Scheduled, None] = {}
-        last_of_many: list[Scheduled] = []
+        #: Each with the last queue that it, or one before it, has scheduled, and with how many there were then.
+        read: list[tuple[Transport, Scheduled, int]] = []
+        before = len(turn.scheduled)
         began = turn.now()
         while light:
             transport = light.popleft()
             transport.queued = False
-            before = len(turn.scheduled)
             transport.read_little()
             last = turn.last_scheduled()
             if last is not None:
-                read.append((transport, last))
-                if len(turn.scheduled) == before + 1:
-                    only[last] = None
-                else:
-                    last_of_many.append(last)
+                read.append((transport, last, len(turn.scheduled)))
             now = turn.now()
             if transport.slow(now - began > self._light_s):
                 transport.heavy = True
@@ -348,15 +341,11 @@ class Poller:
                 break
         if read:
             turn.extend()
-            if only:
-                # Else one client with many queues, or what another task has scheduled, would take the turn, and they would
-                # come behind all that is left. The last ones of others tell whether these have all been applied.
-                for each in last_of_many:
-                    only.pop(each, None)
-                turn.first(only)
+            if len(turn.scheduled) > len(read):
+                turn.first(_only(read, before))
             turn.apply()
             if turn.cut:
-                for transport, host in read:
+                for transport, host, _ in read:
                     if turn.is_left(host):
                         transport.contain(transport.left)
         over, self._over = self._over, []
@@ -377,3 +366,22 @@ class Poller:
                 transport.heavy = True
             if now > turn.ends:
                 break
+
+
+def _only(read: list[tuple[Transport, Scheduled, int]], before: int) -> dict[Scheduled, None]:
+    """Return the queues of clients that have scheduled one each; `before` them there were so many.
+
+    Else a client with many queues, or what another task has scheduled, would take the turn, and they would come behind all that is
+    left. Not the last ones of other clients: these tell whether all of a client's have been applied.
+    """
+    only: dict[Scheduled, None] = {}
+    last_of_many: list[Scheduled] = []
+    for _, last, count in read:
+        if count == before + 1:
+            only[last] = None
+        else:
+            last_of_many.append(last)
+        before = count
+    for last in last_of_many:
+        only.pop(last, None)
+    return only
