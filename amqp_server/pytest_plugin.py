@@ -5,6 +5,7 @@ pytest loads this module in every run where mqd is installed, so it imports what
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
 #: Of the log of one broker, for one test that failed.
 SHOWN_MAX = 32 * 1024
+#: A thread of the broker writes its log, a little later than the answers to clients: it is complete when it has not grown
+#: for QUIET_S. A broker that logs without end is not waited for longer than COMPLETE_MAX_S.
+QUIET_S, COMPLETE_MAX_S = 0.2, 2.0
 
 
 class Watched:
@@ -29,11 +33,22 @@ class Watched:
 
     def new_lines(self) -> Iterator[tuple[str, str]]:
         for broker, seen in self.brokers.items():
-            text = broker.log()[seen:]
+            text = _complete_log(broker)[seen:]
             if len(text) > SHOWN_MAX:
                 text = f"[{len(text) - SHOWN_MAX} characters before this]\n{text[-SHOWN_MAX:]}"
             if text:
                 yield f"log of mqd {broker.name}", text
+
+
+def _complete_log(broker: Broker) -> str:
+    text = broker.log()
+    deadline = time.monotonic() + COMPLETE_MAX_S
+    while time.monotonic() < deadline:
+        time.sleep(QUIET_S)
+        before, text = text, broker.log()
+        if text == before:
+            break
+    return text
 
 
 _watched = pytest.StashKey[Watched]()
