@@ -45,7 +45,7 @@ class ResourceWatch:
         self.memory_limit_bytes = config.memory_limit_bytes
         self.disk_free_min_bytes = config.disk_free_min_bytes
         self.memory_bytes = self.disk_free_bytes = 0
-        self._heap = Heap()
+        self._heap = Heap(private_memory_bytes(), used_heap()[0])
         self._collected_at = -inf
         self.look()
 
@@ -56,9 +56,8 @@ class ResourceWatch:
             trim = memory > self.memory_limit_bytes or await self._is_due(memory)
             if trim:
                 # It takes some 10 ms where there is much to give back.
-                await trio.to_thread.run_sync(give_back)
-                used, _ = await trio.to_thread.run_sync(used_heap)
-                self._heap.given_back(private_memory_bytes(), used, trio.current_time())
+                memory, used = await trio.to_thread.run_sync(left_after_giving_back)
+                self._heap.given_back(memory, used, trio.current_time())
             self.look(trimmed=trim)
 
     async def _is_due(self, memory_bytes: int) -> bool:
@@ -113,14 +112,15 @@ class Heap:
     """When free heap is given back. The C library itself keeps what lies below anything that is still in use: after some
     large messages that may be hundreds of MiB, which a broker with nothing to do would keep for ever."""
 
-    def __init__(self) -> None:
-        self._last_bytes = 0
+    def __init__(self, memory_bytes: int, used_bytes: int) -> None:
+        """So much memory the process begins with, of which so much is used heap."""
+        self._last_bytes = memory_bytes
         #: Memory after the last time, or less if it has shrunk since.
-        self._floor_bytes = 0
+        self._floor_bytes = memory_bytes
         #: The most since then: what has been freed leaves holes.
-        self._peak_bytes = 0
+        self._peak_bytes = memory_bytes
         #: The least that was resident and not used, bytes, since the last time: pages that cannot be given back.
-        self._unused_bytes = -1
+        self._unused_bytes = max(0, memory_bytes - used_bytes)
         self._next_s = self._look_s = -inf
         self._wait_s = TRIM_WAIT_S
 
@@ -128,7 +128,7 @@ class Heap:
         """True if it is worth while now. To be asked regularly."""
         grows = memory_bytes > self._last_bytes + TRIM_NOISE_BYTES
         self._last_bytes = memory_bytes
-        self._floor_bytes = min(self._floor_bytes or memory_bytes, memory_bytes)
+        self._floor_bytes = min(self._floor_bytes, memory_bytes)
         self._peak_bytes = max(self._peak_bytes, memory_bytes)
         moved = max(memory_bytes - self._floor_bytes, self._peak_bytes - memory_bytes)
         return not grows and moved >= TRIM_STEP_BYTES and self._in_time(now_s)
@@ -153,8 +153,7 @@ class Heap:
         """So much of the heap is used; True if it is worth while now. The look took `seconds`."""
         self._look_s = now_s + min(max(LOOK_WAIT_S, LOOK_SHARE * seconds), TRIM_WAIT_MAX_S)
         unused = memory_bytes - used_bytes
-        if not 0 <= self._unused_bytes <= unused:
-            self._unused_bytes = max(0, unused)
+        self._unused_bytes = min(self._unused_bytes, max(0, unused))
         return unused - self._unused_bytes >= TRIM_STEP_BYTES and self._in_time(now_s)
 
     def given_back(self, memory_bytes: int, used_bytes: int, now_s: float) -> None:
@@ -205,6 +204,18 @@ def give_back() -> None:
     """Let the C library return free pages within its heap to the kernel; nothing, where it is not glibc."""
     if _malloc_trim is not None:
         _malloc_trim(0)
+
+
+def left_after_giving_back() -> tuple[int, int]:
+    """Give free heap back. Return the memory that is left and the most of the heap that was used meanwhile, bytes.
+
+    What is freed while this runs leaves holes, too. To count them as pages that cannot be given back would be to keep
+    them for ever."""
+    before, _ = used_heap()
+    give_back()
+    memory = private_memory_bytes()
+    after, _ = used_heap()
+    return memory, max(before, after)
 
 
 def private_memory_bytes() -> int:

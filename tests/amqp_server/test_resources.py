@@ -88,25 +88,25 @@ def times(heap: Heap, memory: list[int], given_back: int) -> list[int]:
 
 
 def test_after_growth_it_is_given_back_once_and_soon() -> None:
-    heap = Heap()
+    heap = Heap(50 * MIB, 5 * MIB)
     memory = [50 * MIB] * 10 + [200 * MIB, 300 * MIB, 300 * MIB] + [60 * MIB] * 100
     assert times(heap, memory, 60 * MIB) == [12]
 
 
 def test_after_a_part_was_freed_the_rest_is_looked_for_once() -> None:
     """The last time was while all was in use, as under an alarm."""
-    heap = Heap()
+    heap = Heap(50 * MIB, 5 * MIB)
     heap.given_back(600 * MIB, 0, 0.0)
     assert times(heap, [600 * MIB] * 20 + [400 * MIB] + [50 * MIB] * 100, 50 * MIB) == [20]
 
 
 def test_what_is_in_use_is_not_looked_for_again() -> None:
-    heap = Heap()
+    heap = Heap(50 * MIB, 5 * MIB)
     assert times(heap, [50 * MIB] * 10 + [300 * MIB] * 1_000, 300 * MIB) == [11]
 
 
 def test_a_load_that_takes_it_again_is_left_alone_more_and_more() -> None:
-    heap = Heap()
+    heap = Heap(50 * MIB, 5 * MIB)
     assert not heap.due(50 * MIB, 0.0)
     at, most = [], 0.0
     for look in range(1, 2_000):
@@ -120,14 +120,14 @@ def test_a_load_that_takes_it_again_is_left_alone_more_and_more() -> None:
 
 
 def test_small_changes_are_not_worth_while() -> None:
-    heap = Heap()
+    heap = Heap(50 * MIB, 5 * MIB)
     step = TRIM_STEP_BYTES // 2
     assert times(heap, [50 * MIB, 50 * MIB + step, 50 * MIB + step] * 100, 50 * MIB) == []
 
 
 def test_what_is_freed_between_things_that_stay_is_given_back() -> None:
     """The last time was while all was in use. What is freed since makes holes, and the memory stays as it is."""
-    heap = Heap()
+    heap = Heap(50 * MIB, 5 * MIB)
     heap.given_back(200 * MIB, 150 * MIB, 0.0)
     memory, at = 200 * MIB, []
     for second in range(100):
@@ -142,17 +142,17 @@ def test_what_is_freed_between_things_that_stay_is_given_back() -> None:
 
 
 def test_a_look_that_takes_long_is_seldom() -> None:
-    heap = Heap()
+    heap = Heap(50 * MIB, 5 * MIB)
     looks = 0
     for second in range(1_000):
         if heap.wants_a_look(500 * MIB, second):
             looks += 1
-            assert not heap.looked(500 * MIB, 400 * MIB, 0.05, second)
+            assert not heap.looked(500 * MIB, 430 * MIB, 0.05, second)
     assert looks == 20
 
 
 def test_a_small_node_is_not_looked_at() -> None:
-    heap = Heap()
+    heap = Heap(50 * MIB, 5 * MIB)
     assert not heap.looked(50 * MIB, 5 * MIB, 0.0, 0.0)
     assert not any(heap.wants_a_look(60 * MIB, second) for second in range(1_000))
 
@@ -183,6 +183,35 @@ async def test_holes_go_back_to_the_kernel(
         await given.wait()
         nursery.cancel_scope.cancel()
     assert watch.memory_bytes <= 300 * MIB
+
+
+@pytest.mark.parametrize("during", [True, False], ids=["while free heap is given back", "before the first look"])
+async def test_what_is_freed_at_a_bad_moment_goes_back_as_well(
+    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, during: bool
+) -> None:
+    autojump_clock.autojump_threshold = 0.02
+    memory, used = 50 * MIB, 5 * MIB
+    given = trio.Event()
+
+    def give_back() -> None:
+        nonlocal memory, used
+        memory = used + 45 * MIB
+        if used > 200 * MIB:
+            used = 5 * MIB
+        else:
+            trio.from_thread.run_sync(given.set)
+
+    monkeypatch.setattr(resources, "private_memory_bytes", lambda: memory)
+    monkeypatch.setattr(resources, "used_heap", lambda: (used, 0.0))
+    monkeypatch.setattr(resources, "give_back", give_back)
+    watch = ResourceWatch(Config(memory_limit="1 GB", disk_free_min_bytes=0), Alarms(), tmp_path)
+    memory, used = 300 * MIB, 255 * MIB if during else 5 * MIB
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch.run)
+        # Without a deadline, as above.
+        await given.wait()
+        nursery.cancel_scope.cancel()
+    assert memory == 50 * MIB
 
 
 def test_a_look_at_the_heap_leaves_nothing_for_the_collector() -> None:
