@@ -54,9 +54,15 @@ def test_wrong_protocol_header_is_answered_with_ours(raw: Raw, header: bytes) ->
     client.expect_eof()
 
 
-def test_protocol_header_in_pieces(raw: Raw) -> None:
+#: Net::AMQP, on which Perl's AnyEvent::RabbitMQ stands, sends it.
+HEADER_OF_0_9 = b"AMQP\x01\x01\x00\x09"
+
+
+@pytest.mark.parametrize("header", [PROTOCOL_HEADER, HEADER_OF_0_9], ids=["0-9-1", "0-9"])
+def test_protocol_header_in_pieces(raw: Raw, header: bytes) -> None:
+    """The header of 0-9 is taken for that of 0-9-1."""
     client = raw(handshake=False)
-    for byte in PROTOCOL_HEADER:
+    for byte in header:
         client.send(bytes([byte]))
         time.sleep(0.002)
     client.read(commands.Connection.Start, 0)

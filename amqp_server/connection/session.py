@@ -176,10 +176,11 @@ class Session:
 
     def protocol_header(self, data: bytes) -> int:
         """Answer the protocol header; return the offset after it."""
-        if len(data) < 8 and frames.PROTOCOL_HEADER.startswith(data):
+        header = data[:8]
+        if len(header) < 8 and any(known.startswith(header) for known in frames.CLIENT_HEADERS):
             return 0
         log.accepting(self)
-        if data.startswith(frames.PROTOCOL_HEADER):
+        if header in frames.CLIENT_HEADERS:
             self.state = State.STARTING
             handshake.start(self)
             return 8
