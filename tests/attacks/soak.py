@@ -31,6 +31,7 @@ from .scenes import frames
 MIB = 1 << 20
 SAMPLE_S = 1.0
 PARTS = 12
+WARM_ROUNDS = 5
 #: Growth that is no leak: a share of what there was, and pages that the allocator holds.
 SHARE, SPARE_BYTES, SPARE_COUNT = 0.1, 12 * MIB, 4
 
@@ -84,6 +85,12 @@ class Churn:
             self.web,
             self.megabytes,
         )
+
+    def warm(self) -> None:
+        """Every kind, some times: what the broker loads with the first request of its kind is no growth."""
+        for _ in range(WARM_ROUNDS):
+            for kind in self._rounds:
+                kind()
 
     def round(self) -> None:
         self._chance.choice(self._rounds)()
@@ -192,7 +199,9 @@ class Churn:
 
 def soak(node: Node, seconds: float, seed: int) -> list[Sample]:
     """Churn for so long; samples of the whole time."""
-    churn, samples = Churn(node, seed), [sample(node)]
+    churn = Churn(node, seed)
+    churn.warm()
+    samples = [sample(node)]
     began = due = time.monotonic()
     while (now := time.monotonic()) < began + seconds:
         churn.round()
