@@ -15,13 +15,13 @@ from amqp_server.streams.dead_messages import DeadMessages
 from amqp_server.streams.deliver import BatchReader
 from amqp_server.streams.group_gets import Gets
 from amqp_server.streams.group_options import RETRY_MS, GroupOptions
+from amqp_server.streams.group_places import GroupPlaces
 from amqp_server.streams.group_reader import Reader
 from amqp_server.streams.group_reading import Stream
 from amqp_server.streams.host import StreamHost
-from amqp_server.streams.places import VERSION, Place, PlaceError, decode, encode
 from amqp_server.streams.start import Start
 from quorum_queue.consumer_groups.group import Group, Key, Member
-from quorum_queue.consumer_groups.partition import Partition, Span
+from quorum_queue.consumer_groups.partition import Partition
 from quorum_queue.host import DELETED, QueueHost, answer_publishes
 from quorum_queue.local import NodeServices
 from quorum_queue.machine.consumers import Consumer
@@ -54,7 +54,7 @@ class ConsumerGroupHost(QueueHost):
         slots: list[int],
         keep_slots: Callable[[], None],
     ) -> None:
-        """`streams` tells the partitions as they are now. `slots` has the delivered marks, by the partitions' numbers."""
+        """`streams` tells the partitions as they are now. See GroupPlaces for `slots` and `keep_slots`."""
         super().__init__(queue, services.turn)
         self.queue_id = queue_id
         self.options = options
@@ -62,8 +62,6 @@ class ConsumerGroupHost(QueueHost):
         self._services = services
         self._settings = settings
         self._streams = streams
-        self._slots = slots
-        self._keep_slots = keep_slots
         self._readers: dict[int, Reader] = {}
         #: Partitions may be others than before.
         self._stale = True
@@ -73,28 +71,8 @@ class ConsumerGroupHost(QueueHost):
         self._watch_at = self._retry_at = self._commit_at = -1
         self._dead = DeadMessages(services, self._turn)
         self._gets = Gets()
-        #: Partitions have got slots that are not stored yet.
-        self._new_slots = False
-        #: What was stored, by the ids of the streams, with the numbers.
-        self._stored: dict[int, tuple[int, Place]] = {}
-        #: The group is not new: what comes from now on is read from its first message on.
-        self._known = False
-        self._recover()
+        self._places = GroupPlaces(queue_id, services, slots, keep_slots, self._name)
         self.schedule()
-
-    def _recover(self) -> None:
-        found = self._services.journal.recover_queue(self.queue_id)
-        if found is None:
-            return
-        self._known = found.state is not None
-        for number, data in found.annotations.items():
-            try:
-                place = decode(data)
-            except PlaceError as error:
-                logger.error("%s: partition %d begins anew: %s", self._name, number, error)
-            else:
-                if number < len(self._slots):
-                    self._stored[place.stream_id] = number, place
 
     @property
     def _name(self) -> str:
@@ -230,11 +208,9 @@ class ConsumerGroupHost(QueueHost):
             done()
 
     def close(self) -> None:
-        """The queue is deleted: nobody knows any more how far the group was."""
         self.ended = "deleted"
         self._release()
-        self._services.journal.drop(self.queue_id)
-        self._services.commits.request()
+        self._places.drop()
         self._refuse_pending()
         self._refuse_askers(DELETED)
 
@@ -311,7 +287,7 @@ class ConsumerGroupHost(QueueHost):
             partition, member, offsets, stop, attempts, self._services.clock.monotonic_ms()
         )
         if fresh:
-            self._services.marks.mark(self._slots[partition.number], offsets[-1])
+            self._places.mark(partition, offsets[-1])
         if self._watch_at < 0 and not self._handed:
             self._handed = True
             self.schedule()
@@ -379,62 +355,36 @@ class ConsumerGroupHost(QueueHost):
             reader = self._readers.pop(stream_id)
             reader.close()
             group.remove(stream_id)
-        numbers = self._free_numbers(len(streams))
+        places = self._places
+        numbers = places.free_numbers(group.partitions.values(), len(streams))
         for stream_id, stream in streams.items():
             if stream_id not in group.partitions:
                 self._add(stream, numbers)
             elif not self._readers[stream_id].attaching and not self._readers[stream_id].attached:
                 self._read(self._readers[stream_id])
-        if self._new_slots:
-            self._new_slots = False
-            self._keep_slots()
-        if streams and not self._known:
-            self._known = True
-            self._services.journal.state(self.queue_id, bytes((VERSION,)))
-            self._services.commits.request()
+        places.keep_numbers()
+        if streams and not places.known:
+            places.note_known()
         if not streams:
-            self._stored.clear()
+            places.forget()
             for key in list(group.members):
                 group.leave(key, gone=True)
                 self.queue.consumer_lost(key)
 
     def _add(self, stream: Stream, numbers: Iterator[int]) -> None:
-        number, place = self._stored.pop(stream.queue_id, (-1, None))
+        places = self._places
+        number, place = places.take(stream.queue_id)
         if number < 0:
-            number = self._new_number(numbers)
+            number = places.new_number(numbers)
         partition = Partition(stream.queue_id, stream.name, number)
         self.group.add(partition)
-        start = FIRST if self._known else self.options.start
+        start = FIRST if places.known else self.options.start
         if place is not None:
-            pending = [Span(*each) for each in place.pending]
-            cursor, marked = place.cursor, self._services.marks.get(self._slots[number])
-            if marked >= cursor:
-                # Handed out, and nobody knows what became of it.
-                pending.append(Span(cursor, marked + 1, 0))
-                cursor = marked + 1
+            cursor, pending = places.resumed(number, place)
             start = Start(offset=cursor)
             self.group.begin(partition, cursor, pending)
         reader = self._readers[stream.queue_id] = Reader(self, partition, stream, start)
         self._read(reader)
-
-    def _free_numbers(self, most: int) -> Iterator[int]:
-        """At least so many numbers that no partition has, the lowest first."""
-        used = {each.number for each in self.group.partitions.values()}
-        used.update([number for number, _ in self._stored.values()])
-        return iter([number for number in range(len(used) + most) if number not in used])
-
-    def _new_number(self, numbers: Iterator[int]) -> int:
-        """Return the next of the free numbers, with a mark of its own."""
-        marks, slots = self._services.marks, self._slots
-        number, slot = next(numbers), marks.allocate()
-        if number < len(slots):
-            marks.free(slots[number])
-            slots[number] = slot
-        else:
-            # Without gaps: a number beyond the slots is the first one that is.
-            slots.append(slot)
-        self._new_slots = True
-        return number
 
     def _read(self, reader: Reader) -> None:
         """Have the stream take the reader of the group."""
@@ -482,12 +432,11 @@ class ConsumerGroupHost(QueueHost):
     # -- what is stored --------------------------------------------------------------------------------------------
 
     def _store(self) -> None:
-        """Have stored how far the group is. The journal keeps the newest of what waits for its next commit."""
+        """Have stored how far the group is."""
         changed, self.group.changed = self.group.changed, {}
         for partition in changed:
             if partition.cursor >= 0 and self.group.partitions.get(partition.stream_id) is partition:
-                stored = encode(partition.stream_id, partition.cursor, partition.pending())
-                self._services.journal.annotate(self.queue_id, partition.number, stored)
+                self._places.store(partition)
         if self._commit_at < 0:
             # Whoever waits for the disk, as for the answer to tx.commit, has it committed at once.
             self._commit_at = self._services.clock.monotonic_ms() + self.options.commit_ms
@@ -510,7 +459,7 @@ class ConsumerGroupHost(QueueHost):
         for reader, offset in places:
             partition = reader.partition
             self.group.move(partition, offset)
-            self._services.marks.mark(self._slots[partition.number], offset - 1)
+            self._places.mark(partition, offset - 1)
         self.schedule()
 
 

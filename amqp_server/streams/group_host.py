@@ -19,22 +19,14 @@ from amqp_server.streams.answers import Answers
 from amqp_server.streams.asks import Asks, Done
 from amqp_server.streams.compacting import Compaction
 from amqp_server.streams.encode import Encoded, Encoder
+from amqp_server.streams.entries import CodecError, Note, decode_entry, encode_batch, encode_entry
 from amqp_server.streams.filling import Fill, Filling
 from amqp_server.streams.finding import Finding
 from amqp_server.streams.host import StreamConsumer, StreamServices
 from amqp_server.streams.logged_names import LoggedNames
 from amqp_server.streams.member_readers import MemberReaders
 from amqp_server.streams.publishes import Publishes
-from amqp_server.streams.replicated import (
-    Applied,
-    CodecError,
-    Note,
-    Replica,
-    decode_entry,
-    decode_state,
-    encode_batch,
-    encode_entry,
-)
+from amqp_server.streams.replicated import Applied, Replica, decode_state
 from amqp_server.streams.stable import Stable
 from amqp_server.streams.start import Start
 from amqp_server.streams.taking_over import take_over

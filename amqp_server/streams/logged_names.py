@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from amqp_server.streams.asks import ABSENT, Done
+from amqp_server.streams.entries import Note
 from amqp_server.streams.named import Progress
 from amqp_server.streams.node_names import NodeNames
-from amqp_server.streams.replicated import Note
 from quorum_queue.cluster import frames
 from quorum_queue.cluster.frames import StreamWord
 from quorum_queue.host import Key

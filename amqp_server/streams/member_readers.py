@@ -11,11 +11,11 @@ from functools import partial
 from outcome import Error, Outcome
 
 from amqp_server.streams.answers import Answers
+from amqp_server.streams.entries import Note
 from amqp_server.streams.finding import Finding
 from amqp_server.streams.logged_names import LoggedNames
 from amqp_server.streams.member_segments import MemberSegments
 from amqp_server.streams.named import Progress
-from amqp_server.streams.replicated import Note
 from amqp_server.streams.start import Start
 from amqp_server.streams.stream_consumer import StreamConsumer
 from amqp_server.streams.taking_over import begin_named

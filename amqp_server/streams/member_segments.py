@@ -14,9 +14,10 @@ from typing import Any
 
 from amqp_server.streams.answers import stop_of
 from amqp_server.streams.encode import Encoded
+from amqp_server.streams.entries import Note
 from amqp_server.streams.filling import Filling
 from amqp_server.streams.host import StreamHost
-from amqp_server.streams.replicated import Note, Replica, StreamState
+from amqp_server.streams.replicated import Replica, StreamState
 from amqp_server.streams.stable import Stable
 from persistence.streams.log import Lost, Stored, StreamLog
 from persistence.streams.retention import due_ms, outdated

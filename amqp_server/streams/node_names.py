@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
-from amqp_server.streams.replicated import NO_OFFSET, Kept, Note
+from amqp_server.streams.entries import NO_OFFSET, Note
+from amqp_server.streams.replicated import Kept
 from quorum_queue.host import Key
 
 if TYPE_CHECKING:

@@ -16,10 +16,11 @@ import msgspec
 
 from amqp_server.streams.asks import NOTHING, Asks
 from amqp_server.streams.encode import Encoded
+from amqp_server.streams.entries import Note
 from amqp_server.streams.host import StreamConsumer, StreamHost, StreamServices
 from amqp_server.streams.named import Progress
 from amqp_server.streams.node_names import NodeNames
-from amqp_server.streams.replicated import Kept, Note
+from amqp_server.streams.replicated import Kept
 from amqp_server.streams.start import Start
 from amqp_server.streams.taking_over import begin_named, take_over
 from persistence.streams import batch as batches

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from amqp_server.streams.entries import NO_OFFSET
 from amqp_server.streams.host import StreamHost
-from amqp_server.streams.replicated import NO_OFFSET
 from amqp_server.streams.start import NEXT, Start
 from quorum_queue.host import Key
 

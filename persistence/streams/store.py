@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
-from operator import attrgetter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import trio
@@ -22,7 +23,6 @@ from persistence.streams.compression import NONE
 from persistence.streams.files import DiskFiles, Files
 from persistence.streams.log import FULL, StreamLog
 from persistence.streams.names import Keeper
-from persistence.worker import Worker
 
 #: Beside the journal, in the data directory.
 DIRECTORY = "streams"
@@ -30,8 +30,8 @@ DIRECTORY = "streams"
 RETRY_SECONDS = 1.0
 #: What is done is told for so long before other tasks have their turns.
 STEP_S = 0.004
-#: Reads that a thread may have that are not told of yet, done or not. A loop that is busy takes what was read later than the
-#: threads read it, and it stays in memory until then.
+#: Reads that may be given for each thread and not be told of yet, done or not. A loop that is busy takes what was read later
+#: than the threads read it, and it stays in memory until then.
 UNTOLD_MAX = 8
 
 T = TypeVar("T")
@@ -40,40 +40,47 @@ T = TypeVar("T")
 class _Job:
     """What a thread is to do; a job that writes is told its result only when there is one."""
 
-    __slots__ = ("_call", "done", "outcome", "reader", "writes")
+    __slots__ = ("_call", "counted", "done", "outcome", "writes")
 
     def __init__(self, call: Callable[[], Any], done: Callable[[Any], None], *, writes: bool) -> None:
         self._call = call
         self.done = done
         self.writes = writes
-        #: The thread that reads it.
-        self.reader: _Thread | None = None
+        #: Whether it is one of the reads that a thread was given.
+        self.counted = False
         self.outcome: Outcome[Any] = Value(None)
 
     def run(self) -> None:
         self.outcome = capture(self._call)
 
 
-class _Thread:
-    """A thread and the jobs that it has, in order."""
+class _Threads:
+    """Threads that share their jobs: whichever is free does the next one, so that none waits behind one that takes long."""
 
-    def __init__(self, name: str, loop: trio.lowlevel.TrioToken, report: Callable[[_Job], None]) -> None:
-        self._jobs: deque[_Job] = deque()
-        #: Of one that reads: jobs that were given to it and are not told of.
-        self.untold = 0
+    def __init__(self, names: Sequence[str], report: Callable[[_Job], object]) -> None:
+        """`report` is called by a thread that has done a job."""
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._names = names
         self._report = report
-        self._worker = Worker(name, loop.run_sync_soon, self._done)
+        for name in names:
+            threading.Thread(target=self._work, name=name, daemon=True).start()
 
     def give(self, job: _Job) -> None:
-        self._jobs.append(job)
-        self._worker.give(job.run)
+        self._jobs.put(job)
 
     def stop(self) -> None:
-        self._worker.stop()
+        """Stop after the last job."""
+        for _ in self._names:
+            self._jobs.put(None)
 
-    def _done(self, outcome: Outcome[None]) -> None:
-        """Called by the loop, where nothing may be raised."""
-        self._report(self._jobs.popleft())
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job.run()
+            # A loop that has ended needs no report.
+            with suppress(trio.RunFinishedError):
+                self._report(job)
+            # A waiting thread must not keep the last job alive.
+            del job
 
 
 class StreamStore:
@@ -93,13 +100,15 @@ class StreamStore:
         self._directory = data_directory / DIRECTORY
         self._readers_count = readers
         self._compaction_bytes_per_s = compaction_bytes_per_s
-        self._compactor: _Thread | None = None
+        self._compactor: _Threads | None = None
         self._stopping = threading.Event()
         self._on_full = on_full
-        self._writer: _Thread | None = None
-        self._readers: list[_Thread] = []
-        #: What is to be read, in order, and no thread has yet.
+        self._writer: _Threads | None = None
+        self._readers: _Threads | None = None
+        #: What is to be read, in order, and was not given to the threads yet.
         self._to_read: deque[_Job] = deque()
+        #: Reads that were given to them and are not told of.
+        self._untold = 0
         self._finished: deque[_Job] = deque()
         #: What found the disk full.
         self._waiting: list[_Job] = []
@@ -146,7 +155,7 @@ class StreamStore:
     def read(self, call: Callable[[], T], done: Callable[[Outcome[T]], None]) -> None:
         """Have a thread that reads do this; `done` is told in a turn."""
         job = _Job(call, done, writes=False)
-        if not self._readers:
+        if self._readers is None:
             job.run()
             done(job.outcome)
         else:
@@ -154,25 +163,25 @@ class StreamStore:
             self._give_reads()
 
     def _give_reads(self) -> None:
-        """Give threads what is to be read, as far as they may have more."""
-        while self._to_read and self._readers:
-            reader = min(self._readers, key=attrgetter("untold"))
-            if reader.untold >= UNTOLD_MAX:
-                return
+        """Give the threads what is to be read, as far as they may have more."""
+        readers = self._readers
+        while self._to_read and readers is not None and self._untold < UNTOLD_MAX * self._readers_count:
             job = self._to_read.popleft()
-            job.reader = reader
-            reader.untold += 1
-            reader.give(job)
+            job.counted = True
+            self._untold += 1
+            readers.give(job)
 
     async def run(self, in_turn: Callable[..., None]) -> None:
         """Tell of what is done, each in a turn of the node, until cancelled. Raises CommitFailed."""
         loop = trio.lowlevel.current_trio_token()
-        self._writer = _Thread("streams", loop, self._report)
-        self._readers = [
-            _Thread(f"stream-reader-{number}", loop, self._report) for number in range(self._readers_count)
-        ]
-        self._compactor = _Thread("stream-compactor", loop, self._report)
-        threads = [self._writer, *self._readers, self._compactor]
+
+        def report(job: _Job) -> None:
+            loop.run_sync_soon(self._report, job)
+
+        names = [f"stream-reader-{number}" for number in range(self._readers_count)]
+        writer = self._writer = _Threads(["streams"], report)
+        readers = self._readers = _Threads(names, report)
+        compactor = self._compactor = _Threads(["stream-compactor"], report)
         try:
             while True:
                 with trio.move_on_after(RETRY_SECONDS if self._waiting else float("inf")):
@@ -181,7 +190,7 @@ class StreamStore:
                 if not self._finished:
                     waiting, self._waiting = self._waiting, []
                     for job in waiting:
-                        self._writer.give(job)
+                        writer.give(job)
                 began = trio.current_time()
                 while self._finished:
                     self._finish(self._finished.popleft(), in_turn)
@@ -190,10 +199,11 @@ class StreamStore:
                         await trio.lowlevel.checkpoint()
                         began = trio.current_time()
         finally:
-            self._writer, self._readers, self._compactor = None, [], None
+            self._writer, self._readers, self._compactor = None, None, None
+            self._untold = 0
             self._stopping.set()
-            for thread in threads:
-                thread.stop()
+            for threads in (writer, readers, compactor):
+                threads.stop()
 
     def _report(self, job: _Job) -> None:
         self._finished.append(job)
@@ -201,8 +211,8 @@ class StreamStore:
 
     def _finish(self, job: _Job, in_turn: Callable[..., None]) -> None:
         outcome = job.outcome
-        if job.reader is not None:
-            job.reader.untold -= 1
+        if job.counted:
+            self._untold -= 1
             self._give_reads()
         if not job.writes:
             in_turn(job.done, outcome)

@@ -2,8 +2,8 @@
 
 It is filled, with confirms, for `--fill-max` seconds at most; then the node is killed and started again, and readers begin
 at offsets and times all over it. Prints memory, the time of the start, and how long the first message took, and the
-node's CPU of that. With `--cold`, the kernel forgets the node's files before each start and each seek, so the disk is read.
-The data goes when it is over.
+node's CPU of that. What threads waited for a core is told apart: how busy others keep the machine is no matter of the disk.
+With `--cold`, the kernel forgets the node's files before each start and each seek, so the disk is read. The data goes when it is over.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pamqp import commands
 
@@ -31,6 +31,8 @@ ARGUMENTS: dict[str, Any] = {"x-queue-type": "stream"}
 BATCH = 64
 WINDOW = 16 * BATCH
 MIB = 1 << 20
+#: A seek that waits less than that for a core says how long one takes on a machine of its own.
+WAITED_S = 0.002
 
 
 def anonymous_bytes(pid: int) -> int:
@@ -41,6 +43,12 @@ def anonymous_bytes(pid: int) -> int:
 def cpu_s(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def waited_s(pid: int) -> float:
+    """Return how long the threads of a process were ready and had no core, all together."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum([int((task / "schedstat").read_text().split()[1]) for task in tasks]) / 1e9
 
 
 def fill(node: Node, count: int, size: int, within_s: float) -> tuple[int, list[int]]:
@@ -80,10 +88,18 @@ def forget(directory: Path) -> None:
                 os.close(file)
 
 
-def seek(node: Node, start: int | datetime) -> tuple[float, int]:
-    """Return how long the first message took, and its number."""
+class Seek(NamedTuple):
+    took_s: float
+    #: That threads of both ends waited for a core, all together.
+    waited_s: float
+    #: Of the first message.
+    number: int
+
+
+def seek(node: Node, start: int | datetime) -> Seek:
     with contextlib.closing(Client(node.port)) as client:
         client.sync(1)
+        waited = waited_s(node.pid) + waited_s(os.getpid())
         began = time.monotonic()
         client.call(
             commands.Basic.Consume(queue=STREAM, consumer_tag="c", arguments={"x-stream-offset": start}),
@@ -91,23 +107,28 @@ def seek(node: Node, start: int | datetime) -> tuple[float, int]:
         )
         (event,) = client.receive()
         assert isinstance(event, Delivery), event
-        return time.monotonic() - began, number(event.body)
+        took = time.monotonic() - began
+        return Seek(took, waited_s(node.pid) + waited_s(os.getpid()) - waited, number(event.body))
 
 
 def told(
     what: str, node: Node, starts: Sequence[int | datetime], wanted: list[int] | None, *, cold: bool
 ) -> None:
     before = cpu_s(node.pid)
-    found: list[tuple[float, int]] = []
+    found: list[Seek] = []
     for start in starts:
         if cold:
             forget(node.data / "streams")
         found.append(seek(node, start))
     cpu = (cpu_s(node.pid) - before) / len(starts)
-    assert wanted is None or [first for _, first in found] == wanted
-    times = [1000 * took for took, _ in found]
+    assert wanted is None or [each.number for each in found] == wanted
+    times = sorted([1000 * each.took_s for each in found])
+    alone = [1000 * each.took_s for each in found if each.waited_s < WAITED_S]
+    rest = max([1000 * (each.took_s - each.waited_s) for each in found])
     print(
-        f"{what}: {statistics.median(times):.1f} ms, at most {max(times):.1f}, CPU {1000 * cpu:.1f} ms",
+        f"{what}: {statistics.median(times):.1f} ms, 95 % {times[len(times) * 95 // 100]:.1f}, at most {times[-1]:.1f}, "
+        f"CPU {1000 * cpu:.1f} ms; without the time in which threads waited for a core at most {rest:.1f}; "
+        f"{len(alone)} that waited less than {1000 * WAITED_S:.0f} ms for one took {max(alone, default=0):.1f} at most",
         flush=True,
     )
 
@@ -137,7 +158,7 @@ def run(
             node.start()
             print(
                 f"started again in {time.monotonic() - began:.2f} s, CPU {cpu_s(node.pid):.2f} s, "
-                f"{anonymous_bytes(node.pid) // MIB} MiB",
+                f"waited for a core {waited_s(node.pid):.2f} s, {anonymous_bytes(node.pid) // MIB} MiB",
                 flush=True,
             )
         offsets = [chance.randrange(count) for _ in range(seeks)]

@@ -14,10 +14,11 @@ import pytest
 from amqp_server.broker import operations, topology
 from amqp_server.broker.topology import Topology
 from amqp_server.broker.vhost import VHost
-from amqp_server.streams import replicated, stable
+from amqp_server.streams import entries, replicated, stable
+from amqp_server.streams.entries import NodeBatch
 from amqp_server.streams.filling import Filling
 from amqp_server.streams.group_host import StreamGroupHost
-from amqp_server.streams.replicated import NodeBatch, Replica
+from amqp_server.streams.replicated import Replica
 from amqp_server.streams.taken import Taken
 from persistence.streams import compaction
 from persistence.streams.log import Lost
@@ -155,7 +156,7 @@ def keeps_nothing(batch: Any, keys: Any, latest: Any, until_ms: int) -> tuple[li
 
 
 _encode_state: Any = replicated.encode_state
-_without: Any = replicated.without
+_without: Any = entries.without
 
 
 def what_is_committed(self: Leadership) -> int:
@@ -165,7 +166,7 @@ def what_is_committed(self: Leadership) -> int:
 
 def whoever_says_so(self: Replica, note: Any) -> None:
     """Whoever had a name moves it on."""
-    offset = 0 if note.offset == replicated.NO_OFFSET else note.offset
+    offset = 0 if note.offset == entries.NO_OFFSET else note.offset
     self.names[note.name] = replicated.Kept(offset, note.owner)
 
 

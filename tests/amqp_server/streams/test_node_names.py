@@ -5,19 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from amqp_server.streams.entries import NO_OFFSET, NodeBatch, Note, decode_entry, encode_batch, encode_entry
 from amqp_server.streams.named import Progress
 from amqp_server.streams.node_names import NodeNames
-from amqp_server.streams.replicated import (
-    NO_OFFSET,
-    Kept,
-    NodeBatch,
-    Note,
-    Replica,
-    decode_entry,
-    decode_state,
-    encode_batch,
-    encode_entry,
-)
+from amqp_server.streams.replicated import Kept, Replica, decode_state
 from quorum_queue.host import Key
 
 

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 
 from amqp_server.streams.encode import Encoded, Encoder, Layouts
-from amqp_server.streams.replicated import (
+from amqp_server.streams.entries import (
     Append,
     CodecError,
     NamedMessages,
     NodeBatch,
-    Replica,
     decode_entry,
     encode_batch,
     encode_entry,
 )
+from amqp_server.streams.replicated import Replica
 from persistence.streams import batch as batches
 from quorum_queue.machine.dedup import Sequence, id_of, sequence_of
 from quorum_queue.machine.run import Run
