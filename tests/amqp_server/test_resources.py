@@ -185,7 +185,9 @@ async def test_holes_go_back_to_the_kernel(
     assert watch.memory_bytes <= 300 * MIB
 
 
-@pytest.mark.parametrize("during", [True, False], ids=["while free heap is given back", "before the first look"])
+@pytest.mark.parametrize(
+    "during", [True, False], ids=["while free heap is given back", "before the first look"]
+)
 async def test_what_is_freed_at_a_bad_moment_goes_back_as_well(
     tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, during: bool
 ) -> None:
