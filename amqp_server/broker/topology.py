@@ -6,9 +6,9 @@ hosts of queues and to clients of this node, changes no record. Limits are the p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -19,7 +19,15 @@ from amqp_server.broker.operations import Operation
 from amqp_server.broker.parameters import GLOBAL, TRACING, USER_LIMITS, ParameterRecord
 from amqp_server.broker.partitions import Partitions, Preparation
 from amqp_server.broker.permissions import Permission, TopicPermission
-from amqp_server.broker.records import DEDUPLICATION_PRODUCERS, BindingRecord, ExchangeRecord, QueueRecord
+from amqp_server.broker.records import BindingRecord, ExchangeRecord, QueueRecord
+from amqp_server.broker.topology_snapshot import (
+    Encoding,
+    TopologyState,
+    TopologyView,
+    all_of,
+    decoded,
+    records_of,
+)
 from amqp_server.broker.users import User, last_administrator
 from amqp_server.broker.vhosts import VhostRecord
 from exchanges.router import InvalidArgument, UnknownExchangeType
@@ -32,15 +40,9 @@ if TYPE_CHECKING:
     from amqp_server.broker.queue import Queue
     from amqp_server.broker.vhost import VHost
 
-#: First byte of a snapshot.
-SNAPSHOT_VERSION = 1
-#: Fields of the first version's.
-SNAPSHOT_TABLES = 7
 #: Records in which a node of a cluster notes the last index that its records have, and one that they lack because it
 #: was given up.
 TABLE, APPLIED, LACKS = "topology", "applied", "lacks"
-
-Record = TypeVar("Record", bound=msgspec.Struct)
 
 
 class Result(NamedTuple):
@@ -52,27 +54,8 @@ class Result(NamedTuple):
     error: str = ""
 
 
-class UnreadableSnapshot(ValueError):
-    """Bytes that this version of the broker does not know as a snapshot."""
-
-
 class _Applied(msgspec.Struct, frozen=True):
     index: int
-
-
-class _TopologyState(msgspec.Struct, frozen=True, array_like=True):
-    """A snapshot: rows of the records' fields, sorted."""
-
-    applied: int
-    vhosts: list[Any]
-    users: list[Any]
-    permissions: list[Any]
-    exchanges: list[Any]
-    queues: list[Any]
-    bindings: list[Any]
-    #: From version PARAMETERS on. What is empty is left out at the end, as nodes of earlier versions do.
-    parameters: list[Any] = []
-    topic_permissions: list[Any] = []
 
 
 class Topology:
@@ -395,21 +378,29 @@ class Topology:
 
     # -- the whole state -------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> bytes:
-        """Return all records, transient ones too: the same bytes on every node that has applied the same."""
+    def view(self) -> TopologyView:
+        """Return what the topology is now, to be encoded in parts: no later change is in it."""
         broker = self._broker
         vhosts = [vhost for vhost in broker.vhosts.values() if vhost.name in broker.vhost_records]
-        return snapshot_of(
+        return TopologyView(
             broker,
             self.applied,
-            exchanges=(record for vhost in vhosts for record in vhost.exchange_records()),
-            queues=(record for vhost in vhosts for record in vhost.queue_records()),
-            bindings=(record for vhost in vhosts for record in vhost.binding_records()),
+            exchanges=all_of(vhost.exchange_records() for vhost in vhosts),
+            queues=all_of(vhost.queue_records() for vhost in vhosts),
+            bindings=all_of(vhost.binding_records() for vhost in vhosts),
         )
+
+    def snapshot(self) -> bytes:
+        """Return all records, transient ones too: the same bytes on every node that has applied the same."""
+        return self.view().finish()
+
+    def snapshot_in_parts(self, then: Callable[[bytes], None]) -> None:
+        """Call `then` with the snapshot of the present moment: in a later turn if this one has no time for it."""
+        Encoding(self._broker.turn, self.view(), then).go_on()
 
     def is_behind(self, snapshot: bytes) -> bool:
         """Is there an operation in the snapshot that was not applied here? Raises UnreadableSnapshot."""
-        return self.applied < _decoded(snapshot).applied
+        return self.applied < decoded(snapshot).applied
 
     def restore(self, snapshot: bytes) -> None:
         """Change this node's topology to the snapshot's, and no more than has to change. Raises
@@ -417,7 +408,7 @@ class Topology:
 
         What is gone is closed and its consumers are cancelled; a queue that is still there keeps its host.
         """
-        state = _decoded(snapshot)
+        state = decoded(snapshot)
         # Auto-delete exchanges may go with bindings that go, so what is missing is looked for only then.
         self._restore_users(state)
         self._remove_the_gone(state)
@@ -427,11 +418,11 @@ class Topology:
             self.lack(0)
         self._broker.changed()
 
-    def _restore_users(self, state: _TopologyState) -> None:
+    def _restore_users(self, state: TopologyState) -> None:
         broker = self._broker
-        vhosts = {record.name: record for record in _records(VhostRecord, state.vhosts)}
-        users = {user.name: user for user in _records(User, state.users)}
-        permissions = {(each.user, each.vhost): each for each in _records(Permission, state.permissions)}
+        vhosts = {record.name: record for record in records_of(VhostRecord, state.vhosts)}
+        users = {user.name: user for user in records_of(User, state.users)}
+        permissions = {(each.user, each.vhost): each for each in records_of(Permission, state.permissions)}
         for known in list(broker.vhost_records):
             if known.name not in vhosts:
                 self._delete_vhost(0, operations.DeleteVhost(known.name))
@@ -450,23 +441,23 @@ class Topology:
         for permission in permissions.values():
             if broker.access.permissions.get(permission.user, permission.vhost) != permission:
                 broker.access.permissions.store(permission)
-        parameters = {record.key: record for record in _records(ParameterRecord, state.parameters)}
+        parameters = {record.key: record for record in records_of(ParameterRecord, state.parameters)}
         for parameter in broker.runtime.parameters:
             if parameter.key not in parameters:
                 broker.runtime.parameters.clear(*parameter.key)
         for parameter in parameters.values():
             broker.runtime.parameters.store(parameter)
-        topics = dict.fromkeys(_records(TopicPermission, state.topic_permissions))
+        topics = dict.fromkeys(records_of(TopicPermission, state.topic_permissions))
         for topic in broker.access.permissions.topics():
             if topic not in topics:
                 broker.access.permissions.clear_topic(topic.user, topic.vhost, topic.exchange)
         for topic in topics:
             broker.access.permissions.store_topic(topic)
 
-    def _remove_the_gone(self, state: _TopologyState) -> None:
-        queues = {record.queue_id: record for record in _records(QueueRecord, state.queues)}
-        exchanges = dict.fromkeys(_records(ExchangeRecord, state.exchanges))
-        bindings = dict.fromkeys(_records(BindingRecord, state.bindings))
+    def _remove_the_gone(self, state: TopologyState) -> None:
+        queues = {record.queue_id: record for record in records_of(QueueRecord, state.queues)}
+        exchanges = dict.fromkeys(records_of(ExchangeRecord, state.exchanges))
+        bindings = dict.fromkeys(records_of(BindingRecord, state.bindings))
         for vhost in list(self._broker.vhosts.values()):
             for queue in list(vhost.queues.values()):
                 record = queues.get(queue.queue_id)
@@ -479,11 +470,11 @@ class Topology:
                 if binding not in bindings:
                     vhost.remove_binding(binding)
 
-    def _add_the_missing(self, state: _TopologyState) -> None:
+    def _add_the_missing(self, state: TopologyState) -> None:
         broker = self._broker
-        for exchange in _records(ExchangeRecord, state.exchanges):
+        for exchange in records_of(ExchangeRecord, state.exchanges):
             broker.vhost(exchange.vhost).put_exchange(exchange)
-        for record in _records(QueueRecord, state.queues):
+        for record in records_of(QueueRecord, state.queues):
             vhost = broker.vhost(record.vhost)
             queue = vhost.queues.get(record.name)
             if queue is None:
@@ -491,7 +482,7 @@ class Topology:
                 vhost.put_queue(record, unknown=unknown, of_many=is_partition(record.queue_id))
             elif _places(queue.record) != _places(record):
                 vhost.set_members(queue, record.members, record.leader, record.founders)
-        for binding in _records(BindingRecord, state.bindings):
+        for binding in records_of(BindingRecord, state.bindings):
             broker.vhost(binding.vhost).put_binding(binding)
 
 
@@ -500,71 +491,9 @@ def _places(record: QueueRecord) -> tuple[object, ...]:
     return record.members, record.leader, record.founders
 
 
-#: Defaults of the fields that records have had since a version later than the first, which are their last ones. Until
-#: the cluster has that version, nothing else may stand in them; see amqp_server.cluster.catalog.
-LATER_FIELDS: dict[type, tuple[object, ...]] = {QueueRecord: (DEDUPLICATION_PRODUCERS, ())}
-
-
-def snapshot_of(
-    broker: Broker,
-    applied: int,
-    *,
-    exchanges: Iterable[ExchangeRecord],
-    queues: Iterable[QueueRecord],
-    bindings: Iterable[BindingRecord],
-) -> bytes:
-    """Return a snapshot with these records, and the broker's vhosts, users and permissions."""
-    state = _TopologyState(
-        applied,
-        _rows(broker.vhost_records),
-        _rows(broker.access.users),
-        _rows(broker.access.permissions.all()),
-        _rows(exchanges),
-        _rows(queues),
-        _rows(bindings),
-        _rows(broker.runtime.parameters),
-        _rows(broker.access.permissions.topics()),
-    )
-    rows = msgspec.structs.astuple(state)
-    while not rows[-1] and len(rows) > SNAPSHOT_TABLES:
-        rows = rows[:-1]
-    return bytes((SNAPSHOT_VERSION,)) + msgspec.msgpack.encode(rows)
-
-
 def note_applied(metadata: Metadata, index: int) -> None:
     """Note that the records on disk have come so far."""
     metadata.put(TABLE, APPLIED, encode(_Applied(index)))
-
-
-def _rows(records: Iterable[msgspec.Struct]) -> list[Any]:
-    return sorted(map(_row, records))
-
-
-def _row(record: msgspec.Struct) -> tuple[Any, ...]:
-    """Return the fields. Those of later versions are left out at the end while they have their defaults: nodes of the
-    version before read a row only if it is as long as they know it."""
-    row = msgspec.structs.astuple(record)
-    for default in reversed(LATER_FIELDS.get(type(record), ())):
-        if row[-1] != default:
-            break
-        row = row[:-1]
-    return row
-
-
-def _records(kind: type[Record], rows: list[Any]) -> list[Record]:
-    names = kind.__struct_fields__
-    if any(len(row) > len(names) for row in rows):
-        raise UnreadableSnapshot(f"a {kind.__name__} has fields that this version of mqd does not know")
-    return [msgspec.convert(dict(zip(names, row, strict=False)), kind) for row in rows]
-
-
-def _decoded(snapshot: bytes) -> _TopologyState:
-    if snapshot[:1] != bytes((SNAPSHOT_VERSION,)):
-        raise UnreadableSnapshot(f"a snapshot has version {snapshot[:1]!r}, not {SNAPSHOT_VERSION}")
-    try:
-        return msgspec.msgpack.decode(snapshot[1:], type=_TopologyState)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as failure:
-        raise UnreadableSnapshot(f"a snapshot: {failure}") from None
 
 
 _APPLY: dict[type, Callable[[Topology, int, Any], Result]] = {

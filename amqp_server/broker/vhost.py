@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import starmap
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -37,7 +38,7 @@ from amqp_server.wire import tables
 from amqp_server.wire.content import Properties
 from amqp_server.wire.frames import SHORT_STRING_MAX
 from exchanges.binding import Binding, DestinationKind
-from exchanges.router import InvalidArgument, Router
+from exchanges.router import Exchange, InvalidArgument, Router
 from exchanges.topic import TopicMatcher, pattern_words
 from quorum_queue.machine.machine import Machine
 from quorum_queue.ports import Host
@@ -186,18 +187,26 @@ class VHost:
             self._exchange_gone(name)
 
     def exchange_records(self) -> Iterator[ExchangeRecord]:
-        for exchange in self.router.exchanges():
-            if not exchange.predeclared:
-                yield ExchangeRecord(
-                    self.name,
-                    exchange.name,
-                    exchange.type,
-                    exchange.auto_delete,
-                    exchange.internal,
-                    encoded(exchange.arguments),
-                    exchange.durable,
-                    *self._exchange_homes.get(exchange.name, ("", 0)),
-                )
+        """Return those of the exchanges that there are now. They are made as they are read, also when others are there."""
+        homes, nowhere = self._exchange_homes, ("", 0)
+        there = [
+            (exchange, homes.get(exchange.name, nowhere))
+            for exchange in self.router.exchanges()
+            if not exchange.predeclared
+        ]
+        return starmap(self._exchange_record, there)
+
+    def _exchange_record(self, exchange: Exchange, home: tuple[str, int]) -> ExchangeRecord:
+        return ExchangeRecord(
+            self.name,
+            exchange.name,
+            exchange.type,
+            exchange.auto_delete,
+            exchange.internal,
+            encoded(exchange.arguments),
+            exchange.durable,
+            *home,
+        )
 
     # -- bindings --------------------------------------------------------------------------------------------------
 
@@ -292,8 +301,8 @@ class VHost:
                 self._changed("binding.deleted", of_binding(binding))
 
     def binding_records(self) -> Iterator[BindingRecord]:
-        for binding in self.router.bindings():
-            yield self.binding_record(binding)
+        """Return those of the bindings that there are now; see `exchange_records`."""
+        return map(self.binding_record, self.router.bindings())
 
     # -- queues ----------------------------------------------------------------------------------------------------
 
@@ -510,8 +519,8 @@ class VHost:
         self.broker.timers.forget(host)
 
     def queue_records(self) -> Iterator[QueueRecord]:
-        for queue in self.queues.values():
-            yield queue.record
+        """Return those of the queues that there are now."""
+        return iter([queue.record for queue in self.queues.values()])
 
     # -- what goes together ----------------------------------------------------------------------------------------
 

@@ -37,6 +37,7 @@ from amqp_server.broker.records import (
     arguments_of,
     key,
 )
+from amqp_server.broker.topology_snapshot import TopologyView
 from amqp_server.cluster.catalog import GROUP, first_state
 from amqp_server.cluster.errors import ClusterError
 from amqp_server.cluster.membership import Directory, Founded, drop_copies
@@ -336,7 +337,7 @@ class Adoption:
             store.hard(queue_id, TERM, self._node)
             store.snapshot(queue_id, 1, TERM, packed)
             self._journal.drop(queue_id)
-        state = topology.snapshot_of(
+        view = TopologyView(
             broker,
             began_at,
             exchanges=[decode(EXCHANGES, *row, ExchangeRecord) for row in metadata.items(EXCHANGES)],
@@ -344,7 +345,7 @@ class Adoption:
             bindings=[decode(BINDINGS, *row, BindingRecord) for row in metadata.items(BINDINGS)],
         )
         store.hard(GROUP, TERM, self._node)
-        store.snapshot(GROUP, began_at, TERM, pack_state(alone, first_state(state, self._addresses)))
+        store.snapshot(GROUP, began_at, TERM, pack_state(alone, first_state(view.finish(), self._addresses)))
         topology.note_applied(metadata, began_at)
         self._directory.note_founded(
             Founded(self._identities, name=self._node, origin=self._node, began_at=began_at)

@@ -415,17 +415,19 @@ class Catalog:
         return False
 
     def snapshot(self) -> bytes:
+        return self._state()(self._topology.snapshot())
+
+    def snapshot_in_parts(self, then: Callable[[bytes], None]) -> None:
+        """Call `then` with the snapshot of the present moment, soon: thousands of queues take longer than a turn may."""
+        state = self._state()
+        self._topology.snapshot_in_parts(lambda topology: then(state(topology)))
+
+    def _state(self) -> Callable[[bytes], bytes]:
+        """Return what makes the present state, as bytes, of the topology's."""
         roster = self._roster
-        return _encode(
-            _CatalogState(
-                self._topology.snapshot(),
-                roster.nodes,
-                roster.batches,
-                roster.begun,
-                roster.version,
-                roster.given_up,
-            )
-        )
+        nodes, batches, begun = dict(roster.nodes), dict(roster.batches), dict(roster.begun)
+        version, given_up = roster.version, roster.given_up
+        return lambda topology: _encode(_CatalogState(topology, nodes, batches, begun, version, given_up))
 
     def kept(self) -> list[int]:
         return []

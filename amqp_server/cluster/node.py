@@ -203,6 +203,7 @@ class ClusterNode:
         members = Members((founded.origin,) if founded.origin else tuple(sorted(founded.nodes)))
         group = self._parts.groups.start(self.catalog, GROUP, members, lost=founded.lost)
         group.foresee = self.catalog.foresee
+        group.snapshot_in_parts = self.catalog.snapshot_in_parts
         self.nodes_changed([])
         self.replication.start(group, self.catalog)
         self._joined.set()

@@ -20,6 +20,7 @@ from amqp_server.connection.authentication import Authentication
 from amqp_server.connection.certificate_names import Tls, described, login_name
 from amqp_server.connection.client_wire import ClientWire, Wire
 from amqp_server.connection.half_open import HalfOpen, HalfOpens
+from amqp_server.connection.handshake_failures import explained
 from amqp_server.connection.password_checks import Outcome, PasswordChecks, source_of
 from amqp_server.connection.poller import Poller
 from amqp_server.connection.proxy_protocol import BadProxyHeader, Place, Proxies, ProxyHeader, plain_host
@@ -274,7 +275,7 @@ class Server:
                 begun = True
         except (BadProxyHeader, ssl.SSLError, trio.TooSlowError, OSError) as error:
             if self.broker.log_limit.allows(f"{kind} failed", place.source):
-                said = str(error) or "it took too long"
+                said = explained(error)
                 logger.info("%s with %s failed: %s", kind, place.source, said, extra={"peer": place.source})
         finally:
             if not begun:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pamqp import commands
 
+from amqp_server.connection.handshake_failures import is_hello
 from amqp_server.connection.state import State
 from amqp_server.errors import AMQPError, ConnectionForced, LoginRefused
 
@@ -79,6 +80,8 @@ def accepting(session: Session) -> None:
 
 def bad_header(session: Session, data: bytes) -> None:
     text = f"closing AMQP connection {_about(session)}): bad_header {data[:8]!r}"
+    if is_hello(data):
+        text += ": the client speaks TLS, and this listener does not: have it connect to that of --amqps"
     _log(session, logging.ERROR, "bad_header", text)
     session.client.ended = True
 

@@ -85,7 +85,7 @@ async def _serve_metrics(
 
     slices = Slices(config.http_slice_ms)
     app = Metrics(Measures(node), slices, config.metrics_objects_max).app()
-    server = Server(app, Limits.of(config), slices)
+    server = Server(app, Limits.of(config), slices, node.broker.log_limit)
     await server.serve(_listener(listening), stop, DRAIN_S)
 
 
@@ -125,7 +125,7 @@ async def _serve(
     api, slices = _api(broker, config)
     sampler = broker.node.sample(slices)
     proxies = Proxies(config.proxy_sources)
-    server = Server(api.app(config.http_requests_max), Limits.of(config), slices, proxies)
+    server = Server(api.app(config.http_requests_max), Limits.of(config), slices, broker.log_limit, proxies)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(sampler.run)
         if broker.cluster is not None:

@@ -29,8 +29,10 @@ from hypercorn.utils import parse_socket_addr
 from starlette.types import ASGIApp
 
 from amqp_server.config import Config
+from amqp_server.connection.handshake_failures import is_hello
 from amqp_server.connection.proxy_protocol import BadProxyHeader, Proxies, ProxyHeader, plain_host
 from amqp_server.connection.proxy_reader import read_header
+from amqp_server.logs import LineLimit
 from amqp_server.management.slices import Slices
 
 log = logging.getLogger("mqd.management")
@@ -151,7 +153,15 @@ class Server:
     When there is one too many, the oldest one goes that nobody is logged in on: a probe gets in whatever others do.
     """
 
-    def __init__(self, app: ASGIApp, limits: Limits, slices: Slices, proxies: Proxies | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        limits: Limits,
+        slices: Slices,
+        log_limit: LineLimit,
+        proxies: Proxies | None = None,
+    ) -> None:
+        self.log_limit = log_limit
         self.app = ASGIWrapper(app)  # type: ignore[arg-type]
         self.limits = limits
         self.proxies = proxies or Proxies(())
@@ -294,11 +304,23 @@ class Connection:
             if not self._began:
                 self._began = True
                 self._set_deadline()
+                if is_hello(data):
+                    self._say_plain()
             await self._server.slices.rest()
             # Returns when the handler has taken what was read; and if that begins a request behind another one, when
             # the other one is answered.
             await self._protocol.handle(RawData(data))
         await self._protocol.handle(Closed())
+
+    def _say_plain(self) -> None:
+        """The client speaks TLS: it is told 400, which it takes for a wrong version."""
+        peer = self._stream.socket.getpeername()[0]
+        if self._server.log_limit.allows("TLS on the management listener", peer):
+            log.info(
+                "a client at %s speaks TLS, and this listener speaks plain HTTP: have it use http, or put a TLS proxy before "
+                "the listener",
+                peer,
+            )
 
     async def _receive(self) -> bytes:
         """Return what the client sends; nothing when it is gone, or has taken too long."""

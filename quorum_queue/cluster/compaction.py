@@ -37,15 +37,21 @@ def take_snapshot(group: Group) -> None:
     receiving = group.receiving
     if index <= group.snapshot_index or group.snapshotting or (receiving is not None and receiving.storing):
         return
-    state = group.machine.snapshot()
-    group.snapshotting = True
+    term, members = group.core.log.term_at(index), group.core.members_at(index)
     # Bytes of the entries that it does not cover are estimated.
     left = group.since_bytes * (group.applied - index) // max(group.applied - group.snapshot_index, 1)
-    group.snapshot_log_bytes += group.since_bytes - left
-    group.snapshot_bytes, group.since_bytes = len(state), left
-    group.replicas.store.snapshot(
-        group.id, index, group.core.log.term_at(index), pack_state(group.core.members_at(index), state)
-    )
+    covered = group.since_bytes - left
+    group.snapshotting = True
+
+    def made(state: bytes) -> None:
+        if _is_overtaken(group, index):
+            group.snapshotting = False
+            return
+        group.snapshot_log_bytes += covered
+        # What was applied while it was made is not in it.
+        group.snapshot_bytes, group.since_bytes = len(state), group.since_bytes - covered
+        group.replicas.store.snapshot(group.id, index, term, pack_state(members, state))
+        group.replicas.commits.request(done)
 
     def done() -> None:
         group.snapshotting = False
@@ -53,7 +59,15 @@ def take_snapshot(group: Group) -> None:
             group.snapshot_index = index
             group.replicas.contain(group, compact, group)
 
-    group.replicas.commits.request(done)
+    group.snapshot(made)
+
+
+def _is_overtaken(group: Group, index: int) -> bool:
+    """Return whether a snapshot that was begun at this entry came too late: a later one has come from another node, or comes
+    now, or the group is closed."""
+    receiving = group.receiving
+    stored = receiving is not None and receiving.storing
+    return stored or index <= group.snapshot_index or group.replicas.groups.get(group.id) is not group
 
 
 def _holds(group: Group) -> bool:

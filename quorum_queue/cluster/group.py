@@ -31,6 +31,8 @@ ENTRY_OVERHEAD: Final = 64
 
 #: Returns whether it will tell, now or later.
 Foresee = Callable[[int, bytes, Callable[[], None]], bool]
+#: Calls back with the snapshot of the moment of the call, now or in a later turn.
+SnapshotInParts = Callable[[Callable[[bytes], None]], None]
 
 
 class StateMachine(Protocol):
@@ -176,6 +178,7 @@ class Group:
         "sent_to",
         "since_bytes",
         "snapshot_bytes",
+        "snapshot_in_parts",
         "snapshot_index",
         "snapshot_log_bytes",
         "snapshotting",
@@ -223,7 +226,7 @@ class Group:
         self.since_bytes = 0
         #: Bytes of entries before the snapshot that are kept for a follower.
         self.snapshot_log_bytes = 0
-        #: A snapshot is being written.
+        #: A snapshot is being made or written.
         self.snapshotting = False
         #: Entries that are no longer needed, to be deleted with the next snapshot.
         self.released: list[int] | tuple[()] = ()
@@ -233,6 +236,15 @@ class Group:
         #: whom to tell when it is ready. How many entries are being made ready: until then none is applied.
         self.foresee: Foresee | None = None
         self.foreseeing = 0
+        #: In the place of the machine's own, where a snapshot takes longer than a turn may.
+        self.snapshot_in_parts: SnapshotInParts | None = None
+
+    def snapshot(self, then: Callable[[bytes], None]) -> None:
+        """Call `then` with the state at the entry that is `covered` now, at once or in a later turn."""
+        if self.snapshot_in_parts is None:
+            then(self.machine.snapshot())
+        else:
+            self.snapshot_in_parts(then)
 
     @property
     def leader(self) -> str:

@@ -39,11 +39,12 @@ class Sending:
 
     __slots__ = ("index", "log_term", "members", "moved_at", "offset", "state")
 
-    def __init__(self, index: int, log_term: int, members: bytes, state: bytes, now_ms: int) -> None:
+    def __init__(self, index: int, log_term: int, members: bytes, now_ms: int) -> None:
         self.index = index
         self.log_term = log_term
         self.members = members
-        self.state = state
+        #: None while it is being made.
+        self.state: bytes | None = None
         self.offset = 0
         self.moved_at = now_ms
 
@@ -108,16 +109,22 @@ def begin(group: Group, to: str) -> None:
         group.sending = {}
     index = group.machine.covered(group.applied)
     group.replicas.post(group.id, core.snapshot_offer(to, index))
-    group.sending[to] = Sending(
+    sending = group.sending[to] = Sending(
         index,
         core.log.term_at(index),
         core.members_at(index).encode(),
-        group.machine.snapshot(),
         group.replicas.clock.monotonic_ms(),
     )
     group.replicas._transfers[group] = None
     logger.info("group %d: sending a snapshot at %d to %s", group.id, index, to)
-    go_on(group)
+
+    def made(state: bytes) -> None:
+        sending.state = state
+        sending.moved_at = group.replicas.clock.monotonic_ms()
+        if group.replicas.groups.get(group.id) is group:
+            go_on(group)
+
+    group.snapshot(made)
 
 
 def go_on(group: Group) -> None:
@@ -126,16 +133,17 @@ def go_on(group: Group) -> None:
     now = replicas.clock.monotonic_ms()
     options = replicas.options
     for to, sending in list((group.sending or {}).items()):
-        while sending.offset < len(sending.state) or not sending.state:
+        state = sending.state
+        while state is not None and (sending.offset < len(state) or not state):
             if replicas.links.pending_bytes(to) > options.transfer_bytes_max:
                 break
-            data = sending.state[sending.offset : sending.offset + options.piece_bytes]
+            data = state[sending.offset : sending.offset + options.piece_bytes]
             piece = frames.StatePiece(
                 group.id,
                 group.core.term,
                 sending.index,
                 sending.log_term,
-                len(sending.state),
+                len(state),
                 sending.offset,
                 sending.members,
                 data,

@@ -16,7 +16,8 @@ from amqp_server.broker.operations import Operation, decode, encode
 from amqp_server.broker.permissions import Permission
 from amqp_server.broker.records import BindingRecord, ExchangeRecord, QueueRecord, encoded
 from amqp_server.broker.replication import Done
-from amqp_server.broker.topology import Topology, UnreadableSnapshot
+from amqp_server.broker.topology import Topology
+from amqp_server.broker.topology_snapshot import UnreadableSnapshot
 from amqp_server.broker.users import User
 from amqp_server.broker.vhosts import VhostRecord
 from amqp_server.config import Config

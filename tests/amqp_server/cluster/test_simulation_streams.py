@@ -27,7 +27,7 @@ from quorum_queue.raft.leading import Leadership
 from tests.amqp_server.cluster.simulation import streams
 from tests.turns import Violation
 
-SEEDS = 16
+SEEDS = 22
 #: Seeds within which a bug must be found.
 MUTATION_SEEDS = 30
 #: Where a run ends, its nodes have tasks that never began.

@@ -10,7 +10,7 @@ from pamqp import commands
 
 from amqp_server.broker import operations
 from amqp_server.broker.records import QueueRecord, encoded
-from amqp_server.broker.topology import LATER_FIELDS
+from amqp_server.broker.topology_snapshot import LATER_FIELDS
 from amqp_server.cluster.catalog import GROUP, Catalog, RaiseVersion
 from amqp_server.cluster.parts import FEATURES
 from amqp_server.streams.replicated_group import ReplicatedGroupHost

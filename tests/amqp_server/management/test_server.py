@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import logging
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -307,3 +308,24 @@ async def test_requests_behind_each_other_are_bounded(broker: ManagedBroker) -> 
     async with serving(broker, http_pipelined_max=0) as dial:
         quick = await dial()
         assert [await quick.ask("GET", "/health") for _ in range(300)] == [200] * 300
+
+
+async def test_a_client_that_speaks_tls_is_named(
+    broker: ManagedBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    async with serving(broker) as dial:
+        client = await dial()
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        through = ssl.create_default_context().wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+        with pytest.raises(ssl.SSLWantReadError):
+            through.do_handshake()
+        await client.stream.send_all(outgoing.read())
+        # Its library takes the answer for another version of TLS.
+        assert await client.status() == 400
+        assert await (await dial()).ask("GET", "/health") == 200
+    said = [each.getMessage() for each in caplog.records if each.name == "mqd.management"]
+    assert [line for line in said if "TLS" in line] == [
+        "a client at 127.0.0.1 speaks TLS, and this listener speaks plain HTTP: have it use http, or put a TLS proxy before "
+        "the listener"
+    ]

@@ -7,7 +7,7 @@ is told, or finds on its disk at a start is compared with that.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -277,6 +277,20 @@ def _watched(simulated: SimulatedNode, ledger: Ledger) -> type[Catalog]:
                 done(result)
 
             super().wait(number, told)
+
+        def snapshot_in_parts(self, then: Callable[[bytes], None]) -> None:
+            expected, began = super().snapshot(), simulated.topology.applied
+
+            def made(state: bytes) -> None:
+                if state != expected:
+                    raise ledger.fail(
+                        f"a snapshot of {simulated.name} is not what the node was when it began"
+                    )
+                if simulated.topology.applied > began:
+                    ledger.note("snapshots made while more was applied")
+                then(state)
+
+            super().snapshot_in_parts(made)
 
         def restore(self, state: bytes) -> None:
             super().restore(state)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 from random import Random
 from typing import Any
 
@@ -66,6 +67,8 @@ class Simulation(Cluster):
         #: Nothing but a dead link has been amiss since everything worked.
         self.else_well = False
         for node in self.nodes.values():
+            # From its next start on, some turns are long enough for a few parts of a snapshot only.
+            node.turn_lasts = Random(f"turns {seed} {node.name}").choice((inf, 3.0))
             if random.random() < 0.3:
                 self.set_clock(node)
         self.mend()

@@ -1,0 +1,210 @@
+"""A snapshot of the topology: all its records as bytes, the same on every node that has applied the same.
+
+Ten thousand queues take some tens of milliseconds to encode, so it is done in parts, and other clients have their turns in
+between. `TopologyView` is what the topology was at one moment. It has references to what never changes (records, bindings)
+and lists of its own, so what is applied meanwhile is not in it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from heapq import merge
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from amqp_server.broker.records import DEDUPLICATION_PRODUCERS, BindingRecord, ExchangeRecord, QueueRecord
+from quorum_queue.boundary import Fatal
+
+if TYPE_CHECKING:
+    from amqp_server.broker.broker import Broker
+    from amqp_server.turn import Turn
+
+#: First byte of a snapshot.
+SNAPSHOT_VERSION = 1
+#: Fields of the first version's.
+SNAPSHOT_TABLES = 7
+#: Records that are encoded before the turn is asked whether it is overdue.
+PART_RECORDS = 128
+#: Defaults of the fields that records have had since a version later than the first, which are their last ones. Until
+#: the cluster has that version, nothing else may stand in them; see amqp_server.cluster.catalog.
+LATER_FIELDS: dict[type, tuple[object, ...]] = {QueueRecord: (DEDUPLICATION_PRODUCERS, ())}
+#: Lengths of MessagePack's three forms of an array.
+_FIXED_MAX, _SHORT_MAX = 0x0F, 0xFFFF
+_SHORT, _LONG = struct.Struct(">BH"), struct.Struct(">BI")
+
+Record = TypeVar("Record", bound=msgspec.Struct)
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class UnreadableSnapshot(ValueError):
+    """Bytes that this version of the broker does not know as a snapshot."""
+
+
+class TopologyState(msgspec.Struct, frozen=True, array_like=True):
+    """A snapshot: rows of the records' fields, sorted."""
+
+    applied: int
+    vhosts: list[Any]
+    users: list[Any]
+    permissions: list[Any]
+    exchanges: list[Any]
+    queues: list[Any]
+    bindings: list[Any]
+    #: From version PARAMETERS on. What is empty is left out at the end, as nodes of earlier versions do.
+    parameters: list[Any] = []
+    topic_permissions: list[Any] = []
+
+
+class TopologyView:
+    """These exchanges, queues and bindings, and the vhosts, users and permissions that the broker has now.
+
+    The iterables are read later: they must not see what changes until then.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        applied: int,
+        *,
+        exchanges: Iterable[ExchangeRecord],
+        queues: Iterable[QueueRecord],
+        bindings: Iterable[BindingRecord],
+    ) -> None:
+        access, runtime = broker.access, broker.runtime
+        self._applied = applied
+        #: In the order of TopologyState.
+        self._left: list[Iterator[msgspec.Struct]] = [
+            iter(list(broker.vhost_records)),
+            iter(list(access.users)),
+            iter(list(access.permissions.all())),
+            iter(exchanges),
+            iter(queues),
+            iter(bindings),
+            iter(list(runtime.parameters)),
+            iter(list(access.permissions.topics())),
+        ]
+        #: What is encoded: of each table how many rows it has, and the rows.
+        self._tables: list[tuple[int, list[bytes]]] = []
+        #: Of the table that is being encoded: its rows, sorted part by part; then how they follow each other.
+        self._sorted: list[list[tuple[Any, ...]]] = []
+        self._merged: Iterator[tuple[Any, ...]] | None = None
+        self._count = 0
+        self._rows: list[bytes] = []
+
+    @property
+    def whole(self) -> bool:
+        """True if all is encoded."""
+        return not self._left
+
+    def go_on(self, overdue: Callable[[], bool]) -> None:
+        """Encode a part, and more until the turn is overdue."""
+        while self._left:
+            self._encode_part()
+            if overdue():
+                return
+
+    def finish(self) -> bytes:
+        """Encode what is left, now; return the snapshot."""
+        while self._left:
+            self._encode_part()
+        tables = self._tables
+        while not tables[-1][0] and len(tables) >= SNAPSHOT_TABLES:
+            # With the index they are one field more.
+            tables = tables[:-1]
+        parts = [bytes((SNAPSHOT_VERSION,)), _array(1 + len(tables)), _encode(self._applied)]
+        for count, rows in tables:
+            parts.append(_array(count))
+            parts += rows
+        return b"".join(parts)
+
+    def _encode_part(self) -> None:
+        if self._merged is None:
+            rows = sorted(map(_row, islice(self._left[0], PART_RECORDS)))
+            if rows:
+                self._sorted.append(rows)
+            else:
+                self._merged = merge(*self._sorted)
+            return
+        encoded = [_encode(row) for row in islice(self._merged, PART_RECORDS)]
+        self._count += len(encoded)
+        self._rows.append(b"".join(encoded))
+        if not encoded:
+            self._tables.append((self._count, self._rows))
+            del self._left[0]
+            self._sorted, self._merged, self._count, self._rows = [], None, 0, []
+
+
+class Encoding:
+    """Has a view encoded in parts, some in each turn."""
+
+    def __init__(self, turn: Turn, view: TopologyView, then: Callable[[bytes], None]) -> None:
+        self._turn = turn
+        self._view = view
+        self._then = then
+
+    def go_on(self) -> None:
+        self._view.go_on(self._turn.overdue)
+        if not self._view.whole:
+            self._turn.later(self, self.go_on)
+            return
+        self._then(self._view.finish())
+
+    def failed(self, error: Exception) -> None:
+        """See amqp_server.turn.Unit."""
+        raise Fatal(f"a snapshot of the topology could not be made: {error!r}") from error
+
+
+def all_of(parts: Iterable[Iterator[Record]]) -> Iterator[Record]:
+    """Return the records of all vhosts. Each iterator is there before the first one is read."""
+    return chain.from_iterable(list(parts))
+
+
+def decoded(snapshot: bytes) -> TopologyState:
+    """Raises UnreadableSnapshot."""
+    if snapshot[:1] != bytes((SNAPSHOT_VERSION,)):
+        raise UnreadableSnapshot(f"a snapshot has version {snapshot[:1]!r}, not {SNAPSHOT_VERSION}")
+    try:
+        return msgspec.msgpack.decode(snapshot[1:], type=TopologyState)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as failure:
+        raise UnreadableSnapshot(f"a snapshot: {failure}") from None
+
+
+def records_of(kind: type[Record], rows: list[Any]) -> list[Record]:
+    """Return the records of one table of a snapshot. Raises UnreadableSnapshot."""
+    names = kind.__struct_fields__
+    if any(len(row) > len(names) for row in rows):
+        raise UnreadableSnapshot(f"a {kind.__name__} has fields that this version of mqd does not know")
+    return [msgspec.convert(dict(zip(names, row, strict=False)), kind) for row in rows]
+
+
+def _row(record: msgspec.Struct) -> tuple[Any, ...]:
+    """Return the fields. Those of later versions are left out at the end while they have their defaults: nodes of the
+    version before read a row only if it is as long as they know it."""
+    row = msgspec.structs.astuple(record)
+    for default in reversed(LATER_FIELDS.get(type(record), ())):
+        if row[-1] != default:
+            break
+        row = row[:-1]
+    return row
+
+
+def _array(count: int) -> bytes:
+    """Return the head of an array of so many objects in MessagePack."""
+    if count <= _FIXED_MAX:
+        return bytes((0x90 | count,))
+    return _SHORT.pack(0xDC, count) if count <= _SHORT_MAX else _LONG.pack(0xDD, count)
+
+
+__all__ = [
+    "LATER_FIELDS",
+    "Encoding",
+    "TopologyState",
+    "TopologyView",
+    "UnreadableSnapshot",
+    "all_of",
+    "decoded",
+    "records_of",
+]

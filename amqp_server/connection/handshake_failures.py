@@ -1,0 +1,72 @@
+"""What a failed TLS handshake means, and what is to be done about it: OpenSSL names neither the side nor the option."""
+
+from __future__ import annotations
+
+import re
+import ssl
+
+#: A record of TLS that is a handshake begins with these bytes, whatever version it is.
+_HELLO = b"\x16\x03"
+_SOURCE_LINE = re.compile(r" \(_ssl\.c:\d+\)$")
+#: By OpenSSL's codes for what is wrong with a certificate (x509_vfy.h).
+_NOT_YET_VALID, _EXPIRED = 9, 10
+_UNKNOWN_AUTHORITY = (2, 18, 19, 20, 21)
+_WRONG_PURPOSE = 26
+#: By OpenSSL's reasons.
+_REASONS = {
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": (
+        "the client shows no certificate, and tls_client_certificate demands one: configure certificate and key at the client"
+    ),
+    "UNSUPPORTED_PROTOCOL": "the client speaks no version of TLS from 1.2 on: have it use TLS 1.2 or 1.3",
+    "NO_SHARED_CIPHER": "client and server have no cipher in common",
+    "WRONG_VERSION_NUMBER": "the client does not speak TLS: have it use TLS, or the listener of --amqp",
+    "HTTP_REQUEST": "the client speaks HTTP, and this is the listener of AMQP over TLS",
+}
+#: What the client said, by a part of the alert's name.
+_ALERTS = {
+    "UNKNOWN_CA": (
+        "the client does not trust the certificate in tls_cert_file: have it trust the authority that signed it"
+    ),
+    "CERTIFICATE_EXPIRED": "the client says that the certificate in tls_cert_file has expired: put a new one there",
+    "BAD_CERTIFICATE": (
+        "the client refuses the certificate in tls_cert_file: look whether it is signed for the name that the client connects to"
+    ),
+    "CERTIFICATE_UNKNOWN": (
+        "the client refuses the certificate in tls_cert_file: have it trust the authority that signed it"
+    ),
+    "PROTOCOL_VERSION": "the client speaks none of TLS 1.2 and 1.3",
+}
+
+
+def explained(error: Exception) -> str:
+    """Return what is wrong and what to do, where that is known; OpenSSL's words follow in parentheses."""
+    said = _SOURCE_LINE.sub("", str(error)) or "it took too long"
+    meaning = _meaning(error) if isinstance(error, ssl.SSLError) else ""
+    return f"{meaning} ({said})" if meaning else said
+
+
+def _meaning(error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return _of_certificate(error.verify_code)
+    # An error that did not come from OpenSSL has none.
+    reason: str = getattr(error, "reason", None) or ""
+    if "_ALERT_" in reason:
+        return next((text for name, text in _ALERTS.items() if reason.endswith(name)), "")
+    return _REASONS.get(reason, "")
+
+
+def _of_certificate(code: int) -> str:
+    if code == _EXPIRED:
+        return "the client's certificate has expired: give the client a new one"
+    if code == _NOT_YET_VALID:
+        return "the client's certificate is not valid yet: look at the clocks of both machines"
+    if code in _UNKNOWN_AUTHORITY:
+        return "no authority of tls_ca_file has signed the client's certificate: give the client one of theirs, or add its own"
+    if code == _WRONG_PURPOSE:
+        return "the client's certificate is not made for clients: its extended key usage must have clientAuth"
+    return "the client's certificate is refused"
+
+
+def is_hello(data: bytes) -> bool:
+    """Return whether a client begins with TLS, where there is none."""
+    return data.startswith(_HELLO)

@@ -1,0 +1,102 @@
+"""Nodes make snapshots of the topology in parts: others have their turns in between, and what came later is not in it."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from amqp_server.broker import operations
+from amqp_server.broker.topology_snapshot import Encoding
+from amqp_server.broker.users import User
+from amqp_server.cluster.catalog import GROUP
+from quorum_queue.cluster import compaction
+from quorum_queue.cluster.group import Group
+from tests.amqp_server.cluster.simulation.node import SimulatedNode
+from tests.amqp_server.cluster.test_simulation_scenes import Scene
+
+pytestmark = pytest.mark.usefixtures("hand")
+
+
+def with_short_turns(scene: Scene, name: str) -> tuple[SimulatedNode, Group]:
+    """Start a node anew: it may ask three times in a turn whether it is overdue, then it is."""
+    node = scene.nodes[name]
+    scene.crash(node, written=True)
+    node.turn_lasts = 3.0
+    scene.start(node)
+    scene.mend()
+    scene.settle()
+    return node, node.cluster.replicas.groups[GROUP]
+
+
+def change(scene: Scene, node: SimulatedNode, user: str) -> None:
+    """Have a change applied at a node. A cluster that is left to itself longer would take snapshots."""
+    scene.propose("a", operations.PutUser(User(user, "hash")))
+    scene.wait(lambda: node.broker.access.users.get(user) is not None)
+
+
+def test_one_turn_makes_a_part_of_a_snapshot_only() -> None:
+    scene = Scene()
+    node, group = with_short_turns(scene, "b")
+    change(scene, node, "ann")
+    made: list[bytes] = []
+    node.turn.run(group.snapshot, made.append)
+    assert node.turn.behind and not made
+    turns = 0
+    while not made:
+        assert node.turn.behind
+        node.end_turn()
+        turns += 1
+    assert turns > 3 and made == [node.cluster.catalog.snapshot()]
+    scene.finish()
+
+
+def test_what_is_applied_while_a_snapshot_is_made_is_not_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene()
+    scene.declare(scene.client("a"), "classic")
+    node, group = with_short_turns(scene, "b")
+    change(scene, node, "ann")
+    held: list[Encoding] = []
+    monkeypatch.setattr(Encoding, "go_on", lambda self: held.append(self))
+    index, expected = group.applied, node.cluster.catalog.snapshot()
+    stored: list[bytes] = []
+    node.turn.run(group.snapshot, stored.append)
+    node.turn.run(compaction.take_snapshot, group)
+    since = group.since_bytes
+    assert group.snapshotting and len(held) == 2 and not stored
+    change(scene, node, "bob")
+    assert group.applied > index
+    monkeypatch.undo()
+    for each in held:
+        node.turn.run(each.go_on)
+    scene.wait(lambda: not group.snapshotting)
+    assert stored == [expected]
+    # Only what came later counts for the next one.
+    assert group.snapshot_index == index < group.applied and 0 < group.since_bytes <= since
+    # The disk has what was there then, and the log has the rest.
+    scene.crash(node, written=True)
+    scene.start(node)
+    scene.mend()
+    scene.settle()
+    assert node.broker.access.users.get("bob") is not None
+    scene.finish()
+
+
+def test_a_snapshot_that_another_nodes_overtakes_is_thrown_away() -> None:
+    scene = Scene()
+    scene.declare(scene.client("a"), "classic")
+    node, group = with_short_turns(scene, "b")
+    change(scene, node, "ann")
+    before = group.snapshot_index
+    node.turn.run(compaction.take_snapshot, group)
+    assert group.snapshotting
+
+    class Storing:
+        storing = True
+
+    group.receiving = cast(Any, Storing())
+    while node.turn.behind:
+        node.end_turn()
+    group.receiving = None
+    assert not group.snapshotting and group.snapshot_index == before
+    scene.finish()
