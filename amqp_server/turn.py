@@ -130,7 +130,7 @@ class NoPeers:
 
 #: Turns after which there is a look for garbage among the objects that have come since.
 TIDY_TURNS: Final = 64
-#: Queues that a turn may still apply when it is no longer to be given more.
+#: Queues that a turn may still apply when it is no longer to be given more, and messages that they may get.
 SCHEDULED_MAX: Final = 64
 
 
@@ -263,10 +263,10 @@ class Turn:
         """True if the turn has lasted long enough: who has more to do leaves it for later."""
         return self.now() > self.ends
 
-    def is_full(self) -> bool:
-        """True if the turn is overdue, or will be with the queues that are to be applied: for who hands to many queues
-        what takes them longer."""
-        return len(self.scheduled) >= SCHEDULED_MAX or self.overdue()
+    def is_full(self, times: int = 1) -> bool:
+        """True if the turn is overdue, or will be with the queues that are to be applied, each of which was handed so many
+        messages: for who hands to many queues what takes them longer."""
+        return len(self.scheduled) * times >= SCHEDULED_MAX or self.overdue()
 
     def later(self, unit: Unit, call: Callable[[], object]) -> None:
         """Call in a turn that comes soon, behind all that was left before. Calls of one unit are one call."""
@@ -295,10 +295,18 @@ class Turn:
                 break
         self._left = dict(waiting) | self._left
 
-    def first(self, hosts: dict[Scheduled, None]) -> None:
-        """Apply these, which are scheduled, before the others."""
-        if len(self.scheduled) > len(hosts):
-            self.scheduled = hosts | self.scheduled
+    def apply_first(
+        self, hosts: dict[Scheduled, None], behind: dict[Scheduled, None], spent_s: float
+    ) -> None:
+        """Apply these, which are scheduled, before the others, and then those `behind`. All but the first have `spent_s` less
+        time: if that is none, one of them is applied, and the rest is left."""
+        if len(hosts) < len(self.scheduled):
+            behind = {host: None for host in self.scheduled if host not in hosts} | behind
+        self.scheduled = hosts
+        self.apply()
+        self.ends -= spent_s
+        self.scheduled = behind
+        self.apply()
 
     def extend(self) -> None:
         """The turn of many clients may last as long again: they are as many parts of it as they are."""

@@ -126,18 +126,19 @@ class DeadLettering(Paging):
 
     def _send_waiting_letters(self) -> None:
         """Send as many as can be read without a wait, but not in an overdue turn: queues that send each other dead
-        letters would never end it."""
+        letters would never end it. Their targets take the turn's time, too."""
         if self._letters_under_way:
             # An answer came at once, and had commands applied.
             return
         self._letters_under_way = True
-        wrote = False
+        wrote, letters = False, 1
         try:
             while self._letters_can_go_on():
-                if self._turn.is_full():
+                if self._turn.is_full(letters):
                     self._turn.later(self, self.apply_pending)
                     break
                 wrote = self._send_next() or wrote
+                letters += LETTERS_MAX
         finally:
             self._letters_under_way = False
         if wrote:

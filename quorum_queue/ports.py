@@ -39,8 +39,8 @@ class Turn(Protocol):
     def overdue(self) -> bool:
         """True if the turn has lasted long enough: who has more to do leaves it for later."""
 
-    def is_full(self) -> bool:
-        """True if the turn is overdue, or will be with the queues that are to be applied."""
+    def is_full(self, times: int = 1) -> bool:
+        """True if the turn is overdue, or will be with the queues that are to be applied and so many messages for each."""
 
     def later(self, unit: Any, call: Callable[[], object]) -> None:
         """Call in a turn that comes soon; if that raises, the unit has failed."""

@@ -270,7 +270,8 @@ class LargeEnd:
         """Call `done` when all parts are done."""
         self._done = done
         self._channel.ending = self
-        self._go_on()
+        # Other clients are served in this turn, too, and would wait for the parts that it has time for.
+        self._turn.later(self, self._go_on)
 
     def _go_on(self) -> None:
         turn = self._turn

@@ -316,7 +316,11 @@ class Poller:
 
     def _read_light(self) -> None:
         turn = self._turn
+        began = turn.now()
         self._run_reports()
+        # The end of a commit may have taken a whole turn. Clients have one all the same, to be read, and one for their own
+        # queues; all other queues have what is left of the first.
+        spent_s = turn.now() - began
         self._serve_links()
         writable, self._writable = self._writable, []
         for transport in writable:
@@ -324,8 +328,12 @@ class Poller:
         light = self._light
         #: Each with the last queue that it, or one before it, has scheduled, and with how many there were then.
         read: list[tuple[Transport, Scheduled, int]] = []
-        before = len(turn.scheduled)
+        # What was scheduled before them is not theirs to wait for.
+        behind, turn.scheduled = turn.scheduled, {}
         began = turn.now()
+        served = bool(light)
+        if served:
+            turn.extend()
         while light:
             transport = light.popleft()
             transport.queued = False
@@ -339,15 +347,16 @@ class Poller:
             began = now
             if now > turn.ends:
                 break
-        if read:
+        if served:
             turn.extend()
-            if len(turn.scheduled) > len(read):
-                turn.first(_only(read, before))
-            turn.apply()
+            own = turn.scheduled if len(turn.scheduled) <= len(read) else _only(read)
+            turn.apply_first(own, behind, spent_s)
             if turn.cut:
                 for transport, host, _ in read:
                     if turn.is_left(host):
                         transport.contain(transport.left)
+        else:
+            turn.scheduled = behind
         over, self._over = self._over, []
         for transport in over:
             transport.contain(transport.end)
@@ -368,14 +377,15 @@ class Poller:
                 break
 
 
-def _only(read: list[tuple[Transport, Scheduled, int]], before: int) -> dict[Scheduled, None]:
-    """Return the queues of clients that have scheduled one each; `before` them there were so many.
+def _only(read: list[tuple[Transport, Scheduled, int]]) -> dict[Scheduled, None]:
+    """Return the queues of clients that have scheduled one each.
 
     Else a client with many queues, or what another task has scheduled, would take the turn, and they would come behind all that is
     left. Not the last ones of other clients: these tell whether all of a client's have been applied.
     """
     only: dict[Scheduled, None] = {}
     last_of_many: list[Scheduled] = []
+    before = 0
     for _, last, count in read:
         if count == before + 1:
             only[last] = None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from amqp_server.streams.group_options import LETTERS_MAX
 from amqp_server.streams.group_reader import Reader
@@ -19,6 +20,8 @@ from quorum_queue.ports import Turn
 if TYPE_CHECKING:
     from amqp_server.streams.consumer_group import ConsumerGroupHost
 
+_SENT: Final = object()
+
 
 class DeadMessages:
     """Those that are not where they go yet, in their order."""
@@ -29,12 +32,15 @@ class DeadMessages:
         self._waiting: deque[Dead] = deque()
         #: Answers that the first ones still lack.
         self._left = 0
+        #: One with many targets, some of which lack it: what is to be gone through.
+        self._wide: Iterator[None] | None = None
 
     def __bool__(self) -> bool:
-        return bool(self._waiting)
+        return bool(self._waiting) or self._wide is not None
 
     def clear(self) -> None:
         self._waiting.clear()
+        self._wide = None
 
     def bury(self, host: ConsumerGroupHost) -> None:
         """Take what has died."""
@@ -47,6 +53,12 @@ class DeadMessages:
 
     def send_next(self, host: ConsumerGroupHost) -> None:
         """Read and send some of those that have died, one after the other."""
+        while self._wide is not None:
+            if self._turn.is_full():
+                self._turn.later(host, host.apply_pending)
+                return
+            if next(self._wide, _SENT) is _SENT:
+                self._wide = None
         while self._waiting and not self._left:
             if self._turn.overdue():
                 self._turn.later(host, host.apply_pending)
@@ -72,7 +84,8 @@ class DeadMessages:
         lows = [span.low, *[batch.base + 1 for batch in found]]
         self._left = len(found) + 1
         for number, (batch, low) in enumerate(zip(found, lows, strict=False)):
-            if number and self._turn.overdue():
+            # Their targets are applied in the same turn, when it is overdue as well.
+            if number and (self._wide is not None or self._turn.is_full(number)):
                 # What is behind those that are sent is read again.
                 if stop < span.stop:
                     self._waiting.popleft()
@@ -82,9 +95,7 @@ class DeadMessages:
                 return
             run = run_of(reader.dressed(batch, 0))
             letter = partial(self._sent, host, partition, low, batch.base + 1)
-            parts = self._services.dead_letters.dead_letter(host.queue, run, dead.reason, letter)
-            for _ in parts or ():
-                pass
+            self._wide = self._services.dead_letters.dead_letter(host.queue, run, dead.reason, letter)
         self._sent(host, partition, lows[-1], stop, taken=True)
 
     def _sent(self, host: ConsumerGroupHost, partition: Partition, low: int, stop: int, taken: bool) -> None:

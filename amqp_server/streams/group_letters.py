@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
 
 from amqp_server.streams.deliver import BatchReader
 from amqp_server.streams.group_options import LETTERS_MAX
@@ -17,6 +19,8 @@ from quorum_queue.machine.run import Run
 
 if TYPE_CHECKING:
     from amqp_server.streams.replicated_group import ReplicatedGroupHost
+
+_SENT: Final = object()
 
 
 class _Undertaker(Taker):
@@ -50,6 +54,10 @@ class Letters:
         self._readings = Readings(host, "group letters")
         #: Numbers of those that are on their way.
         self._buried: dict[int, None] = {}
+        #: Those of them that were read and wait for a turn with time for them.
+        self._unsent: deque[tuple[int, Run, Death]] = deque()
+        #: One with many targets, some of which lack it: what is to be gone through.
+        self._wide: Iterator[None] | None = None
 
     def bury(self) -> None:
         """Send what has died, some at once."""
@@ -77,7 +85,29 @@ class Letters:
                 return
 
     def send(self, number: int, run: Run, dead: Death) -> None:
-        """Send a dead letter. Another leader may have sent it before: its number tells the targets."""
+        """Send a dead letter, when the turn has time for it and its targets."""
+        self._unsent.append((number, run, dead))
+        self._send_some()
+
+    def _send_some(self) -> None:
+        turn, sent = self._services.turn, 1
+        while self._unsent or self._wide is not None:
+            if turn.is_full(sent):
+                turn.later(self, self._send_some)
+                return
+            if self._wide is None:
+                self._wide = self._hand_over(*self._unsent.popleft())
+                sent += 1
+            elif next(self._wide, _SENT) is _SENT:
+                self._wide = None
+
+    def failed(self, error: Exception) -> None:
+        """See amqp_server.turn.Unit."""
+        self.host.failed(error)
+
+    def _hand_over(self, number: int, run: Run, dead: Death) -> Iterator[None] | None:
+        """Another leader may have sent it before: its number tells the targets. Return what is to be gone through if it has
+        many of them."""
         host = self.host
 
         def done(taken: bool) -> None:
@@ -87,9 +117,7 @@ class Letters:
 
         oldest = host.replica.dead[0].first if host.replica.dead else number
         letter = Letter(host.queue_id, number, oldest)
-        parts = self._services.dead_letters.dead_letter(host.queue, run, dead.reason, done, letter)
-        for _ in parts or ():
-            pass
+        return self._services.dead_letters.dead_letter(host.queue, run, dead.reason, done, letter)
 
     def go_on(self) -> None:
         self._readings.go_on()
@@ -99,6 +127,8 @@ class Letters:
 
     def close(self) -> None:
         self._buried = {}
+        self._unsent.clear()
+        self._wide = None
         self._readings.close()
 
     def let_go(self) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from pamqp import base, commands
 
+from amqp_server.channel import unacked
 from amqp_server.config import Config
 from amqp_server.connection import poller
 from amqp_server.connection.client_wire import ClientWire
@@ -349,6 +350,102 @@ def test_one_queue_of_a_client_does_not_come_behind_all_of_another(
     assert many.transport.heavy
     node.settle()
     assert all(node.broker.vhost("/").queues[f"q{number}"].host.ready_count == 1 for number in range(20))
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_the_end_of_a_commit_and_what_it_causes_share_one_turn(
+    node: PolledNode, monkeypatch: pytest.MonkeyPatch, asks: bool
+) -> None:
+    """And a client has its answer at its end all the same."""
+    small = node.client("small")
+    names = [f"q{number}" for number in range(20)]
+    for name in ("small", *names):
+        small.call(commands.Queue.Declare(queue=name))
+    small.call(commands.Basic.Consume(queue="small", no_ack=True))
+    queues = node.broker.vhost("/").queues
+    applied: list[str] = []
+    apply_pending = LocalHost.apply_pending
+
+    def slow(host: LocalHost) -> None:
+        if host.queue.name != "small":
+            node.looks += LOOKS // 5
+            applied.append(host.queue.name)
+        apply_pending(host)
+
+    def ended() -> None:
+        node.looks += 2 * LOOKS
+        for name in names:
+            node.turn.schedule(queues[name].host)
+
+    monkeypatch.setattr(LocalHost, "apply_pending", slow)
+    # What answers with a count has the client's own queue applied, and no other one.
+    question = method(1, commands.Queue.Declare(queue="small", passive=True)) if asks else b""
+    small.send(publish("small"), question)
+    node.poller.report(ended)
+    node.poller.serve_light()
+    assert len([each for each in small.answers() if isinstance(each, Delivery)]) == 1
+    assert len(applied) <= 1
+    node.settle()
+    assert sorted(applied) == sorted(names)
+
+
+def test_clients_behind_a_large_ack_do_not_wait_for_its_parts(
+    node: PolledNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many, small = node.client("many"), node.client("small")
+    many.call(commands.Queue.Declare(queue="many"))
+    small.call(commands.Queue.Declare(queue="small"))
+    many.call(commands.Basic.Consume(queue="many"))
+    small.call(commands.Basic.Consume(queue="small", no_ack=True))
+    many.send(publish("many") * 20)
+    node.settle()
+    many.answers()
+    monkeypatch.setattr(unacked, "WHOLE_MAX", 10)
+    applied: list[str] = []
+    apply_pending = LocalHost.apply_pending
+
+    def noted(host: LocalHost) -> None:
+        applied.append(host.queue.name)
+        apply_pending(host)
+
+    monkeypatch.setattr(LocalHost, "apply_pending", noted)
+    many.send(method(1, commands.Basic.Nack(0, True, False)))
+    small.send(publish("small"))
+    node.poller.serve_light()
+    assert applied == ["small"]
+    node.settle()
+    assert node.broker.vhost("/").queues["many"].host.unacked_count == 0
+
+
+def test_nacks_are_applied_with_what_comes_with_them(
+    node: PolledNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have no answer that counts anything."""
+    client = node.client()
+    client.call(commands.Queue.Declare(queue="q"))
+    client.call(commands.Basic.Consume(queue="q"))
+    client.send(publish("q") * 4)
+    node.settle()
+    client.answers()
+    runs: list[LocalHost] = []
+    apply_pending = LocalHost.apply_pending
+
+    def counted(host: LocalHost) -> None:
+        runs.append(host)
+        apply_pending(host)
+
+    monkeypatch.setattr(LocalHost, "apply_pending", counted)
+    client.send(
+        publish("q"),
+        method(1, commands.Basic.Nack(1, False, False)),
+        method(1, commands.Basic.Reject(2, False)),
+        method(1, commands.Basic.Nack(4, True, False)),
+    )
+    node.poller.serve_light()
+    assert len(runs) == 1
+    node.settle()
+    host = node.broker.vhost("/").queues["q"].host
+    assert (host.ready_count, host.unacked_count) == (0, 1)
 
 
 def test_what_a_turn_has_no_time_for_comes_first_in_the_next(node: PolledNode) -> None:

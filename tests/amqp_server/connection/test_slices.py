@@ -361,6 +361,30 @@ def test_dead_letters_to_many_queues_wait_until_those_have_taken_the_last_ones(s
     assert max(sliced.turns) < 2 * TURN_MAX
 
 
+def test_many_dead_letters_to_some_queues_wait_until_those_have_taken_the_last_ones(
+    sliced: SlicedNode,
+) -> None:
+    peer = opened(sliced)
+    names = declared(peer, 10)
+    arguments: Any = {"x-dead-letter-exchange": "amq.fanout"}
+    called(peer, commands.Queue.Declare(queue="source", arguments=arguments))
+    called(peer, commands.Basic.Consume(queue="source"))
+    peer.send(message("", "source") * 100)
+    sliced.drive()
+    sliced.turn.now = lambda: 0.0
+    counts = [0]
+
+    def between() -> None:
+        counts.append(depths(sliced)[names[-1]])
+
+    sliced.feed(peer, method(1, commands.Basic.Nack(delivery_tag=0, multiple=True, requeue=False)))
+    between()
+    sliced.drive(between=between)
+    assert {depths(sliced)[name] for name in names} == {100}
+    parts = [after - before for before, after in zip(counts, counts[1:], strict=False)]
+    assert max(parts) * len(names) < 2 * SCHEDULED_MAX
+
+
 def test_queues_that_dead_letter_to_each_other_do_it_in_parts(sliced: SlicedNode) -> None:
     peer = opened(sliced)
     publish = bystander(sliced)

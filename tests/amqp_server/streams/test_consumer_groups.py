@@ -15,9 +15,10 @@ from amqp_server.streams.consumer_group import ConsumerGroupHost
 from amqp_server.streams.group_options import LETTERS_MAX
 from amqp_server.streams.headed import PIECE
 from amqp_server.streams.host import StreamOptions
-from amqp_server.turn import Turn
+from amqp_server.turn import SCHEDULED_MAX, Turn
 from amqp_server.wire import content, frames
 from persistence.metadata import Metadata
+from quorum_queue.local import LocalHost
 from tests.amqp_server.connection.node import Delivery, Peer
 from tests.amqp_server.streams.node import StreamNode, publish
 from tests.amqp_server.streams.node import declare as declare_stream
@@ -844,3 +845,40 @@ def test_dead_letters_leave_as_many_as_a_turn_has_time_for(monkeypatch: pytest.M
     assert [each.body for each in letters(node, peer)] == bodies(40)
     assert host(node).unacked_count == 0
     assert committed(node) == [40]
+
+
+@pytest.mark.parametrize(("queues", "count"), [(12, 40), (200, 3)])
+def test_dead_letters_to_many_queues_wait_until_those_have_taken_the_last_ones(
+    monkeypatch: pytest.MonkeyPatch, queues: int, count: int
+) -> None:
+    """To hand a letter to a queue is quick, and what the queue does then takes the time."""
+    node, peer = in_memory()
+    for number in range(queues):
+        peer.call(1, commands.Queue.Declare(queue=f"dead{number}"))
+        peer.call(1, commands.Queue.Bind(queue=f"dead{number}", exchange="amq.fanout"))
+    filled(node, peer, count, x_dead_letter_exchange="amq.fanout")
+    consume(node, peer)
+    node.work()
+    got(peer)
+    dead = [node.broker.vhost("/").queues[f"dead{number}"].host for number in range(queues)]
+    applied: list[LocalHost] = []
+    apply_pending = LocalHost.apply_pending
+
+    def slow(host: LocalHost) -> None:
+        applied.append(host)
+        apply_pending(host)
+
+    monkeypatch.setattr(LocalHost, "apply_pending", slow)
+    # One of them takes a whole turn.
+    monkeypatch.setattr(Turn, "overdue", lambda turn: bool(applied))
+    tell(peer, commands.Basic.Nack(0, True, False))
+    counts = [0]
+    for _ in range(200):
+        counts.append(sum(each.ready_count for each in dead))
+        applied.clear()
+        node.turn.run(node.turn.catch_up)
+        node.sync()
+    assert max(after - before for before, after in zip(counts, counts[1:], strict=False)) <= 2 * SCHEDULED_MAX
+    assert {each.ready_count for each in dead} == {count}
+    assert host(node).unacked_count == 0
+    assert committed(node) == [count]

@@ -78,7 +78,47 @@ def group_churn(target: Target) -> None:
                 client.expect(commands.Channel.CloseOk)
 
 
+def dead_letter_streams(target: Target) -> None:
+    """Six streams are fed by the dead letters of the groups over them, and of a quorum queue: what a client refuses of one
+    group comes back in all of them."""
+    with target.client(channel_max=20) as client:
+        client.call(
+            commands.Exchange.Declare(exchange="again", exchange_type="fanout"), commands.Exchange.DeclareOk
+        )
+        quorum: Any = {"x-queue-type": "quorum", "x-message-ttl": 0, "x-dead-letter-exchange": "again"}
+        client.declare("first", **quorum)
+        for number in range(6):
+            kind: Any = {"x-queue-type": "stream"}
+            client.declare(f"s{number}", **kind)
+            for queue in (f"s{number}", "first"):
+                client.call(commands.Queue.Bind(queue=queue, exchange="again"), commands.Queue.BindOk)
+            arguments: Any = {
+                "x-queue-type": "stream-group",
+                "x-stream": f"s{number}",
+                "x-stream-offset": "first",
+                "x-dead-letter-exchange": "again",
+            }
+            group = commands.Queue.Declare(queue=f"g{number}", durable=True, arguments=arguments)
+            client.call(group, commands.Queue.DeclareOk)
+            client.call(
+                commands.Basic.Consume(queue=f"g{number}", consumer_tag=f"m{number}"),
+                commands.Basic.ConsumeOk,
+            )
+        client.send(frames.message("", "first", b"x" * 100) * 10)
+        until, taken = time.monotonic() + 10.0, 0
+        while taken < target.many(200_000) and time.monotonic() < until:
+            fresh = sum(isinstance(event, Delivery) for event in client.receive(1.0))
+            taken += fresh
+            if fresh:
+                client.send(settle(120, 0, 1))
+
+
 SCENES = (
     Scene("many-groups", "2,000 consumer groups over one stream, which is deleted", many_groups),
     Scene("group-churn", "100 members of a group over 1,000 partitions come and go together", group_churn),
+    Scene(
+        "dead-letter-streams",
+        "dead letters of six groups, each of which feeds the streams of all",
+        dead_letter_streams,
+    ),
 )
