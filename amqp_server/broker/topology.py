@@ -18,18 +18,16 @@ from amqp_server.broker.metadata import Metadata, decode, encode
 from amqp_server.broker.operations import Operation
 from amqp_server.broker.parameters import GLOBAL, TRACING, USER_LIMITS, ParameterRecord
 from amqp_server.broker.partitions import Partitions, Preparation
-from amqp_server.broker.permissions import Permission, TopicPermission
-from amqp_server.broker.records import BindingRecord, ExchangeRecord, QueueRecord
+from amqp_server.broker.records import BindingRecord, QueueRecord
 from amqp_server.broker.topology_snapshot import (
     Encoding,
-    TopologyState,
+    Reading,
+    TopologyRecords,
     TopologyView,
     all_of,
     decoded,
-    records_of,
 )
-from amqp_server.broker.users import User, last_administrator
-from amqp_server.broker.vhosts import VhostRecord
+from amqp_server.broker.users import last_administrator
 from exchanges.router import InvalidArgument, UnknownExchangeType
 from quorum_queue.boundary import Fatal
 from quorum_queue.machine import versions
@@ -69,6 +67,8 @@ class Topology:
         self._version = versions.NEWEST
         #: Partitions that are made ready, by the index of the operation that is to make them.
         self._ready: dict[int, Partitions] = {}
+        #: A snapshot that is read in parts, and will be restored, unless another one comes in its place.
+        self._reading: TopologyRecords | None = None
 
     def queue_ids_from(self, first: int) -> None:
         """Queues that are declared on a node alone have these ids from now on.
@@ -402,27 +402,35 @@ class Topology:
         """Is there an operation in the snapshot that was not applied here? Raises UnreadableSnapshot."""
         return self.applied < decoded(snapshot).applied
 
+    def read_in_parts(self, snapshot: bytes, wanted: Callable[[], bool], then: Callable[[], None]) -> None:
+        """Read a snapshot that is to be restored, as long as it is wanted; then call `then`. Raises UnreadableSnapshot."""
+        self._reading = TopologyRecords(snapshot)
+        Reading(self._broker.turn, self._reading, wanted, then).go_on()
+
     def restore(self, snapshot: bytes) -> None:
         """Change this node's topology to the snapshot's, and no more than has to change. Raises
         UnreadableSnapshot.
 
         What is gone is closed and its consumers are cancelled; a queue that is still there keeps its host.
         """
-        state = decoded(snapshot)
+        state, self._reading = self._reading, None
+        if state is None or state.snapshot != snapshot:
+            state = TopologyRecords(snapshot)
+        state.go_on(lambda: False)
         # Auto-delete exchanges may go with bindings that go, so what is missing is looked for only then.
         self._restore_users(state)
-        self._remove_the_gone(state)
-        self._add_the_missing(state)
+        there = self._remove_the_gone(state)
+        self._add_the_missing(state, there)
         self._note(state.applied)
         if self.lacks:
             self.lack(0)
         self._broker.changed()
 
-    def _restore_users(self, state: TopologyState) -> None:
+    def _restore_users(self, state: TopologyRecords) -> None:
         broker = self._broker
-        vhosts = {record.name: record for record in records_of(VhostRecord, state.vhosts)}
-        users = {user.name: user for user in records_of(User, state.users)}
-        permissions = {(each.user, each.vhost): each for each in records_of(Permission, state.permissions)}
+        vhosts = {record.name: record for record in state.vhosts}
+        users = {user.name: user for user in state.users}
+        permissions = {(each.user, each.vhost): each for each in state.permissions}
         for known in list(broker.vhost_records):
             if known.name not in vhosts:
                 self._delete_vhost(0, operations.DeleteVhost(known.name))
@@ -441,23 +449,25 @@ class Topology:
         for permission in permissions.values():
             if broker.access.permissions.get(permission.user, permission.vhost) != permission:
                 broker.access.permissions.store(permission)
-        parameters = {record.key: record for record in records_of(ParameterRecord, state.parameters)}
+        parameters = {record.key: record for record in state.parameters}
         for parameter in broker.runtime.parameters:
             if parameter.key not in parameters:
                 broker.runtime.parameters.clear(*parameter.key)
         for parameter in parameters.values():
             broker.runtime.parameters.store(parameter)
-        topics = dict.fromkeys(records_of(TopicPermission, state.topic_permissions))
+        topics = dict.fromkeys(state.topic_permissions)
         for topic in broker.access.permissions.topics():
             if topic not in topics:
                 broker.access.permissions.clear_topic(topic.user, topic.vhost, topic.exchange)
         for topic in topics:
             broker.access.permissions.store_topic(topic)
 
-    def _remove_the_gone(self, state: TopologyState) -> None:
-        queues = {record.queue_id: record for record in records_of(QueueRecord, state.queues)}
-        exchanges = dict.fromkeys(records_of(ExchangeRecord, state.exchanges))
-        bindings = dict.fromkeys(records_of(BindingRecord, state.bindings))
+    def _remove_the_gone(self, state: TopologyRecords) -> dict[BindingRecord, None]:
+        """Return the bindings that are there and stay."""
+        queues = {record.queue_id: record for record in state.queues}
+        exchanges = dict.fromkeys(state.exchanges)
+        bindings = dict.fromkeys(state.bindings)
+        there: dict[BindingRecord, None] = {}
         for vhost in list(self._broker.vhosts.values()):
             for queue in list(vhost.queues.values()):
                 record = queues.get(queue.queue_id)
@@ -467,14 +477,18 @@ class Topology:
                 if exchange not in exchanges:
                     vhost.remove_exchange(exchange.name)
             for binding in list(vhost.binding_records()):
-                if binding not in bindings:
+                if binding in bindings:
+                    there[binding] = None
+                else:
                     vhost.remove_binding(binding)
+        # Others may have gone with an auto-delete exchange whose last binding was removed.
+        return there if len(there) == self._broker.counts.bindings else {}
 
-    def _add_the_missing(self, state: TopologyState) -> None:
+    def _add_the_missing(self, state: TopologyRecords, there: dict[BindingRecord, None]) -> None:
         broker = self._broker
-        for exchange in records_of(ExchangeRecord, state.exchanges):
+        for exchange in state.exchanges:
             broker.vhost(exchange.vhost).put_exchange(exchange)
-        for record in records_of(QueueRecord, state.queues):
+        for record in state.queues:
             vhost = broker.vhost(record.vhost)
             queue = vhost.queues.get(record.name)
             if queue is None:
@@ -482,7 +496,9 @@ class Topology:
                 vhost.put_queue(record, unknown=unknown, of_many=is_partition(record.queue_id))
             elif _places(queue.record) != _places(record):
                 vhost.set_members(queue, record.members, record.leader, record.founders)
-        for binding in records_of(BindingRecord, state.bindings):
+        for binding in state.bindings:
+            if binding in there:
+                continue
             broker.vhost(binding.vhost).put_binding(binding)
 
 

@@ -15,7 +15,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from amqp_server.broker.parameters import ParameterRecord
+from amqp_server.broker.permissions import Permission, TopicPermission
 from amqp_server.broker.records import DEDUPLICATION_PRODUCERS, BindingRecord, ExchangeRecord, QueueRecord
+from amqp_server.broker.users import User
+from amqp_server.broker.vhosts import VhostRecord
 from quorum_queue.boundary import Fatal
 
 if TYPE_CHECKING:
@@ -37,6 +41,7 @@ _SHORT, _LONG = struct.Struct(">BH"), struct.Struct(">BI")
 
 Record = TypeVar("Record", bound=msgspec.Struct)
 _encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(list[Any]).decode
 
 
 class UnreadableSnapshot(ValueError):
@@ -44,18 +49,18 @@ class UnreadableSnapshot(ValueError):
 
 
 class TopologyState(msgspec.Struct, frozen=True, array_like=True):
-    """A snapshot: rows of the records' fields, sorted."""
+    """A snapshot: rows of the records' fields, sorted. They are decoded one by one."""
 
     applied: int
-    vhosts: list[Any]
-    users: list[Any]
-    permissions: list[Any]
-    exchanges: list[Any]
-    queues: list[Any]
-    bindings: list[Any]
+    vhosts: list[msgspec.Raw]
+    users: list[msgspec.Raw]
+    permissions: list[msgspec.Raw]
+    exchanges: list[msgspec.Raw]
+    queues: list[msgspec.Raw]
+    bindings: list[msgspec.Raw]
     #: From version PARAMETERS on. What is empty is left out at the end, as nodes of earlier versions do.
-    parameters: list[Any] = []
-    topic_permissions: list[Any] = []
+    parameters: list[msgspec.Raw] = []
+    topic_permissions: list[msgspec.Raw] = []
 
 
 class TopologyView:
@@ -172,12 +177,90 @@ def decoded(snapshot: bytes) -> TopologyState:
         raise UnreadableSnapshot(f"a snapshot: {failure}") from None
 
 
-def records_of(kind: type[Record], rows: list[Any]) -> list[Record]:
-    """Return the records of one table of a snapshot. Raises UnreadableSnapshot."""
-    names = kind.__struct_fields__
-    if any(len(row) > len(names) for row in rows):
+class TopologyRecords:
+    """The records of a snapshot, which are made in parts."""
+
+    def __init__(self, snapshot: bytes) -> None:
+        """Raises UnreadableSnapshot."""
+        state = decoded(snapshot)
+        self.snapshot = snapshot
+        self.applied = state.applied
+        self.vhosts: list[VhostRecord] = []
+        self.users: list[User] = []
+        self.permissions: list[Permission] = []
+        self.exchanges: list[ExchangeRecord] = []
+        self.queues: list[QueueRecord] = []
+        self.bindings: list[BindingRecord] = []
+        self.parameters: list[ParameterRecord] = []
+        self.topic_permissions: list[TopicPermission] = []
+        self._left = [
+            _reading(VhostRecord, state.vhosts, self.vhosts),
+            _reading(User, state.users, self.users),
+            _reading(Permission, state.permissions, self.permissions),
+            _reading(ExchangeRecord, state.exchanges, self.exchanges),
+            _reading(QueueRecord, state.queues, self.queues),
+            _reading(BindingRecord, state.bindings, self.bindings),
+            _reading(ParameterRecord, state.parameters, self.parameters),
+            _reading(TopicPermission, state.topic_permissions, self.topic_permissions),
+        ]
+
+    @property
+    def whole(self) -> bool:
+        """True if all records are made."""
+        return not self._left
+
+    def go_on(self, overdue: Callable[[], bool]) -> None:
+        """Make some records, and more until the turn is overdue. Raises UnreadableSnapshot."""
+        while self._left:
+            if not self._left[0](PART_RECORDS):
+                del self._left[0]
+            if overdue():
+                return
+
+
+class Reading:
+    """Has the records of a snapshot made in parts, some in each turn, as long as they are wanted."""
+
+    def __init__(
+        self, turn: Turn, records: TopologyRecords, wanted: Callable[[], bool], then: Callable[[], None]
+    ) -> None:
+        self._turn = turn
+        self._records = records
+        self._wanted = wanted
+        self._then = then
+
+    def go_on(self) -> None:
+        if not self._wanted():
+            return
+        self._records.go_on(self._turn.overdue)
+        if not self._records.whole:
+            self._turn.later(self, self.go_on)
+            return
+        self._then()
+
+    def failed(self, error: Exception) -> None:
+        """See amqp_server.turn.Unit."""
+        raise Fatal(f"a snapshot of the topology could not be read: {error!r}") from error
+
+
+def _reading(kind: type[Record], rows: list[msgspec.Raw], into: list[Record]) -> Callable[[int], bool]:
+    """Return what makes so many more records of one table, and tells whether there may be others."""
+    left = iter(rows)
+
+    def read(count: int) -> bool:
+        part = [_record(kind, row) for row in islice(left, count)]
+        into.extend(part)
+        return bool(part)
+
+    return read
+
+
+def _record(kind: type[Record], encoded: msgspec.Raw) -> Record:
+    """Raises UnreadableSnapshot."""
+    names, row = kind.__struct_fields__, _decode(encoded)
+    if len(row) > len(names):
         raise UnreadableSnapshot(f"a {kind.__name__} has fields that this version of mqd does not know")
-    return [msgspec.convert(dict(zip(names, row, strict=False)), kind) for row in rows]
+    return msgspec.convert(dict(zip(names, row, strict=False)), kind)
 
 
 def _row(record: msgspec.Struct) -> tuple[Any, ...]:
@@ -201,10 +284,10 @@ def _array(count: int) -> bytes:
 __all__ = [
     "LATER_FIELDS",
     "Encoding",
-    "TopologyState",
+    "Reading",
+    "TopologyRecords",
     "TopologyView",
     "UnreadableSnapshot",
     "all_of",
     "decoded",
-    "records_of",
 ]

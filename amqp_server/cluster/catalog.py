@@ -408,7 +408,7 @@ class Catalog:
         return applied
 
     def fill(self, state: bytes, peer: str, wanted: Callable[[], bool], then: Callable[[], None]) -> None:
-        then()
+        self._topology.read_in_parts(_decode_state(state).topology, wanted, then)
 
     @property
     def fills_itself(self) -> bool:

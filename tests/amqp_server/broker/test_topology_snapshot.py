@@ -108,3 +108,28 @@ def test_a_part_is_no_more_work_where_there_is_more() -> None:
         return most
 
     assert longest(4_000) < 2 * longest(400)
+
+
+def test_bindings_that_go_with_what_a_snapshot_takes_away_come_back() -> None:
+    """An auto-delete exchange goes with its last binding, and with it those that lead to it. The snapshot has both."""
+    behind, ahead = Member("n1"), Member("n2")
+    auto = ExchangeRecord("/", "e", "fanout", True, False, NO_ARGUMENTS)
+    to_it = BindingRecord("/", "amq.fanout", "e", "exchange", "", NO_ARGUMENTS)
+    first, second = [BindingRecord("/", "e", name, "queue", "", NO_ARGUMENTS) for name in ("one", "two")]
+    log: list[Operation] = [
+        operations.PutVhost(VhostRecord("/")),
+        operations.DeclareExchange(auto),
+        operations.DeclareQueue(queue("one")),
+        operations.DeclareQueue(queue("two")),
+        operations.Bind(to_it),
+        operations.Bind(first),
+        operations.Bind(second),
+        operations.Unbind(first),
+    ]
+    for index, operation in enumerate(log, 1):
+        ahead.topology.apply(index, operation)
+        if index <= log.index(operations.Bind(first)) + 1:
+            behind.topology.apply(index, operation)
+    behind.topology.restore(ahead.topology.snapshot())
+    assert behind.topology.snapshot() == ahead.topology.snapshot()
+    assert set(behind.broker.vhost("/").binding_records()) == {to_it, second}

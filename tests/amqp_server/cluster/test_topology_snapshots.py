@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import msgspec
 import pytest
 
-from amqp_server.broker import operations
+from amqp_server.broker import operations, topology_snapshot
 from amqp_server.broker.topology_snapshot import Encoding
 from amqp_server.broker.users import User
 from amqp_server.cluster.catalog import GROUP
@@ -79,6 +80,54 @@ def test_what_is_applied_while_a_snapshot_is_made_is_not_in_it(monkeypatch: pyte
     scene.mend()
     scene.settle()
     assert node.broker.access.users.get("bob") is not None
+    scene.finish()
+
+
+def test_a_snapshot_of_another_node_is_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene()
+    scene.declare(scene.client("a"), "classic")
+    node, _ = with_short_turns(scene, "b")
+    change(scene, node, "ann")
+    state = node.cluster.catalog.snapshot()
+    read: list[object] = []
+    make = topology_snapshot._record
+
+    def counted(kind: Any, row: Any) -> Any:
+        read.append(kind)
+        return make(kind, row)
+
+    monkeypatch.setattr(topology_snapshot, "_record", counted)
+    done: list[bool] = []
+    node.turn.run(node.cluster.catalog.fill, state, "a", lambda: True, lambda: done.append(True))
+    assert node.turn.behind and not done
+    while not done:
+        assert node.turn.behind
+        node.end_turn()
+    # What is left for the step that takes it over reads nothing.
+    whole = len(read)
+    node.turn.run(node.topology.restore, msgspec.msgpack.decode(state)[0])
+    assert whole == len(read) > 2
+    # Another one than the one that was read is read then.
+    node.turn.run(node.cluster.catalog.fill, state, "a", lambda: True, lambda: None)
+    change(scene, node, "bob")
+    other = scene.nodes["a"].topology.snapshot()
+    before = len(read)
+    node.turn.run(node.topology.restore, other)
+    assert len(read) > before + whole and node.topology.snapshot() == other
+    scene.finish()
+
+
+def test_a_snapshot_that_is_not_wanted_any_more_is_read_no_further() -> None:
+    scene = Scene()
+    node, _ = with_short_turns(scene, "b")
+    wanted = [True]
+    done: list[bool] = []
+    state = node.cluster.catalog.snapshot()
+    node.turn.run(node.cluster.catalog.fill, state, "a", lambda: bool(wanted), lambda: done.append(True))
+    wanted.clear()
+    while node.turn.behind:
+        node.end_turn()
+    assert not done
     scene.finish()
 
 
