@@ -298,15 +298,23 @@ class Turn:
     def apply_first(
         self, hosts: dict[Scheduled, None], behind: dict[Scheduled, None], spent_s: float
     ) -> None:
-        """Apply these, which are scheduled, before the others, and then those `behind`. All but the first have `spent_s` less
-        time: if that is none, one of them is applied, and the rest is left."""
+        """Apply these, which are scheduled, before the others, and then those `behind`. All but the first have half a turn,
+        less `spent_s`: if that is nothing, one of them is applied, and the rest is left."""
         if len(hosts) < len(self.scheduled):
             behind = {host: None for host in self.scheduled if host not in hosts} | behind
         self.scheduled = hosts
         self.apply()
-        self.ends -= spent_s
+        self.ends = min(self.ends, self.now() + self._lasts_s / 2 - spent_s)
         self.scheduled = behind
         self.apply()
+
+    def run_half(self, call: Callable[[], object]) -> float:
+        """Make this call, which has half a turn; return how long it took, s."""
+        began, ends = self.now(), self.ends
+        self.ends = min(ends, began + self._lasts_s / 2)
+        call()
+        self.ends = ends
+        return self.now() - began
 
     def extend(self) -> None:
         """The turn of many clients may last as long again: they are as many parts of it as they are."""

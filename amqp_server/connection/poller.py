@@ -316,11 +316,9 @@ class Poller:
 
     def _read_light(self) -> None:
         turn = self._turn
-        began = turn.now()
-        self._run_reports()
-        # The end of a commit may have taken a whole turn. Clients have one all the same, to be read, and one for their own
-        # queues; all other queues have what is left of the first.
-        spent_s = turn.now() - began
+        # The end of a commit may have very much to hand out. Clients have a turn to be read, and one for their own queues; all
+        # else has half a one here, and the driver's turns.
+        spent_s = turn.run_half(self._run_reports)
         self._serve_links()
         writable, self._writable = self._writable, []
         for transport in writable:

@@ -34,6 +34,8 @@ from .node import CAPABILITIES, Commits, Delivery, MemoryNode, decoded, make_bro
 
 #: Looks at the clock within one turn.
 LOOKS = 40
+#: What a queue takes that is slow.
+SLOW_LOOKS = 8
 
 
 class CountedCommits(Commits):
@@ -353,8 +355,9 @@ def test_one_queue_of_a_client_does_not_come_behind_all_of_another(
 
 
 @pytest.mark.parametrize("asks", [False, True])
-def test_the_end_of_a_commit_and_what_it_causes_share_one_turn(
-    node: PolledNode, monkeypatch: pytest.MonkeyPatch, asks: bool
+@pytest.mark.parametrize(("takes", "most"), [(0, LOOKS // 2 // SLOW_LOOKS + 1), (2 * LOOKS, 1)])
+def test_the_end_of_a_commit_and_what_it_causes_share_half_a_turn(
+    node: PolledNode, monkeypatch: pytest.MonkeyPatch, asks: bool, takes: int, most: int
 ) -> None:
     """And a client has its answer at its end all the same."""
     small = node.client("small")
@@ -368,12 +371,12 @@ def test_the_end_of_a_commit_and_what_it_causes_share_one_turn(
 
     def slow(host: LocalHost) -> None:
         if host.queue.name != "small":
-            node.looks += LOOKS // 5
+            node.looks += SLOW_LOOKS
             applied.append(host.queue.name)
         apply_pending(host)
 
     def ended() -> None:
-        node.looks += 2 * LOOKS
+        node.looks += takes
         for name in names:
             node.turn.schedule(queues[name].host)
 
@@ -384,9 +387,21 @@ def test_the_end_of_a_commit_and_what_it_causes_share_one_turn(
     node.poller.report(ended)
     node.poller.serve_light()
     assert len([each for each in small.answers() if isinstance(each, Delivery)]) == 1
-    assert len(applied) <= 1
+    assert len(applied) <= most
     node.settle()
     assert sorted(applied) == sorted(names)
+
+
+def test_the_end_of_a_commit_is_overdue_after_half_a_turn(node: PolledNode) -> None:
+    looked: list[int] = []
+
+    def ended() -> None:
+        while not node.turn.overdue():
+            looked.append(node.looks)
+
+    node.poller.report(ended)
+    node.poller.serve_light()
+    assert 0 < len(looked) <= LOOKS // 2
 
 
 def test_clients_behind_a_large_ack_do_not_wait_for_its_parts(
