@@ -273,7 +273,7 @@ def _problem(error: Exception) -> str:
     """Say what is wrong without a word of the question."""
     import httpx
 
-    if isinstance(error, httpx.RemoteProtocolError):
+    if isinstance(error, (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)):
         return "the connection ended before the answer, or the answer is no HTTP"
     return reason(error)
 

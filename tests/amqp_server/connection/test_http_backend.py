@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 import http.server
+import os
 import re
 import socket
 import ssl
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -293,6 +295,13 @@ def _headers(handler: Handler) -> None:
         handler.wfile.write(b"x%d: %s\r\n" % (number, b"y" * 1000))
 
 
+def _reset(handler: Handler) -> None:
+    """End the connection by a reset, as a server does that has not read all."""
+    handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    # The handler's files and its server would keep it, and end it in order.
+    os.close(handler.connection.detach())
+
+
 WRONG: list[tuple[str, Callable[[Handler], None]]] = [
     ("status 500", _answer(500, b"allow")),
     ("status 204", _answer(204, b"")),
@@ -306,6 +315,7 @@ WRONG: list[tuple[str, Callable[[Handler], None]]] = [
     ("the connection ended before the answer, or the answer is no HTTP", _broken(b"HTTP/9.9 what\r\n\r\n")),
     ("the connection ended before the answer, or the answer is no HTTP", _headers),
     ("the connection ended before the answer, or the answer is no HTTP", lambda handler: None),
+    ("the connection ended before the answer, or the answer is no HTTP", _reset),
 ]
 
 
