@@ -79,6 +79,10 @@ class _Intake(RunIntake):
         if self._consumer is not None:
             self._consumer.arrived(runs)
 
+    def answered(self) -> None:
+        if self._consumer is not None:
+            self._consumer.answered()
+
     def ended(self) -> None:
         if self._consumer is not None:
             self._consumer.wake()
@@ -88,7 +92,7 @@ class _Intake(RunIntake):
 
 
 class Consumer:
-    """All methods but `arrived` and `wake` are called by one thread. They raise AmqpError."""
+    """All methods but `arrived`, `answered` and `wake` are called by one thread. They raise AmqpError."""
 
     def __init__(self, options: SourceOptions, name: str, prefetch: int) -> None:
         self.window = Window()
@@ -96,6 +100,8 @@ class Consumer:
         #: Messages that were in the queue when the consumer began.
         self.found = 0
         self.arrived_at = 0.0
+        #: Messages that had arrived, and were not handed on, when the broker's last answer came.
+        self._answered = 0
         self._options = options
         self._name = name
         self.prefetch = prefetch
@@ -118,6 +124,10 @@ class Consumer:
             self.changed.notify_all()
             if self.window.buffered_bytes > BUFFER_BYTES_MAX:
                 self.changed.wait_for(lambda: self.window.buffered_bytes <= BUFFER_BYTES_MAX, HOLD_BACK_S)
+
+    def answered(self) -> None:
+        # The caller waits for the answer, so nobody else changes the window.
+        self._answered = self.window.buffered
 
     def wake(self) -> None:
         with self.changed:
@@ -205,12 +215,13 @@ class Consumer:
             connection.call(self._consume_method(), spec.Basic.ConsumeOk)
         else:
             self._probe(connection)
-        ready = self.ready()
-        if not self._options.exclusive and not before and not ready:
+        # What comes after the answer is among those that it counts as ready.
+        found = self.ready() + self._answered
+        if not self._options.exclusive and not before and not found:
             # What another consumer has just given back may have been handed out, and come after the answer.
             self.wait(lambda: self.window.buffered > 0, PROBE_S)
-        with self.changed:
-            self.found = max(before, ready + self.window.buffered)
+            found = self.window.buffered
+        self.found = max(before, found)
 
     def _found_before(self) -> int:
         """Messages in the queue. Asked before consuming, because nothing counts what is handed out and has not come;

@@ -26,6 +26,9 @@ class RunIntake:
     def arrived(self, runs: list[Run]) -> None:
         raise NotImplementedError
 
+    def answered(self) -> None:
+        """An answer to a method has come behind what has arrived."""
+
     def ended(self) -> None:
         """The connection is over."""
         raise NotImplementedError

@@ -51,13 +51,16 @@ Reply = TypeVar("Reply", bound=Method)
 
 
 class Intake(Protocol):
-    """Both methods run on the connection's thread, and must not block."""
+    """All methods run on the connection's thread, and must not block."""
 
     def take(self, data: bytes, start: int, end: int) -> int:
         """Take whole frames from `start` on, and return where the first stands that is not for this intake."""
 
     def content(self, method: Any, properties: Any, body: bytes) -> None:
         """A message that `take` has left: a return, a delivery, an answer to basic.get is not among them."""
+
+    def answered(self) -> None:
+        """An answer has come: the broker has sent before it what was taken until now, and nothing else."""
 
     def ended(self) -> None:
         """The connection or the channel is gone."""
@@ -286,6 +289,8 @@ class Connection:
             self._intake.content(method, properties, body)
 
     def _answer(self, method: Any, properties: Any, body: bytes) -> None:
+        if self._intake is not None:
+            self._intake.answered()
         with self.changed:
             self._answers.append((method, properties, body))
             self.changed.notify_all()

@@ -114,5 +114,8 @@ class Window:
         with self._changed:
             self._changed.notify_all()
 
+    def answered(self) -> None:
+        """Confirms count by themselves."""
+
     def ended(self) -> None:
         """Whoever waits is told by the connection."""

@@ -101,6 +101,37 @@ def test_available_now_reads_what_a_dying_driver_gives_back(
     assert peer.take(queue) == []
 
 
+def test_available_now_counts_no_message_twice(
+    url: str, peer: Peer, name: Name, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages come while the answer that says how many are ready is on its way to the caller. It waited for as many
+    others, which were never going to come."""
+    queue = peer.queue(name())
+    sent = filled(peer, queue, False)
+    opened: list[Consumer] = []
+    consume, call = Consumer._consume, Connection.call
+
+    def seen(consumer: Consumer) -> None:
+        opened.append(consumer)
+        consume(consumer)
+
+    def held_up(connection: Connection, method: Any, *others: Any) -> Any:
+        answer = call(connection, method, *others)
+        if isinstance(method, spec.Queue.Declare) and opened[0].window.buffered:
+            wait_until("all have come", lambda: opened[0].window.buffered >= len(sent))
+            peer.publish(queue, [b"later"] * 10)
+            wait_until("more have come", lambda: opened[0].window.buffered == len(sent) + 10)
+        return answer
+
+    monkeypatch.setattr(Consumer, "_consume", seen)
+    monkeypatch.setattr(Connection, "call", held_up)
+    driver = Driver(url, queue, prefetch="100")
+    driver.reader.prepareForTriggerAvailableNow()
+    assert opened[0].window.buffered == len(sent) + 10
+    assert opened[0].found == len(sent)
+    driver.die()
+
+
 @pytest.mark.parametrize("ack", ["none", "onRead"])
 def test_a_batch_read_waits_for_what_is_on_its_way(
     url: str, peer: Peer, name: Name, ack: str, late: Late
