@@ -20,7 +20,7 @@ from ..frames import message
 from ..pump import READ_BYTES, Pace, pump
 from ..settled import Settled
 from ..streams import OpenStream, Route, Terms, Topology, properties
-from .scenario import CPU_US, RSS_MIB, Bar, Figure, Figures, Scenario, at_least, at_most, mqd_at_most
+from .scenario import CPU_US, QUIET_S, RSS_MIB, Bar, Figure, Figures, Scenario, at_least, at_most, mqd_at_most
 from .stream import BLOCK, STREAM, WARM_MESSAGES, append
 
 BODY_BYTES = 128
@@ -32,7 +32,6 @@ MARK = b"0123456789"
 LATENCY_RATE = 2_000
 IDLE_QUEUES = 1_000
 IDLE_WATCH_S = 10.0
-QUIET_S = 3.0
 
 RESTART_QUEUES = 1_000
 RESTART_MESSAGES = 1_000_000
@@ -206,7 +205,6 @@ class IdleQuorumQueues(ClusterScenario):
     def measure(self, cluster: Cluster, pace: Pace) -> Figures:
         count = int(IDLE_QUEUES * pace.share)
         _declare(cluster, "warm", len(NAMES), QUORUM)
-        # What a node does once when it has become quiet, as the imports of mqd's management, is not what queues cost.
         time.sleep(QUIET_S)
         cluster.settle()
         pids = [cluster.node_pids(place) for place in range(len(NAMES))]

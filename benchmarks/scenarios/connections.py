@@ -13,7 +13,7 @@ from ..client import Connection, Unexpected
 from ..frames import message
 from ..pump import Pace
 from ..streams import properties
-from .scenario import CPU_US, RSS_MIB, Figure, Figures, Scenario, at_least, at_most
+from .scenario import CPU_US, QUIET_S, RSS_MIB, Figure, Figures, Scenario, at_least, at_most
 
 IDLE = 1_000
 WARM = 50
@@ -30,6 +30,7 @@ class IdleConnections(Scenario):
 
     def run(self, broker: Broker, pace: Pace) -> Figures:
         _open_and_close(broker, WARM)
+        time.sleep(QUIET_S)
         broker.settle()
         before = broker.rss_bytes()
         with ExitStack() as connections:

@@ -10,7 +10,7 @@ from ..client import Connection, Refused, Unexpected
 from ..frames import message
 from ..pump import READ_BYTES, Pace
 from ..streams import properties
-from .scenario import CPU_US, RSS_MIB, Figure, Figures, Scenario, at_least, at_most, mqd_at_most
+from .scenario import CPU_US, QUIET_S, RSS_MIB, Figure, Figures, Scenario, at_least, at_most, mqd_at_most
 
 QUEUES = 1_000
 WARM_QUEUES = 20
@@ -36,6 +36,7 @@ class ManyQueues(Scenario):
         with Connection(broker.port) as connection:
             connection.exchange(EXCHANGE, "direct")
             _declare(connection, "warm", WARM_QUEUES)
+            time.sleep(QUIET_S)
             broker.settle()
             before, cpu = broker.rss_bytes(), broker.cpu_seconds()
             began = time.perf_counter()
