@@ -109,9 +109,9 @@ class Pair:
     def check(self, *, gathered: bool = False) -> None:
         """Nothing tells the two apart, but the order between channels where messages are `gathered` by queue."""
         fast, slow = self.nodes
-        for one, two in (self.publishers, self.readers):
-            assert by_channel(one.output) == by_channel(two.output)
-            assert gathered or one.output == two.output
+        for peer, other in (self.publishers, self.readers):
+            assert by_channel(peer.output) == by_channel(other.output)
+            assert gathered or peer.output == other.output
         assert fast.contents() == slow.contents()
         assert self.publishers[0].session.state is self.publishers[1].session.state
         first, second = (publisher.session.channels.values() for publisher in self.publishers)
