@@ -53,8 +53,8 @@ TX_BYTES_BEFORE_COMMIT = 16 * 1024 * 1024
 KINDS = (frames.METHOD, frames.HEADER, frames.BODY, frames.HEARTBEAT)
 _PUBLISH = b"\x00\x3c\x00\x28"
 _ACK = b"\x00\x3c\x00\x50"
-#: basic.publish, ack, reject and nack: those without an answer.
-_UNANSWERED = (_PUBLISH, _ACK, b"\x00\x3c\x00\x5a", b"\x00\x3c\x00\x78")
+#: basic.publish, ack, reject and nack.
+_PASS_WHILE_BLOCKED = (_PUBLISH, _ACK, b"\x00\x3c\x00\x5a", b"\x00\x3c\x00\x78")
 
 
 class Incoming:
@@ -377,10 +377,10 @@ class Incoming:
     def _applied(self, signature: bytes) -> bool:
         """Have done what was sent before a method, because answers count it; False if the turn is over first.
 
-        Acks and nacks have no answer, and the fast path applies nothing for acks and for publishes either.
+        An ack has no answer, and the fast path applies nothing for it and for publishes either.
         """
         turn = self._session.turn
-        if not turn.scheduled or signature in _UNANSWERED:
+        if not turn.scheduled or signature in (_PUBLISH, _ACK):
             return True
         others, turn.cut = turn.cut, False
         turn.apply()
@@ -678,7 +678,7 @@ class Incoming:
         """While publishes are held back, only acks, heartbeats and content pass: others would overtake."""
         if kind != frames.METHOD:
             return False
-        return data[pos + 7 : pos + 11] not in _UNANSWERED
+        return data[pos + 7 : pos + 11] not in _PASS_WHILE_BLOCKED
 
     def unblock(self) -> None:
         """The alarm is over."""

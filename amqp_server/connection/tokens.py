@@ -8,6 +8,7 @@ one that goes away stops nothing. No part of a token is ever logged.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import logging
 import ssl
@@ -252,6 +253,8 @@ def token_of(claims: Mapping[str, Any], config: Config) -> Token:
 
 async def fetch_keys(config: Config) -> dict[str, Any]:
     """Return the server's keys by their ids. Takes no longer than oauth_fetch_timeout_s. Raises KeysUnavailable."""
+    # In a thread: the first time takes some 40 ms, in which nobody is to wait.
+    await trio.to_thread.run_sync(importlib.import_module, "httpx")
     import httpx
 
     quiet()

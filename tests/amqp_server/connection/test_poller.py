@@ -432,37 +432,6 @@ def test_clients_behind_a_large_ack_do_not_wait_for_its_parts(
     assert node.broker.vhost("/").queues["many"].host.unacked_count == 0
 
 
-def test_nacks_are_applied_with_what_comes_with_them(
-    node: PolledNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They have no answer that counts anything."""
-    client = node.client()
-    client.call(commands.Queue.Declare(queue="q"))
-    client.call(commands.Basic.Consume(queue="q"))
-    client.send(publish("q") * 4)
-    node.settle()
-    client.answers()
-    runs: list[LocalHost] = []
-    apply_pending = LocalHost.apply_pending
-
-    def counted(host: LocalHost) -> None:
-        runs.append(host)
-        apply_pending(host)
-
-    monkeypatch.setattr(LocalHost, "apply_pending", counted)
-    client.send(
-        publish("q"),
-        method(1, commands.Basic.Nack(1, False, False)),
-        method(1, commands.Basic.Reject(2, False)),
-        method(1, commands.Basic.Nack(4, True, False)),
-    )
-    node.poller.serve_light()
-    assert len(runs) == 1
-    node.settle()
-    host = node.broker.vhost("/").queues["q"].host
-    assert (host.ready_count, host.unacked_count) == (0, 1)
-
-
 def test_what_a_turn_has_no_time_for_comes_first_in_the_next(node: PolledNode) -> None:
     clients = [node.client(f"c{number}") for number in range(60)]
     clients[0].call(commands.Queue.Declare(queue="q"))

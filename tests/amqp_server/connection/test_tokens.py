@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import importlib
 import json
 import logging
 import ssl
@@ -24,6 +25,7 @@ from pamqp import commands, frame
 
 from amqp_server.app import Node
 from amqp_server.config import Config, InvalidOption
+from amqp_server.connection import tokens
 from conformance_tests.patience import PATIENCE_S
 
 from ..wire.published import message
@@ -419,3 +421,20 @@ async def test_an_issuer_that_is_away_and_one_that_is_asked_for_its_keys(
     async with served(tmp_path / "strange", **options) as node:
         await refused(node, issuer.token())
         assert "CERTIFICATE_VERIFY_FAILED" in caplog.text
+
+
+async def test_the_library_that_fetches_keys_is_loaded_beside_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It takes as long as ten turns, the first time."""
+    loaded: list[tuple[str, bool]] = []
+    load = importlib.import_module
+
+    def seen(name: str) -> Any:
+        loaded.append((name, threading.current_thread() is threading.main_thread()))
+        return load(name)
+
+    monkeypatch.setattr(importlib, "import_module", seen)
+    with pytest.raises(tokens.KeysUnavailable):
+        await tokens.fetch_keys(Config(oauth_issuer="https://127.0.0.1:1", oauth_fetch_timeout_s=5.0))
+    assert ("httpx", False) in loaded
