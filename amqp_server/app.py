@@ -45,8 +45,9 @@ from amqp_server.connection.poller import Poller
 from amqp_server.connection.tls import ListenerTLS, TLSFileError
 from amqp_server.connection.unfinished import UnfinishedWatch
 from amqp_server.driver import Driver
+from amqp_server.imports import imported
 from amqp_server.load_definitions import DefinitionsError, load_definitions
-from amqp_server.management.beginning import imported, quiet_or_asked
+from amqp_server.management.beginning import quiet_or_asked
 from amqp_server.options import Reread, command_line
 from amqp_server.reload import Reload, Reloaded
 from amqp_server.resources import ResourceWatch

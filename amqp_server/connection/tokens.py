@@ -8,7 +8,6 @@ one that goes away stops nothing. No part of a token is ever logged.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import logging
 import ssl
@@ -24,6 +23,7 @@ from amqp_server.broker.grants import SCOPES_MAX, Token
 from amqp_server.broker.users import UserRefused, checked_name
 from amqp_server.connection.http_client import body_of, quiet, reason
 from amqp_server.connection.password_checks import Outcome, PasswordChecks
+from amqp_server.imports import imported
 
 if TYPE_CHECKING:
     import httpx
@@ -253,8 +253,8 @@ def token_of(claims: Mapping[str, Any], config: Config) -> Token:
 
 async def fetch_keys(config: Config) -> dict[str, Any]:
     """Return the server's keys by their ids. Takes no longer than oauth_fetch_timeout_s. Raises KeysUnavailable."""
-    # In a thread: the first time takes some 40 ms, in which nobody is to wait.
-    await trio.to_thread.run_sync(importlib.import_module, "httpx")
+    # The first time takes some 40 ms, in which nobody is to wait.
+    await imported("httpx")
     import httpx
 
     quiet()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import socket
 import time
 from collections.abc import Callable
@@ -30,9 +29,3 @@ async def quiet_or_asked(listening: socket.socket, cpu_s: Callable[[], float] = 
                 await trio.lowlevel.wait_readable(listening)
                 return
             quiet = cpu_s() - before < BUSY_SHARE * LOOK_S
-
-
-async def imported(*modules: str) -> None:
-    """Import these in a thread, so that the loop serves clients while the disk and the interpreter are at it."""
-    for module in modules:
-        await trio.to_thread.run_sync(importlib.import_module, module)

@@ -15,7 +15,7 @@ import trio
 
 from amqp_server.config import Config
 from amqp_server.connection.proxy_protocol import Proxies
-from amqp_server.management.beginning import imported
+from amqp_server.imports import imported
 
 if TYPE_CHECKING:
     from amqp_server.app import Node

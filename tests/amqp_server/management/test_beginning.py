@@ -12,7 +12,8 @@ from types import ModuleType
 import pytest
 import trio
 
-from amqp_server.management.beginning import imported, quiet_or_asked
+from amqp_server.imports import imported
+from amqp_server.management.beginning import quiet_or_asked
 from conformance_tests.patience import PATIENCE_S
 
 

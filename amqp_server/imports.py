@@ -1,0 +1,13 @@
+"""Imports that take long and are not needed at the start."""
+
+from __future__ import annotations
+
+import importlib
+
+import trio
+
+
+async def imported(*modules: str) -> None:
+    """Import these in a thread, so that the loop serves clients while the disk and the interpreter are at it."""
+    for module in modules:
+        await trio.to_thread.run_sync(importlib.import_module, module)
