@@ -44,10 +44,7 @@ function shell() {
     h("a", {href: `#/${path}`, "data-page": path}, label),
   );
   fill(menu, links);
-  const toggle = button("Menu", () => {
-    const open = document.body.classList.toggle("menu-open");
-    toggle.setAttribute("aria-expanded", String(open));
-  }, "toggle");
+  const toggle = button("Menu", () => openMenu(!document.body.classList.contains("menu-open")), "toggle");
   toggle.setAttribute("aria-controls", "menu");
   toggle.setAttribute("aria-expanded", "false");
   const skip = button("Skip to the page", () => main.focus(), "skip");
@@ -64,6 +61,12 @@ function shell() {
     button("Log out", leave),
   );
   fill(document.body, header, menu, h("div", {class: "content"}, places, main));
+}
+
+/** Where there is room for it, it is always open. */
+function openMenu(open) {
+  document.body.classList.toggle("menu-open", open);
+  document.querySelector(".toggle")?.setAttribute("aria-expanded", String(open));
 }
 
 async function leave() {
@@ -86,8 +89,7 @@ async function show() {
   const [path, ...rest] = parts;
   const of = DETAILS[path] ?? path;
   const page = PAGES.find((each) => each[0] === of);
-  document.body.classList.remove("menu-open");
-  document.querySelector(".toggle")?.setAttribute("aria-expanded", "false");
+  openMenu(false);
   for (const link of menu.children) {
     if (link.dataset.page === of) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
@@ -135,6 +137,8 @@ listen({
   },
   missing: nodesMissing,
 });
+// The page that is shown already can be chosen, too; the address does not change then.
+menu.addEventListener("click", () => openMenu(false));
 addEventListener("hashchange", async () => {
   await show();
   if (entered) main.focus();

@@ -105,6 +105,11 @@ class Visit:
         self.page.get_by_role("button", name="Log in").click()
         return self.page
 
+    def log_out(self) -> None:
+        self.page.get_by_role("button", name="Log out").click()
+        # To leave the page before the node has answered would be to stay logged in.
+        expect(self.page.get_by_label("Password")).to_be_visible()
+
     def go(self, *parts: str) -> Any:
         self.page.goto(f"{self.url}/#/" + "/".join(quote(part, safe="") for part in parts))
         return self.page
@@ -146,8 +151,7 @@ def test_a_login_leaves_no_password_behind(visit: Visit) -> None:
     # It is there again after the page is loaded again, and not after the way out.
     page.reload()
     expect(page.get_by_role("heading", name="Overview")).to_be_visible()
-    page.get_by_role("button", name="Log out").click()
-    expect(page.get_by_label("Password")).to_be_visible()
+    visit.log_out()
     page.reload()
     expect(page.get_by_label("Password")).to_be_visible()
 
@@ -165,7 +169,8 @@ def test_each_page(visit: Visit, broker: Broker) -> None:
     declare(broker, "q")
     page = visit.log_in()
     expect(page.get_by_role("heading", name="Overview")).to_be_visible()
-    for title in PAGES:
+    # The page that is shown already comes last: its heading would not tell that another one has come.
+    for title in [*PAGES[1:], PAGES[0]]:
         link = page.get_by_role("navigation").get_by_role("link", name=title, exact=True)
         if not link.is_visible():
             page.get_by_role("button", name="Menu").click()
@@ -177,6 +182,20 @@ def test_each_page(visit: Visit, broker: Broker) -> None:
         assert beyond <= 0, title
     expect(page.locator(".trouble").first).to_be_hidden()
     assert visit.failed == []
+
+
+@pytest.mark.parametrize("visit", [{"viewport": NARROW}], ids=["narrow"], indirect=True)
+def test_the_menu_closes_when_a_page_is_chosen_even_the_one_that_is_shown(visit: Visit) -> None:
+    page = visit.log_in()
+    expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+    toggle, links = page.get_by_role("button", name="Menu"), page.get_by_role("navigation")
+    for title in ["Queues", "Queues", "Overview", "Overview"]:
+        expect(toggle).to_have_attribute("aria-expanded", "false")
+        toggle.click()
+        expect(toggle).to_have_attribute("aria-expanded", "true")
+        links.get_by_role("link", name=title, exact=True).click()
+        expect(page.get_by_role("heading", name=title, level=1)).to_be_visible()
+        expect(links).to_be_hidden()
 
 
 @pytest.mark.parametrize("visit", [{}, {"viewport": NARROW}], ids=["wide", "narrow"], indirect=True)
@@ -353,7 +372,7 @@ def test_users_and_policies(visit: Visit, broker: Broker) -> None:
     dialog.get_by_label("Definition").fill('{"max-length": 1}')
     dialog.get_by_role("button", name="Set").click()
     expect(page.get_by_role("table").first).to_contain_text("max-length=1")
-    page.get_by_role("button", name="Log out").click()
+    visit.log_out()
     page = visit.log_in("ann <b>", "secret")
     expect(page.get_by_role("heading", name="Overview")).to_be_visible()
     # Pages of administrators are not there.
@@ -422,7 +441,7 @@ def test_what_is_not_there_or_not_permitted(visit: Visit, broker: Broker) -> Non
     expect(page.get_by_role("main").get_by_role("button")).to_have_count(0)
     visit.go("wurst")
     expect(page.get_by_role("heading", level=1)).to_have_text("There is no such page")
-    page.get_by_role("button", name="Log out").click()
+    visit.log_out()
     declare(broker, "q")
     broker.api("PUT", "/api/users/bob", {"password": "secret", "tags": "management"})
     visit.log_in("bob", "secret")
