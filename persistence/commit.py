@@ -95,7 +95,7 @@ class Commit:
         self._holds = Holds(store.pending)
         self._marks = marks
         self._loop: trio.lowlevel.TrioToken | None = None
-        self._worker: Worker | None = None
+        self._worker: Worker[None] | None = None
         self._wake = trio.Event()
         self._wanted = False
         self._stopping = False
@@ -342,7 +342,7 @@ class Commit:
         """Commit until `stop`; all done()s of a transaction are called in one turn. Raises CommitFailed."""
         self._in_turn = in_turn or self._own_turn
         self._loop = trio.lowlevel.current_trio_token()
-        self._worker = Worker("commit", report or self._loop.run_sync_soon, self._synced)
+        self._worker = Worker(["commit"], report or self._loop.run_sync_soon, self._synced)
         try:
             await self._run()
         finally:

@@ -62,7 +62,7 @@ class PageReader:
         self._address = self._mapped_bytes = 0
         self._pages = ctypes.create_string_buffer(LOOK_BYTES // PAGE_BYTES)
         self._buffer = bytearray(READ_BYTES)
-        self._worker: Worker | None = None
+        self._worker: Worker[None] | None = None
         #: Who waits for the thread, and who is to be told.
         self._waiting: deque[Callable[[], None]] = deque()
         self._given: deque[Callable[[], None]] = deque()
@@ -71,7 +71,9 @@ class PageReader:
 
     async def run(self, in_turn: Callable[..., None]) -> None:
         """Tell who waits, each in a turn of the node, until cancelled. What a turn raises is raised here."""
-        worker = self._worker = Worker("pages", trio.lowlevel.current_trio_token().run_sync_soon, self._done)
+        worker = self._worker = Worker(
+            ["pages"], trio.lowlevel.current_trio_token().run_sync_soon, self._done
+        )
         try:
             while True:
                 await self._called.wait()

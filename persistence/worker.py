@@ -1,4 +1,4 @@
-"""A thread that runs one job after the other, and has the loop told when each is done.
+"""Threads that run one job after the other, and have the loop told when each is done.
 
 `trio.to_thread.run_sync` takes 107 µs and, with the task that waits for it, three steps of the loop. A commit
 of a few messages needs less than that for all else, and there are as many commits as round trips between
@@ -6,35 +6,42 @@ nodes.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
+from typing import Generic, TypeVar
 
 import trio
 from outcome import Outcome, capture
-
-from persistence.ports import Job
 
 #: Makes a call on the loop, from any thread: `run_sync_soon` of Trio's token, or `report` of the node's poller, which
 #: makes it part of a turn.
 Report = Callable[[Callable[[], None]], object]
 
 
-class Worker:
-    def __init__(self, name: str, report: Report, done: Callable[[Outcome[None]], None]) -> None:
-        """`done` is called on the loop, between two tasks, with the outcome of the job. It must not raise."""
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+T = TypeVar("T")
+
+
+class Worker(Generic[T]):
+    def __init__(self, names: Sequence[str], report: Report, done: Callable[[Outcome[T]], None]) -> None:
+        """A thread of each of these names. They share the jobs: whichever is free does the next one, so that none waits
+        behind one that takes long. `done` is called on the loop, between two tasks, with the outcome of a job. It must
+        not raise."""
+        self._jobs: SimpleQueue[Callable[[], T] | None] = SimpleQueue()
+        self._names = names
         self._report = report
         self._done = done
-        threading.Thread(target=self._work, name=name, daemon=True).start()
+        for name in names:
+            threading.Thread(target=self._work, name=name, daemon=True).start()
 
-    def give(self, job: Job) -> None:
+    def give(self, job: Callable[[], T]) -> None:
         self._jobs.put(job)
 
     def stop(self) -> None:
         """Stop after the last job."""
-        self._jobs.put(None)
+        for _ in self._names:
+            self._jobs.put(None)
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:

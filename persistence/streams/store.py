@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import trio
@@ -23,6 +21,7 @@ from persistence.streams.compression import NONE
 from persistence.streams.files import DiskFiles, Files
 from persistence.streams.log import FULL, StreamLog
 from persistence.streams.names import Keeper
+from persistence.worker import Worker
 
 #: Beside the journal, in the data directory.
 DIRECTORY = "streams"
@@ -50,37 +49,9 @@ class _Job:
         self.counted = False
         self.outcome: Outcome[Any] = Value(None)
 
-    def run(self) -> None:
+    def run(self) -> _Job:
         self.outcome = capture(self._call)
-
-
-class _Threads:
-    """Threads that share their jobs: whichever is free does the next one, so that none waits behind one that takes long."""
-
-    def __init__(self, names: Sequence[str], report: Callable[[_Job], object]) -> None:
-        """`report` is called by a thread that has done a job."""
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        self._names = names
-        self._report = report
-        for name in names:
-            threading.Thread(target=self._work, name=name, daemon=True).start()
-
-    def give(self, job: _Job) -> None:
-        self._jobs.put(job)
-
-    def stop(self) -> None:
-        """Stop after the last job."""
-        for _ in self._names:
-            self._jobs.put(None)
-
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job.run()
-            # A loop that has ended needs no report.
-            with suppress(trio.RunFinishedError):
-                self._report(job)
-            # A waiting thread must not keep the last job alive.
-            del job
+        return self
 
 
 class StreamStore:
@@ -100,11 +71,11 @@ class StreamStore:
         self._directory = data_directory / DIRECTORY
         self._readers_count = readers
         self._compaction_bytes_per_s = compaction_bytes_per_s
-        self._compactor: _Threads | None = None
+        self._compactor: Worker[_Job] | None = None
         self._stopping = threading.Event()
         self._on_full = on_full
-        self._writer: _Threads | None = None
-        self._readers: _Threads | None = None
+        self._writer: Worker[_Job] | None = None
+        self._readers: Worker[_Job] | None = None
         #: What is to be read, in order, and was not given to the threads yet.
         self._to_read: deque[_Job] = deque()
         #: Reads that were given to them and are not told of.
@@ -140,7 +111,7 @@ class StreamStore:
             job.run()
             done(job.outcome.unwrap())
         else:
-            self._writer.give(job)
+            self._writer.give(job.run)
 
     def compact(self, call: Callable[[Throttle], T], done: Callable[[Outcome[T]], None]) -> None:
         """Have the thread that compacts do this, one after the other; `done` is told in a turn."""
@@ -150,7 +121,7 @@ class StreamStore:
             job.run()
             done(job.outcome)
         else:
-            self._compactor.give(job)
+            self._compactor.give(job.run)
 
     def read(self, call: Callable[[], T], done: Callable[[Outcome[T]], None]) -> None:
         """Have a thread that reads do this; `done` is told in a turn."""
@@ -169,19 +140,16 @@ class StreamStore:
             job = self._to_read.popleft()
             job.counted = True
             self._untold += 1
-            readers.give(job)
+            readers.give(job.run)
 
     async def run(self, in_turn: Callable[..., None]) -> None:
         """Tell of what is done, each in a turn of the node, until cancelled. Raises CommitFailed."""
         loop = trio.lowlevel.current_trio_token()
-
-        def report(job: _Job) -> None:
-            loop.run_sync_soon(self._report, job)
-
+        report, done = loop.run_sync_soon, self._report
         names = [f"stream-reader-{number}" for number in range(self._readers_count)]
-        writer = self._writer = _Threads(["streams"], report)
-        readers = self._readers = _Threads(names, report)
-        compactor = self._compactor = _Threads(["stream-compactor"], report)
+        writer = self._writer = Worker(["streams"], report, done)
+        readers = self._readers = Worker(names, report, done)
+        compactor = self._compactor = Worker(["stream-compactor"], report, done)
         try:
             while True:
                 with trio.move_on_after(RETRY_SECONDS if self._waiting else float("inf")):
@@ -190,7 +158,7 @@ class StreamStore:
                 if not self._finished:
                     waiting, self._waiting = self._waiting, []
                     for job in waiting:
-                        writer.give(job)
+                        writer.give(job.run)
                 began = trio.current_time()
                 while self._finished:
                     self._finish(self._finished.popleft(), in_turn)
@@ -202,11 +170,11 @@ class StreamStore:
             self._writer, self._readers, self._compactor = None, None, None
             self._untold = 0
             self._stopping.set()
-            for threads in (writer, readers, compactor):
-                threads.stop()
+            for worker in (writer, readers, compactor):
+                worker.stop()
 
-    def _report(self, job: _Job) -> None:
-        self._finished.append(job)
+    def _report(self, outcome: Outcome[_Job]) -> None:
+        self._finished.append(outcome.unwrap())
         self._called.set()
 
     def _finish(self, job: _Job, in_turn: Callable[..., None]) -> None:

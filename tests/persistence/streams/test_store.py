@@ -237,7 +237,7 @@ async def test_others_have_their_turns_while_many_reads_are_told_of(
         for number in range(10):
             job: Any = streams._Job(int, read, writes=False)
             job.outcome = Value(number)
-            store._report(job)
+            store._report(Value(job))
         nursery.start_soon(other)
         with trio.fail_after(5):
             await done.wait()
