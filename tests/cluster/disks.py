@@ -7,6 +7,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import lmdb
+
+from persistence.store import TABLES_MAX, Tables
 from tests.cluster.links import Unsupported
 from tests.cluster.nodes import Cluster
 
@@ -78,8 +81,26 @@ def used_bytes(place: Path) -> int:
 
 
 def in_store(place: Path, stored: bytes) -> bool:
-    """Return whether the data file has these bytes. Before, only the write-ahead log may have them."""
-    return any(stored in path.read_bytes() for path in place.rglob("data.mdb"))
+    """Return whether a committed state of a store below has these bytes. Before, only the write-ahead log may have them.
+
+    It does not look into the file: the pages of a transaction are there before they count.
+    """
+    return any(_in_environment(path.parent, stored) for path in place.rglob("data.mdb"))
+
+
+def _in_environment(directory: Path, stored: bytes) -> bool:
+    try:
+        with lmdb.open(str(directory), readonly=True, lock=False, max_dbs=TABLES_MAX) as env:
+            tables = [env.open_db(name.encode(), create=False) for name in Tables.__slots__]
+            with env.begin(buffers=True) as txn:
+                return any(
+                    stored in bytes(value)
+                    for table in tables
+                    for value in txn.cursor(db=table).iternext(keys=False, values=True)
+                )
+    except lmdb.Error:
+        # It is not there yet, or its node has committed twice meanwhile.
+        return False
 
 
 def flip(place: Path, stored: bytes, at: int, *, name: str = "*") -> int:

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.disks import SlowDisks, flip
+from persistence.layer import Layer
+from persistence.store import LmdbStore
+from tests.cluster.disks import SlowDisks, flip, in_store
 from tests.cluster.links import Unsupported
 from tests.reliability.bodies import body
 
@@ -61,3 +63,24 @@ def test_flips_one_bit_wherever_the_bytes_stand(tmp_path: Path) -> None:
     changed[100] ^= 0x10
     assert file.read_bytes() == bytes(1000) + changed + bytes(5000) + changed
     assert flip(tmp_path, stored, 100) == 0
+
+
+def committed(directory: Path, value: bytes) -> None:
+    store = LmdbStore(directory, map_bytes=1 << 24, sync=True, resident_bytes_max=1 << 24)
+    layer = Layer()
+    layer.metadata[b"key"] = "key", value
+    transaction = store.transaction(layer)
+    assert not any(transaction.apply())
+    transaction.commit()
+    transaction.finish()
+    store.close()
+
+
+def test_pages_that_no_commit_has_ended_are_not_in_the_store(tmp_path: Path) -> None:
+    assert not in_store(tmp_path, b"a message")
+    committed(tmp_path, b"with another one")
+    with (tmp_path / "data.mdb").open("ab") as file:
+        file.write(b"a message")
+    assert not in_store(tmp_path, b"a message")
+    committed(tmp_path, b"with a message")
+    assert in_store(tmp_path, b"a message")

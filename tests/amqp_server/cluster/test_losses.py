@@ -32,16 +32,18 @@ def fill(ring: Ring, queue: str) -> None:
 
 
 def damage(ring: Ring, where: dict[str, bytes]) -> None:
-    """While all are down, in the data files, which have all of it after a moment."""
+    """While all are down, in the data files, once these have it: damaged in the log before, it would refuse the start."""
     for name, message in where.items():
         place = ring.directory / name
         wait_until(
-            "the data file has it", lambda place=place, message=message: disks.in_store(place, message)
+            f"{name} has it in its data file",
+            lambda place=place, message=message: disks.in_store(place, message),
         )
     for name in NAMES:
         ring.nodes[name].kill()
     for name, message in where.items():
-        assert disks.flip(ring.directory / name, message, len(message) // 2), f"{message!r} is not on {name}"
+        flipped = disks.flip(ring.directory / name, message, len(message) // 2, name="data.mdb")
+        assert flipped, f"{message!r} is not on {name}"
 
 
 @pytest.mark.parametrize("rest", [False, True], ids=["in the log", "below the snapshot"])
