@@ -139,6 +139,9 @@ class _Resolver:
         if route is not None:
             return route
         channel, vhost = self._channel, self._channel.vhost
+        if channel.broker.turn.overdue():
+            # Each may meet very many bindings.
+            channel.connection.incoming.publisher.cut = True
         view = routing_view(content.Properties.parse(payload, checked=True))
         found = vhost.router.route(self._route.exchange, self._route.routing_key, view, vhost.next_nonce())
         targets = tuple(vhost.queues[name] for name in found.queues)
