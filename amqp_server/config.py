@@ -27,6 +27,8 @@ VERSION = "0.2.0"
 MEMORY_BUDGET_SHARE = 0.4
 #: Share of it that consumers of streams may have read ahead, at most.
 STREAM_READ_SHARE = 0.125
+#: Share of it that declared things may take up, and what they may at least, bytes.
+DECLARED_SHARE, DECLARED_BYTES_MIN = 0.5, 32 * MIB
 
 _BYTES_PER = {"": 1, "b": 1, "k": KIB, "kib": KIB, "kb": 1000, "m": MIB, "mib": MIB, "mb": 10**6}
 _BYTES_PER |= {"g": GIB, "gib": GIB, "gb": 10**9}
@@ -433,9 +435,20 @@ class Config:
     parameter_bytes_max: int = option(
         64 * KIB, "Largest value of a runtime parameter or a policy.", unit="bytes", low=KIB, high=MIB
     )
+    parameters_bytes_max: int = option(
+        64 * MIB, "All values of runtime parameters and policies.", unit="bytes", low=64 * KIB, high=64 * GIB
+    )
     queues_max: int = option(100_000, "Queues of the node.", low=1, high=10_000_000)
     exchanges_max: int = option(100_000, "Exchanges of the node.", low=1, high=10_000_000)
     bindings_max: int = option(1_000_000, "Bindings of the node.", low=1, high=100_000_000)
+    declared_bytes_max: int = option(
+        0,
+        "Memory for queues, exchanges, bindings and consumers with their arguments, estimated; no more are made when it is"
+        " used up. 0: half of the memory limit.",
+        unit="bytes",
+        low=0,
+        high=1 << 50,
+    )
     default_queue_type: str = option(
         "classic",
         "Type of durable queues declared without one, where their vhost has no default of its own.",
@@ -1086,6 +1099,12 @@ class Config:
     @property
     def stream_read_budget_bytes(self) -> int:
         return min(self.stream_read_bytes_max, int(self.memory_limit_bytes * STREAM_READ_SHARE))
+
+    @property
+    def declared_budget_bytes(self) -> int:
+        return self.declared_bytes_max or max(
+            DECLARED_BYTES_MIN, int(self.memory_limit_bytes * DECLARED_SHARE)
+        )
 
     @property
     def body_budget_bytes(self) -> int:

@@ -32,6 +32,7 @@ from amqp_server.broker.traffic import Ended
 from amqp_server.broker.vhost import VHost
 from amqp_server.broker.vhosts import Vhosts
 from amqp_server.config import Config
+from amqp_server.errors import ResourceError
 from amqp_server.logs import LineLimit
 from amqp_server.turn import Turn
 from quorum_queue.boundary import Fatal
@@ -44,10 +45,12 @@ from quorum_queue.ports import Refused
 class Counts:
     """How many of everything there are, for the limits of the configuration."""
 
-    __slots__ = ("bindings", "channels", "exchanges", "queues")
+    __slots__ = ("bindings", "channels", "declared_bytes", "exchanges", "queues")
 
     def __init__(self) -> None:
         self.bindings = self.channels = self.exchanges = self.queues = 0
+        #: What queues, exchanges, bindings and consumers take up; see amqp_server.broker.weights.
+        self.declared_bytes = 0
 
 
 class Deletions:
@@ -126,6 +129,7 @@ class Broker:
         if config.event_exchange_vhost:
             self.events = Events(self, config.event_exchange_vhost, config.event_waiting_max)
         self.counts = Counts()
+        self._declared_bytes_max = config.declared_budget_bytes
         self.ended = Ended()
         self.sessions = Sessions()
         self.runtime = Runtime(self)
@@ -157,6 +161,15 @@ class Broker:
             session.forget_memos()
 
     # -- changes ---------------------------------------------------------------------------------------------------
+
+    def check_declared(self, weight: int) -> None:
+        """May something of this weight be declared? Raises ResourceError."""
+        most = self._declared_bytes_max
+        if self.counts.declared_bytes + weight > most:
+            raise ResourceError(
+                f"queues, exchanges, bindings and consumers take up {self.counts.declared_bytes} bytes of memory, "
+                f"{weight} more are not allowed (declared_bytes_max: {most})"
+            )
 
     def propose(self, operation: Operation, done: Done | None = None, user: str = INTERNAL) -> None:
         """Have a change made that was checked here, for this user; see replication.Replication."""

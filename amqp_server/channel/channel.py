@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pamqp import base, commands
 
+from amqp_server.broker import weights
 from amqp_server.broker.queue import Queue
 from amqp_server.broker.reply import ReplyHost
 from amqp_server.broker.traffic import Traffic
@@ -276,6 +277,7 @@ class Channel:
         queue = subscription.queue
         self.subscriptions[subscription.tag] = subscription
         self.consumed[queue] = self.consumed.get(queue, 0) + 1
+        self.broker.counts.declared_bytes += weights.of_consumer(subscription.arguments)
         queue.subscribe(subscription.key, subscription)
 
     def drop(self, subscription: Subscription) -> bool:
@@ -286,6 +288,7 @@ class Channel:
         if subscription.attached:
             self.connection.consumer_event(subscription, created=False)
         queue = subscription.queue
+        self.broker.counts.declared_bytes -= weights.of_consumer(subscription.arguments)
         self.consumed[queue] -= 1
         if not self.consumed[queue]:
             del self.consumed[queue]
@@ -389,6 +392,7 @@ class Channel:
             if subscription.attached:
                 self.connection.consumer_event(subscription, created=False)
             queue = subscription.queue
+            self.broker.counts.declared_bytes -= weights.of_consumer(subscription.arguments)
             queue.subscriptions.pop(subscription.key, None)
             keys.setdefault(queue.host, []).append(subscription.key)
         for host, gone in keys.items():

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from typing import Any
 
-from pamqp import commands
+from pamqp import base, commands
 
 from tests.reliability.client import ChannelClosed, Client, Gone
 
@@ -79,6 +80,23 @@ def distinct_headers(target: Target) -> None:
         client.count("some")
 
 
+def large_arguments(target: Target) -> None:
+    """Durable queues, bindings and consumers with 100 kB of arguments each."""
+    arguments: Any = {"filler": "x" * 100_000}
+    makers: list[Callable[[int], base.Frame]] = [
+        lambda n: commands.Queue.Declare(queue=f"large{n}", durable=True, arguments=arguments),
+        lambda n: commands.Queue.Bind(
+            queue="some", exchange="amq.headers", arguments=arguments | {"own": n}, routing_key=f"{n}"
+        ),
+        lambda n: commands.Basic.Consume(queue="some", consumer_tag=f"{n}", arguments=arguments),
+    ]
+    for make in makers:
+        with target.client() as client:
+            client.declare("some", durable=False)
+            for start in range(0, target.many(8_000), 100):
+                frames.flood(client, [make(n) for n in range(start, start + 100)])
+
+
 def unfinished_contents(target: Target) -> None:
     """Many channels, each with a large content whose last frame never comes; the client stays."""
     body = bytes(16 * MIB - 1024)
@@ -128,6 +146,7 @@ SCENES = (
     Scene("deleted-queues", "1.2 GB queued and deleted, 150 MB at a time", deleted_queues),
     Scene("got-and-nacked", "16 MiB message fetched and returned 100 times in one read", got_and_nacked),
     Scene("distinct-headers", "14,000 messages with 60 kB of headers each, no two alike", distinct_headers),
+    Scene("large-arguments", "queues, bindings and consumers with 100 kB of arguments each", large_arguments),
     Scene(
         "unfinished-contents",
         "137 unfinished contents of 16 MiB each, whose client stays",
