@@ -27,6 +27,8 @@ VERSION = "0.2.0"
 MEMORY_BUDGET_SHARE = 0.4
 #: Share of it that consumers of streams may have read ahead, at most.
 STREAM_READ_SHARE = 0.125
+#: Share of it that clients may not have taken yet, and what they may at least, bytes.
+UNSENT_SHARE, UNSENT_BYTES_MIN = 0.25, 32 * MIB
 #: Share of it that declared things may take up, and what they may at least, bytes.
 DECLARED_SHARE, DECLARED_BYTES_MIN = 0.5, 32 * MIB
 
@@ -365,6 +367,14 @@ class Config:
         256 * KIB, "Unsent bytes below which they get it again.", unit="bytes", low=0, high=GIB
     )
 
+    unsent_bytes_max: int = option(
+        0,
+        "Unsent bytes of all connections above which large messages are not brought back into memory, and those are closed"
+        " that take nothing (unfinished_timeout_s). 0: a quarter of the memory limit.",
+        unit="bytes",
+        low=0,
+        high=1 << 50,
+    )
     blocked_input_bytes_max: int = option(
         MIB,
         "Input of a publisher that an alarm blocks; beyond it the connection is not read, and its acks wait.",
@@ -1099,6 +1109,10 @@ class Config:
     @property
     def stream_read_budget_bytes(self) -> int:
         return min(self.stream_read_bytes_max, int(self.memory_limit_bytes * STREAM_READ_SHARE))
+
+    @property
+    def unsent_budget_bytes(self) -> int:
+        return self.unsent_bytes_max or max(UNSENT_BYTES_MIN, int(self.memory_limit_bytes * UNSENT_SHARE))
 
     @property
     def declared_budget_bytes(self) -> int:

@@ -308,6 +308,7 @@ class LocalHost(DeadLettering):
         """Give back the memory and all else that is shared with other queues."""
         services = self.services
         services.memory.forget(self)
+        services.memory.unsent.forget(self)
         services.pages.forget(self.queue_id)
         services.memory.used -= self.resident_bytes
         self.resident_bytes = 0

@@ -176,6 +176,7 @@ class Reader:
     """A consumer at some node. See amqp_server.streams.host.Sink."""
 
     for_group = False
+    user = "guest"
 
     def __init__(
         self,
