@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from io import BytesIO
 from typing import TYPE_CHECKING
 
 from pamqp import base, commands
@@ -19,7 +21,7 @@ from amqp_server.channel.tx import WHOLE_BYTES_MAX, LargeEnd, Transaction
 from amqp_server.channel.unacked import Piece, Unacked, UnknownTag, by_holder
 from amqp_server.channel.window import ChannelWindow
 from amqp_server.errors import PreconditionFailed
-from amqp_server.wire.frames import method_frame
+from amqp_server.wire.frames import OVERHEAD, method_frame
 from amqp_server.wire.intake import PublishRoute, Segment
 
 if TYPE_CHECKING:
@@ -37,16 +39,27 @@ RETURNED_MAX, DETACHED_MAX = 256, 1_000
 PART_MAX, TAKEN_MAX = 24, 512
 #: Consumers that are paused at once.
 PAUSED_MAX = 128
+#: Larger bodies are put together as they come, from such a share of theirs on.
+LARGE_BODY_BYTES, ROOM_SHARE = 1 << 20, 8
+#: Bytes of a body frame that room is made for, at least: the smallest frame_max.
+SMALL_PIECE_BYTES = 4096 - OVERHEAD
+#: So are those of very many small frames: each is an object of its own.
+PIECES_MAX = 1024
 #: From more pieces on it is tried to make fewer of them.
 FEW_PIECES = 8
 
 
 class Assembly:
-    """A message whose frames are still coming. What has come counts in the node's memory budget."""
+    """A message whose frames are still coming. What has come counts in the node's memory budget.
+
+    The frames of a large body are put together as they come: 128 MiB at once would be a step of some 100 ms.
+    """
 
     __slots__ = (
         "_bytes",
+        "_growing",
         "_memory",
+        "_room_bytes",
         "_unfinished",
         "body_size",
         "framed",
@@ -64,6 +77,10 @@ class Assembly:
         self.header: bytes | None = None
         #: The content frames as they came, large ones in pieces.
         self.framed: list[bytes | memoryview] = []
+        #: Those of a large body, one behind the other.
+        self._growing: BytesIO | None = None
+        #: Room that these will need.
+        self._room_bytes = 0
         #: Some frame is larger than frame_max.
         self.oversized = False
         self.body_size = 0
@@ -72,16 +89,51 @@ class Assembly:
         self._unfinished = route.publisher.connection.incoming.unfinished
         self._bytes = 0
 
+    def begin(self, header: bytes, body_size: int) -> None:
+        """The content header has come; its frame is added next."""
+        self.header = header
+        self.body_size = body_size
+        if body_size > LARGE_BODY_BYTES:
+            # There may be more frames than these: then the room grows.
+            frames = -(-body_size // SMALL_PIECE_BYTES)
+            self._room_bytes = len(header) + OVERHEAD + body_size + frames * OVERHEAD
+
     def add(self, framed: bytes | memoryview) -> None:
         """A frame has come, or a piece of a large one. Bodies of queues are paged out to make room."""
         memory, size = self._memory, len(framed)
-        self.framed.append(framed)
+        if self._growing is not None:
+            self._growing.write(framed)
+        else:
+            self.framed.append(framed)
+            if self._room_bytes and self._bytes + size >= self._room_bytes // ROOM_SHARE:
+                self._make_room(self._room_bytes)
+            elif len(self.framed) >= PIECES_MAX:
+                self._make_room(0)
         before = self._bytes // RELIEF_BYTES
         self._bytes += size
         self._unfinished.bytes += size
         memory.used += size
         if memory.used > memory.budget_bytes and self._bytes // RELIEF_BYTES > before:
             memory.relieve()
+
+    def _make_room(self, room_bytes: int) -> None:
+        """Make room for so much. Most of that takes up no memory before something is written there; but who announces much
+        and sends little gets none."""
+        with suppress(MemoryError):
+            growing = BytesIO(bytes(room_bytes))
+            for framed in self.framed:
+                growing.write(framed)
+            self._growing, self.framed = growing, []
+        self._room_bytes = 0
+
+    def whole(self) -> bytes:
+        """Return all frames of the complete message."""
+        if self._growing is not None:
+            growing, self._growing = self._growing, None
+            growing.truncate()
+            # It has no other reference, so this copies nothing.
+            self.framed = [growing.getvalue()]
+        return b"".join(self.framed)
 
     def release(self) -> None:
         """It is complete, and its queues count it from now on; or it never will be."""
