@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Awaitable
 from functools import partial
 from time import monotonic
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import trio
 
@@ -18,7 +18,7 @@ from amqp_server.config import parse_address
 from amqp_server.connection import log
 from amqp_server.connection.authentication import Authentication
 from amqp_server.connection.certificate_names import Tls, described, login_name
-from amqp_server.connection.client_wire import ClientWire, Wire
+from amqp_server.connection.client_wire import ClientWire
 from amqp_server.connection.half_open import HalfOpen, HalfOpens
 from amqp_server.connection.handshake_failures import explained
 from amqp_server.connection.password_checks import Outcome, PasswordChecks, source_of
@@ -32,6 +32,9 @@ from amqp_server.connection.tokens import Tokens, is_token
 from amqp_server.connection.transport import Backpressure, Transport
 from quorum_queue.beat import now_ms, until_beat_s
 from quorum_queue.links.wire import TlsWire
+
+if TYPE_CHECKING:
+    from quorum_queue.links.ports import Wire
 
 logger = logging.getLogger("mqd.connection")
 

@@ -12,7 +12,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final, Protocol
 
 from amqp_server.connection import log
-from amqp_server.connection.client_wire import LARGE_BYTES, ClientWire, Wire
+from amqp_server.connection.client_wire import LARGE_BYTES, ClientWire
 from amqp_server.connection.half_open import HalfOpen
 from amqp_server.connection.outbox import Outbox
 from amqp_server.connection.password_checks import Outcome
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from amqp_server.config import Config
     from amqp_server.connection.half_open import HalfOpens
     from amqp_server.turn import Turn
+    from quorum_queue.links.ports import Wire
 
 #: Time that a client has to take what is still to be sent to it.
 CLOSE_TIMEOUT_S: Final = 5.0
