@@ -143,7 +143,7 @@ class Channel:
 
     # -- publishing ------------------------------------------------------------------------------------------------
 
-    def publish(self, segment: Segment) -> Iterator[None] | None:
+    def publish(self, segment: Segment) -> Iterator[object] | None:
         """Publish now, or at the commit of the transaction. Return what is to be gone through for the rest, if the
         messages go to many queues."""
         if self.tx is not None:

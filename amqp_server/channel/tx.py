@@ -205,12 +205,12 @@ class Transaction:
         self._part_count, self._join_from = 0, JOIN_FROM
         given = 0
         for segment in segments:
-            found, origin, first = begin_publish(segment, self)
-            if segment.attributes.confirm_level != LEADER:
-                hosts.update(dict.fromkeys(found))
+            targets, origin, first = begin_publish(segment, self)
             yield from trace_publish(segment) or ()
-            weight = max(len(found), len(segment.contents) * PARTS_AT_ONCE // PART_MESSAGES_MAX)
-            for _ in hand_over(segment, found, origin, first):
+            weight = max(len(targets), len(segment.contents) * PARTS_AT_ONCE // PART_MESSAGES_MAX)
+            for found in hand_over(segment, targets, origin, first):
+                if segment.attributes.confirm_level != LEADER:
+                    hosts.update(dict.fromkeys(found))
                 given += weight
                 if given >= PARTS_AT_ONCE:
                     given = 0

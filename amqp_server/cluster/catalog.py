@@ -240,7 +240,11 @@ class Catalog:
             del self._foreseen[index]
             return foreseen.operation
         self._unforesee(index)
-        return self._admissible(operations.decode(encoded))
+        try:
+            operation = operations.decode(encoded)
+        except UnreadableOperation as error:
+            raise _unreadable(index, error) from error
+        return self._admissible(operation)
 
     def _apply(self, index: int, batch: _Batch) -> None:
         roster = self._roster
@@ -490,9 +494,14 @@ def _batch(index: int, data: bytes) -> _Batch:
     try:
         return _decode_batch(data)
     except msgspec.MsgspecError as error:
-        raise Fatal(
-            f"entry {index} of the topology's log can't be read by this version of mqd ({error}): {_NEWER}"
-        ) from error
+        raise _unreadable(index, error) from error
+
+
+def _unreadable(index: int, error: Exception) -> Fatal:
+    """Return the end of a node that cannot know what the others do at this entry."""
+    return Fatal(
+        f"entry {index} of the topology's log can't be read by this version of mqd ({error}): {_NEWER}"
+    )
 
 
 def _check_version(version: int) -> None:

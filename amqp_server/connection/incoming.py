@@ -131,7 +131,7 @@ class Incoming:
         #: Messages that were published and not yet handed to the queues.
         self.segments: list[Segment] = []
         #: The hand-over to many queues that is under way.
-        self._wide: Iterator[None] | None = None
+        self._wide: Iterator[object] | None = None
         #: The client has published something.
         self.published = False
         #: connection.blocked was sent: an alarm stands, and what is published is held back.
