@@ -13,12 +13,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("mqd.definitions")
 
-#: For a new cluster to have the version that knows policies. One that is being upgraded has not.
+#: How long to wait until a new cluster has the version that knows policies. A cluster that is being upgraded
+#: does not get it.
 VERSION_WAIT_S = 10.0
 
 
 class DefinitionsError(Exception):
-    """The definitions are none, or contradict what there is; the text says why."""
+    """The file has no valid definitions, or they contradict what exists; the text says why."""
 
 
 async def load_definitions(broker: ManagedBroker, path: str) -> None:

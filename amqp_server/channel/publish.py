@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from amqp_server.channel.channel import Assembly, Channel
     from amqp_server.channel.tx import Transaction
 
-#: Queues that get messages at once, of many more, and copies of messages; then the turn may be over.
+#: A wide publish goes to so many queues, or makes so many copies of messages, before the turn may end.
 PART_QUEUES = 64
 PART_COPIES = 64 * 1024
 #: Routes remembered for one publish frame of an exchange that looks at headers.
 RESOLVED_MAX = 4096
-#: Longer headers are not remembered.
+#: Routes of messages with longer headers are not remembered.
 RESOLVED_BYTES_MAX = 1024
-#: What each takes up beside its headers, bytes.
+#: Memory of each beside its headers, bytes.
 RESOLVED_BYTES = 400
 
 
@@ -85,8 +85,9 @@ def make_route(channel: Channel, key: bytes, method: commands.Basic.Publish) -> 
 
 
 class Missing:
-    """A queue that is not there when a message is published to it. It may be when the message is handed over, which is
-    at the commit of a transaction or at the end of an alarm. See broker.queue.Target."""
+    """Stands for a queue that does not exist when a message is published to it. It may exist when the message
+    is handed over, at the commit of a transaction or at the end of an alarm. See broker.queue.Target.
+    """
 
     __slots__ = ("deleted", "name", "published")
 
@@ -101,7 +102,9 @@ class Missing:
 
 
 def _named(channel: Channel, names: Iterable[str]) -> tuple[Target, ...]:
-    """Return the targets of these names, each once: queues, or clients that wait for direct replies."""
+    """Return the targets with these names, without duplicates: queues, or clients that wait for direct
+    replies.
+    """
     broker, queues = channel.broker, channel.vhost.queues
     found: dict[Target, None] = {}
     for name in names:
@@ -116,18 +119,19 @@ def _named(channel: Channel, names: Iterable[str]) -> tuple[Target, ...]:
 
 
 class _Resolver:
-    """Routes messages one by one where the exchange looks at more than the key."""
+    """Routes messages one by one if the exchange looks at more than the key."""
 
     __slots__ = ("_by_queues", "_channel", "_depends", "_known", "_known_bytes", "_route")
 
     def __init__(self, channel: Channel, route: PublishRoute, depends: Depends) -> None:
         self._channel = channel
-        # Not the route itself, which refers to this: they would stay until the collector comes.
+        # Does not hold the route itself: the two would refer to each other, and only the collector would free
+        # them.
         self._route = derived(route, ())
         self._depends = depends
         self._known: dict[bytes, PublishRoute] = {}
         self._known_bytes = 0
-        #: Routes by their queues, where no message has to be looked at.
+        #: Routes by their queues, for exchanges that need not look at the message.
         self._by_queues: dict[tuple[str, ...], PublishRoute] = {}
 
     def __call__(self, payload: bytes) -> PublishRoute:
@@ -156,7 +160,7 @@ class _Resolver:
         return route
 
     def _next(self) -> PublishRoute:
-        """Return the route of a message that may be any, by the number that counts up."""
+        """Return the next route, for exchanges that ignore the message and choose by a counter."""
         channel, vhost, mine = self._channel, self._channel.vhost, self._route
         queues = vhost.router.route(mine.exchange, mine.routing_key, None, vhost.next_nonce()).queues
         route = self._by_queues.get(queues)
@@ -418,7 +422,7 @@ def _present(channel: Channel, route: PublishRoute, count: int) -> list[Target]:
 
 
 def enqueue_counted(host: Recipient, run: Run, origin: Any, first: int) -> None:
-    """Put messages to a queue that counts the bytes of bodies: in runs with frames of the same length."""
+    """Hand messages to a queue that counts the bytes of bodies: in runs whose frames have the same overhead."""
     for part in content.by_overhead(run):
         count = len(part.seqs)
         host.pending.append(("enqueue", part, origin, first))
@@ -428,7 +432,7 @@ def enqueue_counted(host: Recipient, run: Run, origin: Any, first: int) -> None:
 def return_all(
     channel: Channel, route: PublishRoute, contents: list[bytes], heads: list[bytes] | None = None
 ) -> None:
-    """Send messages that nobody gets back to their publisher (basic.return, 312)."""
+    """Return unroutable messages to their publisher (basic.return, 312)."""
     if heads is not None:
         for head, item in zip(heads, contents, strict=True):
             exchange, routing_key = parse_head(head)
