@@ -1,4 +1,4 @@
-"""The broker of one node, without I/O: what all connections share."""
+"""The broker of one node, without I/O: the state that all connections share."""
 
 from __future__ import annotations
 
@@ -51,12 +51,13 @@ class Counts:
 
 
 class Deletions:
-    """Queues that are to be deleted because their owner is gone: some in each turn, for there may be many."""
+    """Deletes the queues of owners that are gone: some in each turn, because there may be many."""
 
     def __init__(self, turn: Turn, propose: Callable[[Operation, Done | None], None]) -> None:
         self._turn = turn
         self._propose = propose
-        #: Those of each owner, the next one last, and whom to tell. An object for each of them would take long to make.
+        #: The queues of each owner, the next one last, with the function to call. Plain tuples: to make
+        #: thousands of objects takes long.
         self._owners: deque[tuple[list[Queue], Callable[[Queue, Result | Refused], None] | None]] = deque()
 
     def add(
@@ -114,14 +115,15 @@ class Broker:
         self.host_parts = HostParts(turn)
         self.lost_consumers = LostConsumers(turn)
         self.changed_streams = ChangedStreams(turn)
-        #: In the place of the hosts of queues that are gone.
+        #: Stands in for the hosts of deleted queues.
         self.deleted_host = DeletedHost(turn)
-        #: Raised by whatever may change where a message goes or whether it may.
+        #: Generation of routes: raised by each change that may affect where a message goes, or whether it may
+        #: go there.
         self.generation = 0
         self.access = Access(config, metadata, clock, self.changed)
         self.vhost_records = Vhosts(metadata, vhosts_max=config.vhosts_max, changed=self.changed)
         self.vhosts: dict[str, VHost] = {}
-        #: None where nobody may want to hear of them.
+        #: None if events are turned off.
         self.events: Events | None = None
         if config.event_exchange_vhost:
             self.events = Events(self, config.event_exchange_vhost, config.event_waiting_max)
@@ -140,7 +142,7 @@ class Broker:
         alarms.subscribe(lambda: turn.run(self._tell_sessions))
 
     def changed(self) -> None:
-        """The topology or a permission has changed: what was remembered of it is void."""
+        """The topology or a permission has changed: memos of it are void."""
         self.generation += 1
 
     def _tell_sessions(self) -> None:
@@ -159,7 +161,7 @@ class Broker:
     # -- changes ---------------------------------------------------------------------------------------------------
 
     def propose(self, operation: Operation, done: Done | None = None, user: str = INTERNAL) -> None:
-        """Have a change made that was checked here, for this user; see replication.Replication."""
+        """Propose a change that was checked here, in the name of this user; see replication.Replication."""
         propose = self.replication.propose
         if self.events is not None:
             propose = partial(self._propose_for, user)
@@ -181,13 +183,13 @@ class Broker:
             replication.user = before
 
     def close_sessions_of(self, vhost: str) -> None:
-        """A vhost goes: so do its connections."""
+        """Close the connections of a vhost that is being deleted."""
         for session in self.sessions:
             if session.vhost is not None and session.vhost.name == vhost:
                 session.force_close(f"vhost '{vhost}' is deleted")
 
     def exclusive_declared(self, queue: Queue) -> None:
-        """An exclusive queue is there now. If its session ended meanwhile, it goes again."""
+        """An exclusive queue was declared. Delete it if its session has ended meanwhile."""
         record, replication = queue.record, self.replication
         if (record.node, record.incarnation) != (replication.node, replication.incarnation):
             return
@@ -214,7 +216,7 @@ class Broker:
     def add_vhost(
         self, name: str, description: str = "", tags: tuple[str, ...] = (), default_queue_type: str = ""
     ) -> bool:
-        """Make a vhost, or change what is told of it; return whether it is new. Raises VhostRefused."""
+        """Make a vhost, or change its description; return whether it is new. Raises VhostRefused."""
         record = self.vhost_records.prepare(name, description, tags, default_queue_type)
         new = name not in self.vhost_records
         self.propose(PutVhost(record))
@@ -226,8 +228,9 @@ class Broker:
         self.propose(DeleteVhost(name))
 
     def declare_event_exchange(self) -> None:
-        """Make the exchange that events are published to, where they are wanted and its vhost is there. In a cluster any
-        node does: it is an exchange like others."""
+        """Declare the exchange for events, if events are on and its vhost exists. In a cluster any node may
+        do that: it is an ordinary exchange.
+        """
         vhost = None if self.events is None else self.vhosts.get(self.events.vhost)
         if vhost is not None and vhost.router.get(EVENT) is None:
             self.propose(
@@ -237,7 +240,7 @@ class Broker:
             )
 
     def replace_hash(self, user: str, before: str, after: str) -> None:
-        """A user has logged in with a hash of RabbitMQ's: keep one of our own."""
+        """A user has logged in with a hash of RabbitMQ's: replace it by one of our own."""
         if self.topology.takes_parameters:
             self.turn.run(self.propose, ReplaceHash(user, before, after))
 
