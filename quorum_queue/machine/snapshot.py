@@ -31,7 +31,7 @@ class _Run(msgspec.Struct, array_like=True, gc=False):
     start: int
     count: int
     step: int
-    #: One size for all, or an array of them.
+    #: One size for all messages, or an array of sizes.
     sizes: int | bytes
     head: bytes
     heads: list[bytes] | None
