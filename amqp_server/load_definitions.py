@@ -44,7 +44,7 @@ async def load_definitions(broker: ManagedBroker, path: str) -> None:
         await importing.run(await decoded(body, rest, most, broker.definition_bytes_max))
     except Refusal as refusal:
         raise DefinitionsError(f"load_definitions: {path}: {refusal}") from None
-    await broker.node.settled()
+    await broker.node.synced()
     for skipped in importing.skipped:
         place = f" in vhost '{skipped['vhost']}'" if skipped["vhost"] else ""
         what = f"{skipped['section']} '{skipped['name']}'{place}"

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 
 from amqp_server.broker.access import Access
 from amqp_server.broker.alarms import Alarms
-from amqp_server.broker.changed_streams import ChangedStreams
+from amqp_server.broker.background import Background
 from amqp_server.broker.dismantling import DELETIONS, Dismantling, parts_of
 from amqp_server.broker.events import EVENT, INTERNAL, Events
 from amqp_server.broker.failures import Failures
-from amqp_server.broker.firehose import Firehose
-from amqp_server.broker.host_parts import HostParts
 from amqp_server.broker.hosts import Hosts
-from amqp_server.broker.lost_consumers import LostConsumers
 from amqp_server.broker.memo import MemoBudget
 from amqp_server.broker.metadata import Metadata
 from amqp_server.broker.operations import DeclareExchange, DeleteVhost, Operation, PutVhost, ReplaceHash
@@ -27,63 +23,26 @@ from amqp_server.broker.runtime import Runtime
 from amqp_server.broker.sessions import Sessions
 from amqp_server.broker.time_notes import TimeNotes
 from amqp_server.broker.timers import Timers
-from amqp_server.broker.topology import Result, Topology
+from amqp_server.broker.topology import Topology
 from amqp_server.broker.traffic import Ended
 from amqp_server.broker.vhost import VHost
 from amqp_server.broker.vhosts import Vhosts
 from amqp_server.config import Config
 from amqp_server.logs import LineLimit
 from amqp_server.turn import Turn
-from quorum_queue.boundary import Fatal
 from quorum_queue.clock import Clock
 from quorum_queue.deleted_host import DeletedHost
 from quorum_queue.local import NodeServices
-from quorum_queue.ports import Refused
 
 
 class Counts:
-    """How many of everything there are, for the limits of the configuration."""
+    """How many of everything there are, for the limits of the configuration; and the counts of what has ended."""
 
-    __slots__ = ("bindings", "channels", "exchanges", "queues")
+    __slots__ = ("bindings", "channels", "ended", "exchanges", "queues")
 
     def __init__(self) -> None:
         self.bindings = self.channels = self.exchanges = self.queues = 0
-
-
-class Deletions:
-    """Deletes the queues of owners that are gone: some in each turn, because there may be many."""
-
-    def __init__(self, turn: Turn, propose: Callable[[Operation, Done | None], None]) -> None:
-        self._turn = turn
-        self._propose = propose
-        #: The queues of each owner, the next one last, with the function to call. Plain tuples: to make
-        #: thousands of objects takes long.
-        self._owners: deque[tuple[list[Queue], Callable[[Queue, Result | Refused], None] | None]] = deque()
-
-    def add(
-        self, queues: Iterable[Queue], gone: Callable[[Queue, Result | Refused], None] | None = None
-    ) -> None:
-        left = list(queues)
-        left.reverse()
-        self._owners.append((left, gone))
-        self._go_on()
-
-    def _go_on(self) -> None:
-        owners = self._owners
-        while owners:
-            queues, gone = owners[0]
-            if not queues:
-                owners.popleft()
-                continue
-            if self._turn.overdue():
-                self._turn.later(self, self._go_on)
-                return
-            queue = queues.pop()
-            self._propose(queue.deletion, None if gone is None else partial(gone, queue))
-
-    def failed(self, error: Exception) -> None:
-        """See amqp_server.turn.Unit."""
-        raise Fatal(f"queues could not be deleted: {error!r}") from error
+        self.ended = Ended()
 
 
 class Broker:
@@ -111,10 +70,7 @@ class Broker:
         self.alarms = alarms
         self.services = services
         self.hosts = hosts
-        self.firehose = Firehose(turn)
-        self.host_parts = HostParts(turn)
-        self.lost_consumers = LostConsumers(turn)
-        self.changed_streams = ChangedStreams(turn)
+        self.background = Background(turn, self.propose)
         #: Stands in for the hosts of deleted queues.
         self.deleted_host = DeletedHost(turn)
         #: Generation of routes: raised by each change that may affect where a message goes, or whether it may
@@ -128,13 +84,11 @@ class Broker:
         if config.event_exchange_vhost:
             self.events = Events(self, config.event_exchange_vhost, config.event_waiting_max)
         self.counts = Counts()
-        self.ended = Ended()
         self.sessions = Sessions()
         self.runtime = Runtime(self)
         self.log_limit = LineLimit(config.log_lines_max)
         self.memo = MemoBudget(config.memo_bytes_max, self._forget_memos)
         self.replies = Replies()
-        self.deletions = Deletions(turn, self.propose)
         self.topology = Topology(self)
         self.replication: Replication = replication or LocalReplication(config.node, self.topology)
         self.failures = Failures(config, clock, timers, hosts)

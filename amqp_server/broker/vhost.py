@@ -359,7 +359,7 @@ class VHost:
             return False
         queue = self.restore_queue(record, None, unknown=unknown, of_many=of_many)
         if self._begins_here(record):
-            self.broker.ended.queues_created += 1
+            self.broker.counts.ended.queues_created += 1
         self._store_queue(queue)
         if self.broker.events is not None:
             self._changed("queue.created", of_queue(queue))
@@ -395,7 +395,7 @@ class VHost:
         self.broker.counts.queues += 1
         if of_many:
             self.broker.hosts.expect(queue)
-            self.broker.host_parts.begin(queue, partial(self._make_host, queue, None))
+            self.broker.background.host_parts.begin(queue, partial(self._make_host, queue, None))
         else:
             self.broker.turn.contain(queue, self._make_host, queue, machine)
         if queue.type.is_stream:
@@ -435,7 +435,7 @@ class VHost:
             queues.append(queue)
             self.queues[queue.name] = queue
             if self._begins_here(queue.record):
-                broker.ended.queues_created += 1
+                broker.counts.ended.queues_created += 1
             broker.metadata.put(QUEUES, each.queue_key, each.queue_stored)
             broker.hosts.expect(queue)
             self.router.bind(each.binding)
@@ -443,7 +443,7 @@ class VHost:
         broker.counts.queues += len(ready)
         broker.counts.bindings += len(ready)
         for queue in queues:
-            broker.host_parts.begin(queue, partial(self._make_host, queue, None))
+            broker.background.host_parts.begin(queue, partial(self._make_host, queue, None))
         self.streams_changed(partitions.exchange)
         for queue in queues:
             self.streams_changed(queue.name)
@@ -459,7 +459,7 @@ class VHost:
         """
         groups = self._groups_over.get(name, _NO_GROUPS)
         if groups:
-            self.broker.changed_streams.tell(groups.values())
+            self.broker.background.changed_streams.tell(groups.values())
 
     def _make_host(self, queue: Queue, machine: Machine | None) -> None:
         queue.host = self.broker.hosts.make(queue, machine)
@@ -468,7 +468,7 @@ class VHost:
         self, queue: Queue, members: tuple[str, ...], leader: str, founders: tuple[str, ...]
     ) -> None:
         """Change the nodes of a replicated queue; see QueueRecord."""
-        self.broker.host_parts.begun(queue)
+        self.broker.background.host_parts.begun(queue)
         queue.record = msgspec.structs.replace(
             queue.record, members=members, leader=leader, founders=founders
         )
@@ -486,10 +486,10 @@ class VHost:
         queue.deleted = True
         broker = self.broker
         if self._begins_here(queue.record):
-            broker.ended.queues_deleted += 1
-        broker.ended.published += queue.published
+            broker.counts.ended.queues_deleted += 1
+        broker.counts.ended.published += queue.published
         if queue.traffic is not None:
-            broker.ended.by_type.setdefault(queue.type.name, Traffic()).add(queue.traffic)
+            broker.counts.ended.by_type.setdefault(queue.type.name, Traffic()).add(queue.traffic)
         del self.queues[queue.name]
         if self.groups.pop(queue.name, None) is not None:
             over = self._groups_over[queue.parsed.stream]
@@ -503,14 +503,14 @@ class VHost:
         if self._kept(durable=queue.durable and not queue.exclusive):
             broker.metadata.delete(QUEUES, key(self.name, queue.name))
         if of_many:
-            broker.host_parts.close(queue, partial(self._close_host, queue, queue.host))
+            broker.background.host_parts.close(queue, partial(self._close_host, queue, queue.host))
         else:
             self._close_host(queue, queue.host)
         broker.failures.forget(queue)
         # Forget the timer: a lease may last for years.
         broker.timers.forget(queue)
         if queue.subscriptions:
-            broker.lost_consumers.tell(queue, list(queue.subscriptions.values()))
+            broker.background.lost_consumers.tell(queue, list(queue.subscriptions.values()))
         if queue.exclusive:
             broker.exclusive_gone(queue)
         # Host and queue refer to each other: only the collector would free them, and all messages with them.

@@ -223,10 +223,10 @@ class Channel:
         if verb == "return":
             # Deliver nothing to this channel before all of it is back; otherwise the first parts would come
             # again at once.
-            self.window.hold()
+            self.window.close()
 
         def settled() -> None:
-            self.window.release()
+            self.window.open()
             self._check_parts()
             then()
 
@@ -271,7 +271,7 @@ class Channel:
 
     def _add_up(self) -> None:
         """The channel ends: add its counts to the vhost's and the node's."""
-        ended, traffic = self.broker.ended, self.counted()
+        ended, traffic = self.broker.counts.ended, self.counted()
         ended.channels_closed += 1
         if self.confirms is not None:
             ended.expecting += self.confirms.next_number - 1
@@ -337,7 +337,7 @@ class Channel:
         until all its deliveries are back, so that the next consumer gets those before later messages.
         """
         self.leaving = True
-        self.window.hold()
+        self.window.close()
         self.rollback = self._roll_back()
 
     def pause_in_parts(self) -> Iterator[None]:

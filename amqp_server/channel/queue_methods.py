@@ -114,7 +114,7 @@ def _declared(channel: Channel, method: commands.Queue.Declare, queue: Queue) ->
     """The queue exists: count its messages and consumers, and answer."""
     channel.last_queue = queue.name
     if not method.passive:
-        channel.broker.ended.queues_declared += 1
+        channel.broker.counts.ended.queues_declared += 1
 
     def counted(refused: Refused | None = None) -> None:
         if refused is not None:
@@ -132,7 +132,7 @@ def _count_from(channel: Channel, method: commands.Queue.Declare, queue: Queue) 
     A reader that keeps its own offset learns how far it may read, and whether retention has overtaken it.
     Raises PreconditionFailed.
     """
-    host = channel.broker.host_parts.begun(queue)
+    host = channel.broker.background.host_parts.begun(queue)
     if not queue.type.is_stream or not isinstance(host, StreamHost):
         raise PreconditionFailed(
             f"invalid arg '{OFFSET}' for {place_of(queue)} of queue type rabbit_{queue.type.name}_queue"
@@ -376,7 +376,8 @@ def delete(channel: Channel, method: commands.Queue.Delete) -> None:
         def removed(error: str) -> None:
             # Answer afterwards: a client that has its answer may use the tags of its consumers again.
             connection.after(
-                lambda done: channel.broker.lost_consumers.when_told(queue, done), lambda: deleted(count)
+                lambda done: channel.broker.background.lost_consumers.when_told(queue, done),
+                lambda: deleted(count),
             )
 
         connection.propose(operation, removed)

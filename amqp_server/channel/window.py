@@ -29,7 +29,7 @@ class ChannelWindow:
     __slots__ = (
         "_connection",
         "_consumed",
-        "_held",
+        "_closed",
         "_offers",
         "_settling",
         "_subscriptions",
@@ -55,14 +55,14 @@ class ChannelWindow:
         self._offers = 0
         self._settling = False
         #: True while the channel's consumers get nothing.
-        self._held = False
+        self._closed = False
         #: The limit as last told to queues that cannot look at the window.
         self._told = 0
         #: Consumers that have not been told of the limit yet.
         self._untold: list[Subscription] = []
 
     def room(self) -> int:
-        if self._held:
+        if self._closed:
             return 0
         if not self.limit:
             return UNLIMITED
@@ -71,14 +71,14 @@ class ChannelWindow:
     def use(self, count: int) -> None:
         self.used += count
 
-    def hold(self) -> None:
-        """Until `release` there is no room, for queues that can look at the window."""
-        self._held = True
+    def close(self) -> None:
+        """Until `open` there is no room, for queues that can look at the window."""
+        self._closed = True
 
-    def release(self) -> None:
+    def open(self) -> None:
         """There is room again."""
-        if self._held:
-            self._held = False
+        if self._closed:
+            self._closed = False
             self._connection.broker.turn.widened(self)
 
     def offer(self) -> None:

@@ -189,7 +189,7 @@ class Adoption:
             placed.get(queue_id) or msgspec.structs.replace(record, node=self._node)
             for queue_id, record in sorted(stored.queues.items())
         ]
-        self._turn(records, replicas, states)
+        self._convert(records, replicas, states)
         yield
         logger.warning(
             "this node's data is that of the cluster now; without --peers it cannot be used any more"
@@ -315,7 +315,7 @@ class Adoption:
         replica.begin_with(1, now_ms)
         return replica.snapshot()
 
-    def _turn(
+    def _convert(
         self,
         records: list[QueueRecord],
         replicas: Mapping[int, Replica],

@@ -39,13 +39,13 @@ class Outcome(Enum):
 class Source:
     """One address: its failed logins, and the logins that wait for a check."""
 
-    __slots__ = ("failed_at", "failures", "turn", "waiting")
+    __slots__ = ("failed_at", "failures", "next", "waiting")
 
     def __init__(self) -> None:
         self.failures = 0
         self.failed_at = 0.0
         #: Held by the login that is checked next, first come, first served.
-        self.turn = trio.Lock()
+        self.next = trio.Lock()
         self.waiting = 0
 
 
@@ -130,7 +130,7 @@ class PasswordChecks:
         source.waiting += 1
         try:
             with trio.move_on_after(self._config.handshake_timeout_s):
-                async with source.turn:
+                async with source.next:
                     await trio.sleep(self._back_off_s(source))
                     # Another login with the same password may have been checked meanwhile.
                     verified = recall()

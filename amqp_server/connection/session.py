@@ -320,7 +320,7 @@ class Session:
         self.channels[number] = channel = Channel(self, self.vhost, number)
         self.broker.counts.channels += 1
         self.broker.sessions.channel_opened(self.client.username)
-        self.broker.ended.channels_created += 1
+        self.broker.counts.ended.channels_created += 1
         events.channel_opened(self, channel)
         channel.send(methods.make(commands.Channel.OpenOk))
 
@@ -500,7 +500,7 @@ class Session:
         """The vhost is open."""
         self.state = State.RUNNING
         self._opened = True
-        self.broker.ended.connections_created += 1
+        self.broker.counts.ended.connections_created += 1
         log.opened(self)
         events.opened(self)
         self._edge.opened()
@@ -520,10 +520,10 @@ class Session:
         if accepted and not self.broker.access.users.may_connect_from(user, self.client.peer):
             accepted, reason = False, "user can only connect via localhost"
         if accepted:
-            self.broker.ended.logins_accepted += 1
+            self.broker.counts.ended.logins_accepted += 1
             events.logged_in(self, user)
         else:
-            self.broker.ended.logins_refused += 1
+            self.broker.counts.ended.logins_refused += 1
             events.logged_in(self, user, reason)
             log.login_refused(self, user, reason)
             text = (
@@ -661,7 +661,7 @@ class Session:
                 self._answer_close()
 
         # Clients expect their exclusive queues to be gone at close-ok.
-        self.broker.deletions.add(queues, gone)
+        self.broker.background.deletions.add(queues, gone)
         if not queues:
             self._answer_close()
 
@@ -693,7 +693,7 @@ class Session:
             return
         events.closed(self)
         self._opened = False
-        ended, received, sent = self.broker.ended, self.incoming.received_bytes, self.outbox.sent_bytes
+        ended, received, sent = self.broker.counts.ended, self.incoming.received_bytes, self.outbox.sent_bytes
         ended.connections_closed += 1
         ended.received_bytes += received
         ended.sent_bytes += sent
@@ -728,7 +728,7 @@ class Session:
             self.broker.access.permissions.drop_grant(self.client.access)
         self._add_up()
         queues, self.exclusive_queues = self.exclusive_queues, {}
-        self.broker.deletions.add(queues)
+        self.broker.background.deletions.add(queues)
         self.incoming.clear()
         self.turn.apply()
 

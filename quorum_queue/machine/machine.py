@@ -456,9 +456,9 @@ class Machine:
             return
         for single in run.singles():
             effects.dead_letters.append((single, reason))
-            self.hold(single, reason)
+            self.hold_letter(single, reason)
 
-    def hold(self, letter: Run, reason: Reason) -> None:
+    def hold_letter(self, letter: Run, reason: Reason) -> None:
         """Keep a dead letter until its targets have it."""
         if self.dead_lettering is NO_DICT:
             self.dead_lettering = {}
