@@ -8,7 +8,8 @@ from quorum_queue.links.plain_wire import PlainWire
 GATHER_MAX = 512
 #: Chunks from this size on are not copied together first.
 GATHER_BYTES_MIN = 8192
-#: And none with a chunk of this size: it might be copied again and again by a slow socket that takes a bit each time.
+#: A chunk from this size on is never copied together: a slow socket that takes a little each time would have
+#: it copied again and again.
 LARGE_BYTES = 64 * 1024
 
 
@@ -18,7 +19,9 @@ class ClientWire(PlainWire):
     __slots__ = ()
 
     def receive_new(self, most: int) -> bytes | None:
-        """Return received bytes that the kernel has put where they stay: none at the end, None if there are none yet."""
+        """Return received bytes in a new object that may be kept: empty at the end, None if there are none
+        yet.
+        """
         try:
             return self._socket.recv(most)
         except (BlockingIOError, InterruptedError):
