@@ -30,6 +30,7 @@ logger = logging.getLogger("mqd.streams")
 class MemberSegments(StreamHost):
     """The part of a member's host that looks after them. See StreamGroupHost."""
 
+    in_journal = False
     replicas: Replicas
     group: Group
     replica: Replica

@@ -65,6 +65,7 @@ class StreamRemoteHost(StreamHost):
 
     knows_taken = False
     shares_names = True
+    in_journal = False
 
     def __init__(
         self,
