@@ -106,9 +106,9 @@ def test_an_index_leads_to_the_batch_before() -> None:
         None,
     ]
     assert entries[0].kind == BATCH
-    assert index.span_of(entries, 12) == index.Span(1000, 2000, 3000)
-    assert index.span_of(entries, 21) == index.span_of(entries, 31) == index.Span(2000, 3000)
-    assert index.span_before(entries, 150) == index.Span(0, 1000, 2000)
+    assert index.span_of(entries, 12) == index.Span(1000, 2000, 3000, 10)
+    assert index.span_of(entries, 21) == index.span_of(entries, 31) == index.Span(2000, 3000, 0, 20)
+    assert index.span_before(entries, 150) == index.Span(0, 1000, 2000, 0)
     assert index.span_of(entries[1:], 5) == index.Span(0, 1000, 2000)
     assert index.span_of([], 5) == index.Span(0)
 
