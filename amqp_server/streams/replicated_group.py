@@ -216,6 +216,8 @@ class ReplicatedGroupHost(GroupEffects):
         deliveries.drop(key)
         if gone:
             self._next_ids.pop(key, None)
+            # Nobody waits for what it got.
+            self.asking.getting.pop(key, None)
         commands.append(("detach", key, gone))
         return commands
 

@@ -174,3 +174,20 @@ def test_a_dead_letter_that_the_next_leader_sends_again_is_taken_once() -> None:
     scene.doubt_all()
     scene.settle()
     assert {scene.host(name, "dead").ready_count for name in "bc"} == {3}
+
+
+def test_nothing_is_kept_of_a_client_that_goes_while_it_gets_a_message() -> None:
+    scene = GroupScene()
+    scene.append(1)
+    key, found, host = (1, 1, None, False), list[Any](), scene.host("c", "g")
+    scene.nodes["c"].turn.run(host.get, Consumer(key, sink=object()), found.append)
+    scene.nodes["c"].turn.run(host.submit, ("detach", key, True))
+    scene.settle()
+    assert not found and not host.asking.getting
+    # Nobody has seen the message.
+    got = list[Any]()
+    scene.nodes["b"].turn.run(
+        scene.host("b", "g").get, Consumer((2, 1, None, False), sink=object()), got.append
+    )
+    scene.wait(lambda: bool(got))
+    assert isinstance(got[0], Got) and not got[0].run.redelivered
