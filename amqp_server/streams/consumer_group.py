@@ -355,6 +355,8 @@ class ConsumerGroupHost(QueueHost):
             reader = self._readers.pop(stream_id)
             reader.close()
             group.remove(stream_id)
+            # What has died of it is nowhere to be read.
+            self._dead.go_on()
         places = self._places
         numbers = places.free_numbers(group.partitions.values(), len(streams))
         for stream_id, stream in streams.items():
@@ -423,6 +425,7 @@ class ConsumerGroupHost(QueueHost):
     def began(self, reader: Reader, offset: int) -> None:
         """It is known where a reader begins."""
         partition = reader.partition
+        self._dead.go_on()
         if partition.cursor < 0:
             self.group.begin(partition, offset)
         else:

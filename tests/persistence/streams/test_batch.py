@@ -221,7 +221,7 @@ def test_what_compression_does_not_make_smaller_stays() -> None:
     for body in (b"abc" * 10, bytes(range(256)) + b"again" * 3):
         data = encoded([(body, None)])
         assert list(batch.compressed([data], "lz4")) == [data]
-    dense = batch.encode(5, 6, [Shape(1, 3000, 1, 2, 3)], b"abc" * 1000, [None], [], dense=True)
+    dense = batch.encode(5, 6, [Shape(1, 3000, 1, 2, 3)], b"abc" * 1000, [None], [], flags=batch.DENSE)
     assert batch.compressed(dense, "zstd") is dense
 
 
