@@ -525,8 +525,7 @@ def _serve(config: Config, reread: Reread | None) -> int:
     faulthandler.enable()
     _raise_file_limit()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    # Modules stay, and so do the objects that are read back now: a collection while they grow finds no
-    # garbage.
+    # Modules stay, and so do the objects that are read back now: the collector is off until they are there.
     gc.freeze()
     gc.disable()
     try:
