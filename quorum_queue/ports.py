@@ -286,6 +286,10 @@ class Host(Recipient, Protocol):
     def unacked_count(self) -> int: ...
 
     @property
+    def unacked_bytes(self) -> int:
+        """As `ready_bytes` counts. Known where the machine is; 0 elsewhere."""
+
+    @property
     def consumer_count(self) -> int:
         """Consumers of all nodes."""
 

@@ -117,6 +117,10 @@ class ConsumerGroupHost(QueueHost):
         return sum([member.count for member in members])
 
     @property
+    def unacked_bytes(self) -> int:
+        return 0
+
+    @property
     def consumer_count(self) -> int:
         return len(self.group.members)
 

@@ -66,6 +66,10 @@ class GroupView(DeferredHost):
         return sum([each.held.count for each in self.replica.group.partitions.values()])
 
     @property
+    def unacked_bytes(self) -> int:
+        return 0
+
+    @property
     def consumer_count(self) -> int:
         return len(self.replica.group.members)
 

@@ -129,7 +129,12 @@ class StreamReaders(QueueHost):
 
     @property
     def unacked_count(self) -> int:
-        return sum([each.prefetch - each.credit for each in self._consumers.values() if not each.for_group])
+        """What consumers hold stays in the stream, and is counted there."""
+        return 0
+
+    @property
+    def unacked_bytes(self) -> int:
+        return 0
 
     @property
     def consumer_count(self) -> int:

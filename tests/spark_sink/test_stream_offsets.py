@@ -166,7 +166,10 @@ def test_options_that_only_a_batch_or_only_a_query_has() -> None:
         ({"stream": ""}, "'stream' is empty"),
         ({"routingKey": "q", "packRows": "5"}, "'packRows' does something only with packing=arrow"),
         ({"routingKey": "q", "packing": "avro"}, "'packing' must be none or arrow"),
-        ({"routingKey": "q", "deduplication": "broker"}, "'deduplication' does something only with delivery="),
+        (
+            {"routingKey": "q", "deduplication": "broker"},
+            "'deduplication' does something only with delivery=",
+        ),
         (
             {"routingKey": "q", "delivery": "ledger", "deduplication": "ledger"},
             "'deduplication' does something only with delivery=exactly-once",
