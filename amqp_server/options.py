@@ -10,10 +10,8 @@ import os
 import re
 import stat
 import sys
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, fields
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -24,7 +22,7 @@ from amqp_server.config import SECRETS, VERSION, Config, InvalidOption, allowed_
 PROGRAM = "mqd"
 USAGE_EXIT = 2
 ENVIRONMENT = "MQD_"
-#: For who builds: docs/compiled.md.
+#: Read by the build, see docs/compiled.md.
 _OF_THE_BUILD = {f"{ENVIRONMENT}PURE", f"{ENVIRONMENT}BUILD_JOBS", f"{ENVIRONMENT}BUILD_CACHE"}
 #: What Kubernetes sets in every container for a service that is called mqd, or mqd-something.
 _OF_A_SERVICE = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)$")
@@ -39,7 +37,7 @@ _OFF = frozenset({"0", "false", "no", "off"})
 if TYPE_CHECKING:
     ParamType = click.ParamType[object]
 else:
-    # Older clicks have no parameter there.
+    # Older versions of click pass no parameter here.
     ParamType = click.ParamType
 
 
@@ -60,7 +58,9 @@ class FieldType(ParamType):
 
 
 def _parse(declared: Field[Any], value: object) -> object:
-    """The value in the field's type; left as it is where it has no such meaning, for `check` to refuse."""
+    """The value in the field's type. A value without such a meaning is returned unchanged; `check` refuses
+    it.
+    """
     default = declared.default
     if isinstance(default, tuple):
         parts = value.split(",") if isinstance(value, str) else value
@@ -122,6 +122,9 @@ def _option(declared: Field[Any]) -> click.Option:
 def _read_file(ctx: click.Context, param: click.Parameter, path: str | None) -> None:
     if path is None:
         return
+    # Most nodes have no file, and a start is to be short.
+    import tomllib
+
     try:
         with open(path, "rb") as file:
             values = tomllib.load(file)
@@ -133,8 +136,8 @@ def _read_file(ctx: click.Context, param: click.Parameter, path: str | None) -> 
     known = {declared.name for declared in fields(Config)}
     for key in values:
         if key not in known:
-            close = get_close_matches(key, known, 1)
-            hint = f"; did you mean {close[0]}?" if close else ""
+            close = _closest(key, known)
+            hint = f"; did you mean {close}?" if close else ""
             raise click.BadParameter(f"{path}: there is no option {key}{hint}", ctx, param)
     switches = {declared.name for declared in fields(Config) if isinstance(declared.default, bool)}
     for key in switches & values.keys():
@@ -148,6 +151,13 @@ def _read_file(ctx: click.Context, param: click.Parameter, path: str | None) -> 
         )
     ctx.default_map = values
     ctx.meta["file"] = path
+
+
+def _closest(name: str, known: set[str], least: float = 0.6) -> str:
+    """Return the name that is most like this one; nothing if none is so much like it."""
+    from difflib import get_close_matches
+
+    return next(iter(get_close_matches(name, known, 1, least)), "")
 
 
 def _show_version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
@@ -231,14 +241,13 @@ def _configuration(**values: Any) -> Config:
 
 
 def _warn_of_strange_variables(environment: Mapping[str, str]) -> None:
-    """A mistyped variable would be overlooked otherwise, and the option keep its default."""
+    """Otherwise a mistyped variable would go unnoticed, and the option would keep its default."""
     known = {ENVIRONMENT + declared.name.upper() for declared in fields(Config)} | {f"{ENVIRONMENT}CONFIG"}
     for name in sorted(environment.keys() - _OF_THE_BUILD):
         if name.startswith(ENVIRONMENT) and name not in known and not _OF_A_SERVICE.search(name):
-            close = get_close_matches(name, known, 1, 0)
             click.echo(
                 f"{PROGRAM}: warning: {name} in the environment is no option, and is ignored; "
-                f"the nearest one is {close[0]}",
+                f"the nearest one is {_closest(name, known, 0)}",
                 err=True,
             )
 
@@ -250,7 +259,7 @@ def _command(callback: Callable[..., object]) -> Command:
     )  # fmt: skip
     version = click.Option(
         ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_show_version,
-        # Not from MQD_…: images name their version so.
+        # Not from the environment: container images use MQD_VERSION for their own version.
         allow_from_autoenv=False, help="Say the version and stop.",
     )  # fmt: skip
     return Command(

@@ -1,7 +1,8 @@
-"""What has passed: counted where a run of messages is handled, once for the run, and never once for a message.
+"""Counters of messages: raised where a run of messages is handled, once for the run, never once for a
+message.
 
-Each node counts what its own clients do. A channel's counts are added to those of its vhost and of the node when it
-closes, so that totals never fall.
+Each node counts its own clients. When a channel closes, its counts are added to those of its vhost and of the
+node, so that totals never fall.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ COUNTERS = (
 
 
 class Traffic:
-    """Messages of a channel, a queue, a vhost, or a node since they began."""
+    """Counts of messages of a channel, a queue, a vhost, or a node since its beginning."""
 
     __slots__ = (
         "ack",
@@ -82,18 +83,27 @@ class Traffic:
         )
 
 
+class Logins:
+    """Logins by one protocol since the node began."""
+
+    __slots__ = ("accepted", "refused")
+
+    def __init__(self) -> None:
+        self.accepted = self.refused = 0
+
+
 class Ended:
-    """What those did that are gone, by node and for its life."""
+    """Counts of closed channels, connections and deleted queues, since the start of the node."""
 
     __slots__ = (
+        "amqp_logins",
         "by_type",
         "channels_closed",
         "channels_created",
         "connections_closed",
         "connections_created",
         "expecting",
-        "logins_accepted",
-        "logins_refused",
+        "http_logins",
         "published",
         "queues_created",
         "queues_declared",
@@ -104,19 +114,23 @@ class Ended:
     )
 
     def __init__(self) -> None:
-        #: Of channels that are closed.
+        #: Counts of closed channels.
         self.traffic = Traffic()
-        #: Of queues that are deleted, by the names of their types.
+        #: Counts of deleted queues, by the names of their types.
         self.by_type: dict[str, Traffic] = {}
         #: Messages that were handed to queues that are deleted.
         self.published = 0
         self.received_bytes = self.sent_bytes = 0
         #: Published in confirm mode.
         self.expecting = 0
-        self.logins_accepted = self.logins_refused = 0
+        self.amqp_logins, self.http_logins = Logins(), Logins()
         self.connections_created = self.connections_closed = 0
         self.channels_created = self.channels_closed = 0
         self.queues_declared = self.queues_created = self.queues_deleted = 0
+
+    def logins(self) -> dict[str, Logins]:
+        """Return the logins by RabbitMQ's names of the protocols."""
+        return {"amqp091": self.amqp_logins, "http": self.http_logins}
 
     def churn(self) -> tuple[int, ...]:
         """Return how many came and went: connections, channels, queues (declared, created, deleted)."""

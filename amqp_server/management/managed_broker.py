@@ -71,6 +71,8 @@ class ManagedBroker:
         self.json_bytes_max = broker.config.http_json_bytes_max
         self.build = BUILD
         self.users = broker.access.users
+        #: By protocol.
+        self.logins = broker.counts.ended.logins()
         self.permissions = broker.access.permissions
         self.vhosts = broker.vhost_records
         self.parameters = broker.runtime.parameters
@@ -87,7 +89,7 @@ class ManagedBroker:
         self.groups = ManagedGroups(broker)
         self.exchanges = ManagedExchanges(broker, self._proposals)
         self.bindings = ManagedBindings(broker, self.queues)
-        self.messages = ManagedMessages(broker, self.node.settled)
+        self.messages = ManagedMessages(broker, self.node.synced)
         #: Held from looking whether an administrator is left to the change.
         self.user_changes = trio.Lock()
 

@@ -102,4 +102,4 @@ class StreamConsumer:
             self._services.memory.unsent.forget(self, self.sink.user)
         if self.for_group:
             self.sink.let_go()
-        self._services.hold(self, -self.held_bytes)
+        self._services.count_held(self, -self.held_bytes)
