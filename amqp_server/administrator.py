@@ -1,4 +1,4 @@
-"""The way back in for whoever may start the node: a user made administrator at a start."""
+"""Gives an operator who may start the node a way back in: a start makes a user an administrator."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quorum_queue.ports import Refused
 
 logger = logging.getLogger("mqd")
 
-#: Before a change is tried again that the cluster could not make.
+#: Pause before a change that the cluster could not make is tried again.
 RETRY_S = 1.0
 
 

@@ -74,9 +74,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("mqd")
 
-#: Objects that come into being until the collector looks at them, which takes a millisecond. It looks once more when
-#: as many have come again, and then only where memory runs out (amqp_server.resources): a look at all objects of
-#: 100,000 queues takes most of a second.
+#: The collector looks at so many new objects at a time, which takes a millisecond, and once more after as
+#: many others. It looks at older objects only when memory runs out (amqp_server.resources): to look at all
+#: objects of 100,000 queues takes most of a second.
 GC_THRESHOLDS = 2_000, 1, 1 << 30
 #: The generations of objects that are younger.
 YOUNG = 1
@@ -84,7 +84,7 @@ YOUNG = 1
 SWITCH_INTERVAL_S = 0.001
 #: Imported after the start, when the node is quiet.
 MANAGEMENT = "amqp_server.management.listener", "amqp_server.management.managed_broker"
-#: Between two looks at whether the first user has come into being, s.
+#: Interval at which a node checks whether the first user exists, s.
 FIRST_USER_WAIT_S = 0.005
 #: Time after which a node that does not lead makes the first user itself, s.
 FIRST_USER_OVERDUE_S = 3.0
@@ -174,7 +174,7 @@ class Node:
         self._ack_timeout = AckTimeout(self.broker)
         self.password_checks = PasswordChecks(self.broker.access.users, config, self.broker.replace_hash)
         answers = self.broker.access.answers
-        #: None where no other server is asked who may log in.
+        #: None if no other server decides who may log in.
         self.http_backend = None if answers is None else HttpBackend(config, answers, self.broker.log_limit)
         self.authentication = Authentication(
             self.broker.access.users, config, self.password_checks, self.http_backend
@@ -280,10 +280,11 @@ class Node:
         self.environment.flush()
 
     async def _first_start_of_cluster(self, cluster: ClusterNode) -> None:
-        """See to the default vhost and user: the node that leads the topology makes them, the others wait.
+        """Ensure that the default vhost and user exist: the node that leads the topology makes them, the
+        others wait.
 
-        One that was deleted is never made again while there is another user. Where all users were deleted, the
-        leader has long started, and the node that starts now makes the default user.
+        A deleted default user is never made again while there is another user. If all users were deleted, the
+        leader started long ago, and the node that starts now makes the default user.
         """
         broker, config = self.broker, self.config
         if not cluster.began_empty:
@@ -297,7 +298,7 @@ class Node:
             await trio.sleep(FIRST_USER_WAIT_S)
         if [user.name for user in broker.access.users] != [config.default_user]:
             return
-        # Its permission was proposed with it, and may have been taken since.
+        # Its permission was proposed with it, but an administrator may have removed it since.
         with trio.move_on_after(FIRST_PERMISSION_WAIT_S):
             while broker.access.permissions.get(config.default_user, config.default_vhost) is None:
                 await trio.sleep(FIRST_USER_WAIT_S)
@@ -312,7 +313,7 @@ class Node:
         broker.propose(SetPermission(Permission(user.name, config.default_vhost, ".*", ".*", ".*")))
 
     def _go_on(self, cluster: ClusterNode) -> None:
-        """Read what is on disk of a member, and be one."""
+        """Read this member's data from disk, and start as a member."""
         recovery.recover(self.broker, self._journal)
         cluster.start()
 
@@ -405,7 +406,7 @@ class Node:
                 if self.cluster is not None:
                     await self.cluster.drain(config.drain_timeout_s)
                 for sock, _ in listening:
-                    # Or the next file to get its number would be waited for in its place.
+                    # Otherwise trio would wait for the next file that gets the same number.
                     trio.lowlevel.notify_closing(sock)
                     sock.close()
                 await self._say_goodbye()
@@ -428,7 +429,7 @@ class Node:
         signal.raise_signal(signal.SIGTERM)
 
     async def _manage(self, listening: socket.socket) -> None:
-        # To import it takes a third of a start's CPU, and clients are served first.
+        # The import takes a third of a start's CPU, so clients are served first.
         await quiet_or_asked(listening)
         await imported(*MANAGEMENT)
         from amqp_server.management.listener import serve
@@ -437,7 +438,7 @@ class Node:
         await serve(listening, ManagedBroker(self), self.config, trio.sleep_forever)
 
     async def _answer_others(self) -> None:
-        """Tell the other nodes' management of this one, which has no listener of its own."""
+        """Answer the management of other nodes; this node has no HTTP listener of its own."""
         await imported(*MANAGEMENT)
         from amqp_server.management.listener import answer_others
         from amqp_server.management.managed_broker import ManagedBroker
@@ -445,7 +446,7 @@ class Node:
         await answer_others(ManagedBroker(self), self.config)
 
     async def _shovel(self) -> None:
-        """Move messages as the shovels say that this node is to run."""
+        """Run the shovels that are this node's to run."""
         from amqp_server.shovels.shovels import Shovels, always
 
         broker, config, administration = self.broker, self.config, self.administration
@@ -525,16 +526,16 @@ def serve(config: Config, reread: Reread | None = None) -> int:
 
 def _serve(config: Config, reread: Reread | None) -> int:
     began = _process_start()
-    # A page of a mapped file that the disk does not give ends the process (SIGBUS): not without a word.
+    # If the disk cannot deliver a page of a mapped file, SIGBUS ends the process: then at least say so.
     faulthandler.enable()
     _raise_file_limit()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    # Modules stay, and so do the objects that are read back now: a collection while they grow finds no
-    # garbage.
+    # Modules and recovered objects stay, so a collection while they are loaded would find no garbage.
     gc.freeze()
     gc.disable()
     try:
-        # Now rather than at the first start only: who gives the file wants to know that it can be read.
+        # At every start, not only at the first: an operator who names the file wants to know that it can be
+        # read.
         first_password(config)
         environment = Environment.open(
             config.data_dir, log_bytes=config.log_bytes, log_commit_bytes_max=config.log_commit_bytes_max
@@ -567,7 +568,7 @@ def _serve(config: Config, reread: Reread | None) -> int:
         UserRefused,
         DefinitionsError,
     ) as group:
-        # The reason is the last line.
+        # Flush the log first, so that the reason is the last line.
         logs.end()
         print(f"mqd: {_first(group)}", file=sys.stderr)
         code = 1
@@ -591,7 +592,7 @@ def _serve(config: Config, reread: Reread | None) -> int:
     if code == 0:
         environment.close()
     if again:
-        # Nothing was announced yet, and what was opened is closed by this.
+        # The node has announced nothing yet, and exec closes what it has opened.
         logs.end()
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     return code

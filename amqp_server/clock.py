@@ -1,4 +1,4 @@
-"""The system's two clocks. Intervals go by the monotonic one, what users see by the wall clock.
+"""The system's two clocks. Intervals are measured by the monotonic clock; users see wall time.
 
 The wall clock may be set forward or back at any time, by hours; the monotonic one never is. It also counts
 the time in which the machine was suspended: the other nodes kept running meanwhile.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-#: Not on every system.
+#: Missing on some systems.
 _SINCE_BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 

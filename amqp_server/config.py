@@ -16,9 +16,9 @@ from typing import Any
 KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
-#: Who checks passwords, and says what their users may do; see `auth_backends`.
+#: The backends that check passwords and decide what their users may do; see `auth_backends`.
 INTERNAL_BACKEND, HTTP_BACKEND = "internal", "http"
-#: Names of zones are told in the handshake of links.
+#: Nodes exchange the names of their zones in the handshake of links.
 ZONE_BYTES_MAX = 64
 
 VERSION = "0.2.0"
@@ -1059,7 +1059,7 @@ class Config:
 
     @property
     def peer_addresses(self) -> dict[str, tuple[str, int]]:
-        """The nodes of the cluster by name; what is malformed is left out."""
+        """The nodes of the cluster by name, without malformed ones."""
         found: dict[str, tuple[str, int]] = {}
         for peer in self.peers:
             name, _, address = peer.partition("=")

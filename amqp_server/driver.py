@@ -1,5 +1,6 @@
-"""The task that runs turns which no socket begins: for work scheduled outside of a turn, a due timer, or what other
-turns had no time for."""
+"""The task that runs the turns that no socket begins: for work scheduled outside of a turn, for due timers,
+and for work that earlier turns had no time for.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +17,11 @@ class Clients(Protocol):
     """See connection.poller."""
 
     def serve_light(self) -> None:
-        """Serve those whose work is short."""
+        """Serve the connections whose work is short."""
 
 
 class Driver:
-    """Made first, because timers and the turn wake it."""
+    """The node makes it first, because timers and the turn wake it."""
 
     def __init__(self) -> None:
         self._woken = trio.Event()
@@ -39,16 +40,16 @@ class Driver:
         """Run turns until cancelled."""
         while True:
             if turn.behind and clients is not None:
-                # They were delayed by one turn, and are not to be by two.
+                # Light connections have waited for one turn; they must not wait for two.
                 clients.serve_light()
             due = timers.next_ms
             if self._wanted or turn.behind or (due is not None and due <= clock.monotonic_ms()):
                 turn.run(_begin, turn, timers, clock)
-            # The turn has handled wakes that came during it.
+            # Wakes that came during the turn were handled by it.
             self._wanted = False
             self._woken = trio.Event()
             if turn.behind:
-                # Others have their turns first.
+                # Let other connections have their turns first.
                 await trio.lowlevel.checkpoint()
                 continue
             due = timers.next_ms

@@ -19,7 +19,7 @@ class AMQPError(Exception):
     def __init__(self, text: str, method: tuple[int, int] | None = None) -> None:
         super().__init__(text)
         self.text = text
-        #: (class id, method id) of the method at fault where it is not the one being handled.
+        #: (class id, method id) of the method at fault, if it is not the one being handled.
         self.method = method
 
     def reply_text(self) -> str:
@@ -58,7 +58,7 @@ class PreconditionFailed(SoftError):
 
 
 class Unavailable(SoftError):
-    """It cannot be done now, and may be tried again: the connection stays."""
+    """The operation is impossible now; the client may try again, and its connection stays open."""
 
     code, name = 506, "RESOURCE_ERROR"
 

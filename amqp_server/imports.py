@@ -8,6 +8,6 @@ import trio
 
 
 async def imported(*modules: str) -> None:
-    """Import these in a thread, so that the loop serves clients while the disk and the interpreter are at it."""
+    """Import these modules in a thread; the loop serves clients meanwhile."""
     for module in modules:
         await trio.to_thread.run_sync(importlib.import_module, module)

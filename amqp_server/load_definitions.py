@@ -13,12 +13,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("mqd.definitions")
 
-#: For a new cluster to have the version that knows policies. One that is being upgraded has not.
+#: How long to wait until a new cluster has the version that knows policies. A cluster that is being upgraded
+#: does not get it.
 VERSION_WAIT_S = 10.0
 
 
 class DefinitionsError(Exception):
-    """The definitions are none, or contradict what there is; the text says why."""
+    """The file has no valid definitions, or they contradict what exists; the text says why."""
 
 
 async def load_definitions(broker: ManagedBroker, path: str) -> None:
@@ -43,7 +44,7 @@ async def load_definitions(broker: ManagedBroker, path: str) -> None:
         await importing.run(await decoded(body, rest, most, broker.definition_bytes_max))
     except Refusal as refusal:
         raise DefinitionsError(f"load_definitions: {path}: {refusal}") from None
-    await broker.node.settled()
+    await broker.node.synced()
     for skipped in importing.skipped:
         place = f" in vhost '{skipped['vhost']}'" if skipped["vhost"] else ""
         what = f"{skipped['section']} '{skipped['name']}'{place}"

@@ -1,7 +1,7 @@
 """What a line of the log looks like, how many of a kind there may be, and the thread that writes them.
 
-Whoever reads stderr may stop reading, as a full disk or a hanging collector does. A write then waits, so a thread does
-it; lines wait for it in a bounded queue, and what does not fit there is counted.
+The reader of stderr may stop reading, for example because its disk is full. A write then blocks, so a thread
+writes; lines wait for it in a bounded queue, and lines that do not fit are counted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 #: Structured fields of a line, beside its message; see `extra` in the calls.
 FIELDS = ("connection", "peer", "user", "vhost", "channel")
 
-#: Pairs of a source and a kind that are counted; further sources are counted together.
+#: Most (kind, source) pairs counted separately; further sources share one count.
 _PAIRS_MAX = 10_000
 #: Sources that a summary names.
 _NAMED_MAX = 5
@@ -30,7 +30,7 @@ TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def one_line(text: str) -> str:
-    """Escape what would break the line or move the cursor: names are chosen by clients."""
+    """Escape characters that would break the line or move the cursor: clients choose names."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
@@ -49,7 +49,7 @@ class JsonFormatter(logging.Formatter):
     """One object a line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        # Imported when it is asked for: a node that writes text starts without it.
+        # Imported on demand: a node that logs text starts without it.
         import msgspec
 
         told: dict[str, Any] = {
@@ -84,7 +84,8 @@ class LogQueue(logging.handlers.QueueHandler):
         self.writer = Writer(self)
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        # Here and not in the thread: what a record names may change, and its traceback keeps much alive.
+        # Formatted here and not in the thread: the objects that a record names may change, and its traceback
+        # keeps much alive.
         ready = copy.copy(record)
         ready.msg, ready.args, ready.exc_info = self.format(record), None, None
         return ready
@@ -138,7 +139,7 @@ def _write(line: str) -> None:
 
 
 def begin(level: str, format: str, queue_lines_max: int) -> None:
-    """Log to stderr from now on; what was begun before goes on in this format."""
+    """Log to stderr from now on. If logging had begun before, only its format changes."""
     root = logging.getLogger()
     handler = _queue()
     if handler is None:
@@ -152,7 +153,7 @@ def begin(level: str, format: str, queue_lines_max: int) -> None:
 
 
 def end() -> None:
-    """The process is about to end: let what was logged be written, unless nobody reads it."""
+    """Before the process ends, let the thread write the remaining lines, unless nobody reads them."""
     handler = _queue()
     if handler is not None:
         handler.written(END_TIMEOUT_S)
@@ -170,9 +171,10 @@ def set_level(level: str) -> None:
 
 
 class LineLimit:
-    """How often an address or a user may cause lines of one kind; what is beyond is counted, and said in one line.
+    """Limits how often an address or a user may cause lines of one kind; further lines are counted, and one
+    line reports the count.
 
-    Whoever can make the node log can fill its disk, and hide what others do among it.
+    A client that can make the node log without bound could fill its disk, and hide what other clients do.
     """
 
     def __init__(self, lines_max: int) -> None:

@@ -24,7 +24,7 @@ from amqp_server.config import SECRETS, VERSION, Config, InvalidOption, allowed_
 PROGRAM = "mqd"
 USAGE_EXIT = 2
 ENVIRONMENT = "MQD_"
-#: For who builds: docs/compiled.md.
+#: Read by the build, see docs/compiled.md.
 _OF_THE_BUILD = {f"{ENVIRONMENT}PURE", f"{ENVIRONMENT}BUILD_JOBS", f"{ENVIRONMENT}BUILD_CACHE"}
 #: What Kubernetes sets in every container for a service that is called mqd, or mqd-something.
 _OF_A_SERVICE = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)$")
@@ -39,7 +39,7 @@ _OFF = frozenset({"0", "false", "no", "off"})
 if TYPE_CHECKING:
     ParamType = click.ParamType[object]
 else:
-    # Older clicks have no parameter there.
+    # Older versions of click pass no parameter here.
     ParamType = click.ParamType
 
 
@@ -60,7 +60,9 @@ class FieldType(ParamType):
 
 
 def _parse(declared: Field[Any], value: object) -> object:
-    """The value in the field's type; left as it is where it has no such meaning, for `check` to refuse."""
+    """The value in the field's type. A value without such a meaning is returned unchanged; `check` refuses
+    it.
+    """
     default = declared.default
     if isinstance(default, tuple):
         parts = value.split(",") if isinstance(value, str) else value
@@ -231,7 +233,7 @@ def _configuration(**values: Any) -> Config:
 
 
 def _warn_of_strange_variables(environment: Mapping[str, str]) -> None:
-    """A mistyped variable would be overlooked otherwise, and the option keep its default."""
+    """Otherwise a mistyped variable would go unnoticed, and the option would keep its default."""
     known = {ENVIRONMENT + declared.name.upper() for declared in fields(Config)} | {f"{ENVIRONMENT}CONFIG"}
     for name in sorted(environment.keys() - _OF_THE_BUILD):
         if name.startswith(ENVIRONMENT) and name not in known and not _OF_A_SERVICE.search(name):
@@ -250,7 +252,7 @@ def _command(callback: Callable[..., object]) -> Command:
     )  # fmt: skip
     version = click.Option(
         ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_show_version,
-        # Not from MQD_…: images name their version so.
+        # Not from the environment: container images use MQD_VERSION for their own version.
         allow_from_autoenv=False, help="Say the version and stop.",
     )  # fmt: skip
     return Command(

@@ -1,6 +1,7 @@
-"""Fixtures for pytest, and what brokers have logged during a test that fails.
+"""Fixtures for pytest; a failing test also shows what its brokers logged.
 
-pytest loads this module in every run where mqd is installed, so it imports what it needs when a fixture is asked for.
+pytest loads this module in every run where mqd is installed, so it imports nothing of mqd before a fixture is
+requested.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ if TYPE_CHECKING:
 
 #: Of the log of one broker, for one test that failed.
 SHOWN_MAX = 32 * 1024
-#: A thread of the broker writes its log, a little later than the answers to clients: it is complete when it has not grown
-#: for QUIET_S. A broker that logs without end is not waited for longer than COMPLETE_MAX_S.
+#: A thread of the broker writes its log, a little later than the answers to clients: it is complete when it
+#: has not grown for QUIET_S. The fixture waits for at most COMPLETE_MAX_S, because a broker may log without
+#: end.
 QUIET_S, COMPLETE_MAX_S = 0.2, 2.0
 
 
@@ -98,7 +100,7 @@ def mqd(request: pytest.FixtureRequest, mqd_options: dict[str, Any]) -> Iterator
 
 @pytest.fixture
 def mqd_vhost(request: pytest.FixtureRequest, mqd: Broker) -> Iterator[Vhost]:
-    """An empty virtual host for this test. It goes with all that is in it."""
+    """An empty virtual host for this test, deleted with its content afterwards."""
     _revive(mqd)
     with mqd.vhost(request.node.name) as vhost:
         yield vhost
@@ -106,7 +108,7 @@ def mqd_vhost(request: pytest.FixtureRequest, mqd: Broker) -> Iterator[Vhost]:
 
 
 def _revive(mqd: Broker) -> None:
-    """Whatever a test has done to the broker, the next one finds it well."""
+    """Restart the broker if a test has stopped it, so that the next test finds it running."""
     if mqd.running:
         mqd.resume()
     else:

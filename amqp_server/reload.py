@@ -1,4 +1,4 @@
-"""What a running node reads again: certificates when they change on disk, and the configuration at SIGHUP."""
+"""A running node reads certificates again when they change on disk, and the configuration at SIGHUP."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Reload:
         log_limit: logs.LineLimit,
         reread: Callable[[], Config] | None,
     ) -> None:
-        #: What is in force, but for what only counts at a start.
+        #: The configuration in force, except for options that only count at a start.
         self._config = config
         self._resources = resources
         self._log_limit = log_limit
@@ -63,7 +63,7 @@ class Reload:
             each.reload()
 
     def reload(self) -> None:
-        """Read the configuration again, and what it names. Whatever is wrong in it, the node goes on."""
+        """Read the configuration again, and the files that it names. The node goes on even if it is wrong."""
         self._reload_certificates()
         if self._reread is None:
             return

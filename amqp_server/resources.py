@@ -16,18 +16,20 @@ from amqp_server.broker.alarms import Alarms
 from amqp_server.config import Config
 
 INTERVAL_S = 0.5
-#: In so many parts where memory may run out within it: above this share of the limit.
+#: Above this share of the limit it looks this many times more often, because memory may run out between two
+#: looks.
 PARTS, NEAR_SHARE = 10, 1 / 3
-#: Free heap is given back when memory has grown or shrunk by so much since the last time, and grows no more.
+#: Free heap goes back to the kernel when memory has changed by this much since the last time and has stopped
+#: growing.
 TRIM_STEP_BYTES = 32 << 20
-#: Growth within one look that does not count, bytes.
+#: Growth between two looks that is ignored, bytes.
 TRIM_NOISE_BYTES = 1 << 20
-#: Between two times, s. What a load takes again at once is given back less and less often.
+#: Interval between two returns of heap, s. It gets longer while a load takes the same memory again at once.
 TRIM_WAIT_S, TRIM_WAIT_MAX_S = 5.0, 80.0
-#: Between two looks into the heap, s, and how many times longer than a look takes: where it has very many holes, a look
-#: takes some 10 ms, in which no other thread gets memory.
+#: Least interval between two looks into the heap, in s and as a multiple of the duration of a look: with very
+#: many holes a look takes some 10 ms, during which no other thread gets memory.
 LOOK_WAIT_S, LOOK_SHARE = 5.0, 1000
-#: Above the memory limit, garbage is looked for among all objects, once in this time: it takes up to a second.
+#: Above the memory limit the collector looks at all objects, once in this interval: it takes up to a second.
 COLLECT_EVERY_S = 600
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -39,7 +41,7 @@ class ResourceWatch:
         self, config: Config, alarms: Alarms, directory: Path, reusable_bytes: Callable[[], int] = lambda: 0
     ) -> None:
         self._alarms = alarms
-        #: Room within the store's own files, which the file system counts as taken.
+        #: Free room within the store's files, which the file system counts as used.
         self._reusable_bytes = reusable_bytes
         self._directory = directory
         self.memory_limit_bytes = config.memory_limit_bytes
@@ -55,7 +57,7 @@ class ResourceWatch:
             memory = private_memory_bytes()
             trim = memory > self.memory_limit_bytes or await self._is_due(memory)
             if trim:
-                # It takes some 10 ms where there is much to give back.
+                # Takes some 10 ms if there is much to give back.
                 memory, used = await trio.to_thread.run_sync(left_after_giving_back)
                 self._heap.given_back(memory, used, trio.current_time())
             self.look(trimmed=trim)
@@ -85,7 +87,7 @@ class ResourceWatch:
         """Measure, and raise or clear the alarms."""
         self.memory_bytes = private_memory_bytes()
         if self.memory_bytes > self.memory_limit_bytes and (self._collect() or not trimmed):
-            # Holes in the heap and old garbage are no reason for an alarm.
+            # First get rid of holes in the heap and of old garbage: they are no reason for an alarm.
             give_back()
             self.memory_bytes = private_memory_bytes()
         space = os.statvfs(self._directory)
@@ -109,23 +111,25 @@ class ResourceWatch:
 
 
 class Heap:
-    """When free heap is given back. The C library itself keeps what lies below anything that is still in use: after some
-    large messages that may be hundreds of MiB, which a broker with nothing to do would keep for ever."""
+    """Decides when free heap goes back to the kernel. The C library keeps all free memory below any block in
+    use: after some large messages that may be hundreds of MiB, which an idle broker would keep for ever.
+    """
 
     def __init__(self, memory_bytes: int, used_bytes: int) -> None:
-        """So much memory the process begins with, of which so much is used heap."""
+        """Memory at the start of the process, and how much of it is used heap."""
         self._last_bytes = memory_bytes
-        #: Memory after the last time, or less if it has shrunk since.
+        #: Memory after heap was last given back, or the least since then.
         self._floor_bytes = memory_bytes
-        #: The most since then: what has been freed leaves holes.
+        #: The most used heap since then: memory freed since leaves holes.
         self._peak_bytes = memory_bytes
-        #: The least that was resident and not used, bytes, since the last time: pages that cannot be given back.
+        #: The least memory since the last time that was resident and unused, bytes: pages that cannot be
+        #: given back.
         self._unused_bytes = max(0, memory_bytes - used_bytes)
         self._next_s = self._look_s = -inf
         self._wait_s = TRIM_WAIT_S
 
     def due(self, memory_bytes: int, now_s: float) -> bool:
-        """True if it is worth while now. To be asked regularly."""
+        """True if heap should be given back now. Call this at regular intervals."""
         grows = memory_bytes > self._last_bytes + TRIM_NOISE_BYTES
         self._last_bytes = memory_bytes
         self._floor_bytes = min(self._floor_bytes, memory_bytes)
@@ -134,30 +138,31 @@ class Heap:
         return not grows and moved >= TRIM_STEP_BYTES and self._in_time(now_s)
 
     def _in_time(self, now_s: float) -> bool:
-        """True if the last time was long enough ago; then the next one is planned."""
+        """True if the last time was long enough ago; then the next time is scheduled."""
         if now_s < self._next_s:
             return False
-        # Soon again after a quiet time, seldom under a load that takes again what was given back.
+        # Soon after a quiet time, seldom under a load that takes the memory again.
         quiet = now_s > self._next_s + 2 * self._wait_s
         self._wait_s = TRIM_WAIT_S if quiet else min(2 * self._wait_s, TRIM_WAIT_MAX_S)
         return True
 
     def wants_a_look(self, memory_bytes: int, now_s: float) -> bool:
-        """True if `looked` should be told how much of the heap is used. What is freed between things that stay changes
-        nothing of the memory."""
+        """True if `looked` should be called with the size of the used heap. Memory freed between blocks that
+        stay in use does not show in the resident memory.
+        """
         return (
             now_s >= max(self._look_s, self._next_s) and memory_bytes >= self._unused_bytes + TRIM_STEP_BYTES
         )
 
     def looked(self, memory_bytes: int, used_bytes: int, seconds: float, now_s: float) -> bool:
-        """So much of the heap is used; True if it is worth while now. The look took `seconds`."""
+        """Note how much of the heap is used, found in `seconds`; True if heap should be given back now."""
         self._look_s = now_s + min(max(LOOK_WAIT_S, LOOK_SHARE * seconds), TRIM_WAIT_MAX_S)
         unused = memory_bytes - used_bytes
         self._unused_bytes = min(self._unused_bytes, max(0, unused))
         return unused - self._unused_bytes >= TRIM_STEP_BYTES and self._in_time(now_s)
 
     def given_back(self, memory_bytes: int, used_bytes: int, now_s: float) -> None:
-        """This is left, of which so much is used heap."""
+        """Note the memory that is left, and how much of it is used heap."""
         self._last_bytes = self._floor_bytes = self._peak_bytes = memory_bytes
         self._unused_bytes = max(0, memory_bytes - used_bytes)
         self._next_s = now_s + self._wait_s
@@ -183,7 +188,7 @@ class _Mallinfo2(ctypes.Structure):
     ]
 
 
-# Looked up once: each CDLL makes classes of its own, which only the collector frees.
+# Looked up once: each CDLL makes classes of its own, and only the collector frees them.
 _libc = ctypes.CDLL(None)
 _mallinfo2 = getattr(_libc, "mallinfo2", None)
 if _mallinfo2 is not None:
@@ -192,7 +197,9 @@ _malloc_trim = getattr(_libc, "malloc_trim", None)
 
 
 def used_heap() -> tuple[int, float]:
-    """Return the bytes that the C library has handed out, and how long it took to count them, s; 0 where it does not say."""
+    """Return the bytes that the C library has handed out, and how long it took to count them, s; 0 if the
+    library does not tell.
+    """
     if _mallinfo2 is None:
         return 0, 0.0
     began = time.monotonic()
@@ -201,7 +208,7 @@ def used_heap() -> tuple[int, float]:
 
 
 def give_back() -> None:
-    """Let the C library return free pages within its heap to the kernel; nothing, where it is not glibc."""
+    """Let glibc return free pages within its heap to the kernel; does nothing with another C library."""
     if _malloc_trim is not None:
         _malloc_trim(0)
 
@@ -209,8 +216,8 @@ def give_back() -> None:
 def left_after_giving_back() -> tuple[int, int]:
     """Give free heap back. Return the memory that is left and the most of the heap that was used meanwhile, bytes.
 
-    What is freed while this runs leaves holes, too. To count them as pages that cannot be given back would be to keep
-    them for ever."""
+    Memory freed while this runs leaves holes, too. If they counted as pages that cannot be given back, they
+    would stay for ever."""
     before, _ = used_heap()
     give_back()
     memory = private_memory_bytes()
@@ -219,7 +226,7 @@ def left_after_giving_back() -> tuple[int, int]:
 
 
 def private_memory_bytes() -> int:
-    """Resident memory without mapped files, which the kernel can take back at any time."""
+    """Resident memory without mapped files: the kernel can reclaim those at any time."""
     with open("/proc/self/statm") as statm:
         _, resident, shared, *_ = statm.read().split()
     return (int(resident) - int(shared)) * _PAGE

@@ -24,7 +24,7 @@ def read_secret(option: str, path: str) -> bytes:
 
 
 def check_secret_file(option: str, path: str) -> None:
-    """For files that a library reads. Raises SecretFileError."""
+    """Check a file that a library reads. Raises SecretFileError."""
     try:
         about = os.stat(path)
     except OSError as error:

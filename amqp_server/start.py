@@ -1,4 +1,4 @@
-"""The program `mqd`, from its first moment on: nothing else is imported before Ctrl-C means something."""
+"""The program `mqd`: it sets signal handlers before it imports anything else."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import signal
 
 
 def main() -> None:
-    # Until the node waits for signals, Ctrl-C ends the process at once, as SIGTERM does. As an exception it
-    # would be lost where Python ignores exceptions, in callbacks of its imports above all, and the node would
+    # Until the node waits for signals, Ctrl-C ends the process at once, as SIGTERM does. A KeyboardInterrupt
+    # could be lost where Python ignores exceptions, mainly in callbacks of its imports, and the node would
     # serve all the same.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    # A terminal that goes away does not end a broker, nor does a reload that comes before the node can do it.
+    # SIGHUP ends no broker, neither from a terminal that closes nor as a request to reload that comes too
+    # early.
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     from amqp_server import app

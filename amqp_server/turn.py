@@ -10,11 +10,12 @@
 One node and three run the same phases. A caller begins a turn with `run` or `receive`; a task of the edge
 that changes a host outside of a turn asks for one by scheduling that host.
 
-A turn is short, whatever a client sends. Who has much to do asks now and then whether the turn is overdue, and leaves
-the rest for later: a session the frames that it has not handled, the phase apply the hosts of queues that clients have
-scheduled, a Raft group the entries that are to be applied. The driver's turns go on with what was left, in its order,
-and the turns of other clients come in between. What belongs together on the disk gets there together, though it takes
-several turns (`hold` of persistence.commit): a large transaction, and a dead letter to many queues with what it settles.
+A turn is short, whatever a client sends. Long work asks now and then whether the turn is overdue, and leaves
+its rest for later: a session leaves frames, the phase apply leaves hosts of queues that clients have
+scheduled, a Raft group leaves entries to be applied. The driver's turns continue that work in its order, and
+turns of other clients come in between. Changes that belong together reach the disk together, though they take
+several turns (`hold` of persistence.commit): a large transaction, and a dead letter to many queues with the
+removal from its source.
 
 quorum_queue.boundary decides what an exception ends; the turn calls sessions, hosts and groups through it.
 """
@@ -42,20 +43,20 @@ class Commits(Protocol):
 
 class TurnSession(Unit, Protocol):
     def receive(self, data: bytes) -> None:
-        """Handle what came. Queues do what it causes in the phase apply."""
+        """Handle bytes from the client. Queues apply the resulting commands in the phase apply."""
 
     def room(self) -> None:
-        """Go on with what is left of what came: the client has taken answers."""
+        """The client has taken answers: go on with the rest of the last read."""
 
     def go_on_later(self) -> None:
-        """The turn is too short for what it has caused: read no more before all that is done."""
+        """The turn is too short for the work that the session caused: read nothing more until that is done."""
 
     def go_on(self) -> None:
         """The session waited for an answer and has it now."""
 
 
 class Scheduled(Unit, Protocol):
-    """Mostly the host of a queue."""
+    """Has work for the phase apply; mostly the host of a queue."""
 
     def apply_pending(self) -> None: ...
 
@@ -70,7 +71,7 @@ class Widened(Unit, Protocol):
     """Shares room for deliveries among consumers: the window of a channel."""
 
     def offer_room(self) -> None:
-        """Let queues that wait for room hand out more."""
+        """Let queues that wait for room deliver more."""
 
 
 class Confirms(Protocol):
@@ -97,10 +98,10 @@ class Peers(Protocol):
     def take_dirty(self) -> Iterable[Unit]: ...
 
     def carry_out(self, group: Any, turn: Turn) -> None:
-        """Do what a group asks for; what the turn has no time for is left."""
+        """Do what a group asks for, as far as the turn has time."""
 
     def touch_again(self, groups: Iterable[Any]) -> None:
-        """These have something to do still."""
+        """These groups still have something to do."""
 
     def write(self) -> None:
         """Submit what the groups have written."""
@@ -128,14 +129,14 @@ class NoPeers:
     def flush(self) -> None: ...
 
 
-#: Turns after which there is a look for garbage among the objects that have come since.
+#: Every so many turns the collector looks for garbage among the objects that are new since then.
 TIDY_TURNS: Final = 64
-#: Queues that a turn may still apply when it is no longer to be given more, and messages that they may get.
+#: A turn is full when so many queues wait to be applied, or so many messages wait for them.
 SCHEDULED_MAX: Final = 64
 
 
 def _no_time() -> float:
-    """For turns that are never overdue."""
+    """The clock of turns that are never overdue."""
     return 0.0
 
 
@@ -188,24 +189,24 @@ class Turn:
         self.contain, self.failed = boundary.contain, boundary.failed
         self.now, self._lasts_s = now, lasts_s
         self._tidy = tidy or _nothing
-        #: Turns since it was called.
+        #: Turns since `tidy` was called.
         self._untidy = 0
         #: When the turn is overdue.
         self.ends = inf
-        #: Queues may do at once what the present session causes: it does not share the turn with others.
+        #: Queues may apply commands of the present session at once: it does not share the turn with others.
         self.alone = True
-        #: This turn has left something for later.
+        #: True if this turn has left work for later.
         self.cut = False
-        #: What earlier turns had no time for, in its order: how to go on with it.
+        #: Work that earlier turns left, in its order: the calls that continue it.
         self._left: dict[Unit, Callable[[], object]] = {}
-        #: Raft groups that they had no time for, in their order.
+        #: Raft groups that earlier turns left, in their order.
         self._left_groups: dict[Unit, None] = {}
-        #: When the present turn leaves further groups; 0 before its first one.
+        #: When the present turn leaves further groups for later; 0 before its first group.
         self._replicates_until = 0.0
         self._running = self._applying = False
-        #: Hosts with pending commands. Within a turn they may be put here without `schedule`.
+        #: Hosts with pending commands. Code that runs within a turn may add them here without `schedule`.
         self.scheduled: dict[Scheduled, None] = {}
-        #: Sessions that waited for an answer and have got it.
+        #: Sessions that have got the answer that they waited for.
         self._answered: dict[TurnSession, None] = {}
         self._gatherers: dict[Gatherer, None] = {}
         self._widened: dict[Widened, None] = {}
@@ -234,7 +235,9 @@ class Turn:
             self._wake()
 
     def widened(self, window: Widened) -> None:
-        """There may be more room for deliveries. Queues are told once in a turn, after those that made the room."""
+        """There may be more room for deliveries. Queues hear of it once in a turn, after the queues that made
+        the room.
+        """
         self._widened[window] = None
         if not self._running:
             self._wake()
@@ -260,16 +263,20 @@ class Turn:
     # -- what takes too long ---------------------------------------------------------------------------------------
 
     def overdue(self) -> bool:
-        """True if the turn has lasted long enough: who has more to do leaves it for later."""
+        """True if the turn has lasted long enough: leave further work for later."""
         return self.now() > self.ends
 
     def is_full(self, times: int = 1) -> bool:
-        """True if the turn is overdue, or will be with the queues that are to be applied, each of which was handed so many
-        messages: for who hands to many queues what takes them longer."""
+        """True if the turn is overdue, or will be when it has applied the scheduled queues, each of which was
+        handed messages `times` times. For callers that hand messages to many queues, which takes less time
+        than to apply them.
+        """
         return len(self.scheduled) * times >= SCHEDULED_MAX or self.overdue()
 
     def later(self, unit: Unit, call: Callable[[], object]) -> None:
-        """Call in a turn that comes soon, behind all that was left before. Calls of one unit are one call."""
+        """Make this call in a turn that comes soon, after all work that was left before. Several calls of one
+        unit become one.
+        """
         self._left.setdefault(unit, call)
         self.cut = True
         if not self._running:
@@ -277,11 +284,11 @@ class Turn:
 
     @property
     def behind(self) -> bool:
-        """True if something was left: another turn should come soon, when others have had theirs."""
+        """True if work was left: another turn should come soon, after the turns of others."""
         return bool(self._left or self._left_groups)
 
     def catch_up(self) -> None:
-        """Go on with what was left, until the turn is overdue. For a turn that begins with it."""
+        """Continue the work that was left, until the turn is overdue. The driver's turns begin with this."""
         if self._left_groups:
             groups, self._left_groups = self._left_groups, {}
             self._peers.touch_again(groups)
@@ -289,7 +296,7 @@ class Turn:
         waiting = iter(left.items())
         for unit, call in waiting:
             self.contain(unit, call)
-            # A queue may have caused something in another one.
+            # A queue may have scheduled another one.
             self.apply(whole=True)
             if self.overdue():
                 break
@@ -298,8 +305,9 @@ class Turn:
     def apply_first(
         self, hosts: dict[Scheduled, None], behind: dict[Scheduled, None], spent_s: float
     ) -> None:
-        """Apply these, which are scheduled, before the others, and then those `behind`. All but the first have half a turn,
-        less `spent_s`: if that is nothing, one of them is applied, and the rest is left."""
+        """Apply these scheduled hosts before all others, then those in `behind`. All but the first share half
+        a turn less `spent_s`; if no time is left, one of them is applied and the rest is left.
+        """
         if len(hosts) < len(self.scheduled):
             behind = {host: None for host in self.scheduled if host not in hosts} | behind
         self.scheduled = hosts
@@ -309,7 +317,7 @@ class Turn:
         self.apply()
 
     def run_half(self, call: Callable[[], object]) -> float:
-        """Make this call, which has half a turn; return how long it took, s."""
+        """Make this call with half a turn of time; return how long it took, s."""
         began, ends = self.now(), self.ends
         self.ends = min(ends, began + self._lasts_s / 2)
         call()
@@ -317,7 +325,7 @@ class Turn:
         return self.now() - began
 
     def extend(self) -> None:
-        """The turn of many clients may last as long again: they are as many parts of it as they are."""
+        """A turn that many clients share may last as long again for each of them."""
         self.ends = self.now() + self._lasts_s
 
     # -- receive ---------------------------------------------------------------------------------------------------
@@ -327,9 +335,10 @@ class Turn:
         self.run(self.take, session, data)
 
     def take(self, session: TurnSession, data: bytes, alone: bool = True) -> None:
-        """Have a session receive, within a turn; without data, go on with what is left of the last read. If it is
-        `alone`, queues do at once what that causes, as far as the turn has time; else they do it in one run for several
-        sessions."""
+        """Within a turn, let a session receive; without data, continue with the rest of its last read. If it
+        is `alone`, queues apply its commands at once, as far as the turn has time; otherwise they apply those
+        of several sessions in one run.
+        """
         others, self.cut = self.cut, False
         self.alone = alone
         try:
@@ -347,11 +356,11 @@ class Turn:
         self.cut = self.cut or others
 
     def last_scheduled(self) -> Scheduled | None:
-        """Return the queue that was scheduled last. All that were scheduled before it are applied before it."""
+        """Return the host that was scheduled last; those scheduled earlier are applied before it."""
         return next(reversed(self.scheduled), None)
 
     def is_left(self, unit: Unit) -> bool:
-        """True if a turn had no time for it yet."""
+        """True if this host is among the work that turns have left."""
         return unit in self._left
 
     def run(self, receive: Callable[..., object], *arguments: Any) -> None:
@@ -370,8 +379,8 @@ class Turn:
             self._finish()
         finally:
             self._running = False
-        # Python's collector comes by itself when more objects have come than gone. While as many go, young ones pile up,
-        # and then it looks at all of them.
+        # Python's collector runs by itself when enough more objects were made than freed. Under a steady load
+        # that takes long, and then it has to look at all of the young objects.
         self._untidy += 1
         if self._untidy == TIDY_TURNS or self.cut:
             self._untidy = 0
@@ -380,11 +389,11 @@ class Turn:
             self._wake()
 
     def end(self) -> None:
-        """Run a turn that receives nothing, to do the work that was scheduled outside of turns."""
+        """Run a turn without anything to receive, for work that was scheduled outside of turns."""
         self.run(_nothing)
 
     def deliver(self, sink: Sink, consumer: Consumer | None, run: Run, first_id: int) -> None:
-        """Hand a run to a consumer's sink. If that raises, the sink has failed and not the queue."""
+        """Hand a run to a consumer's sink. If that raises, the sink has failed, not the queue."""
         try:
             sink.deliver(consumer, run, first_id)
         except Exception as error:
@@ -422,10 +431,10 @@ class Turn:
             self.contain(session, session.go_on)
 
     def apply(self, *, whole: bool = False) -> None:
-        """Apply pending commands, and those that result from them; what a turn has no time for is left, unless
-        `whole`.
+        """Apply pending commands, and those that result from them. Unless `whole`, leave what the turn has no
+        time for.
 
-        A method that answers with counts calls this, too.
+        Methods that answer with counts call this, too.
         """
         if self._applying:
             return
@@ -442,7 +451,7 @@ class Turn:
                     if not whole and self.now() > self.ends:
                         for left in hosts:
                             self.later(left, left.apply_pending)
-                # Hosts that others have scheduled meanwhile belong to this turn.
+                # Hosts that were scheduled meanwhile belong to this turn.
                 whole = True
         finally:
             self._applying = False
@@ -451,7 +460,7 @@ class Turn:
         widened, self._widened = self._widened, {}
         for window in widened:
             if self.cut:
-                # Behind the queues that were left, whose acks may be what makes the room.
+                # After the queues that were left: their acks may make the room.
                 self.later(window, window.offer_room)
                 continue
             try:
@@ -460,8 +469,9 @@ class Turn:
                 self.failed(window, error)
 
     def _replicate(self) -> None:
-        """Carry out what groups ask for. The phase has a time of its own: thousands of groups that are made, or elect, would
-        hold up all clients, and what comes before it in a turn never stops it."""
+        """Carry out what groups ask for. The phase has a time limit of its own, because thousands of groups
+        that are made or elect would hold up all clients; earlier phases of a long turn do not use it up.
+        """
         peers = self._peers
         if not peers.dirty:
             return

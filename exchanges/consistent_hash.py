@@ -1,11 +1,11 @@
 """x-consistent-hash: a ring of points, each destination owning as many as its weight says.
 
-A message goes to the owner of the next point after its hash, so that a new or lost destination moves only
-the messages that it gains or loses. The points follow from the destinations' names alone: the ring is the
-same after a restart and on every node. A change is made to the ring when it is next asked for, and touches the
-points of the destinations that have changed; only where the sum of the weights passes a power of two, all
-destinations get half or twice as many. Other clients wait meanwhile, so the ring has a bounded number of points,
-and what is done with all of them is done by one call into C (sort, filter).
+A message goes to the owner of the next point after its hash, so that a new or lost destination moves only the
+messages that it gains or loses. The points follow from the destinations' names alone: the ring is the same
+after a restart and on every node. The ring is updated when it is next used, and only points of changed
+destinations are touched; but when the sum of the weights passes a power of two, all destinations get half or
+twice as many. Other clients wait meanwhile, so the number of points is bounded, and work on all of them is
+one call into C (sort, filter).
 """
 
 from array import array
@@ -21,8 +21,9 @@ from exchanges.matcher import Depends, Destinations, Message
 from exchanges.stable_hash import stable_hash
 
 WEIGHTS_SUM_MAX = 65_536
-# More points share more evenly: 128 for each unit of weight leave about 9 % of spread. They are fewer where the sum
-# of the weights is large, so that making the whole ring takes a few milliseconds. Each destination has one at least.
+# More points share more evenly: 128 for each unit of weight leave about 9 % of spread. A large sum of weights
+# has fewer for each, so that making the whole ring takes a few milliseconds. Each destination has at least
+# one.
 POINTS_PER_WEIGHT_MAX = 128
 POINTS_MAX = 16_384
 
@@ -76,7 +77,7 @@ class ConsistentHashMatcher:
         elif message is not None:
             headers = message.get("headers")
             value = headers.get(self._header) if isinstance(headers, Mapping) else None
-        # A message without the value goes where all without it go.
+        # All messages without the value go to one destination.
         return value.encode() if isinstance(value, str) else repr(token(value)).encode()
 
 
@@ -89,7 +90,7 @@ class Owner:
         self.destinations = Destinations()
         self.place = (binding.kind, binding.destination)
         self.weight = 0
-        #: Its points on the ring, in their order of making.
+        #: Its points on the ring, in the order in which they were made.
         self.points = array("Q")
 
 
@@ -97,9 +98,9 @@ class Ring:
     def __init__(self) -> None:
         self._owners: dict[tuple[str, str], Owner] = {}
         self._changed: dict[tuple[str, str], Owner] = {}
-        #: POINTS_PER_WEIGHT_MAX is halved so many times.
+        #: How many times POINTS_PER_WEIGHT_MAX is halved.
         self._halvings = 0
-        #: All points, rising, and whose they are.
+        #: All points in rising order, and their owners.
         self._points: list[int] = []
         self._owner_of_point: dict[int, Owner] = {}
 
@@ -122,7 +123,7 @@ class Ring:
             del self._owners[place]
 
     def adjust(self, weights_sum: int) -> None:
-        """Make the changes since the last time."""
+        """Apply the changes since the last call."""
         if not self._changed:
             return
         halvings = 0
@@ -147,17 +148,17 @@ class Ring:
         return max(count, 1) if owner.weight else 0
 
     def _shorten(self, owner: Owner) -> int:
-        """Take away the points that the owner has too many; return how many they are."""
+        """Remove the owner's surplus points; return how many."""
         count = self._count(owner)
         gone = owner.points[count:]
         del owner.points[count:]
         for point in gone:
-            # Two destinations may have the same one, if somebody has looked for their names.
+            # Two destinations may share a point, if somebody has searched for such names.
             self._owner_of_point.pop(point, None)
         return len(gone)
 
     def _lengthen(self, owner: Owner) -> None:
-        """Put the points that the owner lacks behind all others."""
+        """Append the owner's missing points behind all others."""
         count = self._count(owner)
         if count == len(owner.points):
             return

@@ -1,4 +1,4 @@
-"""Where a message would go, and why: which exchanges it would pass, and which of their bindings match it."""
+"""Explains where a message would go: the exchanges that it would pass, and their bindings that match it."""
 
 from typing import NamedTuple
 
@@ -8,29 +8,29 @@ from exchanges.matcher import Depends, Message
 from exchanges.registry import create_matcher
 from exchanges.router import Exchange, Router
 
-#: Of these types each binding matches by itself. The others choose among all of theirs.
+#: Types whose bindings match independently. The other types choose among all bindings.
 _BY_THEMSELVES = ("direct", "fanout", "topic", "headers")
 
 
 class Step(NamedTuple):
-    """What one exchange does with the message."""
+    """The decision of one exchange."""
 
     exchange: str
     type: str
-    #: Those that match it; where the exchange chooses, those that lead to what it has chosen.
+    #: Matching bindings; for an exchange that chooses, those that lead to the chosen destination.
     bindings: tuple[Binding, ...]
-    #: More match than are told of.
+    #: True if more bindings match than are listed.
     cut: bool
-    #: The alternate exchange that gets it, since no binding matches.
+    #: The alternate exchange that gets the message if no binding matches.
     alternate: str | None
 
 
 class Explanation(NamedTuple):
     steps: tuple[Step, ...]
     queues: tuple[str, ...]
-    #: False: another message like this one may go elsewhere.
+    #: False if an equal message may go elsewhere.
     certain: bool
-    #: More exchanges are passed than are told of.
+    #: True if the message passes more exchanges than are listed.
     cut: bool
 
 
@@ -44,7 +44,7 @@ def explain(
     steps_max: int = 100,
     bindings_max: int = 100,
 ) -> Explanation:
-    """Explain Router.route for this message. `bindings_max` is for each exchange."""
+    """Explain Router.route for this message. At most `bindings_max` bindings are listed for each exchange."""
     route = router.route(exchange, routing_key, message, nonce)
     steps: list[Step] = []
     visited: dict[str, None] = {}
@@ -96,7 +96,7 @@ def _step(
 
 
 def _matches(exchange: Exchange, binding: Binding, routing_key: str, message: Message | None) -> bool:
-    """True unless this one of several bindings to a destination has nothing to do with it."""
+    """True if this binding matches; one destination may have several bindings."""
     if exchange.type not in _BY_THEMSELVES:
         return True
     alone = create_matcher(exchange.type, exchange.arguments, len(binding.routing_key))

@@ -1,4 +1,4 @@
-"""Values of AMQP field tables: when two are the same, and how RabbitMQ names and prints them.
+"""Values of AMQP field tables: equality, and RabbitMQ's names and formats.
 
 Python's `==` is too generous for arguments: `1 == True == 1.0`, while AMQP tells an integer from a boolean
 from a float. Integers of different widths are decoded to the same value and count as the same.
@@ -12,7 +12,7 @@ _SIGNED_32 = range(-(2**31), 2**31)
 
 
 def token(value: object) -> Hashable:
-    """A hashable stand-in for the value, of its type: tokens are equal when AMQP values are."""
+    """Return a hashable stand-in for a value and its type: tokens are equal if the AMQP values are."""
     if value is None:
         return ("void",)
     if isinstance(value, bool):
@@ -35,8 +35,9 @@ def token(value: object) -> Hashable:
 
 
 def matching_token(value: object) -> Hashable:
-    """As `token`, but equal for all that RabbitMQ's headers exchange takes for equal: integers, floats and
-    timestamps by their number, text and binary by their octets."""
+    """Like `token`, but equal for all values that RabbitMQ's headers exchange considers equal: integers,
+    floats and timestamps by their number, text and binary by their octets.
+    """
     if isinstance(value, float) and value == value:
         return value
     if isinstance(value, datetime):

@@ -1,10 +1,10 @@
 """Headers routing, without looking at every binding for every message.
 
 A binding that wants *all* of its headers is filed under one of them, the rarest so far, and the others are
-compared when that one is met. A binding that wants *any* is filed under each of them, and met is matched.
-So a message costs a lookup for each of its headers, and the bindings that stand under those. Where many stand under
-one header, they are also a number with a bit for each: numbers of many headers are joined at once, and each binding
-is looked at once, under however many headers it stands.
+compared when that one is met. A binding that wants *any* is filed under each of them, and matches when one is
+met. So a message costs a lookup for each of its headers, and a look at the bindings filed there. If many are
+filed under one header, they are also kept as bits of a number: the numbers of many headers are joined at
+once, and each binding is looked at only once, however many of its headers are met.
 """
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -14,11 +14,11 @@ from exchanges.errors import InvalidArgument
 from exchanges.field import erlang_term, matching_token, type_name
 from exchanges.matcher import Depends, Destinations, Message
 
-# What a void value in a binding asks for: that the header is there, whatever its value.
+# Condition of a void value in a binding: the header is present, with any value.
 PRESENT = ("present",)
 Condition = tuple[str, Hashable]
 
-#: Patterns under one condition from which on they are also kept as bits.
+#: With more patterns than this under one condition, they are also kept as bits.
 MASK_FROM = 64
 
 _KINDS = ("all", "any", "all-with-x", "any-with-x")
@@ -49,7 +49,7 @@ def conditions(arguments: Mapping[str, object], kind: str) -> list[Condition]:
 
 
 class Pattern:
-    """The bindings with the same arguments. `rest` is to be compared when a filed condition is met."""
+    """The bindings with the same arguments. `rest` is compared when a filed condition is met."""
 
     __slots__ = ("destinations", "filed", "number", "rest")
 
@@ -62,13 +62,13 @@ class Pattern:
 
 
 class Bucket:
-    """The patterns filed under one condition: those it decides alone, and those with more to compare."""
+    """The patterns filed under one condition: those that it alone decides, and those with more to compare."""
 
     __slots__ = ("decided", "mask", "open")
 
     def __init__(self) -> None:
         self.decided: dict[Pattern, None] = {}
-        #: The same as bits, where they are many; else 0.
+        #: The same patterns as bits, if there are many; else 0.
         self.mask = 0
         self.open: dict[Pattern, None] = {}
 
@@ -100,7 +100,7 @@ class HeadersMatcher:
         self._patterns: dict[Hashable, Pattern] = {}
         self._index: dict[str, dict[Hashable, Bucket]] = {}
         self._unconditional: dict[Destinations, None] = {}
-        #: By their numbers, which are used again.
+        #: Patterns by their numbers, which are reused.
         self._numbered: list[Pattern | None] = []
         self._free: list[int] = []
 
@@ -137,7 +137,7 @@ class HeadersMatcher:
         assert isinstance(headers, Mapping)
         index = self._index
         mask = 0
-        # What the message has, for patterns that want more than what they are filed under.
+        # The message's conditions, for patterns with more to compare.
         conditions: set[Condition] | None = None
         for name, value in headers.items():
             buckets = index.get(name)

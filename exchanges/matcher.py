@@ -1,4 +1,4 @@
-"""What every exchange type provides: it keeps bindings in the shape that answers fastest."""
+"""The interface of every exchange type: it keeps bindings in the form that is fastest to match."""
 
 import enum
 from collections.abc import Mapping, Sequence
@@ -10,22 +10,24 @@ Message = Mapping[str, object]
 
 
 class Depends(enum.IntFlag):
-    """What else than exchange and routing key the answer hangs on."""
+    """Inputs beside exchange and routing key on which the answer depends."""
 
     KEY = 0
     HEADERS = 1
     NONCE = 2
-    #: On the nonce where the routing key is empty. A route never says so: it tells which of both it is.
+    #: On the nonce if the routing key is empty. A route never has this value, but the one that applies to its
+    #: key.
     KEYLESS = 4
 
 
-#: Never changed.
+#: Must never be changed.
 _NONE: Final[dict[str, int]] = {}
 
 
 class Destinations:
-    """The destinations of one routing condition. The dictionaries count the bindings that lead to each,
-    and their order is the order of binding. A kind of destination that was never bound has none of its own."""
+    """The destinations of one routing condition. The dictionaries count the bindings to each destination, in
+    the order of binding. A kind of destination without bindings uses a shared empty one.
+    """
 
     __slots__ = ("exchanges", "queues")
 
@@ -52,7 +54,8 @@ class Destinations:
 
 class Matcher(Protocol):
     depends: Depends
-    #: A message with several keys goes where any of them leads; elsewhere the first one decides, if any does.
+    #: True if a message with several keys goes wherever any of them leads; for other types the first key
+    #: decides.
     wants_all_keys: bool
 
     def bind(self, binding: Binding) -> None:

@@ -7,13 +7,13 @@ from exchanges.stable_hash import stable_hash
 
 
 class ListMatcher:
-    """Bindings in an order that follows from themselves, for the types that pick one by number.
+    """Bindings in an order that depends only on themselves, for types that pick one by number.
 
-    The list stays in order: to sort it again at each change would be a long step where there are many.
+    The list stays sorted: sorting it again at each change would take long with many bindings.
     """
 
     def __init__(self) -> None:
-        #: What the bindings are sorted by, and the bindings.
+        #: Sort keys and bindings.
         self._orders: list[tuple[str, str, str, str]] = []
         self._bindings: list[Binding] = []
         self._destinations: list[Destinations] = []

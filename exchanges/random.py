@@ -5,7 +5,7 @@ from exchanges.modulus_hash import ListMatcher
 
 
 class RandomMatcher(ListMatcher):
-    """Picks by the caller's nonce: chance comes from outside, so that routing itself can be repeated."""
+    """Picks by the caller's nonce: randomness comes from outside, so that routing itself is repeatable."""
 
     depends = Depends.NONCE
     wants_all_keys = False

@@ -11,8 +11,8 @@ from exchanges.random import RandomMatcher
 from exchanges.super_stream import SUPER_STREAM, SuperStreamMatcher
 from exchanges.topic import TopicMatcher
 
-# Name, type, internal: what every vhost has from its start. AMQP 0-9-1 section 3.1.3.3 asks for all but
-# amq.headers and amq.rabbitmq.trace.
+# Name, type, internal: the exchanges that every vhost has from its start. AMQP 0-9-1 section 3.1.3.3 asks for
+# all but amq.headers and amq.rabbitmq.trace.
 PREDECLARED: tuple[tuple[str, str, bool], ...] = (
     ("", "direct", False),
     ("amq.direct", "direct", False),

@@ -1,4 +1,4 @@
-"""The exchanges and bindings of one vhost, and where a message goes."""
+"""The exchanges and bindings of one vhost, and the routing of messages."""
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
@@ -41,7 +41,7 @@ class Exchange:
         self.internal = False
         self.predeclared = False
         self.alternate: str | None = None
-        #: Messages published to it, and copies of them that queues got; counted by who publishes.
+        #: Messages published to it, and copies that queues got; counted by the publisher's code.
         self.published_in = 0
         self.published_out = 0
 
@@ -66,14 +66,15 @@ class Router:
         self._has_queue = has_queue
         self._vhost = vhost
         self._any_words_max = any_words_max
-        #: Alternate exchanges that one message goes to.
+        #: Most alternate exchanges that one message goes to.
         self._alternates_max = alternates_max
         self._exchanges: dict[str, Exchange] = {}
         self._from: dict[str, dict[Binding, None]] = {}
         self._to: dict[DestinationKind, dict[str, dict[Binding, None]]] = {"queue": {}, "exchange": {}}
-        # From each exchange to those that it is bound to, with the number of bindings.
+        # For each exchange, the exchanges bound to it, with the number of bindings.
         self._neighbours: dict[str, dict[str, int]] = {}
-        # What the answer of an exchange that looks beyond the key may depend on; forgotten at each change.
+        # Cache of what the answer of an exchange that looks beyond the key may depend on; cleared at each
+        # change.
         self._reachable_depends: dict[str, Depends] = {}
 
     def predeclare(self) -> None:
@@ -91,7 +92,9 @@ class Router:
         arguments: Mapping[str, object] = _NO_ARGUMENTS,
         predeclared: bool = False,
     ) -> Exchange:
-        """The exchange, made if it is not there. Whether it is as asked for is the caller's question."""
+        """Return the exchange; make it if it does not exist. The caller checks that its properties are as
+        requested.
+        """
         existing = self._exchanges.get(name)
         if existing is not None:
             return existing
@@ -112,7 +115,9 @@ class Router:
         return exchange
 
     def set_alternate(self, name: str, alternate: str | None) -> bool:
-        """Give an exchange an alternate, or none; one that it was declared with stays. Return True if it has another one."""
+        """Give an exchange an alternate, or none; a declared alternate stays. Return True if its alternate
+        has changed.
+        """
         exchange = self._exchanges[name]
         if "alternate-exchange" in exchange.arguments or exchange.alternate == alternate:
             return False
@@ -135,8 +140,9 @@ class Router:
         return self._exchanges.values()
 
     def delete(self, name: str) -> tuple[list[Binding], list[str]]:
-        """Removes it with its bindings on both sides. Returns all bindings that went, and the auto-delete
-        exchanges that went too."""
+        """Remove an exchange with its bindings on both sides. Return all removed bindings, and the
+        auto-delete exchanges that were removed with them.
+        """
         if name not in self._exchanges:
             return [], []
         removed = self._delete(name)
@@ -162,14 +168,14 @@ class Router:
         return True
 
     def unbind(self, binding: Binding) -> tuple[list[Binding], list[str]]:
-        """Returns all bindings that went, and the auto-delete exchanges that went with their last one."""
+        """Return all removed bindings, and the auto-delete exchanges that were removed with their last one."""
         if not self.has(binding):
             return [], []
         self._remove(binding)
         return self._delete_unused([binding])
 
     def remove_queue(self, queue: str) -> tuple[list[Binding], list[str]]:
-        """As `unbind`, for all bindings of a queue."""
+        """Like `unbind`, for all bindings of a queue."""
         removed = list(self._to["queue"].get(queue, ()))
         for binding in removed:
             self._remove(binding)
@@ -196,7 +202,7 @@ class Router:
         ]
 
     def bindings_of(self, kind: DestinationKind, name: str) -> list[Binding]:
-        """Return the bindings that go with a queue or an exchange: those to it, and those from it."""
+        """Return the bindings that are removed with a queue or an exchange: those to it, and those from it."""
         found = list(self._to[kind].get(name, ()))
         if kind == "exchange":
             found += [
@@ -213,7 +219,7 @@ class Router:
     def reachable_queues(self, exchange: str) -> list[str] | None:
         """Return the queues that bindings lead to from an exchange, through other exchanges and alternates, too.
 
-        None: any, since the default exchange is among them.
+        None stands for all queues, if the default exchange is reached.
         """
         start = self._exchanges.get(exchange)
         queues: dict[str, None] = {}
@@ -263,9 +269,9 @@ class Router:
         message: Message | None,
         nonce: int,
     ) -> Route:
-        """Follows bindings to exchanges, and alternates of those that yield nothing. Each is visited once.
+        """Follow bindings to exchanges, and alternates of exchanges without a match. Each is visited once.
 
-        A chain of alternates costs its whole length for each message, and nothing to its maker; so it is bounded.
+        A chain of alternates costs its whole length for each message, and is cheap to make; so it is bounded.
         """
         queues: dict[str, int] = {}
         depends = self._depends(start)
@@ -299,8 +305,9 @@ class Router:
             matched = _match(exchange, routing_keys, message, nonce)
 
     def _depends(self, exchange: Exchange) -> Depends:
-        """An exchange that decides by the key alone leads, for one key, always to the same next ones, which
-        answer for themselves. One that looks at more could have led to any of its neighbours."""
+        """For one key, an exchange that decides by the key alone always leads to the same next exchanges,
+        which answer for themselves. One that looks at more could have led to any of its neighbours.
+        """
         if exchange.matcher.depends is _KEY:
             return _KEY
         known = self._reachable_depends.get(exchange.name)
@@ -347,10 +354,10 @@ class Router:
 
     def _delete(self, name: str) -> list[Binding]:
         removed = list(self._from.pop(name, ()))
-        # Its matcher goes as a whole; a binding need not be taken out of it first.
+        # Its whole matcher goes; a binding need not be removed from it first.
         for binding in removed:
             self._forget_destination(binding)
-        # One that leads from the exchange to itself has gone already.
+        # A binding from the exchange to itself is gone already.
         incoming = list(self._to["exchange"].get(name, ()))
         for binding in incoming:
             self._remove(binding)
@@ -359,7 +366,9 @@ class Router:
         return removed + incoming
 
     def _delete_unused(self, removed: list[Binding]) -> tuple[list[Binding], list[str]]:
-        """Deletes the auto-delete ones of exchanges that lost a binding and have none left; and so on."""
+        """Delete auto-delete exchanges that have lost their last binding, and others that lose theirs by
+        that.
+        """
         deleted: list[str] = []
         for binding in removed:  # grows meanwhile
             name = binding.source
@@ -384,7 +393,7 @@ def _match(
 
 
 def _told(depends: Depends, routing_key: str) -> Depends:
-    """Tell what a message with this key depends on where some exchange on the way looks whether there is a key."""
+    """Resolve the dependency for this key, if an exchange on the way looks at whether the key is empty."""
     if depends is Depends.KEYLESS:
         return _KEY if routing_key else Depends.NONCE
     if not depends & Depends.KEYLESS:

@@ -1,4 +1,4 @@
-"""x-super-stream: a stream in partitions. The hash of the routing key says to which one a message goes.
+"""x-super-stream: a stream in partitions. The hash of the routing key chooses the partition.
 
 Clients of RabbitMQ's stream protocol choose the partition themselves, by the same hash: both agree. A partition is bound
 with its number as key. Messages without a key go to one partition for a while, then to the next one.
@@ -14,9 +14,9 @@ from exchanges.field import erlang_term
 from exchanges.matcher import Depends, Destinations, Message
 
 SUPER_STREAM = "x-super-stream"
-#: RabbitMQ's, of Murmur3 with 32 bits.
+#: RabbitMQ's seed for the 32-bit Murmur3.
 SEED = 104_729
-#: Messages without a key that go to one partition before it is the turn of the next one: a stream takes runs at little cost.
+#: Messages without a key that go to one partition before the next one: runs are cheap for a stream.
 KEYLESS_RUN = 256
 
 

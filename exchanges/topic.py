@@ -56,12 +56,12 @@ class TrieNode:
 
 
 def split(key: str) -> list[str]:
-    """The empty key has no words at all; elsewhere an empty word counts, as in `a..b`."""
+    """The empty key has no words at all; in other keys an empty word counts, as in `a..b`."""
     return key.split(".") if key else []
 
 
 def pattern_words(binding_key: str) -> list[str]:
-    """The words with each run of `#` made one, which means the same."""
+    """The words, with each run of `#` reduced to one, which means the same."""
     words = split(binding_key)
     return [word for place, word in enumerate(words) if word != "#" or not place or words[place - 1] != "#"]
 
@@ -73,7 +73,7 @@ class TopicMatcher:
     def __init__(self, any_words_max: int = 16) -> None:
         self._root = TrieNode()
         self._any_words_max = any_words_max
-        #: How many `#` the keys have beside the first one of each.
+        #: Number of `#` in the keys beyond the first one of each.
         self.any_words_again = 0
 
     def bind(self, binding: Binding) -> None:
@@ -135,10 +135,10 @@ class TopicMatcher:
         return [node.destinations for node in reached if node.destinations is not None]
 
     def _match_several(self, words: list[str]) -> Sequence[Destinations]:
-        """The same where a key has several `#`: two ways may lead to one node, and many `#` may be reached.
+        """The same for keys with several `#`: two ways may lead to one node, and many `#` may be reached.
 
-        A `#` that is reached stays so. It is looked at once: what follows it is noted under the word that leads there,
-        and taken out again when it has led to the next `#` and to nothing else.
+        A reached `#` stays reached. It is looked at once: its successors are noted under the words that lead
+        to them, and removed again when they have only led to the next `#`.
         """
         distinct = dict.fromkeys(words)
         stay: dict[TrieNode, None] = {}
@@ -147,7 +147,7 @@ class TopicMatcher:
         reached: dict[TrieNode, None] = {self._root: None}
 
         def note(nodes: dict[TrieNode, None]) -> None:
-            """What follows the `#` behind these nodes may come from the next word on."""
+            """From the next word on, the successors of the `#` behind these nodes may match."""
             for node in nodes:
                 any_words = node.any_words
                 if any_words is None or any_words in stay:

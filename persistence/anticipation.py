@@ -1,29 +1,32 @@
-"""Whether a commit waits a moment for acks that make it needless.
+"""Decides whether a commit waits a moment for acks that make it needless.
 
-A message that came alone was delivered in the turn that took it. Where its consumer is fast, the ack is here before
-the disk has done anything, and nobody needs the disk's copy any more. So a commit of nothing but such messages is put
-off for a fraction of a millisecond, as anticipatory disk schedulers wait for the next request of a process (Iyer and
-Druschel, SOSP 2001). Where the acks do not come in time, it is tried more and more seldom, so that slow consumers cost
-their publishers nothing.
+A message that came alone was delivered in the turn that took it. If its consumer is fast, the ack is here
+before the disk has done anything, and the disk's copy is no longer needed. So a commit of only such messages
+is put off for a fraction of a millisecond, as anticipatory disk schedulers wait for the next request of a
+process (Iyer and Druschel, SOSP 2001). If acks do not come in time, this is tried more and more seldom, so
+that slow consumers cost their publishers nothing.
 """
 
 from collections.abc import Callable
 
-#: After a wait in vain, so many commits at most begin at once before the next wait.
+#: After waits in vain, at most so many commits begin at once before the next wait.
 SKIPS_MAX = 1024
 
 
 class Anticipation:
     def __init__(self, wait_s: float, now: Callable[[], float]) -> None:
-        """`wait_s` is for how long a commit is put off; 0: not at all. `now` is a monotonic clock, in seconds."""
+        """`wait_s` is the time for which a commit is put off; 0 means not at all. `now` is a monotonic clock,
+        in seconds.
+        """
         self._wait_s = wait_s
         self._now = now
         self._until = 0.0
-        #: Commits that begin at once: after the last wait in vain, and before the next wait.
+        #: Commits that begin at once: the number after the last wait in vain, and the number left before the
+        #: next wait.
         self._skips = self._left = 0
 
     def worth_it(self) -> bool:
-        """Return whether to put off a commit now; the wait begins, or goes on."""
+        """Return whether to put off a commit now; this begins or continues the wait."""
         if not self._wait_s:
             return False
         if self._until:
@@ -35,11 +38,11 @@ class Anticipation:
         return True
 
     def left_s(self) -> float:
-        """How much of the wait is left, in seconds; 0 or less if there is none."""
+        """The rest of the wait in seconds; 0 or less if it is over."""
         return self._until - self._now() if self._until else 0.0
 
     def over(self, in_vain: bool) -> None:
-        """The commit has begun, or nothing is left of it. `in_vain`: acks did not come."""
+        """The commit has begun, or became needless. `in_vain`: acks did not come."""
         if not self._until:
             return
         self._until = 0.0

@@ -11,14 +11,14 @@ from pathlib import Path
 log = logging.getLogger("mqd.persistence")
 
 BALLAST_BYTES = 4 * 1024 * 1024
-# It is made again only if so much stays free beside it.
+# The file is made again only if this much stays free beside it.
 FREE_BYTES_MIN = 16 * 1024 * 1024
 
 
 class Ballast:
     def __init__(self, path: Path) -> None:
         self._path = path
-        #: The room is taken.
+        #: True if the room is reserved.
         self.held = False
         # It is too short if the process died while making it.
         self.give_up()

@@ -36,7 +36,7 @@ from persistence.worker import Report, Worker
 
 RETRY_SECONDS = 1.0
 TEND_SECONDS = 1.0
-#: So long after its record a layer is in the store.
+#: Time after which a layer in the log is written to the store, s.
 STORE_SECONDS = 1.0
 
 
@@ -44,23 +44,23 @@ class Begun(NamedTuple):
     """The commit of the oldest layer."""
 
     layer: Layer
-    #: None if it could not be begun: then the steps raise the reason.
+    #: The transaction; None if it could not be begun: then the steps raise the reason.
     transaction: Transaction | None
     #: The steps left before the sync.
     steps: Iterator[Job | None]
 
 
-#: Bounds of the times that syncs are counted by, s.
+#: Bounds of the histogram of sync times, s.
 SYNC_BOUNDS_S = (0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
 class Syncs:
-    """How many commits a disk has taken, and how long it took."""
+    """Number of commits to a disk, and their durations."""
 
     def __init__(self) -> None:
         self.count = 0
         self.seconds = 0.0
-        #: How many took at most as long as each bound, and longer than the one before it.
+        #: How many took at most each bound, and longer than the bound before it.
         self.by_bound = [0] * (len(SYNC_BOUNDS_S) + 1)
 
     def add(self, seconds: float) -> None:
@@ -79,14 +79,16 @@ class Commit:
         ack_wait_s: float = 0.0,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`ack_wait_s` is for how long a commit may wait for acks that make it needless, by the clock `now`."""
+        """`ack_wait_s` is the time for which a commit may wait for acks that make it needless, by the clock
+        `now`.
+        """
         self._on_full = on_full
         self._anticipation = Anticipation(ack_wait_s, now)
-        #: Somebody looks for acks after this turn, and calls `begin_put_off` then.
+        #: True if the poller looks for acks after this turn, and calls `begin_put_off` then.
         self.may_wait = False
-        #: The wanted commit waits for acks.
+        #: True while the requested commit waits for acks.
         self.put_off = False
-        #: More was requested than commits of messages that came alone.
+        #: True if not only commits of messages that came alone were requested.
         self._urgent = False
         #: Runs its first argument as one turn of the node, with all its consequences.
         self._in_turn: Callable[..., None] = self._own_turn
@@ -101,17 +103,17 @@ class Commit:
         self._stopping = False
         self._full = False
         self._tended = self._stored = time.monotonic()
-        #: Within a turn, whose end begins a commit.
+        #: True within a turn: its end begins a commit.
         self._turning = False
-        #: The commit task makes the commits itself.
+        #: True while the commit task makes the commits itself.
         self._by_task = False
-        #: The commit that the end of a turn began: the worker has it, or it is left to the task.
+        #: The commit that the end of a turn began: the worker has it, or it is left for the task.
         self._begun: Begun | None = None
-        #: The layer that the worker writes to the log.
+        #: The layer that the worker is writing to the log.
         self._logging: Layer | None = None
-        #: The worker has a job, and it is a sync.
+        #: True if the worker has a job, and if that is a sync.
         self._working = self._syncing = False
-        #: For the task: the worker is done, and its outcome.
+        #: For the task: set when the worker is done; and its outcome.
         self._worked = trio.Event()
         self._outcome: Outcome[None] = Value(None)
         self.syncs = Syncs()
@@ -122,8 +124,9 @@ class Commit:
     ) -> None:
         """Commit all submissions so far.
 
-        `done` is called once they are durable; with `to_store`, once what reads only the store finds them. `alone` is
-        the one message that was submitted, which is with a consumer: see Anticipation, and `Journal.withdraw`.
+        `done` is called when they are durable; with `to_store`, when they are in the store, for readers that
+        do not see the log. `alone` is the one message that was submitted, which is with a consumer: see
+        Anticipation, and `Journal.withdraw`.
         """
         if done is not None:
             self._pending.open.when_durable(done, alone)
@@ -135,12 +138,12 @@ class Commit:
             return
         self._wake.set()
         if self._loop is not None and (self._full or self._pending.is_large):
-            # Not now: a turn asks for a commit several times, and may submit more. The loop calls this when
-            # the present task reaches an await, which ends its turn.
+            # Not at once: a turn requests a commit several times, and may submit more. The loop calls this
+            # when the present task reaches an await, which ends its turn.
             self._loop.run_sync_soon(self._pending.close_layer, idempotent=True)
 
     def hold(self, granted: Callable[[], None]) -> None:
-        """Submit over several turns what reaches the disk at once; see persistence.holds."""
+        """Let several turns submit changes that reach the disk at once; see persistence.holds."""
         self._holds.hold(granted)
 
     def release(self) -> None:
@@ -171,24 +174,24 @@ class Commit:
             self._begin_wanted()
 
     def _is_put_off(self) -> bool:
-        """Return whether acks may make the commit needless, for which somebody looks (`begin_put_off`)."""
+        """True if acks may make the commit needless, and the poller looks for them (`begin_put_off`)."""
         if self._urgent:
             return False
         if self._pending.open.alone:
             return self.may_wait and self._anticipation.worth_it()
         if self._pending.unsynced:
             return False
-        # All were acked.
+        # All messages were acked.
         self._wanted = False
         self._anticipation.over(in_vain=False)
         return True
 
     def put_off_s(self) -> float:
-        """How long to look for acks before `begin_put_off`, in seconds; 0 or less: no longer."""
+        """Time to look for acks before `begin_put_off`, in seconds; 0 or less if it is over."""
         return self._anticipation.left_s() if self.put_off and self._wanted else 0.0
 
     def begin_put_off(self) -> None:
-        """Begin the commit that was put off, if anything is left of it. Between turns only."""
+        """Begin the commit that was put off, unless it became needless. Between turns only."""
         self.put_off = False
         if self._wanted and self._loop is not None and not self._is_busy:
             self._begin_wanted()
@@ -220,7 +223,7 @@ class Commit:
 
     def _begin_wanted(self) -> None:
         if self._pending.is_held_back:
-            # Its holder asks for the commit.
+            # Its holder will request the commit.
             self._wanted = False
         elif self._pending.oldest:
             self._begin_oldest()
@@ -253,7 +256,7 @@ class Commit:
         if isinstance(step, Begun):
             self._sync(begun)
             return
-        # It takes longer than a moment.
+        # The commit takes longer than a moment.
         if step is not None:
             self._begun = begun._replace(steps=chain([step], begun.steps))
         self._wake.set()
@@ -318,7 +321,7 @@ class Commit:
             self._wake.set()
 
     def _logged(self, layer: Layer) -> None:
-        """The log has the layer."""
+        """The log has the layer now."""
         waiting = layer.told()
         self._pending.note_logged(layer)
         self._in_turn(_tell, waiting)
@@ -327,7 +330,7 @@ class Commit:
         try:
             failure.unwrap()
         except StorageFull:
-            # The store has room of its own, and can wait.
+            # The log still has room, so the store can wait.
             layer.to_store = True
             self._wanted = True
             self._wake.set()
@@ -364,13 +367,13 @@ class Commit:
                     await trio.to_thread.run_sync(self._marks.flush)
                 return
             if self._wanted and self._pending.oldest and not self._pending.is_held_back:
-                # What came meanwhile goes to the log again, if it is small.
+                # Later layers go to the log again, if they are small.
                 self._begin_oldest()
 
     async def _called(self) -> None:
         held = self._pending.held
         due = not self._pending.is_held_back and (self._wanted or self._store.has_erasures())
-        # Left to this task by what has begun it.
+        # A commit that the end of a turn left to this task.
         due = due or (self._begun is not None and not self._working)
         if not (due or (self._stopping and not held)):
             self._wake = trio.Event()
@@ -419,7 +422,7 @@ class Commit:
             begun, self._begun = self._begun, None
             await self._see_through(begun)
         now = time.monotonic()
-        # Whether or not anything waits: what erasures have left, and what only the log has.
+        # Even if nothing waits: go on with unfinished erasures, and store layers that only the log has.
         more = self._store.has_erasures()
         if pending.logged is not None and (self._stopping or now - self._stored >= STORE_SECONDS):
             more = True

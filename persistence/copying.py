@@ -1,9 +1,9 @@
 """A copy of a data directory, of a node that runs or of one that does not.
 
-LMDB's file is always whole at a moment, as after kill -9, and never over a while: its writer reuses pages that the newest
-state no longer needs, and one who reads the file from its beginning to its end does not belong to its readers. So the
-process is frozen while its files are copied. That is short where the file system can share blocks between files (XFS,
-btrfs), and bounded where it cannot.
+LMDB's file is consistent at each moment, as after kill -9, but not over a period: its writer reuses pages
+that the newest state no longer needs, and does not know of a program that reads the file from its beginning
+to its end. So the process is frozen while its files are copied. That is short if the file system can share
+blocks between files (XFS, btrfs), and bounded otherwise.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from persistence.streams.store import DIRECTORY as STREAMS
 
 #: ioctl of Linux: share the blocks of another file.
 FICLONE = 0x40049409
-#: Between two looks at whether a process stands still, s.
+#: Interval between two checks whether a process stands still, s.
 LOOK_S = 0.001
 MAIN = "main"
 SEGMENT = ".segment"
@@ -43,13 +43,13 @@ class CannotCopy(PersistenceError):
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    #: None: no process ran on the directory.
+    #: Time that the process stood still; None if none ran on the directory.
     pid: int | None
     frozen_s: float
     copied_bytes: int
     #: Records of each of LMDB's tables.
     entries: dict[str, int]
-    #: The directory of a node of a cluster.
+    #: True for the directory of a node of a cluster.
     clustered: bool
 
 
@@ -62,7 +62,8 @@ def copy_directory(source: Path, target: Path, *, freeze_s_max: float, cluster_t
     target.mkdir(mode=0o700, parents=True)
     try:
         (target / MAIN).mkdir(mode=0o700)
-        # Most of a stream does not change any more: while the node stands still only what has come since is copied.
+        # Most of a stream never changes again, so it is copied before; while the node stands still, only its
+        # new part is copied.
         _copy_streams(source, target)
         with _held(source) as pid:
             began = time.monotonic()
@@ -83,7 +84,7 @@ def copy_directory(source: Path, target: Path, *, freeze_s_max: float, cluster_t
 
 @contextmanager
 def _held(directory: Path) -> Iterator[int | None]:
-    """The process that runs on the directory; or None, and then none can start on it meanwhile."""
+    """The process that runs on the directory. If it is None, no process can start on the directory meanwhile."""
     lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
@@ -153,7 +154,7 @@ def _frozen(pid: int, seconds: float) -> Iterator[None]:
 
 
 def _stands_still(pid: int) -> bool:
-    """All its threads, that of the commit too."""
+    """True if all its threads stand still, that of the commit, too."""
     states = []
     for task in os.listdir(f"/proc/{pid}/task"):
         with open(f"/proc/{pid}/task/{task}/stat") as file:
@@ -162,7 +163,7 @@ def _stands_still(pid: int) -> bool:
 
 
 def _copy_files(source: Path, target: Path) -> None:
-    """All that lasts: not the lock, the ballast, and what is wiped at each start."""
+    """Copy all files that last: not the lock, the ballast, and files that are wiped at each start."""
     _copy_streams(source, target)
     _copy(source / MAIN / DATA_FILE, target / MAIN / DATA_FILE)
     for name in (Path(MAIN) / LOG_FILE, Path(MARKS_FILE)):
@@ -171,7 +172,7 @@ def _copy_files(source: Path, target: Path) -> None:
 
 
 def _copy_streams(source: Path, target: Path) -> None:
-    """Copy what the target does not have yet. Segments only grow, and what is no longer there was deleted."""
+    """Copy the parts that the target lacks. Segments only grow; files that no longer exist were deleted."""
     before = {path.relative_to(target) for path in (target / STREAMS).glob("*/*")}
     for path in sorted((source / STREAMS).glob("*/*")):
         copy = target / path.relative_to(source)

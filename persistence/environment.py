@@ -74,7 +74,7 @@ class Environment(Metadata, LmdbStore):
         log_bytes: int = LOG_BYTES,
         log_commit_bytes_max: int = LOG_COMMIT_BYTES_MAX,
     ) -> Self:
-        """Commits of up to `log_commit_bytes_max` are written to a log of `log_bytes` first; without, if that is 0."""
+        """Commits of up to `log_commit_bytes_max` are first written to a log of `log_bytes`; 0 means no log."""
         directory = Path(path)
         lock = _lock(directory)
         try:
@@ -118,7 +118,7 @@ class Environment(Metadata, LmdbStore):
         return self
 
     def close(self) -> None:
-        """What was not committed is gone."""
+        """Uncommitted changes are lost."""
         self.spill.close()
         if self._log is not None:
             if not self._log.is_needed:
@@ -166,7 +166,9 @@ class Environment(Metadata, LmdbStore):
         return super().written + (0 if self._log is None else self._log.synced)
 
     def _open_log(self, size: int, logged: bool) -> None:
-        """Open the log, and bring what only it has into LMDB. `logged`: LMDB's note says that there may be some."""
+        """Open the log, and store records that only it has in LMDB. `logged`: LMDB's note says that there may
+        be such records.
+        """
         path = self.directory / "main" / LOG_FILE
         size = size and max(size - size % BLOCK_BYTES, LOG_BYTES_MIN)
         if logged and not path.exists():
@@ -194,7 +196,7 @@ class Environment(Metadata, LmdbStore):
         self._log = log
 
     def _logged_sequence(self) -> int:
-        """The last record of the log that LMDB has."""
+        """Number of the last record of the log that LMDB has."""
         found = self.snapshot().get(LOGGED, db=self.tables.about)
         return 0 if found is None else int(unseal(LOGGED, found, lambda: "the place in the log"))
 
@@ -214,7 +216,7 @@ class Environment(Metadata, LmdbStore):
             ) from error
         if log.sequence == self._logged_sequence():
             return
-        # Even if there is nothing in these records: the next one has the next number.
+        # Even if these records are empty, because the next record has the next number.
         layer.sequence = log.sequence
         while True:
             transaction = LmdbTransaction(self, layer)
@@ -247,7 +249,7 @@ class Environment(Metadata, LmdbStore):
         found = self.snapshot().get(b"schema_version", db=about)
         layout = None if found is None else bytes(found)
         usual = b"%d" % self._schema_version
-        # While the log may have what LMDB does not. A program without a log would lose it.
+        # Set while the log may have records that LMDB lacks: a version without a log would lose them.
         logged = b"%d" % (self._schema_version + 1)
         if layout not in (None, usual, logged):
             raise SchemaMismatch(
@@ -301,7 +303,9 @@ class Environment(Metadata, LmdbStore):
                 more = cursor.next()
 
     def _unpack_entry(self, stored: bytes, entry: memoryview) -> tuple[str, bytes]:
-        """Without the record of a queue its messages would be dropped, without that of a user it would be made anew."""
+        """Fatal: without its record a queue's messages would be dropped, and a default user would be made
+        anew.
+        """
         try:
             return unpack_entry(stored, entry)
         except CorruptRecord as error:
@@ -312,7 +316,7 @@ def _lock(directory: Path) -> int:
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name in ("lock", MARKS_FILE):
-            # What such a link names would be overwritten.
+            # The file that such a link names would be overwritten.
             if (directory / name).is_symlink():
                 raise DataDirectoryUnusable(
                     f"the data directory {directory} can't be used: {name} in it is a symbolic link. "
@@ -341,7 +345,7 @@ def _lock(directory: Path) -> int:
 
 
 def _close_to_others(directory: Path) -> None:
-    """Take the right to write from others. Raises DataDirectoryUnusable where that is not ours to do."""
+    """Remove other users' right to write. Raises DataDirectoryUnusable if this process may not do that."""
     mode = stat.S_IMODE(directory.stat().st_mode)
     if not mode & stat.S_IWOTH:
         return

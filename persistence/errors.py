@@ -1,4 +1,4 @@
-"""What can go wrong with a data directory. The texts name the directory and say what to do."""
+"""Errors of a data directory. The texts name the directory and the remedy."""
 
 import os
 
@@ -36,7 +36,7 @@ class StoreCorrupt(BaseException):
     """
 
     def __init__(self, file: str | os.PathLike[str], what: str, *, lasts: bool = True) -> None:
-        """`lasts`: the file is kept from one start to the next."""
+        """`lasts`: true if the file is kept from one start to the next."""
         super().__init__(f"the data file {os.fspath(file)} is damaged: {what}")
         self.lasts = lasts
 

@@ -1,4 +1,4 @@
-"""Commits at once where no loop runs yet: first set-up, tools, tests."""
+"""Commits synchronously, when no loop runs yet: first set-up, tools, tests."""
 
 from persistence.ports import Store
 from persistence.stepped import SteppedCommit

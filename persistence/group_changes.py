@@ -15,12 +15,12 @@ class GroupChanges:
 
     def __init__(self) -> None:
         self.clear()
-        self.dropped = False  # before anything else that is here
+        self.dropped = False  # the group was dropped, before all other changes here
 
     def clear(self) -> None:
         self.cut: int | None = None  # all entries below from this index on are gone
         self.entries: dict[int, EntryLike] = {}
-        self.kept = False  # may some of the entries lie below, too?
+        self.kept = False  # true if some of the entries may also lie below
         self.starts: list[int] = []  # erased intervals
         self.stops: list[int] = []
         self.hard: tuple[int, str] | None = None

@@ -128,7 +128,7 @@ class GroupTables:
         snapshot = self.snapshot_index(group)
         survey = Survey(snapshot, 0)
         with self._store.guard, self._store.snapshot().cursor(db=self._tables.entries) as cursor:
-            # Go back to the last sound entry: the entries after it existed, and are lost.
+            # Go back to the last sound entry: later entries existed, and are lost.
             damaged: list[int] = []
             end = QUEUE.pack(group) + GROUP_END
             found = cursor.prev() if cursor.set_range(end) else cursor.last()

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from persistence.store import LmdbStore
 
 ERASE_KEYS_MAX: Final = 8192
-#: A narrower range is of entries that were written a moment ago.
+#: A narrower range has entries that were written a moment ago.
 NARROW: Final = 1024
-# Each further call to LMDB counts as so many bytes.
+# Each further call to LMDB counts as this many bytes.
 CALL_BYTES: Final = 512
 
 
@@ -138,7 +138,7 @@ class GroupWriter:
     def _delete_chunks(self, table: "lmdb._Database", keys: list[bytes]) -> None:
         for key in keys:
             self._txn.delete(key, db=table)
-        # LMDB reads the first page of each.
+        # LMDB reads the first page of each value.
         self._store.touched(FAULT_BYTES * len(keys))
 
     def _delete_prefix(self, table: "lmdb._Database", prefix: bytes) -> int:
@@ -203,7 +203,7 @@ class GroupWriter:
         return stop
 
     def _have_read(self, group: int, start: int, stop: int) -> Generator[Job | None, None, int]:
-        """As in the journal: how far the next keys are in memory now."""
+        """As in the journal: returns how far the next keys are in memory."""
         keys = KeyRange("entries", POSITION.pack(group, start), POSITION.pack(group, stop))
 
         def chunks(last: bytes) -> KeyRange:

@@ -15,7 +15,7 @@ from persistence.group_record import ENTRY_BYTES_MAX, INDEX_MAX, EntryLike, Reco
 from persistence.ports import Store
 from persistence.record import Payload
 
-# So many indexes of a range are looked up in the waiting layers before the disk is asked for them.
+# Indexes of a range that are looked up in the waiting layers before the disk is asked.
 LOOKUPS_MAX: Final = 64
 
 
@@ -30,7 +30,7 @@ class Bounds:
 
 
 class Groups:
-    """One for a store. All calls on the loop's thread; data that is submitted must not change afterwards."""
+    """One object for each store. All calls on the loop's thread; submitted data must not change afterwards."""
 
     def __init__(self, store: Store) -> None:
         self._store = store.groups
@@ -43,7 +43,7 @@ class Groups:
         return self._pending.bytes
 
     def last_index(self, group: int) -> int:
-        """Of the log, as submitted; the snapshot's index if the log is empty."""
+        """Last index of the log, as submitted; the snapshot's index if the log is empty."""
         return self._bounds_of(group).last
 
     # --- submitting
@@ -178,9 +178,9 @@ class Groups:
         return found
 
     def warm(self, group: int, spans: list[tuple[int, int]], done: Callable[[], None]) -> bool:
-        """True if `read` of these entries does not wait for the disk; first and last index of each span.
+        """True if `read` of these entries does not wait for the disk; spans are first and last index.
 
-        If not, `done` is called in a turn, once, when that is so.
+        If not, `done` is called once, in a turn, when they can be read.
         """
         return self._store.warm(group, spans, done)
 
@@ -208,7 +208,7 @@ class Groups:
             yield found
 
     def recover_one(self, group: int) -> RecoveredGroup | None:
-        """What is on disk of one group. Nothing of it may be pending."""
+        """The stored data of one group. It must have no pending changes."""
         found = self._store.recover_one(group)
         if found is not None:
             self._note_bounds(found)
@@ -240,7 +240,7 @@ def _size_of(entries: Sequence[EntryLike]) -> int:
 
 
 def _submitted(layers: list[GroupChanges], group: int, index: int) -> StoredEntry | None:
-    """The entry if it waits for the disk; None if it is on the disk or does not exist."""
+    """The entry if it is in a waiting layer; None if it is on disk or does not exist."""
     for changes in layers:
         entry = changes.entries.get(index)
         if entry is not None:

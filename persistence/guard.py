@@ -42,7 +42,7 @@ class Guard:
     __slots__ = ("_data_file", "_found", "_lasts")
 
     def __init__(self, data_file: Path, *, lasts: bool) -> None:
-        """`lasts`: the file is kept from one start to the next."""
+        """`lasts`: true if the file is kept from one start to the next."""
         self._data_file = data_file
         self._lasts = lasts
         self._found: StoreCorrupt | None = None

@@ -1,7 +1,7 @@
 """Changes that are submitted over several turns and reach the disk in one transaction.
 
-One caller at a time may have the open layer held back until it has submitted all. The next one comes when that is
-durable, or there might never be a commit.
+One caller at a time may hold the open layer back until it has submitted everything. The next caller is
+granted only when that is durable; otherwise there might never be a commit.
 """
 
 from collections import deque
@@ -11,21 +11,23 @@ from persistence.layer import Pending
 
 
 class Holds:
-    """Who holds the open layer, and who waits for that. All calls in turns."""
+    """The holder of the open layer, and callers that wait to hold it. All calls in turns."""
 
     def __init__(self, pending: Pending) -> None:
         self._pending = pending
-        #: What to call for each holder; the first one has been called.
+        #: The callback of each holder; the first one has been called.
         self._granted: deque[Callable[[], None]] = deque()
 
     def hold(self, granted: Callable[[], None]) -> None:
-        """Call `granted`, now or in a later turn: what is submitted from then on until `release` is one transaction."""
+        """Call `granted`, now or in a later turn. All submissions between that and `release` are one
+        transaction.
+        """
         self._granted.append(granted)
         if len(self._granted) == 1:
             self._grant()
 
     def release(self, request: Callable[[Callable[[], None]], None]) -> None:
-        """All was submitted. `request` asks for a commit, and calls back when it is durable."""
+        """Everything was submitted. `request` requests a commit, and calls back when it is durable."""
         self._pending.held = False
         request(self._next)
 

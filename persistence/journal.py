@@ -1,6 +1,6 @@
 """The journal of the durable queues.
 
-Only `read` and `recover` touch the disk; all else waits for the next commit.
+Only `read` and `recover` touch the disk; everything else waits for the next commit.
 """
 
 from bisect import bisect_left
@@ -13,9 +13,9 @@ from persistence.record import SEQ_MAX, Payload, Record, RecoveredQueue
 
 
 class Journal:
-    """All calls on the loop's thread. What is submitted becomes durable with the next commit.
+    """All calls on the loop's thread. Submissions become durable with the next commit.
 
-    Payloads that are submitted must not change afterwards; they are not copied before the commit.
+    Submitted payloads must not change afterwards; they are not copied before the commit.
     """
 
     def __init__(self, store: Store) -> None:
@@ -32,9 +32,9 @@ class Journal:
     ) -> None:
         """A batch of messages with the sequence numbers from first_seq to first_seq + count - 1.
 
-        A list is the parts of the payload. The first `head_parts` of them are its head, which a restart reads
-        and which should be small; it does not read the rest. A sequence number is used once in a queue's
-        life, unless the queue is dropped.
+        A list is the parts of the payload. The first `head_parts` of them are its head, which should be
+        small: a restart reads only that. A sequence number is used once in a queue's life, unless the queue
+        is dropped.
         """
         if count < 1 or first_seq < 0 or first_seq + count > SEQ_MAX:
             raise ValueError(f"a batch of {count} messages from {first_seq} on")
@@ -47,15 +47,15 @@ class Journal:
             self._pending.open.changes(queue_id).settle(seqs if seqs.step > 0 else seqs[::-1])
 
     def withdraw(self, queue_id: int, seq: int) -> bool:
-        """Take a message back that nothing was written of yet; False if that is too late.
+        """Withdraw a message that was not written yet; False if it is too late.
 
-        It has to be the last one that was appended to the queue, and its commit requested as `alone`, whose `done` is
-        not called then.
+        It must be the last one appended to the queue, and its commit requested as `alone`; the `done` of that
+        is not called then.
         """
         return self._pending.withdraw(queue_id, seq)
 
     def annotate(self, queue_id: int, seq: int, value: bytes) -> None:
-        """Replace what is noted of a message. It goes when the message is settled."""
+        """Replace the note about a message. It is deleted when the message is settled."""
         self._pending.open.changes(queue_id).annotations[seq] = value
 
     def state(self, queue_id: int, value: bytes) -> None:
@@ -63,13 +63,13 @@ class Journal:
         self._pending.open.changes(queue_id).state = value
 
     def drop(self, queue_id: int) -> None:
-        """The queue is gone with all that is its own."""
+        """Delete all data of a queue."""
         self._pending.open.changes(queue_id).drop()
 
     def read(self, queue_id: int, first_seq: int, last_seq: int) -> list[Record]:
         """The records that overlap first_seq … last_seq, in order, the not yet durable ones included.
 
-        Messages that are settled may be among them. A damaged record has a fault in the place of its payload.
+        They may contain settled messages. A damaged record has a fault in the place of its payload.
         """
         found: list[Record] = []
         newest_drop = -1
@@ -88,9 +88,9 @@ class Journal:
         return found
 
     def warm(self, queue_id: int, spans: list[tuple[int, int]], done: Callable[[], None]) -> bool:
-        """True if `read` of these positions does not wait for the disk; first and last of each span.
+        """True if `read` of these positions does not wait for the disk; spans are first and last position.
 
-        If not, `done` is called in a turn, once, when that is so.
+        If not, `done` is called once, in a turn, when they can be read.
         """
         return self._store.warm(queue_id, spans, done)
 
@@ -99,11 +99,11 @@ class Journal:
         return self._store.warm_queue(queue_id, bodies_from, done)
 
     def recover_queue(self, queue_id: int) -> RecoveredQueue | None:
-        """What is on disk of one queue. To be used up at once; nothing of it may be pending."""
+        """The stored data of one queue. Use it up at once; it must have no pending changes."""
         return self._store.recover_queue(queue_id)
 
     def recover(self) -> Iterator[RecoveredQueue]:
-        """All queues that have anything on disk. To be used up before the first commit."""
+        """All queues with stored data. Use them up before the first commit."""
         return self._store.recover()
 
 

@@ -5,8 +5,8 @@ submissions. A layer is one transaction, so it is closed when it is large, but o
 crash the submissions of one turn, such as a dead letter or all of a tx, exist completely or not at all. A
 done() waits for the layer that was open when it was given.
 
-A layer that the write-ahead log has is durable, and stays here as the oldest one until LMDB has it. Later ones
-that get there are put into it.
+A layer in the write-ahead log is durable, and stays here as the oldest one until LMDB has it. Later layers
+that reach the log are merged into it.
 """
 
 from bisect import bisect_left
@@ -25,7 +25,7 @@ LAYER_APPENDS_MAX: Final = 50_000
 # A synced transaction costs about this much beside its bytes, so that many small things count, too.
 ENTRY_BYTES: Final = 64
 
-#: Fewer records than this are not let go of: those behind them in the list move each time.
+#: Fewer settled records than this are kept: to remove some moves all behind them in the list.
 FORGET_MIN: Final = 16
 
 Append = tuple[int, int, Payload, int]  # first_seq, count, payload, parts of it that are its head
@@ -41,14 +41,14 @@ class QueueChanges:
 
     def __init__(self) -> None:
         self.clear()
-        self.dropped = False  # before anything else that is here
+        self.dropped = False  # the queue was dropped, before all other changes here
 
     def clear(self) -> None:
-        self.ordered = True  # are the appends in the order of their sequence numbers?
+        self.ordered = True  # true if the appends are in the order of their sequence numbers
         self.appends: list[Append] = []
-        self.starts: list[int] = []  # settled intervals, as they came; the last one grows
+        self.starts: list[int] = []  # settled intervals, in order of arrival; the last one grows
         self.stops: list[int] = []
-        #: Spans of records that were let go of; no other record has been there.
+        #: Spans of removed records; no other record lies within them.
         self.forgotten: list[tuple[int, int]] = []
         self.annotations: dict[int, bytes] = {}
         self.state: bytes | None = None
@@ -99,10 +99,10 @@ class QueueChanges:
             self.state = later.state
 
     def _forget(self, starts: list[int], stops: list[int]) -> None:
-        """Let go of records that are settled as a whole: they are never written.
+        """Remove records that are completely settled: they are never written.
 
-        A stream has all of its records settled when its segments have them. A transaction that passed over a second's
-        worth of them kept commits waiting for milliseconds.
+        All records of a stream are settled when its segments have them, and a transaction that passed over a
+        second's worth of them would keep commits waiting for milliseconds.
         """
         appends = self.in_order()
         for start, stop in zip(starts, stops, strict=True):
@@ -132,14 +132,14 @@ class Layer:
             bytes, tuple[str, bytes | None]
         ] = {}  # stored key → key, value or None if deleted
         self.done: list[Callable[[], None]] = []
-        #: The same for messages that came alone: taken out again if they are acked before anything is written.
+        #: The same for messages that came alone: removed again if they are acked before anything is written.
         self.alone: dict[Lone, Callable[[], None]] = {}
-        #: Appended, and not durable yet.
+        #: Appended bytes that are not durable yet.
         self.bytes = 0
         self.appended = 0
         #: Its last record in the write-ahead log, or 0.
         self.sequence = 0
-        #: It is to be in the store itself when it is called durable.
+        #: True if it must be in the store before it is called durable.
         self.to_store = False
 
     def __bool__(self) -> bool:
@@ -158,14 +158,14 @@ class Layer:
         return changes
 
     def when_durable(self, done: Callable[[], None], alone: Lone | None = None) -> None:
-        """Call `done` when it is durable; unless the message `alone`, which it is about, is withdrawn before."""
+        """Call `done` when it is durable, unless its message `alone` is withdrawn before."""
         if alone is not None:
             self.alone[alone] = done
         else:
             self.done.append(done)
 
     def told(self) -> list[Callable[[], None]]:
-        """All that are to be called when it is durable."""
+        """All callbacks for its durability."""
         return [*self.done, *self.alone.values()] if self.alone else self.done
 
     def only_erases(self) -> bool:
@@ -202,7 +202,7 @@ class Pending:
         #: The oldest layer, if the write-ahead log has all of it.
         self.logged: Layer | None = None
         self.bytes = 0
-        #: The open layer must not be closed yet; see persistence.holds.
+        #: True if the open layer must not be closed yet; see persistence.holds.
         self.held = False
 
     def __iter__(self) -> Iterator[Layer]:
@@ -217,7 +217,9 @@ class Pending:
         layer.appended += 1
 
     def withdraw(self, queue_id: int, seq: int) -> bool:
-        """Take the queue's last append back, if it is this one message, which came alone, and still in the open layer."""
+        """Withdraw the queue's last append, if it is this message, which came alone, and is still in the open
+        layer.
+        """
         layer = self.open
         changes = layer.queues.get(queue_id)
         if changes is None or (queue_id, seq) not in layer.alone or not changes.appends:
@@ -242,7 +244,7 @@ class Pending:
 
     @property
     def is_held_back(self) -> bool:
-        """True if there is nothing to commit but the open layer, which must not be closed yet."""
+        """True if only the open layer waits, and must not be closed yet."""
         return self.held and self.oldest is self.open
 
     def close_layer(self) -> None:
@@ -276,7 +278,9 @@ class Pending:
         return layer
 
     def take_all(self) -> Layer:
-        """The same, with what the write-ahead log has, for the store. It stays here until `remove`."""
+        """The same for the store, including the layer that the write-ahead log has. It stays here until
+        `remove`.
+        """
         layer = self.take()
         logged, self.logged = self.logged, None
         if logged is None:
@@ -333,7 +337,7 @@ class Pending:
         return erasing
 
     def merge(self, behind: list[Layer]) -> Layer:
-        """Put these layers, the next ones after the oldest, into it."""
+        """Merge these layers, the next ones after the oldest, into it."""
         first = self.layers[0]
         for layer in behind:
             assert self.layers[1] is layer

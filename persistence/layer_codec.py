@@ -1,4 +1,4 @@
-"""A layer as bytes: what a record of the write-ahead log has in it."""
+"""A layer as bytes: the content of a record of the write-ahead log."""
 
 from typing import Any, Final
 
@@ -9,7 +9,7 @@ from persistence.layer import Layer, QueueChanges
 from persistence.record import Payload
 
 VERSION: Final = 1
-#: A layer with more parts is not worth a record: LMDB gets it at once.
+#: A layer with more parts goes directly to LMDB: a record would not pay.
 PARTS_MAX: Final = 512
 
 # queue, dropped, appends, starts, stops, annotations, state; an append: first number, count, head, body

@@ -31,7 +31,7 @@ class DeliveredMarks:
         `mmap.flush` keeps that lock while it waits for the disk: a stalled disk would stop the loop as well.
         """
         self._sync = sync
-        #: Some marks may not be on disk yet.
+        #: True if some marks may not be on disk yet.
         self.changed = True
         self._file = os.open(Path(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         size = os.fstat(self._file).st_size
@@ -46,7 +46,7 @@ class DeliveredMarks:
         os.close(self._file)
 
     def mark(self, slot: int, seq: int) -> None:
-        """All messages up to seq were delivered at least once."""
+        """Note that all messages up to `seq` were delivered at least once."""
         SLOT.pack_into(self._map, slot * 8, seq + FIRST)
         self.changed = True
 
@@ -83,7 +83,7 @@ class DeliveredMarks:
                 SLOT.pack_into(self._map, slot * SLOT.size, TAKEN)
 
     def flush(self) -> None:
-        """Write to disk, for the case that the machine fails. Runs in a thread: the next call writes later changes."""
+        """Write to disk, in case the machine fails. Runs in a thread; the next call writes later changes."""
         self.changed = False
         self._sync(self._file)
 

@@ -1,12 +1,12 @@
-"""Pages that the disk has yet to give are read in a thread, before LMDB reads them on the loop's thread.
+"""Reads pages that are not in memory in a thread, before LMDB reads them on the loop's thread.
 
-LMDB reads through a map of its file: where a page is not in the page cache, the thread that touches it stands still
-until the disk has it, and on the loop's thread the whole node does. So `warm` looks first (mincore) whether all pages
-of some keys are in memory. If not, a thread reads them once, with pread, and throws away what it reads: then they are
-in the page cache, and LMDB finds them there.
+LMDB reads through a map of its file: if a page is not in the page cache, the thread that touches it stands
+still until the disk has delivered it, and on the loop's thread the whole node does. So `warm` first checks
+(mincore) whether all pages of some keys are in memory. If not, a thread reads them once, with pread, and
+discards the bytes: then they are in the page cache, and LMDB finds them there.
 
-One thread for a store, one job after the other, and one buffer: however much is asked for, no more is in memory. A
-commit asks for itself, with its own thread (`ahead`): it must not wait for what queues read ahead.
+One thread for each store, one job after the other, and one buffer: however much is requested, no more is in
+memory. A commit uses its own thread (`ahead`), so that it does not wait for the read-ahead of queues.
 """
 
 import ctypes
@@ -24,11 +24,11 @@ from persistence.pages import DAMAGES, KeyRange, Others, Read, Span, pieces, to_
 from persistence.residency import LINUX, PAGE_BYTES, mapped_ranges
 from persistence.worker import Worker
 
-#: What the thread reads at once.
+#: Bytes that the thread reads at once.
 READ_BYTES = 256 * 1024
-#: So many pages of keys are looked for at a time, ahead of deletions.
+#: Pages of keys that are located at a time, ahead of deletions.
 LEAVES_AHEAD = 8
-#: What mincore is asked for at once.
+#: Bytes checked by one call of mincore.
 LOOK_BYTES = 4 * 1024 * 1024
 
 if LINUX:
@@ -37,14 +37,14 @@ if LINUX:
 
 
 class Ahead:
-    """What a walk over keys comes to next."""
+    """The next keys of a walk."""
 
     __slots__ = ("job", "last")
 
     def __init__(self, last: bytes | None = None) -> None:
-        #: So far they were looked for; None: to the end.
+        #: The last located key; None if all were located.
         self.last = last
-        #: Has the disk give them, and sets `last`; for a thread. None: they are in memory.
+        #: Reads them from disk and sets `last`; for a thread. None if they are in memory.
         self.job: Callable[[], None] | None = None
 
 
@@ -58,19 +58,21 @@ class PageReader:
     def __init__(self, data_file: Path) -> None:
         self._data_file = data_file
         self._file = os.open(data_file, os.O_RDONLY | os.O_CLOEXEC)
-        #: Where LMDB has mapped the file; nothing if nobody can say, and then every page may be cold.
+        #: Address of LMDB's map of the file. If it is unknown, every page may be cold.
         self._address = self._mapped_bytes = 0
         self._pages = ctypes.create_string_buffer(LOOK_BYTES // PAGE_BYTES)
         self._buffer = bytearray(READ_BYTES)
         self._worker: Worker[None] | None = None
-        #: Who waits for the thread, and who is to be told.
+        #: Jobs that wait for the thread, and callbacks to call.
         self._waiting: deque[Callable[[], None]] = deque()
         self._given: deque[Callable[[], None]] = deque()
         self._called = trio.Event()
         self.find_map()
 
     async def run(self, in_turn: Callable[..., None]) -> None:
-        """Tell who waits, each in a turn of the node, until cancelled. What a turn raises is raised here."""
+        """Call the callbacks, each in a turn of the node, until cancelled. Exceptions of a turn are raised
+        here.
+        """
         worker = self._worker = Worker(
             ["pages"], trio.lowlevel.current_trio_token().run_sync_soon, self._done
         )
@@ -86,7 +88,7 @@ class PageReader:
             worker.stop()
 
     def close(self) -> None:
-        # What the thread may still read, from whatever has this number then, it throws away.
+        # The thread may still read from a file that gets this number, but discards the bytes.
         os.close(self._file)
 
     def find_map(self) -> None:
@@ -99,7 +101,7 @@ class PageReader:
     def warm(self, ranges: list[KeyRange], done: Callable[[], None]) -> bool:
         """True if these keys can be read without a wait for the disk. If not, `done` is called in a turn when they can.
 
-        What waits for the next commit is in memory, and is not looked for.
+        Data that waits for the next commit is in memory, and not located.
         """
         if self._worker is None or self._at_hand(ranges):
             return True
@@ -109,13 +111,13 @@ class PageReader:
         return False
 
     def ahead(self, keys: KeyRange, others: Others) -> Ahead:
-        """Look whether the first of these keys can be deleted without a wait for the disk."""
+        """Check whether the first of these keys can be deleted without a wait for the disk."""
         try:
             last, spans = to_delete(self._read_resident, keys, others, LEAVES_AHEAD)
         except _Cold:
             pass
         except (OSError, *DAMAGES):
-            # Who reads them through LMDB is told what is wrong.
+            # The later read through LMDB reports the error.
             return Ahead()
         else:
             if all(self._resident(*span) for span in pieces(spans, LOOK_BYTES)):
@@ -130,7 +132,7 @@ class PageReader:
         except _Cold:
             return False
         except (OSError, *DAMAGES):
-            # Who reads them through LMDB is told what is wrong.
+            # The later read through LMDB reports the error.
             return True
         return all(self._resident(*span) for span in pieces(spans, LOOK_BYTES))
 
@@ -148,7 +150,7 @@ class PageReader:
         return b"\0" not in self._pages.raw[:pages]
 
     def _touch(self, file: int, ranges: list[KeyRange]) -> None:
-        """Have these pages read from the disk. In the thread; touches nothing else of the loop's but the buffer."""
+        """Read these pages from disk. Runs in the thread; of the loop's objects it only uses the buffer."""
         try:
             _read(file, value_spans(_reading(file), ranges), self._buffer)
         except (OSError, *DAMAGES):
@@ -162,7 +164,7 @@ class PageReader:
             _read(self._file, spans, bytearray(READ_BYTES))
 
     def _done(self, outcome: Outcome[None]) -> None:
-        """Called by the loop, where nothing may be raised."""
+        """Called by the loop: must not raise."""
         if self._waiting:
             self._given.append(self._waiting.popleft())
             self._called.set()
@@ -173,9 +175,9 @@ def _reading(file: int) -> Read:
 
 
 def _read(file: int, spans: list[Span], into: bytearray) -> None:
-    """Have the disk give these pages."""
+    """Read these pages from disk."""
     for offset, size in spans:
-        # All of them at once, so that the disk may choose the order.
+        # Announce all of them at once, so that the disk may choose the order.
         os.posix_fadvise(file, offset, size, os.POSIX_FADV_WILLNEED)
     with memoryview(into) as buffer:
         for offset, size in pieces(spans, READ_BYTES):

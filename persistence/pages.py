@@ -1,9 +1,10 @@
-"""Where in LMDB's data file the pages of some keys are, found without LMDB.
+"""Locates the pages of some keys in LMDB's data file, without LMDB.
 
-py-lmdb reads every page of a value that it returns, so it cannot be asked where a value is without a wait for the
-disk; and a thread may have no read transaction of its own (see persistence/store.py). This reads the tree's pages from
-the file. Nothing is taken from it but the places of pages: a page that a commit uses again meanwhile makes that a
-wrong place or one of DAMAGES, and whoever reads through LMDB afterwards waits for a page, no more.
+py-lmdb reads every page of a value that it returns, so it cannot locate a value without a wait for the disk;
+and a thread may have no read transaction of its own (see persistence/store.py). This module reads the tree's
+pages from the file, and uses them only to locate pages. If a commit reuses a page meanwhile, the result is a
+wrong location or one of DAMAGES, and the worst consequence is that a later read through LMDB waits for a
+page.
 
 The format is that of LMDB 0.9 (MDB_DATA_VERSION 1): two meta pages, each with the root of a tree of tables; keys in
 order; values up to a little under half a page beside their keys, larger ones in pages of their own.
@@ -33,10 +34,10 @@ NODE = struct.Struct("<HHHH")
 NUMBER = struct.Struct("<Q")
 BRANCH, LEAF = 1, 2
 BIG, TABLE_NODE = 1, 2
-#: What a page that is no longer what it was makes.
+#: Exceptions that a page reused meanwhile may cause.
 DAMAGES = (struct.error, IndexError, ValueError)
 
-#: The keys of another table that go with those up to this one.
+#: Returns the keys of another table that belong to the keys up to this one.
 Others = Callable[[bytes], "KeyRange"]
 #: Returns bytes of the file: offset, size.
 Read = Callable[[int, int], bytes]
@@ -58,11 +59,11 @@ class Span(NamedTuple):
 
 
 class Deletion(NamedTuple):
-    """What has to be in memory to delete some keys."""
+    """The pages that must be in memory to delete some keys."""
 
-    #: The last of them, None if they are all of their range.
+    #: The last of these keys; None if they are the whole range.
     last: bytes | None
-    #: The first pages of the values that have pages of their own: LMDB reads them, too.
+    #: The first pages of values with pages of their own: LMDB reads those, too.
     values: list[Span]
 
 

@@ -1,4 +1,6 @@
-"""What the journal, the groups and the commit task need from a store. There are two: LMDB (environment) and memory."""
+"""The interface of a store, for the journal, the groups and the commit task. There are two stores: LMDB
+(environment) and memory.
+"""
 
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -14,7 +16,7 @@ class Transaction(Protocol):
     def apply(self) -> Iterator[Job | None]:
         """Write the layer, a step at a time, on the loop's thread. Raises StorageFull.
 
-        A job is to be done in a thread before the next step, which reads what the disk has yet to give otherwise.
+        A yielded job should run in a thread before the next step, which otherwise waits for the disk.
         """
 
     def commit(self) -> None:
@@ -66,9 +68,10 @@ class Store(Protocol):
     def transaction(self, layer: Layer) -> Transaction: ...
 
     def log_record(self, layer: Layer) -> Callable[[], None] | None:
-        """Return a job for the worker that makes the layer durable in the write-ahead log. It raises CommitFailed.
+        """Return a job for the worker that makes the layer durable in the write-ahead log; the job raises
+        CommitFailed. It raises CommitFailed.
 
-        None: there is no log, or it has no room, or the layer is too large for it.
+        Returns None if there is no log, or no room in it, or the layer is too large for it.
         """
 
     @property
@@ -108,8 +111,8 @@ class Store(Protocol):
 
 
 def record_of(store: Store, layer: Layer) -> Callable[[], None] | None:
-    """Return the job that writes the layer to the write-ahead log; None: it goes into the store at once."""
-    # One that has a record already did not fit into the store when it was tried.
+    """Return the job that writes the layer to the write-ahead log; None if it goes into the store at once."""
+    # A layer that has a record already did not fit into the store before.
     if layer.to_store or layer.sequence or store.has_erasures() or store.log_is_half_full:
         return None
     return store.log_record(layer)

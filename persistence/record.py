@@ -78,12 +78,12 @@ class RecoveredRecord:
 
     @property
     def head_corrupt(self) -> bool:
-        """Whether the head fails its checksum."""
+        """True if the head fails its checksum."""
         return find_seal_fault(self._key, self._value) is not None
 
     @property
     def corrupt(self) -> bool:
-        """Whether any part of the record fails its checksum. Reads all of it."""
+        """True if any part of the record fails its checksum. Reads all of it."""
         return self.head_corrupt or _read_body(self._key, self._fetch)[1] is not None
 
 

@@ -1,4 +1,4 @@
-"""Giving mapped pages back.
+"""Gives mapped pages back to the kernel.
 
 Every page of the LMDB file that was read stays in this process's resident set, although the kernel holds it
 in its page cache anyway and can drop it there at any time. Operators and memory limits judge by the resident

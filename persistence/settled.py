@@ -1,4 +1,4 @@
-"""Which messages are settled: disjoint ranges while in memory, one bit per message of a record on disk.
+"""Settled messages: disjoint ranges in memory, one bit per message of a record on disk.
 
 A record of 500 messages costs 63 bytes of mask however its messages are acked, and a union is one `|`.
 """
@@ -26,7 +26,7 @@ def merge(starts: list[int], stops: list[int]) -> tuple[list[int], list[int]]:
 
 
 def contains(starts: list[int], stops: list[int], seq: int) -> bool:
-    """Is seq in one of the merged intervals?"""
+    """True if `seq` is in one of the merged intervals."""
     at = bisect_right(starts, seq) - 1
     return at >= 0 and seq < stops[at]
 

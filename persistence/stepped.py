@@ -22,13 +22,13 @@ class SteppedCommit:
     """Replaces commit.Commit where only `request` is needed."""
 
     def __init__(self, store: Store, *, logs: bool = False) -> None:
-        """`logs`: what is small goes to the write-ahead log first, as with commit.Commit."""
+        """`logs`: small layers go to the write-ahead log first, as with commit.Commit."""
         self._store = store
         self._logs = logs
         self._pending = store.pending
         self._holds = Holds(store.pending)
         self._running: tuple[Layer, Transaction] | None = None
-        #: The layer that the log is given, and what writes it.
+        #: The layer that is being written to the log, and its job.
         self._logging: tuple[Layer, Callable[[], None]] | None = None
 
     @property
@@ -44,7 +44,7 @@ class SteppedCommit:
             self._pending.open.to_store = True
 
     def hold(self, granted: Callable[[], None]) -> None:
-        """Submit over several turns what reaches the disk at once; see persistence.holds."""
+        """Let several turns submit changes that reach the disk at once; see persistence.holds."""
         self._holds.hold(granted)
 
     def release(self) -> None:

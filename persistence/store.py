@@ -63,8 +63,8 @@ DISK_SLACK_BYTES = 16 * 1024 * 1024
 RESERVE_BYTES = 4 * 1024 * 1024
 # The free room is checked again after so many appended bytes, and once a second.
 LOOK_BYTES = 16 * 1024 * 1024
-# Each call of `info` and `stat` interns these names anew unless they stand here: the interpreter's table of
-# such strings would grow by a megabyte for those that are gone.
+# `info` and `stat` intern these names in each call unless they live here: the interpreter's table of interned
+# strings would grow by a megabyte.
 INFO_NAMES = ("map_addr", "map_size", "last_pgno", "last_txnid", "max_readers", "num_readers")
 STAT_NAMES = ("psize", "depth", "branch_pages", "leaf_pages", "overflow_pages", "entries")
 
@@ -88,7 +88,7 @@ class Tables:
 
     @classmethod
     def open(cls, env: lmdb.Environment) -> "Tables":
-        # In one transaction: a new store would be synced for each of them, which takes most of the time of a first start.
+        # All in one transaction: a sync for each table would take most of the time of a first start.
         with env.begin(write=True) as txn:
             return cls(*(env.open_db(name.encode(), txn=txn) for name in cls.__slots__))
 

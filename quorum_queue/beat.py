@@ -1,4 +1,4 @@
-"""Tasks that look at something again and again do so at the same moments: a process at rest wakes less often.
+"""Lets periodic tasks run at the same moments, so that an idle process wakes less often.
 
 The moments are the multiples of each task's interval, by the clock that all of them read.
 """
@@ -16,8 +16,9 @@ def now_ms() -> int:
 
 
 def until_beat_s(interval_ms: int, at_ms: int) -> float:
-    """Return the time to the next multiple of the interval; to the one after it if that is less than half of one, for
-    those who count their wakes."""
+    """Return the time to the next multiple of the interval, or to the one after it if that is less than half
+    an interval away: some callers count their wakes.
+    """
     since = at_ms % interval_ms
     left = interval_ms - since
     if 2 * left < interval_ms:

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from persistence.errors import CommitFailed
 
-#: What the disk may do to whoever reads or writes, which no unit can be blamed for.
+#: Errors of the disk, for which no unit can be blamed.
 DISK_ERRORS = (CommitFailed,)
 
 
@@ -25,10 +25,10 @@ class Fatal(BaseException):
 
 
 class Unit(Protocol):
-    """What an exception may leave in a wrong state: a session, a queue's host, a Raft group."""
+    """An object that an exception may leave in a wrong state: a session, a queue's host, a Raft group."""
 
     def failed(self, error: Exception) -> None:
-        """Take no part in anything any more. Raises Fatal where the node can't do without."""
+        """Stop taking part in anything. Raises Fatal if the node can't do without this unit."""
 
 
 class Boundary:
@@ -44,9 +44,9 @@ class Boundary:
             self.failed(unit, error)
 
     def failed(self, unit: Unit, error: Exception) -> None:
-        """A unit raised: it takes no part in anything any more. Raises Fatal if it is not the unit that is broken."""
+        """A unit raised: stop it. Raises Fatal if not the unit is broken."""
         if isinstance(error, DISK_ERRORS):
-            # The disk is everybody's.
+            # All units share the disk.
             raise Fatal(str(error)) from error
         unit.failed(error)
 

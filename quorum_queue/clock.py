@@ -1,36 +1,36 @@
 """Time, as data: an interval is measured by the monotonic clock, and a date is wall time.
 
-Messages expire by neither of them but by the queue time (QueueTime), which has to outlive a process, and to be about
-the same on all nodes. It begins as wall time, and from then on it goes with the monotonic clock, whatever happens to
-the wall clock. Only what passed while no process was there to measure it is told by the wall clock: at a start the
-queue time goes on from what was noted on disk, plus the wall time since, which is never less than nothing.
+Messages expire by neither of them but by the queue time (QueueTime), which has to outlive a process, and to
+be about the same on all nodes. It begins as wall time, and then advances with the monotonic clock, whatever
+happens to the wall clock. The wall clock only measures how long the process was down: at a start the queue
+time continues from the note on disk, plus the wall time since then, if that is above zero.
 
-The nodes of a cluster tell each other their queue time. A node that starts takes it over from one that serves. Where
-all start at once, those that have a note take the earliest of theirs: rather late than early. Between nodes that serve
-the later one counts, as with any logical clock; a node that is behind catches up slowly (SLEW), so that nothing expires
-all at once.
+The nodes of a cluster tell each other their queue time. A starting node takes it over from a serving one. If
+all start at once, the nodes with a note take the earliest of their times: messages should rather expire late
+than early. Among serving nodes the latest time counts, as with any logical clock; a node that is behind
+catches up slowly (SLEW), so that messages do not expire all at once.
 """
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple, Protocol
 
-#: What a queue time rests on: on the wall clock alone; on a note on the disk; on a cluster that serves by it.
+#: Basis of a queue time: only the wall clock; a note on disk; a cluster that serves by it.
 GUESSED, RESTORED, KNOWN = range(3)
-#: A node that is behind the others makes time go faster by one part in so many.
+#: The queue time of a node that is behind the others runs faster by one part in this many.
 SLEW: Final = 10
 
 
 class Clock(Protocol):
     def monotonic_ms(self) -> int:
-        """For intervals: it is never set, and begins anywhere."""
+        """For intervals: nobody sets it, and its zero is arbitrary."""
 
     def wall_ms(self) -> int:
-        """For what users see: ms since 1970. It may be set forward or back."""
+        """For times that users see: ms since 1970. It may be set forward or back."""
 
 
 class TimeNote(NamedTuple):
-    """What a disk remembers: a queue time, and the wall time of that moment."""
+    """A note on disk: a queue time, and the wall time of that moment."""
 
     queue_ms: int
     wall_ms: int
@@ -64,7 +64,9 @@ class QueueTime:
         self._slewed_ms = self._clock.monotonic_ms()
 
     def heard(self, trust: int, queue_ms: int) -> int:
-        """Another node has told its queue time, and what that rests on. Return by how much time here has changed."""
+        """Another node has told its queue time and the basis of it. Return by how much the time here has
+        changed.
+        """
         now, before = self._clock.monotonic_ms(), self.ahead_ms
         ahead = queue_ms - now
         if trust > self.trust:

@@ -1,7 +1,8 @@
 """Dead letters of a queue on this node.
 
-Their bodies may have left memory. Then they wait until the disk can give them without a wait, all later ones wait
-behind them, and their records stay: so a letter and its message never leave the disk in different commits.
+Their bodies may have left memory. Then they wait until the bodies can be read without waiting for the disk,
+all later ones wait behind them, and their records stay: so a letter arrives and its message leaves the disk
+in the same commit.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from quorum_queue.paging import Paging
 if TYPE_CHECKING:
     from quorum_queue.ports import Commits
 
-#: Dead letters that are sent at once; then the turn may be over.
+#: Dead letters that are sent before the turn may end.
 LETTERS_MAX: Final = 4
-#: A dead letter that found no taker is tried again after this time.
+#: Time after which a refused dead letter is sent again, ms.
 DEAD_LETTER_RETRY_MS: Final = 1_000
 
 
@@ -29,9 +30,9 @@ class WaitingLetters(NamedTuple):
 
     run: Run
     reason: Reason
-    #: The messages leave the queue when they are sent.
+    #: Messages that leave the queue when they are sent.
     leave: bool
-    #: They are held until their targets have them.
+    #: Messages that are held until their targets have them.
     held: bool
 
 
@@ -41,9 +42,9 @@ class WideLetter:
     __slots__ = ("_commits", "_granted", "_over", "_parts", "leaving", "may_begin")
 
     def __init__(self, parts: Iterator[None], leaving: Run | None, commits: Commits | None) -> None:
-        """`commits` is that of the journal if the letters leave it: the disk gets all of that at once."""
+        """`commits` is the journal's, if the letters leave it: all changes then reach the disk at once."""
         self._parts = parts
-        #: What leaves the queue when all is sent.
+        #: Messages that leave the queue when everything is sent.
         self.leaving = leaving
         self._commits = commits
         self._granted = self._over = False
@@ -60,7 +61,7 @@ class WideLetter:
         def granted() -> None:
             assert commits is not None
             if self._over:
-                # It was sent as a whole meanwhile, or not at all.
+                # Meanwhile all of it was sent at once, or dropped.
                 commits.release()
                 return
             self._granted = self.may_begin = True
@@ -89,11 +90,12 @@ class WideLetter:
 class DeadLettering(Paging):
     """The part of a host that sends dead letters."""
 
-    #: Held dead letters, by position, that wait to be sent or whose targets have not answered yet.
+    #: Held dead letters, by position, that wait to be sent or for the answers of their targets.
     _letters_sent: dict[int, None]
     #: Dead letters that wait for the disk or for a later turn, in order.
     _letters_waiting: deque[WaitingLetters]
-    #: So many of the first of them can be read without a wait, once no store has any of these to read.
+    #: Number of dead letters at the front that can be read without a wait, once no store is reading for them
+    #: any more.
     _letters_asked: int
     _letters_cold: int
     _letters_under_way: bool
@@ -102,7 +104,7 @@ class DeadLettering(Paging):
     _wake_at: int | None
 
     def _send_dead_letters(self, effects: Effects) -> None:
-        """Send them in their order. Those that are not held until their targets have them leave the queue then."""
+        """Send dead letters in order. Those that need not be held leave the queue then."""
         settled = {id(run) for run in effects.settled}
         leaving = {id(run) for run, _ in effects.dead_letters if id(run) in settled}
         effects.settled = [run for run in effects.settled if id(run) not in leaving]
@@ -125,10 +127,11 @@ class DeadLettering(Paging):
         self._letters_waiting.append(letters)
 
     def _send_waiting_letters(self) -> None:
-        """Send as many as can be read without a wait, but not in an overdue turn: queues that send each other dead
-        letters would never end it. Their targets take the turn's time, too."""
+        """Send as many as can be read without a wait, but not in an overdue turn: queues that send each other
+        dead letters would never end it, and their targets take the turn's time, too.
+        """
         if self._letters_under_way:
-            # An answer came at once, and had commands applied.
+            # An answer came at once and has applied commands.
             return
         self._letters_under_way = True
         wrote, letters = False, 1
@@ -150,7 +153,9 @@ class DeadLettering(Paging):
         return bool(self._letters_waiting) and self._letters_are_at_hand()
 
     def _send_next(self) -> bool:
-        """Send the first few that wait, or to some of many targets; say whether the journal was written."""
+        """Send the first few letters, or one letter to some of many targets; return whether the journal was
+        written.
+        """
         if self._letter_wide is not None:
             return not self._letter_wide.send_some() and self._wide_is_sent(self._letter_wide)
         run, reason, leave, held = self._letters_waiting[0]
@@ -162,7 +167,7 @@ class DeadLettering(Paging):
             if not self._letters_waiting:
                 self._letters_waiting = NO_DEQUE
         if held and run.seqs.start not in self.machine.dead_lettering:
-            # The disk has lost it.
+            # The disk has lost the body.
             self._letters_sent.pop(run.seqs.start, None)
             return False
         parts = self._send_letters(run, reason, held=held)
@@ -180,7 +185,7 @@ class DeadLettering(Paging):
     def _wide_is_sent(self, wide: WideLetter) -> bool:
         self._letter_wide = None
         wrote = wide.leaving is not None and self._forget([wide.leaving])
-        # The targets apply the last part in this turn, and so before the store goes on.
+        # The targets apply the last part in this turn, before the store goes on.
         wide.end()
         return wrote
 
@@ -202,7 +207,7 @@ class DeadLettering(Paging):
         return not self._letters_cold
 
     def _letters_came(self) -> None:
-        """The disk has given what was asked for."""
+        """The disk has read the bodies."""
         self._letters_cold -= 1
         if not self._letters_cold and self.ended != "failed":
             self._turn.schedule(self)
@@ -245,11 +250,13 @@ class DeadLettering(Paging):
         self._send_waiting_letters()
 
     def _wake_by(self, at_ms: int) -> None:
-        """Have a timer set for this time of the monotonic clock, or one before it."""
+        """Set a timer for this time of the monotonic clock, or use an earlier one."""
         if self._wake_at is None or self._wake_at > at_ms:
             self._wake_at = at_ms
             self.services.timers.wake(self, at_ms)
 
     def _forget(self, settled: list[Run]) -> bool:
-        """Delete the entries of settled messages and give their memory back; say whether the journal was written."""
+        """Delete the entries of settled messages and release their memory; return whether the journal was
+        written.
+        """
         raise NotImplementedError

@@ -1,7 +1,7 @@
-"""Stands for all queues of a node that were deleted, in the place of their hosts.
+"""Stands in for the hosts of all deleted queues of a node.
 
-Clients may know a deleted queue for long: by the messages that they have not acked. They must not keep the host with
-it, which has all messages that were ready.
+Clients may refer to a deleted queue for long, by messages that they have not acked. That must not keep its
+host alive, which has all messages that were ready.
 """
 
 from __future__ import annotations

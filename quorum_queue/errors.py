@@ -1,5 +1,7 @@
-"""What stops a queue on a node."""
+"""Errors that stop a queue on a node."""
 
 
 class Unreadable(Exception):
-    """The log of a queue holds what this version of mqd can't read. To try again does not help: another version may."""
+    """The log of a queue has an entry that this version of mqd can't read. A retry does not help; another
+    version may.
+    """

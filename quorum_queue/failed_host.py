@@ -1,4 +1,4 @@
-"""Stands for a queue that has failed on this node, and that no other node serves: it refuses everything."""
+"""Stands in for a queue that has failed on this node and that no other node serves: it refuses everything."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quorum_queue.ports import ConsumerState, Hosted, Refused, Turn
 
 
 class FailedHost(QueueHost):
-    """See quorum_queue.ports.Host. What is stored stays, until the queue is begun anew or deleted."""
+    """See quorum_queue.ports.Host. The stored data is kept until the queue is restarted or deleted."""
 
     __slots__ = ("_drop", "_settings", "_why")
 
@@ -23,7 +23,7 @@ class FailedHost(QueueHost):
     def __init__(
         self, queue: Hosted, turn: Turn, settings: Settings, why: str, drop: Callable[[], None]
     ) -> None:
-        """`why` is for clients; `drop` deletes what is stored of the queue."""
+        """`why` is the text for clients; `drop` deletes the stored data of the queue."""
         super().__init__(queue, turn)
         self.ended = "failed"
         self._settings = settings
@@ -59,7 +59,7 @@ class FailedHost(QueueHost):
     def wake(self) -> None: ...
 
     def failed(self, error: Exception) -> None:
-        """Nothing here can."""
+        """This host cannot fail."""
         raise error
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What the hosts of queues have in common: commands that wait to be applied, and clients that wait for answers."""
+"""The common part of all hosts of queues: pending commands, and clients that wait for answers."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class Asking:
         self.attaching: dict[Key, Callable[[str | None], None]] = {}
         self.getting: dict[Key, deque[Callable[[Got | Refused | None], None]]] = {}
         self.purging: dict[int, Callable[[int | Refused], None]] = {}
-        #: (number of a batch, what to call when it was applied)
+        #: (number of a batch, the function to call when it was applied)
         self.barriers: list[tuple[int, Callable[..., None]]] = []
 
 
 class _Nobody(Asking):
-    """Nobody waits: what queues at rest share."""
+    """Nobody waits: the shared object of idle queues."""
 
     __slots__ = ()
 
@@ -56,7 +56,7 @@ NOBODY: Final[Asking] = _Nobody()
 class QueueHost:
     """See quorum_queue.ports.Host.
 
-    There may be thousands at rest: slots, and nothing of their own that is empty.
+    Thousands of queues may be idle: so it has slots, and no empty containers of its own.
     """
 
     __slots__ = (
@@ -77,7 +77,7 @@ class QueueHost:
         self._turn = turn
         self.pending: list[Command] = []
         self.ended: Ended = ""
-        #: Who waits for what; to be read only, see `begin_asking`.
+        #: Clients that wait. Read only; see `begin_asking`.
         self.asking: Asking = NOBODY
         self._last_token = 0
 
@@ -106,12 +106,12 @@ class QueueHost:
         return self.settings.dead_letter_at_least_once
 
     def partitions_changed(self) -> None:
-        """Streams have come or gone: for the hosts of consumer groups."""
+        """Streams have come or gone. Only hosts of consumer groups react."""
 
     # -- commands --------------------------------------------------------------------------------------------------
 
     def submit(self, *commands: Command) -> None:
-        """Have these commands applied after all that are pending."""
+        """Apply these commands after all pending ones."""
         self.pending += commands
         self._turn.schedule(self)
 
@@ -119,7 +119,7 @@ class QueueHost:
         raise NotImplementedError
 
     def failed(self, error: Exception) -> None:
-        """`apply_pending` raised: what this host knows cannot be trusted any more."""
+        """`apply_pending` raised: the state of this host cannot be trusted any more."""
         self.queue.host_failed(error)
 
     def barrier(self, done: Callable[..., None]) -> None:
@@ -138,7 +138,7 @@ class QueueHost:
         self.submit(("attach", consumer))
 
     def get(self, consumer: Consumer, done: Callable[[Got | Refused | None], None]) -> None:
-        """Hand one message to a consumer that is not attached (basic.get)."""
+        """Deliver one message to a consumer that is not attached (basic.get)."""
         if self.ended:
             done(None if self.ended == "deleted" else Refused(self._ended_text))
             return
@@ -157,7 +157,7 @@ class QueueHost:
 
     @property
     def _ended_text(self) -> str:
-        """What clients are told that come too late."""
+        """Text for clients that come too late."""
         return _ENDED_TEXTS.get(self.ended, "")
 
     def _token(self) -> int:
@@ -165,7 +165,7 @@ class QueueHost:
         return self._last_token
 
     def begin_asking(self) -> Asking:
-        """Return who waits, to add somebody."""
+        """Return the waiting clients, to add one."""
         if self.asking is NOBODY:
             self.asking = Asking()
         return self.asking
@@ -173,14 +173,14 @@ class QueueHost:
     # -- answers ---------------------------------------------------------------------------------------------------
 
     def _attached(self, key: Key, refused: str | None) -> bool:
-        """Answer who waits for the consumer to be attached; return whether somebody did."""
+        """Answer the client that waits for its consumer to be attached; return whether there was one."""
         done = self.asking.attaching.pop(key, None)
         if done is not None:
             done(EXCLUSIVE if refused == "exclusive" else refused)
         return done is not None
 
     def _got(self, key: Key, got: Got | None) -> None:
-        """Answer the first of those who wait for a message of this getter."""
+        """Answer the first client that waits for a message of this getter."""
         getting = self.asking.getting
         waiting = getting.get(key)
         if waiting:
@@ -200,7 +200,7 @@ class QueueHost:
             self.asking.barriers.pop(0)[1]()
 
     def _pass_all(self) -> None:
-        """All that was to be applied before the barriers was, or never will be."""
+        """All commands before the barriers were applied, or never will be."""
         asking = self.asking
         if asking.barriers:
             barriers, asking.barriers = asking.barriers, []
@@ -209,7 +209,7 @@ class QueueHost:
                 passed(*why)
 
     def _refuse_askers(self, why: Refused) -> None:
-        """Answer everybody who waits for something that will not come."""
+        """Answer all clients that wait in vain."""
         asking, self.asking = self.asking, NOBODY
         for attached in asking.attaching.values():
             attached(why.text)
@@ -223,7 +223,7 @@ class QueueHost:
 
 
 def answer_publishes(commands: list[Command], *, confirm: bool) -> None:
-    """Answer for all messages among these commands, which are not going to be applied."""
+    """Answer the publishers of all messages among these commands, which will not be applied."""
     for command in commands:
         if command[0] in ENQUEUES and command[2] is not None:
             last = command[3] + len(command[1].seqs) - 1

@@ -1,7 +1,7 @@
-"""What a queue had in memory when it was deleted.
+"""Frees the memory of a deleted queue.
 
-To free a million messages, or tens of thousands of consumers, takes as long as to do something with each of them. So they
-are not freed with the host, but some at a time.
+Freeing a million messages, or tens of thousands of consumers, takes as long as any work on each of them. So
+they are not freed with the host, but some at a time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from quorum_queue.machine.machine import Machine
 from quorum_queue.machine.run import Run
 from quorum_queue.ports import Turn
 
-#: Messages, runs of them, and consumers that are freed at once; then the turn may be over.
+#: Messages, runs, and consumers that are freed before the turn may end.
 FREED_MAX: Final = 2_048
 FREED_RUNS_MAX: Final = 512
 FREED_CONSUMERS_MAX: Final = 128
@@ -27,7 +27,7 @@ class Leftover:
     __slots__ = ("_consumers", "_runs", "_turn")
 
     def __init__(self, machine: Machine, turn: Turn) -> None:
-        """The machine has nothing of it any more."""
+        """Take everything out of the machine."""
         self._turn = turn
         self._consumers: list[Consumer] = machine.consumers.drop_all()
         self._runs: list[deque[Run]] = machine.ready.drop_all()

@@ -1,7 +1,8 @@
 """Hosts of queues on this node: the machine over no log, or over the journal.
 
-A host gathers the commands of a turn, applies them as one batch, and carries out the effects: journal what is
-durable, deliver, confirm (after the sync where something was journalled), dead-letter, and forget what is settled.
+A host gathers the commands of a turn, applies them as one batch, and carries out the effects: it journals
+durable messages, delivers, confirms (after the sync if something was journalled), dead-letters, and forgets
+settled messages.
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ from quorum_queue.ports import (
     Turn,
 )
 
-#: Runs of messages that expire in one batch.
+#: Most runs of messages that expire in one batch.
 EXPIRES_MAX: Final = 100
-#: Deliveries of one batch, which are as many runs: consumers of one channel get messages one by one.
+#: Most deliveries of one batch. Each is a run: consumers of one channel get messages one by one.
 HANDS_MAX: Final = 512
-#: Whom to confirm which messages: their channel, first and last.
+#: Confirms to give: channel, first and last message.
 Waiting = list[tuple[Any, int, int]]
 
 
 class NodeServices:
-    """What every host of the node shares."""
+    """Objects that all hosts of the node share."""
 
     __slots__ = (
         "clock",
@@ -113,10 +114,11 @@ class LocalHost(DeadLettering):
         self.journalled = journalled
         #: Marks' slots, one for each priority level.
         self.marks: list[int] = marks or NO_LIST
-        #: What was marked last in each slot: consumers that take turns are served out of order, and a mark only rises.
+        #: The last mark in each slot: consumers that take turns are served out of order, and a mark only
+        #: rises.
         self._marked: list[int] = NO_LIST
         self.resident_bytes = 0
-        #: Transient messages behind this one are in memory only.
+        #: Transient messages behind this position are in memory only.
         self._spilled_to = -1
         self._warming = self._handed_out = 0
         self._asked = self._next = NOTHING_ASKED
@@ -124,11 +126,12 @@ class LocalHost(DeadLettering):
         self._gets_waiting = NO_LIST
         self._wake_at: int | None = None
         self._durable_seq = machine.next_seq - 1
-        #: At the end of the last batch.
+        #: Value at the end of the last batch.
         self._consumer_count = 0
-        #: The batch that is being applied, as long as nobody was answered for its messages.
+        #: The batch that is being applied, until publishers have been answered.
         self._unanswered: list[Command] = NO_LIST
-        #: Messages that came alone and are not on disk yet, by position, and whom to tell: see `_confirm_acked`.
+        #: Messages that came alone and are not on disk yet, by position, with their publishers: see
+        #: `_confirm_acked`.
         self._lone: dict[int, Waiting] = NO_DICT
         #: Batches whose publishers wait for the disk.
         self._batches_waiting = 0
@@ -151,7 +154,7 @@ class LocalHost(DeadLettering):
     def settings(self) -> Settings:
         return self.machine.settings
 
-    # As in QueueHost, and asked for each publish.
+    # As in QueueHost, but read for each publish.
 
     @property
     def counts_bytes(self) -> bool:
@@ -193,7 +196,9 @@ class LocalHost(DeadLettering):
     # -- commands --------------------------------------------------------------------------------------------------
 
     def apply_pending(self) -> None:
-        """Apply all pending commands as one batch and carry out the effects; then what that made pending."""
+        """Apply all pending commands as one batch and carry out the effects; then the commands that became
+        pending meanwhile.
+        """
         self._handed_out = 0
         if self._has_letters and self.ended != "failed":
             self._send_waiting_letters()
@@ -209,7 +214,7 @@ class LocalHost(DeadLettering):
             self._unanswered = commands
             if self._gets_waiting:
                 self._forget_gets(commands)
-            # What the disk has is brought back first, which may be some time later: see Paging.
+            # Bodies on disk are read first, which may take some time: see Paging.
             effects = Effects(
                 wants_enqueued=self.journalled,
                 in_memory=True,
@@ -226,7 +231,7 @@ class LocalHost(DeadLettering):
                 self._consumer_count = count
                 if gone:
                     self.queue.consumer_gone(count)
-            # What is pending now: a dead letter came straight back, or its targets took it.
+            # Commands are pending again: a dead letter came straight back, or its targets have taken it.
         self._pass_all()
 
     def configure(self, settings: Settings) -> None:
@@ -236,7 +241,7 @@ class LocalHost(DeadLettering):
         self.queue.renew()
 
     def _take_settings(self, settings: Settings) -> None:
-        """Have the machine take them, in a batch of their own."""
+        """Give the machine new settings, in a batch of their own."""
         self._wanted = None
         machine, before = self.machine, self.machine.dedup
         effects = Effects(
@@ -249,7 +254,7 @@ class LocalHost(DeadLettering):
                 self._names.end()
             self._names = None
             if machine.dedup is not None:
-                # Behind all that were ever used: some may still lie in the journal.
+                # Behind all positions that were ever used: some may still lie in the journal.
                 machine.dedup.next_position = FIRST_POSITION + (now_ms << 16)
                 self._names = NameJournal(self.services.journal, self.queue_id, machine.dedup)
         self._perform(effects, now_ms)
@@ -273,13 +278,13 @@ class LocalHost(DeadLettering):
             self.submit(("tick",))
 
     def close(self) -> None:
-        """The queue is deleted, with all that it holds."""
+        """The queue is deleted, with its messages."""
         self._send_waiting_letters()
         self.ended = "deleted"
         self._release()
         if not self._has_letters:
             self._drop_stored()
-        # What has died was in the queue before it was deleted: it leaves in later turns.
+        # Messages that died before the deletion leave as dead letters in later turns.
         self._refuse_pending()
         self._refuse_askers(DELETED)
 
@@ -292,7 +297,7 @@ class LocalHost(DeadLettering):
             self.services.commits.request()
 
     def stop(self, why: Refused) -> None:
-        """Serve nobody from now on, and keep what is in the journal."""
+        """Stop serving, and keep the journal."""
         self.ended = "failed"
         if self._letter_wide is not None:
             self._letter_wide.end()
@@ -305,7 +310,7 @@ class LocalHost(DeadLettering):
         self._refuse_askers(why)
 
     def _release(self) -> None:
-        """Give back the memory and all else that is shared with other queues."""
+        """Release memory and other shared resources."""
         services = self.services
         services.memory.forget(self)
         services.pages.forget(self.queue_id)
@@ -314,7 +319,7 @@ class LocalHost(DeadLettering):
         Leftover(self.machine, self._turn).free()
 
     def _refuse_pending(self) -> None:
-        """What came too late for a queue that was deleted went nowhere: that is a confirm, not a refusal."""
+        """A message for a deleted queue goes nowhere: that is a confirm, not a refusal."""
         commands, self.pending = self.pending, []
         answer_publishes(commands, confirm=self.ended == "deleted")
 
@@ -346,7 +351,7 @@ class LocalHost(DeadLettering):
             withdrawn = self._confirm_acked(effects.acked) if effects.acked else -1
             wrote = self._forget(effects.settled, withdrawn) or wrote
         self._unanswered = NO_LIST
-        # What is there already may still wait for the sync that it came with.
+        # The first copy of a duplicate may still wait for its sync.
         self._confirm(effects, wrote or bool(effects.duplicates))
         for origin, first, last in effects.refused:
             if origin is not None:
@@ -366,7 +371,7 @@ class LocalHost(DeadLettering):
         self._read_ahead(wanted=effects.paged_out)
 
     def _forget_gets(self, commands: list[Command]) -> None:
-        """Whose channel closes is given nothing more."""
+        """Answer no gets of a channel that closes."""
         gone = [command[1] for command in commands if command[0] == "detach"]
         waiting = self._gets_waiting
         self._gets_waiting = [command for command in waiting if command[1].key not in gone]
@@ -393,7 +398,7 @@ class LocalHost(DeadLettering):
             else:
                 turn.deliver(consumer.sink, consumer, run, first_id)
         for key in getting:
-            # The disk has lost what it was to get.
+            # The disk has lost the message for this get.
             self._got(key, None)
 
     def _journal_enqueued(self, runs: list[Run]) -> bool:
@@ -432,7 +437,7 @@ class LocalHost(DeadLettering):
             self.services.marks.mark(self.marks[level], run.seqs[-1])
 
     def _confirm(self, effects: Effects, wrote: bool) -> None:
-        """Confirm at once what is not durable anyway, and the rest after the sync."""
+        """Confirm transient messages at once, and the others after the sync."""
         waiting: Waiting = []
         for origin, first, last, persistent in effects.confirmed:
             if origin is None:
@@ -466,16 +471,18 @@ class LocalHost(DeadLettering):
             if self.services.memory.used > self.services.memory.budget_bytes:
                 self.services.memory.relieve()
 
-        # With a consumer, it may be acked before the disk has begun.
+        # The message is with a consumer, and may be acked before the write begins.
         alone = (self.queue_id, lone) if lone >= 0 and effects.deliveries else None
         self.services.commits.request(done, alone=alone)
 
     def _seq_of_lone(self, enqueued: list[Run], waiting: Waiting) -> int:
-        """The position of a message that came alone and waits for the disk as the only one of its queue, or -1."""
+        """Return the position of a message that came alone and is the only one of its queue that waits for
+        the disk, or -1.
+        """
         if (
-            # Behind others its confirm would be out of order, and a frame of its own.
+            # Behind other messages, its confirm would be out of order and need a frame of its own.
             self._batches_waiting
-            # What deduplication remembers of it has to be on disk, whatever becomes of the message.
+            # Deduplication needs the name on disk, whatever happens to the message.
             or self._names is not None
             or len(waiting) != 1
             or waiting[0][1] != waiting[0][2]
@@ -488,8 +495,8 @@ class LocalHost(DeadLettering):
     def _confirm_acked(self, acked: list[Run]) -> int:
         """Confirm messages that came alone and were acked before they were on disk: nobody needs the disk's copy.
 
-        So a publisher that waits for each confirm does not wait for a sync where the consumer is faster. Return the
-        position of one that is out of the journal again, or -1.
+        So a publisher that waits for each confirm need not wait for a sync if the consumer is faster. Return
+        the position of a message that was withdrawn from the journal, or -1.
         """
         withdrawn = -1
         for run in acked:
@@ -507,12 +514,12 @@ class LocalHost(DeadLettering):
     def _forget(self, settled: list[Run], withdrawn: int = -1) -> bool:
         """Delete the entries of settled messages and give their memory back; say whether the journal was written.
 
-        The message at the position `withdrawn` is in the journal no more.
+        The journal no longer has the message at the position `withdrawn`.
         """
         services = self.services
         wrote = False
         if self.ended:
-            # All of it goes when the last dead letters have left.
+            # The whole journal goes when the last dead letters have left.
             return False
         for run in settled:
             if run.contents is not None:

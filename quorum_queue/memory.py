@@ -1,7 +1,8 @@
 """The node's budget for message bodies in memory.
 
-A queue counts what it holds; when all together hold more than the budget, the newest bodies of the largest queues are
-dropped from memory, which are the last to be delivered. They are in the journal already, or go to the spill first.
+A queue counts its bodies in memory. When all queues together exceed the budget, the newest bodies of the
+largest queues leave memory: they are delivered last. They are in the journal already, or go to the spill
+first.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class ReadAhead:
-    """How much of what left memory is read before it is wanted; for each queue."""
+    """How many bytes of bodies on disk each queue reads ahead."""
 
     #: Bodies brought back ahead of the head of the queue.
     memory_bytes: int = 512 * 1024
-    #: Bodies beyond that which the disk is asked for, and reads while those are delivered.
+    #: Further bodies that the disk reads meanwhile.
     disk_bytes: int = 4 * 1024 * 1024
 
 
@@ -29,21 +30,21 @@ class Pageable(Protocol):
 class MemoryBudget:
     """Counts body bytes over all queues of the node."""
 
-    #: Fraction of the budget below which no relief goes.
+    #: No relief frees memory below this fraction of the budget.
     LOW = 0.9
-    #: One relief goes this far below the budget, so that relief is rare, and no further: bodies may have to be written
-    #: to the spill, and others wait meanwhile.
+    #: One relief frees memory down to this far below the budget, so that relief is rare. It frees no more,
+    #: because bodies may have to be written to the spill while others wait.
     STEP_BYTES = 2 << 20
-    #: Queues that one relief looks at.
+    #: Most queues that one relief looks at.
     LOOKS_MAX = 256
 
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
         self.used = 0
-        #: Bodies that have left memory, since the start.
+        #: Number of bodies that have left memory since the start.
         self.paged_out_bytes = 0
         self._queues: dict[Pageable, None] = {}
-        #: Queues that had bodies in memory when this was made, the largest last; those that are done with are gone.
+        #: Queues with bodies in memory when the list was made, the largest last; relieved queues are removed.
         self._largest: dict[Pageable, None] = {}
 
     def register(self, queue: Pageable) -> None:
@@ -54,7 +55,7 @@ class MemoryBudget:
         self._largest.pop(queue, None)
 
     def relieve(self) -> None:
-        """Page out until the budget holds again, as far as it can be done now."""
+        """Page out until memory is within the budget again, as far as possible now."""
         low = max(int(self.budget_bytes * self.LOW), self.budget_bytes - self.STEP_BYTES)
         wanted = self.used - low
         found = False
@@ -74,7 +75,7 @@ class MemoryBudget:
             self.paged_out_bytes += released
             wanted -= released
             if wanted > 0:
-                # It may have gone meanwhile.
+                # The queue may have been deleted meanwhile.
                 self._largest.pop(queue, None)
 
 

@@ -1,8 +1,9 @@
-"""What a durable queue on one node remembers of messages that it took, in its journal (see machine.dedup).
+"""Stores the names that the deduplication of a durable queue on one node remembers, in its journal (see
+machine.dedup).
 
-Names lie in records of the queue like its messages, far behind them: position 1 << 62 and on. They are written in the
-transaction of their messages, so after a crash both are there or none, and settled when they are forgotten. A message
-may be long gone while its name is still remembered.
+Names lie in records of the queue like its messages, far behind them: position 1 << 62 and on. They are
+written in the transaction of their messages, so after a crash both exist or none does; they are settled when
+they are forgotten. A message may be long gone while its name is still remembered.
 
     record  u8 version | u64 now_ms | names, each with u32 length before it
 """
@@ -17,7 +18,7 @@ from quorum_queue.machine.codec import CodecError, framed, unframed
 from quorum_queue.machine.dedup import Change, Dedup, is_name, key_of
 from quorum_queue.ports import Journal
 
-#: Positions from here on are those of names.
+#: Positions from here on belong to names.
 FIRST_POSITION: Final = 1 << 62
 #: Names in one record.
 RECORD_NAMES_MAX = 1_000
@@ -27,7 +28,7 @@ _HEAD: Final = struct.Struct(">BQ")
 
 
 class NameJournal:
-    """Writes what changes."""
+    """Writes changes of the names."""
 
     __slots__ = ("_dedup", "_journal", "_queue_id")
 
@@ -37,7 +38,7 @@ class NameJournal:
         self._dedup = dedup
 
     def note(self, now_ms: int, changes: Iterable[Change]) -> None:
-        """Write what a turn took and forgot."""
+        """Write the names that a turn has added and forgotten."""
         dedup = self._dedup
         fresh: dict[bytes, bytes] = {}
         gone: list[int] = []
@@ -63,7 +64,7 @@ class NameJournal:
             self._journal.settle(self._queue_id, seqs)
 
     def end(self) -> None:
-        """The queue remembers nothing any more."""
+        """The queue has stopped deduplicating: drop all names."""
         dedup = self._dedup
         for seqs in _ranges(list(dedup.positions.values())):
             self._journal.settle(self._queue_id, seqs)
@@ -73,7 +74,7 @@ class NameJournal:
 def restore(
     dedup: Dedup, first_position: int, count: int, payload: bytes | memoryview, settled: list[range]
 ) -> None:
-    """Put back the names of one record, but for those that were forgotten. Raises CodecError."""
+    """Restore the names of one record, except forgotten ones. Raises CodecError."""
     now_ms, names = _decode(payload)
     if len(names) != count:
         raise CodecError(f"a record of {count} names has {len(names)}")
@@ -97,7 +98,7 @@ def _decode(payload: bytes | memoryview) -> tuple[int, list[bytes]]:
 
 
 def _ranges(positions: list[int]) -> list[range]:
-    """Join neighbours: the oldest are forgotten first, so they mostly are."""
+    """Join neighbouring positions: the oldest names are forgotten first, so most are neighbours."""
     ranges: list[range] = []
     for position in sorted(positions):
         if ranges and ranges[-1].stop == position:

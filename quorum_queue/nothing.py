@@ -1,8 +1,8 @@
-"""What queues at rest have in the place of empty containers of their own: a dictionary takes 80 bytes, a deque 760, and
-there may be a hundred thousand queues with a dozen of each.
+"""Shared empty containers for idle queues: a dictionary takes 80 bytes, a deque 760, and there may be a
+hundred thousand queues with a dozen of each.
 
-Nobody adds to these: who wants to add something makes a container of its own first. Nothing is lost by that, since most
-queues never need most of them.
+Nothing is ever added to these: code that adds something makes a container of its own first. Most queues never
+need most of theirs.
 """
 
 from __future__ import annotations

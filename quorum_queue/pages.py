@@ -1,7 +1,7 @@
 """Records that were just paged in.
 
-Messages that come back one by one are runs of their own, but share records on the disk: without this, each of them
-would read and check its whole record again.
+Messages that were requeued one by one are runs of their own, but share records on disk: without this cache,
+each would read and check its whole record again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Page(NamedTuple):
 
 
 class Pages:
-    """The last record of each of the queues that read last."""
+    """The last record of each of the queues that read most recently."""
 
     QUEUES_MAX = 16
     PAGE_BYTES_MAX = 1 << 20
@@ -27,7 +27,7 @@ class Pages:
         self._pages: OrderedDict[tuple[int, bool], Page] = OrderedDict()
 
     def find(self, queue_id: int, durable: bool, seqs: range) -> list[bytes] | None:
-        """Return the bodies of these neighbours if all of them are at hand."""
+        """Return the bodies of these consecutive messages if all of them are cached."""
         page = self._pages.get((queue_id, durable))
         if page is None or seqs.step != 1:
             return None

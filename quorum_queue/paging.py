@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("mqd.queue")
 
-#: Consumer, what it is given, and the first of its delivery ids.
+#: Consumer, run, and first delivery id.
 Delivery = tuple[Consumer, Run, int]
 
 #: One journal record has at most about this many bytes, so that paging in one does not stall the loop.
 RECORD_BYTES_MAX = 256 * 1024
-#: So long what the page cache had is taken to be there still, ms.
+#: Time for which pages are assumed to stay in the page cache, ms.
 KNOWN_MS: Final = 1_000
-#: Runs that consumers hold and that one relief looks at; most may be paged out already.
+#: Most runs of consumers that one relief looks at; many may be paged out already.
 PAGE_OUT_LOOKS_MAX: Final = 1_000
 
 
 class _Asked(NamedTuple):
-    """Positions, the first and the last, and when they were asked for."""
+    """First and last requested position, and the time of the request."""
 
     first: int
     last: int
@@ -43,7 +43,9 @@ NOTHING_ASKED = _Asked(0, -1, 0)
 
 
 class Paging(QueueHost):
-    """The half of a host that moves bodies. The journal has those of durable messages; others go to the spill."""
+    """The part of a host that moves bodies. The journal has the bodies of durable messages; others go to the
+    spill.
+    """
 
     queue_id: int
     pending: list[Command]
@@ -55,15 +57,15 @@ class Paging(QueueHost):
     _durable_seq: int
     #: Transient messages behind this one are in memory only.
     _spilled_to: int
-    #: Stores that read the next bodies in a thread.
+    #: Number of stores that read the next bodies in a thread.
     _warming: int
-    #: What these are to read.
+    #: The requested positions.
     _next: _Asked
-    #: Gets that wait for that.
+    #: Gets that wait for these reads.
     _gets_waiting: list[Command]
-    #: Bytes, since `apply_pending` was called.
+    #: Bytes read since `apply_pending` was called.
     _handed_out: int
-    #: What the disk was asked for ahead of time, and what of that it has given.
+    #: Positions that the disk reads ahead, and those that it has read.
     _asked: _Asked
     _at_hand: _Asked | None
 
@@ -96,11 +98,11 @@ class Paging(QueueHost):
         return freed
 
     def _page_out_handed_out(self, bytes_wanted: int) -> int:
-        """Drop bodies that consumers hold, or gave back: they are needed again only if something goes wrong."""
+        """Drop bodies of deliveries and of returned messages: they are seldom needed again."""
         freed = looked_at = 0
         held = [consumer.checkout.runs for consumer in self.machine.consumers.by_key.values()]
         levels = self.machine.ready.levels
-        # What comes next stays: it may have been brought back a moment ago.
+        # Keep the next messages: they may have been read a moment ago.
         heads = [level.returned[0] for level in levels if level.returned]
         for runs in (*held, *(level.returned for level in levels)):
             for run in reversed(runs):
@@ -120,7 +122,7 @@ class Paging(QueueHost):
     def _spill(self, run: Run) -> None:
         self._spilled_to = max(self._spilled_to, run.seqs[-1])
         run.spilled = True
-        # What consumers hold may have gaps; records have none.
+        # Deliveries of consumers may have gaps; records have none.
         whole = run.seqs.step == 1
         parts = parts_of(run) if whole else [_part(run, at, at + 1) for at in range(len(run.seqs))]
         for part in parts:
@@ -130,7 +132,7 @@ class Paging(QueueHost):
             )
 
     def _read_ahead(self, *, wanted: bool) -> None:
-        """Bring back the bodies that will be wanted next. `wanted`: somebody waits for them."""
+        """Read the bodies that will be needed next. `wanted`: a consumer waits for them."""
         level = self.machine.ready.head_level()
         head = None if level is None else level.head()
         if level is None or head is None or head.contents is not None:
@@ -149,7 +151,9 @@ class Paging(QueueHost):
                 self._go_on()
 
     def _ask(self, runs: list[Run], done: Callable[[], None]) -> int:
-        """Have these bodies read from the disk, where they are in no memory; return how often `done` will be called."""
+        """Let the disk read these bodies if they are not in the page cache; return how often `done` will be
+        called.
+        """
         durable: list[tuple[int, int]] = []
         spilled: list[tuple[int, int]] = []
         for run in runs:
@@ -163,7 +167,7 @@ class Paging(QueueHost):
         return bool(waits) + bool(spilled and not services.spill.warm(self.queue_id, spilled, done))
 
     def _ask_ahead(self, level: Level) -> None:
-        """While what is in memory is delivered, the disk reads what comes after it."""
+        """While bodies in memory are delivered, let the disk read the following ones."""
         asked_from, asked_to, _ = self._asked
         ahead = self.services.read_ahead
         later = level.paged_out(ahead.memory_bytes, ahead.disk_bytes)
@@ -192,7 +196,7 @@ class Paging(QueueHost):
         )
 
     def _warmed(self) -> None:
-        """The disk has given what was asked for."""
+        """The disk has read the requested bodies."""
         self._warming -= 1
         if not self._warming and not self.ended:
             self._at_hand = self._next._replace(at_ms=self.services.clock.monotonic_ms())
@@ -201,17 +205,19 @@ class Paging(QueueHost):
             self._turn.schedule(self)
 
     def _go_on(self) -> None:
-        """Have handed out what waited for its bodies."""
+        """Deliver the messages that waited for their bodies."""
         gets, self._gets_waiting = self._gets_waiting, NO_LIST
         self.pending += gets
         if self._handed_out < BURST_BYTES:
             self.pending.append(("tick",))
         else:
-            # As after any burst, others come first.
+            # As after any burst, let others come first.
             self.services.timers.wake(self, 0)
 
     def _bring_back(self, level: Level) -> None:
-        """Load what comes next, which the disk need not be waited for; have read meanwhile what comes after it."""
+        """Load the next bodies, which need no wait for the disk; let the disk read the following ones
+        meanwhile.
+        """
         brought = level.paged_out(0, self.services.read_ahead.memory_bytes)
         for at, run in enumerate(brought):
             if not self._load(run, keep=True):
@@ -222,10 +228,10 @@ class Paging(QueueHost):
         self._ask_ahead(level)
 
     def _load(self, run: Run, *, keep: bool) -> bool:
-        """Read a run's bodies back. `keep`: it stays in the queue, so its memory counts.
+        """Read a run's bodies back. `keep`: the run stays in the queue, so its memory counts.
 
-        False if the disk has lost some of them: then the run stays as it is, and those messages leave the queue with
-        the next commands.
+        Return False if the disk has lost some of them: then the run is unchanged, and the lost messages leave
+        the queue with the next commands.
         """
         durable = self.journalled and run.attributes.persistent
         contents = self.services.pages.find(self.queue_id, durable, run.seqs)
@@ -241,7 +247,7 @@ class Paging(QueueHost):
         return True
 
     def _load_deliveries(self, deliveries: list[Delivery]) -> None:
-        """Read back the bodies of what is handed out. What the disk has lost is handed out to nobody."""
+        """Read the bodies of deliveries. Lost messages are not delivered."""
         damaged: list[int] = []
         for at, (_, run, _) in enumerate(deliveries):
             if run.contents is None and not self._load(run, keep=False):
@@ -285,7 +291,7 @@ class Paging(QueueHost):
         return found
 
     def _lose(self, seqs: list[int], fault: str) -> None:
-        """These messages are lost: say so, once, and go on without them."""
+        """Log lost messages, once, and go on without them."""
         known = [command for command in self.pending if command[0] == "lose"]
         fresh = [seq for seq in seqs if not any(low <= seq <= high for _, low, high in known)]
         for command in _spans(fresh):

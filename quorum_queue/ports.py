@@ -1,4 +1,4 @@
-"""What the hosts of queues need from above and below, declared here so that nothing above is imported."""
+"""Protocols that the hosts of queues need from above and below, so that nothing above is imported."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quorum_queue.machine.settings import Settings
 
 
 class Origin(Protocol):
-    """The publisher's side of a batch: told, by the publisher's own numbers, what became of it."""
+    """The publisher's side of a batch, which gets its outcome by the publisher's own numbers."""
 
     def confirmed(self, first: int, last: int) -> None: ...
 
@@ -24,32 +24,34 @@ class Sink(Protocol):
     """The consumer's side: takes deliveries of its consumer, bodies in memory."""
 
     def deliver(self, consumer: Consumer | None, run: Run, first_id: int) -> None:
-        """The machine's consumer is known only where the machine is."""
+        """`consumer` is the machine's, and known only on the node with the machine."""
 
     def failed(self, error: Exception) -> None:
-        """`deliver` raised: whatever state is behind this sink cannot be trusted."""
+        """`deliver` raised: the state behind this sink cannot be trusted."""
 
 
 class Turn(Protocol):
-    """The node's turn as hosts know it; see amqp_server.turn."""
+    """The node's turn as hosts see it; see amqp_server.turn."""
 
     def schedule(self, host: Recipient) -> None:
-        """Have the pending commands of a host applied, in this turn or in one that comes soon."""
+        """Apply the pending commands of a host in this turn or in one that comes soon."""
 
     def overdue(self) -> bool:
-        """True if the turn has lasted long enough: who has more to do leaves it for later."""
+        """True if the turn has lasted long enough: leave further work for later."""
 
     def is_full(self, times: int = 1) -> bool:
-        """True if the turn is overdue, or will be with the queues that are to be applied and so many messages for each."""
+        """True if the turn is overdue, or will be when it has applied the scheduled queues with so many
+        messages each.
+        """
 
     def later(self, unit: Any, call: Callable[[], object]) -> None:
-        """Call in a turn that comes soon; if that raises, the unit has failed."""
+        """Make this call in a turn that comes soon; if it raises, the unit has failed."""
 
     def contain(self, unit: Any, call: Callable[..., object], *arguments: Any) -> None:
-        """Call; if that raises, `unit.failed(error)` is called and nothing else is hurt."""
+        """Make this call; if it raises, `unit.failed(error)` is called and nothing else is affected."""
 
     def deliver(self, sink: Sink, consumer: Consumer | None, run: Run, first_id: int) -> None:
-        """Hand a run to a sink. If that raises, the sink has failed and not the queue."""
+        """Hand a run to a sink. If that raises, the sink has failed, not the queue."""
 
 
 class Record(Protocol):
@@ -64,7 +66,7 @@ class Record(Protocol):
 
     @property
     def fault(self) -> str:
-        """What is wrong with it; then there is no payload."""
+        """The error in the record; then there is no payload."""
 
 
 class Journal(Protocol):
@@ -73,12 +75,12 @@ class Journal(Protocol):
     def append(
         self, queue_id: int, first_seq: int, count: int, payload: bytes | list[bytes], head_parts: int = 0
     ) -> None:
-        """The first `head_parts` parts are what a restart reads of the batch."""
+        """A restart only reads the first `head_parts` parts of the batch."""
 
     def settle(self, queue_id: int, seqs: range) -> None: ...
 
     def withdraw(self, queue_id: int, seq: int) -> bool:
-        """Take a message back that nothing was written of yet, and whose commit was requested as `alone`."""
+        """Withdraw a message that was not written yet, and whose commit was requested as `alone`."""
 
     def annotate(self, queue_id: int, seq: int, value: bytes) -> None: ...
 
@@ -95,7 +97,7 @@ class Journal(Protocol):
         """The same for `recover_queue` and the bodies from that position on."""
 
     def recover_queue(self, queue_id: int) -> Any | None:
-        """Return what is on disk of one queue, None if nothing is. To be used up at once."""
+        """Return the stored data of one queue, None if there is none. Use it up at once."""
 
 
 class Commits(Protocol):
@@ -103,7 +105,7 @@ class Commits(Protocol):
 
     @property
     def unsynced(self) -> bool:
-        """True if anything that was submitted is not on the disk yet."""
+        """True if any submitted change is not on disk yet."""
 
     def request(
         self,
@@ -115,14 +117,15 @@ class Commits(Protocol):
         """`alone`: queue and position of the one message that was submitted, if it is with a consumer."""
 
     def hold(self, granted: Callable[[], None]) -> None:
-        """Call `granted`, now or in a later turn: what is submitted from then on until `release` reaches the disk at
-        once, in however many turns that is."""
+        """Call `granted`, now or in a later turn. All changes submitted between that and `release` reach the
+        disk at once, however many turns pass.
+        """
 
     def release(self) -> None: ...
 
 
 class Marks(Protocol):
-    """Highest position handed out, kept in a way that outlives the process; see persistence.marks."""
+    """The highest delivered position, kept so that it outlives the process; see persistence.marks."""
 
     def mark(self, slot: int, seq: int) -> None: ...
 
@@ -136,14 +139,14 @@ class Marks(Protocol):
 
 
 class DeadLetters(Protocol):
-    """Takes what a queue discards.
+    """Takes messages that a queue discards.
 
-    `done`, where there is one, is told later or at once whether every message has a target and all targets took it;
-    then the sender sees to a turn of the queue's host. Without it a dead letter is sent and forgotten.
-    With a `letter` the run is one message, and targets that have taken it already don't take it again.
+    `done`, if given, is called now or later with whether every message has a target and all targets took it;
+    a turn of the queue's host follows. Without `done` a dead letter is sent and forgotten. With a `letter`
+    the run is one message, and targets that have taken it already don't take it again.
 
-    If a message has many targets, none of them has it when the call returns: what it returns is to be gone through, some
-    targets at each step, and then the messages are sent.
+    If a message has many targets, none of them has it when the call returns: the steps of the returned
+    iterator send it to some targets each.
     """
 
     def dead_letter(
@@ -157,25 +160,27 @@ class DeadLetters(Protocol):
 
 
 class Timers(Protocol):
-    """Calls `wake()` of a host at the earliest time in ms that it asked for since it was last called; then it asks again."""
+    """Calls `wake()` of a host at the earliest time in ms that the host asked for since its last call; then
+    the host asks again.
+    """
 
     def wake(self, host: Any, at_ms: int) -> None: ...
 
 
 class Refused(NamedTuple):
-    """What cannot be done now. The text is for the client."""
+    """The outcome of a request that is impossible now. The text is for the client."""
 
     text: str
 
 
-#: Why a consumer was not attached: it or another one wants the queue for itself.
+#: The reason why a consumer was not attached: it or another one is exclusive.
 EXCLUSIVE: Final = "exclusive"
 
 
 class ConsumerState(NamedTuple):
     """A consumer as management lists it, wherever its client is.
 
-    Its key is the one that it has on its own node, in a cluster with that node and its incarnation in front.
+    Its key is that of its own node, in a cluster preceded by that node and its incarnation.
     """
 
     key: Any
@@ -187,7 +192,7 @@ class ConsumerState(NamedTuple):
 
 
 class Got(NamedTuple):
-    """A message that basic.get brought, with its body and the getter's delivery id."""
+    """The message for a basic.get, with its body and the getter's delivery id."""
 
     run: Run
     first_id: int
@@ -199,16 +204,16 @@ class Named(Protocol):
 
 
 class Hosted(Named, Protocol):
-    """The topology's queue, as its host tells it what happened."""
+    """The topology's queue, as its host notifies it."""
 
     @property
     def vhost(self) -> Named: ...
 
     def renew(self) -> None:
-        """It was used: its lease begins anew."""
+        """The queue was used: renew its lease."""
 
     def consumer_gone(self, left: int) -> None:
-        """A consumer went, and so many are left."""
+        """A consumer has gone, and so many are left."""
 
     def consumers_lost(self) -> None:
         """All consumers of this node have lost their places in the queue."""
@@ -217,11 +222,12 @@ class Hosted(Named, Protocol):
         """A consumer of this node has lost its place in the queue."""
 
     def host_failed(self, error: Exception) -> None:
-        """Its host raised while it applied commands: the host must stop, and nothing it knows can be trusted."""
+        """Its host raised while it applied commands: the host must stop, and its state cannot be trusted."""
 
 
 class Recipient(Protocol):
-    """What messages can be handed to: the host of a queue, or what stands for a client that waits for direct replies.
+    """A receiver of messages: the host of a queue, or the stand-in for a client that waits for direct
+    replies.
 
     Commands go into `pending`. The turn calls `apply_pending`, which applies them in order or sends them on their way;
     nothing else applies commands.
@@ -247,7 +253,9 @@ class Recipient(Protocol):
         """`apply_pending` raised."""
 
     def barrier(self, done: Callable[..., None]) -> None:
-        """`done()` when all that was submitted here so far is applied and visible here; `done(Refused)` if not."""
+        """Call `done()` when all commands submitted here so far are applied and visible here; `done(Refused)`
+        if that fails.
+        """
 
 
 class Host(Recipient, Protocol):
@@ -256,7 +264,7 @@ class Host(Recipient, Protocol):
     Every `done` is called once, from `apply_pending` or later, and also when the host ends.
     """
 
-    #: Why the host serves the queue no more; see quorum_queue.host.Ended.
+    #: The reason why the host no longer serves the queue; see quorum_queue.host.Ended.
     ended: Literal["", "deleted", "moved", "failed"]
     #: The machine looks at the windows of its consumers' channels itself.
     shares_windows: bool
@@ -283,23 +291,23 @@ class Host(Recipient, Protocol):
         """Bodies in this node's memory."""
 
     def consumers(self) -> Iterable[ConsumerState]:
-        """Those that there are now; what each looks like is made as the caller goes through them."""
+        """The present consumers; their states are made while the caller iterates."""
 
     def wake(self) -> None: ...
 
     def configure(self, settings: Settings) -> None:
-        """The queue is to do this from now on."""
+        """Give the queue new settings."""
 
     def close(self) -> None:
         """The queue is deleted, with all that it holds."""
 
     def touch(self) -> None:
-        """Somebody used the queue: the lease of an expiring one begins anew."""
+        """A client used the queue: renew the lease of an expiring one."""
 
     def can_settle(self, key: Any, low: int) -> bool:
         """Return whether a consumer can still settle its deliveries from this one on.
 
-        False if they went back to the queue because this node joined or left it, or lost touch with it.
+        False if they went back to the queue because this node joined or left it, or lost contact with it.
         """
 
     def attach(self, consumer: Consumer, done: Callable[[str | None], None]) -> None:

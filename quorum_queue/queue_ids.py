@@ -15,7 +15,7 @@ PLACES_MAX: Final = 1 << 14
 
 
 def partition_id(index: int, place: int) -> int:
-    """Return the id of a partition: unique as the index of its operation is."""
+    """Return the id of a partition, which is as unique as the index of its operation."""
     return _PARTITION | index << _PLACE_BITS | place
 
 

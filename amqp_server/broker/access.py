@@ -1,4 +1,4 @@
-"""Who may log in to this broker, and what they may do there."""
+"""Access control: users, their permissions, and the answers of the HTTP backend."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from quorum_queue.clock import Clock
 
 
 class Access:
-    """The users, their permissions, and what the HTTP backend has said of both."""
+    """Users, their permissions, and the answers of the HTTP backend about both."""
 
     __slots__ = ("answers", "permissions", "users")
 
     def __init__(self, config: Config, metadata: Metadata, clock: Clock, changed: Callable[[], None]) -> None:
-        """`changed` is told when somebody's permissions are others now."""
+        """`changed` is called whenever permissions have changed."""
         self.users = Users(
             metadata,
             loopback_users=config.loopback_users,
@@ -26,7 +26,7 @@ class Access:
             login_memory_s=config.login_memory_s,
             login_memory_entries_max=config.login_memory_entries_max,
         )
-        #: Of the HTTP backend, which is asked by who makes the connections' edge.
+        #: Answers of the HTTP backend; the edge of the connections asks it.
         self.answers: Answers | None = None
         if HTTP_BACKEND in config.auth_backends:
             cache_ms = int(1000 * config.auth_http_cache_s)

@@ -1,8 +1,8 @@
-"""What another server permits, question by question, as RabbitMQ's rabbitmq_auth_backend_http asks it.
+"""Permissions that another server grants question by question, as with RabbitMQ's rabbitmq_auth_backend_http.
 
-A user whom that server has let in has no patterns here: whether it may use a queue, that server says. Its answers are
-kept for a while. Where one is missing, the check raises AnswerAwaited, and whoever checks waits for the answer and
-checks again: a client's method from its beginning, which has changed nothing yet.
+A user whom that server has let in has no patterns here: the server decides whether the user may use a queue.
+Its answers are kept for a while. If an answer is missing, the check raises AnswerAwaited; the caller waits
+for the answer and checks again. A client's method then begins anew; it has changed nothing yet.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from typing import Final, NamedTuple
 
 from amqp_server.broker.grants import Grant
 
-#: In the place of a first scope: the other server is asked, and the scopes are the client's address and its tags. No
-#: scope of a token has a NUL.
+#: Marks a grant of the other server when it stands in the place of the first scope: the following scopes are
+#: the client's address and its tags. No scope of a token has a NUL.
 ASKED: Final = "\0asked"
-#: Of a grant that nothing was remembered by.
+#: The time of a grant by which nothing is remembered.
 NEVER_MS: Final = 1 << 62
 
 
 class Question(NamedTuple):
-    #: vhost, resource or topic.
+    #: One of vhost, resource, topic.
     path: str
     parameters: tuple[tuple[str, str], ...]
 
 
-#: Asks; the function is called with the answer, never at once.
+#: Asks the server; the function is called with the answer, never before this call returns.
 Ask = Callable[[Question, Callable[[bool], None]], None]
 
 
 class AnswerAwaited(Exception):
-    """A permission that nobody knows here yet, or several."""
+    """One permission or several whose answers have not come yet."""
 
     def __init__(self, grant: RemoteGrant, questions: tuple[Question, ...]) -> None:
         super().__init__(questions)
@@ -39,35 +39,35 @@ class AnswerAwaited(Exception):
         self.questions = questions
 
     def with_(self, others: Sequence[AnswerAwaited]) -> AnswerAwaited:
-        """Return what awaits the answers to others of the same user, too."""
+        """Return an exception that also awaits the answers to other questions about the same user."""
         questions = list(self.questions)
         for other in others:
             questions += other.questions
         return AnswerAwaited(self._grant, tuple(dict.fromkeys(questions)))
 
     def begin(self, done: Callable[[], None]) -> None:
-        """Ask; `done` is called when the check can be made again."""
+        """Ask; `done` is called when the caller should check again."""
         self._grant.ask_all(self.questions, done)
 
     def settle(self) -> None:
-        """What waited for it is done, or has failed."""
+        """The work that waited is done, or has failed."""
         self._grant.settle()
 
 
 class Answers:
-    """Answers of the other server, each for as long as it counts. All clients share them."""
+    """Answers of the other server, each kept while it is valid. All clients share them."""
 
     def __init__(self, now_ms: Callable[[], int], cache_ms: int, entries_max: int) -> None:
         self.now_ms = now_ms
         self.cache_ms = cache_ms
         self._entries_max = entries_max
-        #: By the question, and until when it counts. The oldest stands first.
+        #: Answers by question, each with the time until which it is valid, oldest first.
         self._known: OrderedDict[Question, tuple[bool, int]] = OrderedDict()
-        #: Set by who can ask; None: there is nobody to be asked, and nothing is permitted.
+        #: Set by the edge that can ask; None: nothing can be asked, and nothing is permitted.
         self.asks: Ask | None = None
 
     def recall(self, question: Question) -> tuple[bool, int] | None:
-        """Return an answer that still counts, and until when."""
+        """Return a valid answer, and until when it is valid."""
         known = self._known.get(question)
         if known is None or known[1] <= self.now_ms():
             return None
@@ -84,7 +84,7 @@ class Answers:
 
 
 class RemoteGrant:
-    """What one login of such a user may do. Has the methods of grants.Grant; they raise AnswerAwaited."""
+    """Permissions of one login of such a user. Has the methods of grants.Grant; they raise AnswerAwaited."""
 
     def __init__(self, answers: Answers, user: str, scopes: Sequence[str]) -> None:
         """`scopes` begin with ASKED and the address of the client."""
@@ -92,11 +92,11 @@ class RemoteGrant:
         self._user = user
         self._peer = scopes[1] if len(scopes) > 1 else ""
         self.tags = Grant(scopes[2:]).tags
-        #: The same in every question.
+        #: Fields that every question has.
         self._joined = " ".join(self.tags)
-        #: Answers to the method that waits: they count until it is done, however soon they would be forgotten.
+        #: Answers for the method that waits: they are valid until it is done, even if they expire earlier.
         self._given: dict[Question, bool] = {}
-        #: When the first of the answers that were used since `forgotten` does not count any more.
+        #: When the first of the answers that were used since `forgotten` expires.
         self.until_ms = NEVER_MS
 
     def may_open(self, vhost: str) -> bool:
@@ -107,7 +107,7 @@ class RemoteGrant:
         return self._allowed(Question("resource", self._resource(vhost, kind, name, access)))
 
     def allows_key(self, vhost: str, exchange: str, key: str, access: str) -> bool:
-        """Whether this routing key of a topic exchange is permitted."""
+        """True if this routing key of a topic exchange is permitted."""
         parameters = (
             *self._resource(vhost, "topic", exchange, access),
             ("routing_key", key),
@@ -169,9 +169,9 @@ class RemoteGrant:
         self._given.clear()
 
     def is_stale(self) -> bool:
-        """True if something may be remembered by an answer that does not count any more."""
+        """True if a memo may rest on an answer that has expired."""
         return self._answers.now_ms() >= self.until_ms
 
     def forgotten(self) -> None:
-        """Nothing is remembered by an answer any more."""
+        """All memos that rest on answers were cleared."""
         self.until_ms = NEVER_MS

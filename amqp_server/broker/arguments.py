@@ -1,7 +1,8 @@
 """Arguments of declares: what they must be, and when two declares mean the same.
 
-The checks come in RabbitMQ's order, so that a declare with several mistakes is told of the same one. A stored
-queue's arguments are parsed again when the node starts: what was accepted once must stay acceptable.
+The checks come in RabbitMQ's order, so that a declare with several mistakes gets the same error. A node
+parses the arguments of stored queues again at each start, so arguments that were accepted once must stay
+acceptable.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,10 +21,10 @@ from persistence.streams.compression import CODECS
 
 NO_TYPES: Mapping[str, str] = {}
 
-# Ten years: what RabbitMQ takes for the longest time that somebody can mean.
+# Ten years, RabbitMQ's limit of a time.
 TIME_MS_MAX = 315_360_000_000
 PRIORITY_MAX = 255
-# Most ids that one queue may be asked to remember: about 250 MB.
+# Most ids that one queue can remember: about 250 MB.
 DEDUPLICATION_COUNT_MAX = 1_000_000
 
 EXCHANGE_CHARACTERS_MAX = 255
@@ -31,7 +32,7 @@ EXCHANGE_CHARACTERS_MAX = 255
 SEGMENT_BYTES_MAX = 3_000_000_000
 FILTER_BYTES = range(16, 256)
 
-#: Sets of arguments that are kept once for all queues that have them.
+#: Most sets of arguments that are kept once for all queues that have them.
 SHARED_MAX = 1024
 
 
@@ -42,25 +43,25 @@ class QueueArguments:
     expires_ms: int | None = None
     max_length: int | None = None
     max_length_bytes: int | None = None
-    # None is drop-head, unless a policy says otherwise; so with at-most-once below.
+    # None means drop-head unless a policy says otherwise; likewise None means at-most-once below.
     overflow: Literal["drop-head", "reject-publish", "reject-publish-dlx"] | None = None
     dead_letter_exchange: str | None = None
     dead_letter_routing_key: str | None = None
     dead_letter_strategy: Literal["at-most-once", "at-least-once"] | None = None
     max_priority: int | None = None
     single_active_consumer: bool = False
-    # As declared; below zero is no limit at all, None is the default of the queue type.
+    # As declared. A value below zero means no limit, None the default of the queue type.
     delivery_limit: int | None = None
     # None if it was not given; a window or a count means yes.
     deduplication: bool | None = None
     deduplication_window_ms: int | None = None
     deduplication_count: int | None = None
-    # Accepted, without effect here.
+    # Accepted; has no effect here.
     queue_mode: Literal["default", "lazy"] | None = None
     queue_version: int | None = None
     max_in_memory_length: int | None = None
     max_in_memory_bytes: int | None = None
-    # Used when the nodes of a quorum queue are chosen, as far as possible.
+    # Followed as far as possible when the nodes of a quorum queue are chosen.
     initial_group_size: int | None = None
     target_group_size: int | None = None
     leader_locator: str | None = None
@@ -83,7 +84,7 @@ class QueueArguments:
 
 
 class _Invalid(Exception):
-    """The reason, as RabbitMQ prints it behind the colon."""
+    """The reason, as RabbitMQ prints it after the colon."""
 
 
 def _integer(value: object, type: str) -> int:
@@ -169,7 +170,7 @@ def _tombstone_age_ms(value: object, type: str) -> int:
 
 
 def _compaction(value: object, type: str) -> str:
-    """By what messages are compacted: key, or header:NAME."""
+    """The source of the key for compaction: `key`, or `header:NAME`."""
     text = _text(value, type)
     name = text.removeprefix(HEADER) if text.startswith(HEADER) else ""
     if text != ROUTING_KEY and not 0 < len(name.encode()) <= SHORT_STRING_MAX:
@@ -253,25 +254,25 @@ _CHECKS: tuple[tuple[str, str, Callable[[object, str], object]], ...] = (
     ("x-stream-compaction", "compaction", _compaction),
     ("x-stream-tombstone-age", "tombstone_age_ms", _tombstone_age_ms),
     ("x-initial-cluster-size", "initial_group_size", _group_size),
-    # RabbitMQ 3.10 takes anything here, and what is no integer then means nothing.
+    # RabbitMQ 3.10 takes any value here, and ignores one that is no integer.
     ("x-delivery-limit", "delivery_limit", _integer),
-    # Not RabbitMQ's.
+    # Arguments that RabbitMQ does not have.
     ("x-stream", "stream", _stream),
     ("x-consumer-timeout", "consumer_timeout_ms", _lease_ms),
     ("x-deduplication", "deduplication", _boolean),
     ("x-deduplication-window-ms", "deduplication_window_ms", _lease_ms),
     ("x-deduplication-count", "deduplication_count", _deduplication_count),
 )
-#: Checks that are other ones for a stream.
+#: Checks that differ for streams.
 _STREAM_CHECKS: dict[str, Callable[[object, str], object]] = {
-    # It would keep nothing.
+    # A stream with a limit of 0 would keep nothing.
     "x-max-length-bytes": lambda value, type: _above_zero(_natural(value, type)),
 }
-#: Arguments of streams that mean nothing to the other types, which take them as they take any unknown one.
+#: Arguments of streams. Other types accept and ignore them, like any unknown argument.
 _STREAMS_ONLY = frozenset(
     {"x-stream-filter-size-bytes", "x-stream-compression", "x-stream-compaction", "x-stream-tombstone-age"}
 )
-#: Arguments of groups that mean nothing to the other types.
+#: Arguments of groups, which other types ignore.
 _GROUPS_ONLY = frozenset({"x-stream", "x-consumer-timeout"})
 _queue_type = _one_of(*QUEUE_TYPES, otherwise="\"unsupported queue type '{}'\"")
 
@@ -287,9 +288,9 @@ def parse_queue_arguments(
     types: Mapping[str, str] = NO_TYPES,
     default_type: str = CLASSIC.name,
 ) -> QueueArguments:
-    """Raises PreconditionFailed with RabbitMQ's texts. `types` has the arguments' AMQP types, where known.
+    """Raises PreconditionFailed with RabbitMQ's texts. `types` has the AMQP types of the arguments, if known.
 
-    `default_type` is the queue's type if the arguments do not say it.
+    `default_type` is the queue's type if the arguments do not name one.
     """
     if not arguments and default_type == CLASSIC.name:
         return _shared(QueueArguments())
@@ -339,7 +340,7 @@ def parse_queue_arguments(
 
 @lru_cache(maxsize=SHARED_MAX)
 def _shared(parsed: QueueArguments) -> QueueArguments:
-    """Return one and the same object for queues that were declared alike, as thousands may have been."""
+    """Return the same object for all queues with equal arguments: thousands may have been declared alike."""
     return parsed
 
 
@@ -349,7 +350,7 @@ def _dead_letter_exchange(arguments: Mapping[str, object], types: Mapping[str, s
     if not isinstance(value, str):
         type = types.get(argument) or type_name(value)
         raise PreconditionFailed(f"invalid type '{type}' for arg '{argument}' in {place}")
-    # No exchange has a longer name, and what is parsed is remembered for other queues (see _shared).
+    # No exchange has a longer name, and parsed arguments are kept for other queues (see _shared).
     return value[: EXCHANGE_CHARACTERS_MAX + 1]
 
 
@@ -371,7 +372,7 @@ class Declaration:
     # Exchanges only.
     type: str = ""
     internal: bool = False
-    # Queues only: the type where the arguments do not say it.
+    # Queues only: the type if the arguments do not name one.
     queue_type: str = CLASSIC.name
 
 

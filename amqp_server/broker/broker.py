@@ -1,21 +1,17 @@
-"""The broker of one node, without I/O: what all connections share."""
+"""The broker of one node, without I/O: the state that all connections share."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 
 from amqp_server.broker.access import Access
 from amqp_server.broker.alarms import Alarms
-from amqp_server.broker.changed_streams import ChangedStreams
+from amqp_server.broker.background import Background
 from amqp_server.broker.dismantling import DELETIONS, Dismantling, parts_of
 from amqp_server.broker.events import EVENT, INTERNAL, Events
 from amqp_server.broker.failures import Failures
-from amqp_server.broker.firehose import Firehose
-from amqp_server.broker.host_parts import HostParts
 from amqp_server.broker.hosts import Hosts
-from amqp_server.broker.lost_consumers import LostConsumers
 from amqp_server.broker.memo import MemoBudget
 from amqp_server.broker.metadata import Metadata
 from amqp_server.broker.operations import DeclareExchange, DeleteVhost, Operation, PutVhost, ReplaceHash
@@ -27,62 +23,26 @@ from amqp_server.broker.runtime import Runtime
 from amqp_server.broker.sessions import Sessions
 from amqp_server.broker.time_notes import TimeNotes
 from amqp_server.broker.timers import Timers
-from amqp_server.broker.topology import Result, Topology
+from amqp_server.broker.topology import Topology
 from amqp_server.broker.traffic import Ended
 from amqp_server.broker.vhost import VHost
 from amqp_server.broker.vhosts import Vhosts
 from amqp_server.config import Config
 from amqp_server.logs import LineLimit
 from amqp_server.turn import Turn
-from quorum_queue.boundary import Fatal
 from quorum_queue.clock import Clock
 from quorum_queue.deleted_host import DeletedHost
 from quorum_queue.local import NodeServices
-from quorum_queue.ports import Refused
 
 
 class Counts:
-    """How many of everything there are, for the limits of the configuration."""
+    """How many of everything there are, for the limits of the configuration; and the counts of what has ended."""
 
-    __slots__ = ("bindings", "channels", "exchanges", "queues")
+    __slots__ = ("bindings", "channels", "ended", "exchanges", "queues")
 
     def __init__(self) -> None:
         self.bindings = self.channels = self.exchanges = self.queues = 0
-
-
-class Deletions:
-    """Queues that are to be deleted because their owner is gone: some in each turn, for there may be many."""
-
-    def __init__(self, turn: Turn, propose: Callable[[Operation, Done | None], None]) -> None:
-        self._turn = turn
-        self._propose = propose
-        #: Those of each owner, the next one last, and whom to tell. An object for each of them would take long to make.
-        self._owners: deque[tuple[list[Queue], Callable[[Queue, Result | Refused], None] | None]] = deque()
-
-    def add(
-        self, queues: Iterable[Queue], gone: Callable[[Queue, Result | Refused], None] | None = None
-    ) -> None:
-        left = list(queues)
-        left.reverse()
-        self._owners.append((left, gone))
-        self._go_on()
-
-    def _go_on(self) -> None:
-        owners = self._owners
-        while owners:
-            queues, gone = owners[0]
-            if not queues:
-                owners.popleft()
-                continue
-            if self._turn.overdue():
-                self._turn.later(self, self._go_on)
-                return
-            queue = queues.pop()
-            self._propose(queue.deletion, None if gone is None else partial(gone, queue))
-
-    def failed(self, error: Exception) -> None:
-        """See amqp_server.turn.Unit."""
-        raise Fatal(f"queues could not be deleted: {error!r}") from error
+        self.ended = Ended()
 
 
 class Broker:
@@ -110,29 +70,25 @@ class Broker:
         self.alarms = alarms
         self.services = services
         self.hosts = hosts
-        self.firehose = Firehose(turn)
-        self.host_parts = HostParts(turn)
-        self.lost_consumers = LostConsumers(turn)
-        self.changed_streams = ChangedStreams(turn)
-        #: In the place of the hosts of queues that are gone.
+        self.background = Background(turn, self.propose)
+        #: Stands in for the hosts of deleted queues.
         self.deleted_host = DeletedHost(turn)
-        #: Raised by whatever may change where a message goes or whether it may.
+        #: Generation of routes: raised by each change that may affect where a message goes, or whether it may
+        #: go there.
         self.generation = 0
         self.access = Access(config, metadata, clock, self.changed)
         self.vhost_records = Vhosts(metadata, vhosts_max=config.vhosts_max, changed=self.changed)
         self.vhosts: dict[str, VHost] = {}
-        #: None where nobody may want to hear of them.
+        #: None if events are turned off.
         self.events: Events | None = None
         if config.event_exchange_vhost:
             self.events = Events(self, config.event_exchange_vhost, config.event_waiting_max)
         self.counts = Counts()
-        self.ended = Ended()
         self.sessions = Sessions()
         self.runtime = Runtime(self)
         self.log_limit = LineLimit(config.log_lines_max)
         self.memo = MemoBudget(config.memo_bytes_max, self._forget_memos)
         self.replies = Replies()
-        self.deletions = Deletions(turn, self.propose)
         self.topology = Topology(self)
         self.replication: Replication = replication or LocalReplication(config.node, self.topology)
         self.failures = Failures(config, clock, timers, hosts)
@@ -140,7 +96,7 @@ class Broker:
         alarms.subscribe(lambda: turn.run(self._tell_sessions))
 
     def changed(self) -> None:
-        """The topology or a permission has changed: what was remembered of it is void."""
+        """The topology or a permission has changed: memos of it are void."""
         self.generation += 1
 
     def _tell_sessions(self) -> None:
@@ -159,7 +115,7 @@ class Broker:
     # -- changes ---------------------------------------------------------------------------------------------------
 
     def propose(self, operation: Operation, done: Done | None = None, user: str = INTERNAL) -> None:
-        """Have a change made that was checked here, for this user; see replication.Replication."""
+        """Propose a change that was checked here, in the name of this user; see replication.Replication."""
         propose = self.replication.propose
         if self.events is not None:
             propose = partial(self._propose_for, user)
@@ -181,13 +137,13 @@ class Broker:
             replication.user = before
 
     def close_sessions_of(self, vhost: str) -> None:
-        """A vhost goes: so do its connections."""
+        """Close the connections of a vhost that is being deleted."""
         for session in self.sessions:
             if session.vhost is not None and session.vhost.name == vhost:
                 session.force_close(f"vhost '{vhost}' is deleted")
 
     def exclusive_declared(self, queue: Queue) -> None:
-        """An exclusive queue is there now. If its session ended meanwhile, it goes again."""
+        """An exclusive queue was declared. Delete it if its session has ended meanwhile."""
         record, replication = queue.record, self.replication
         if (record.node, record.incarnation) != (replication.node, replication.incarnation):
             return
@@ -214,7 +170,7 @@ class Broker:
     def add_vhost(
         self, name: str, description: str = "", tags: tuple[str, ...] = (), default_queue_type: str = ""
     ) -> bool:
-        """Make a vhost, or change what is told of it; return whether it is new. Raises VhostRefused."""
+        """Make a vhost, or change its description; return whether it is new. Raises VhostRefused."""
         record = self.vhost_records.prepare(name, description, tags, default_queue_type)
         new = name not in self.vhost_records
         self.propose(PutVhost(record))
@@ -226,8 +182,9 @@ class Broker:
         self.propose(DeleteVhost(name))
 
     def declare_event_exchange(self) -> None:
-        """Make the exchange that events are published to, where they are wanted and its vhost is there. In a cluster any
-        node does: it is an exchange like others."""
+        """Declare the exchange for events, if events are on and its vhost exists. In a cluster any node may
+        do that: it is an ordinary exchange.
+        """
         vhost = None if self.events is None else self.vhosts.get(self.events.vhost)
         if vhost is not None and vhost.router.get(EVENT) is None:
             self.propose(
@@ -237,7 +194,7 @@ class Broker:
             )
 
     def replace_hash(self, user: str, before: str, after: str) -> None:
-        """A user has logged in with a hash of RabbitMQ's: keep one of our own."""
+        """A user has logged in with a hash of RabbitMQ's: replace it by one of our own."""
         if self.topology.takes_parameters:
             self.turn.run(self.propose, ReplaceHash(user, before, after))
 

@@ -1,4 +1,6 @@
-"""Tells consumer groups that the streams they are over have changed: some in each turn, for one stream may have thousands."""
+"""Tells consumer groups that their streams have changed: some in each turn, because one stream may have
+thousands of groups.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,11 @@ class ChangedStreams:
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
-        #: Groups that are still to be told, in order.
+        #: Groups that have not been told yet, in order.
         self._untold: dict[Queue, None] = {}
 
     def tell(self, groups: Iterable[Queue]) -> None:
-        """Have these look for their partitions, now or soon."""
+        """Let these groups look for their partitions, now or soon."""
         waiting = bool(self._untold)
         self._untold.update(dict.fromkeys(groups))
         if not waiting:

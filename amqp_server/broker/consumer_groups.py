@@ -59,7 +59,7 @@ def check(vhost: VHost, name: str, parsed: QueueArguments) -> list[Queue]:
 
 
 def options_of(queue: Queue) -> GroupOptions:
-    """Return what a group was declared with."""
+    """Return the options that a group was declared with."""
     parsed, config = queue.parsed, queue.vhost.broker.config
     limit = parsed.delivery_limit
     timeout_ms = parsed.consumer_timeout_ms
@@ -75,7 +75,7 @@ def options_of(queue: Queue) -> GroupOptions:
 
 
 def refuse_publish(queue: Queue) -> PreconditionFailed:
-    """Return why nothing can be published to a group."""
+    """Return the error for a publish to a group."""
     return PreconditionFailed(
         f"queue '{queue.name}' in vhost '{queue.vhost.name}' is a group over '{queue.parsed.stream}', and has no messages "
         f"of its own: publish to '{queue.parsed.stream}'"

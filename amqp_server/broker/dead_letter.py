@@ -1,5 +1,5 @@
-"""Dead letters: what a queue discards goes, with its history in the headers, through the dead-letter
-exchange.
+"""Dead letters: messages that a queue discards go through the dead-letter exchange, with their history in the
+headers.
 
 The headers and the rule for cycles are RabbitMQ's (https://www.rabbitmq.com/docs/dlx): each (queue, reason) has one
 x-death entry with a count, the newest first; a message does not go to a queue where it has died, this time included,
@@ -20,20 +20,20 @@ from quorum_queue.machine.effects import Reason
 from quorum_queue.machine.letters import Letter
 from quorum_queue.machine.run import Attributes, Run
 
-#: Queues that get a dead letter at once, of many more; then the turn may be over.
+#: Targets that get a wide dead letter before the turn may end.
 PART_QUEUES = 32
-#: Deaths counted for one queue and reason.
+#: Largest count of deaths for one queue and reason.
 COUNT_MAX = (1 << 63) - 1
 
 
 class Outcome:
-    """An origin that tells, once, whether every target of some messages took them."""
+    """An origin that reports, once, whether every target of some messages took them."""
 
     __slots__ = ("_done", "_left", "_taken")
 
     def __init__(self, done: Callable[[bool], None]) -> None:
         self._done = done
-        #: Answers still awaited, and one for that all was sent.
+        #: Answers still awaited, plus one until everything was sent.
         self._left = 1
         self._taken = True
 
@@ -48,7 +48,7 @@ class Outcome:
         self._answered(last - first + 1)
 
     def sent(self, *, routed: bool) -> None:
-        """All was handed to its targets, if it has any."""
+        """All messages were handed to their targets. `routed`: each of them had one."""
         self._taken = self._taken and routed
         self._answered(1)
 
@@ -62,7 +62,7 @@ class DeadLetterSender:
     """Sends dead letters on. See quorum_queue.ports.DeadLetters."""
 
     def __init__(self, frame_max: int, clock: Clock) -> None:
-        """`frame_max` is what frames are cut to, in bytes."""
+        """`frame_max` is the largest frame, in bytes."""
         self._frame_max = frame_max
         self._clock = clock
 
@@ -76,8 +76,8 @@ class DeadLetterSender:
     ) -> Iterator[None] | None:
         """Send each message of the run; tell `done` whether all found a target, and all targets took them.
 
-        Targets know a message by its `letter`, if it has one. Of a message with many targets none has it yet: return
-        what is to be gone through.
+        `letter` identifies the message to its targets. If a message has many targets, none of them has it
+        yet: the steps of the returned iterator hand it over.
         """
         parts = self._parts(queue, run, reason, done, letter)
         for _ in parts:
@@ -134,7 +134,7 @@ class DeadLetterSender:
             else [effective.dead_letter_routing_key]
         )
         if len(keys[0].encode()) > SHORT_STRING_MAX:
-            # A queue of an earlier version may have been declared with it. No message can have such a key.
+            # An earlier version accepted such an argument, but no message can have a key of this length.
             return _NOWHERE
         changed = self._headers(queue, properties, deaths, exchange, [routing_key, *copies], reason)
         if effective.dead_letter_routing_key is not None:
@@ -221,17 +221,17 @@ class Death(NamedTuple):
     queue: Any
     reason: Any
     times: int
-    #: The entry as it came, its length in front.
+    #: The entry as encoded bytes, with its length in front.
     table: bytes
-    #: It has a count.
+    #: True if it has a count.
     is_counted: bool
 
 
 def _deaths(headers: bytes) -> list[Death]:
     """Return the entries of x-death in an encoded headers table, newest first, one for each queue and reason.
 
-    Several of one queue and reason come from clients and from RabbitMQ before 3.6: without a count, each is one
-    death. A single entry without a count is left alone, as RabbitMQ does it.
+    Clients, and RabbitMQ before 3.6, write several entries for one queue and reason: each without a count is
+    one death. A single entry without a count is left alone, as in RabbitMQ.
     """
     groups: dict[tuple[str, str], list[Death]] = {}
     found = tables.tables_in(headers, b"x-death")
@@ -260,16 +260,17 @@ def _long(number: int) -> bytes:
 
 
 def _cycling(queue: str, deaths: list[Death], reason: Reason) -> set[object]:
-    """Return the names of the queues where the message has died since it was last rejected, first in this one now.
+    """Return the names of the queues where the message has died since it was last rejected, this death in
+    this queue included.
 
-    What a client has made up may have any type; no queue has such a name.
+    A client may have written names of any type; no queue has such a name.
     """
     cycling: set[object] = set()
     if reason != "rejected":
         cycling.add(queue)
         for death in deaths:
             if death.queue == queue and death.reason == reason:
-                # This entry is the newest one now.
+                # This death becomes the newest entry.
                 continue
             if death.reason == "rejected":
                 break

@@ -1,9 +1,9 @@
-"""Deletes what has very much in it: first its parts, some in each turn, then itself.
+"""Deletes large objects: first their parts, some in each turn, then the object.
 
-One change of the topology is one step, which nobody can interrupt: an exchange with 100,000 bindings takes most of a
-second. So its bindings are unbound one after the other before it is deleted, as a client could do it. In a cluster each
-part is an entry of the topology's log; the next ones are proposed when this node has applied some, and every node applies
-as many in a turn as it has time for (quorum_queue.cluster.replicas).
+One change of the topology is one step that cannot be interrupted, and to delete an exchange with 100,000
+bindings takes most of a second. So its bindings are unbound one after the other first, as a client could do
+it. In a cluster each part is an entry of the topology's log. The next parts are proposed when this node has
+applied some, and every node applies as many in a turn as it has time for (quorum_queue.cluster.replicas).
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from amqp_server.broker.vhost import VHost
     from exchanges.binding import Binding
 
-#: What may have very many parts.
+#: Deletions that may have very many parts.
 DELETIONS = (DeleteVhost, DeleteExchange, DeleteQueue, NodeDown)
-#: Bindings from which on the parts are deleted first; a queue takes as long as so many bindings.
+#: With more bindings than this, parts are deleted first; a queue counts as so many bindings.
 BINDINGS_MIN, QUEUE_BINDINGS = 500, 10
-#: Parts that are proposed and not applied yet.
+#: Most parts that are proposed and not applied yet.
 PROPOSED_MAX = 128
 
 
@@ -56,13 +56,13 @@ class Dismantling:
         self._operation = operation
         self._done = done
         self._proposed = 0
-        #: It goes on when parts were applied.
+        #: Called when parts were applied.
         self._waits = False
-        #: The whole is proposed.
+        #: True when the deletion of the object itself is proposed.
         self._over = False
 
     def go_on(self) -> None:
-        """Delete parts until the turn is overdue; at the end, what they belonged to."""
+        """Delete parts until the turn is overdue; at the end, delete the object."""
         if self._over:
             return
         for part in self._parts:
@@ -79,7 +79,8 @@ class Dismantling:
     def _applied(self, result: Result | Refused) -> None:
         self._proposed -= 1
         if isinstance(result, Refused):
-            # There is no majority. Who waits is told so of the whole; else it is proposed until it is applied.
+            # There is no majority. A caller that waits hears that from the whole deletion; without one, it is
+            # proposed until it is applied.
             self._end()
         elif self._waits and self._proposed <= PROPOSED_MAX // 2:
             self._waits = False
@@ -96,7 +97,7 @@ class Dismantling:
 
 
 def parts_of(vhosts: dict[str, VHost], operation: Operation) -> Iterator[Operation] | None:
-    """Return what is to be deleted before this; None if it is little, or nothing."""
+    """Return the parts to delete before this object; None if they are few."""
     if isinstance(operation, DeleteVhost):
         vhost = vhosts.get(operation.name)
         return _parts_of_vhost(vhost) if vhost is not None else None
@@ -105,7 +106,7 @@ def parts_of(vhosts: dict[str, VHost], operation: Operation) -> Iterator[Operati
     if isinstance(operation, (DeleteExchange, DeleteQueue)):
         vhost = vhosts.get(operation.vhost)
         if vhost is None or (isinstance(operation, DeleteExchange) and operation.if_unused):
-            # It has none if it is unused, and stays otherwise.
+            # An unused exchange has no bindings; a used one is not deleted.
             return None
         if isinstance(operation, DeleteQueue):
             queue = vhost.queues.get(operation.name)
@@ -113,7 +114,7 @@ def parts_of(vhosts: dict[str, VHost], operation: Operation) -> Iterator[Operati
                 return None
             bindings = vhost.router.bindings_of("queue", operation.name)
         elif has_partitions(vhost.router.get(operation.name)):
-            # Its partitions go with it, and are known by their bindings.
+            # Its partitions are deleted with it, and found by their bindings: keep those.
             return None
         else:
             bindings = vhost.router.bindings_of("exchange", operation.name)
@@ -136,7 +137,9 @@ def _deletions(queues: list[Queue]) -> Iterator[Operation]:
 
 
 def _queues_of_node(vhosts: dict[str, VHost], operation: NodeDown) -> Iterator[Operation] | None:
-    """Its queues. Its exchanges have names only, and may have been declared again."""
+    """Only queues: a deletion of an exchange names it only, and another one of that name may have been
+    declared since.
+    """
     queues = [
         queue for vhost in vhosts.values() for queue in vhost.queues_of(operation.node, operation.incarnation)
     ]
@@ -149,7 +152,7 @@ def _parts_of_vhost(vhost: VHost) -> Iterator[Operation] | None:
         return None
 
     def parts() -> Iterator[Operation]:
-        # Super streams whole, with their bindings: this node may end before it has proposed everything.
+        # Super streams as a whole, with their bindings: this node may end before it has proposed everything.
         whole = {exchange.name: exchange for exchange in exchanges if has_partitions(exchange)}
         partitions = {name for exchange in whole.values() for name in partitions_of(vhost, exchange) or ()}
         bindings = [each for each in vhost.router.bindings() if each.source not in whole]

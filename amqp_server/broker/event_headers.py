@@ -1,4 +1,4 @@
-"""What events tell of exchanges, bindings, queues and parameters, under RabbitMQ's names."""
+"""Headers of events about exchanges, bindings, queues and parameters, with RabbitMQ's names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def pid(node: str, connection: int, channel: int = 0) -> str:
-    """Return what stands in the place of a process of RabbitMQ's: another one for each connection and channel."""
+    """Return a stand-in for the pid of RabbitMQ's process, unique for each connection and channel."""
     return f"<{node}.{connection}.{channel}>"
 
 
@@ -59,7 +59,9 @@ def of_queue(queue: Queue) -> dict[str, object]:
 
 
 def of_parameter(record: ParameterRecord, what: str) -> list[tuple[str, dict[str, object]]]:
-    """Return the keys and headers of what was `set` or `cleared`: some parameters are told of twice, as by RabbitMQ."""
+    """Return the keys and headers of the events for a parameter that was `set` or `cleared`. Some parameters
+    cause two events, as in RabbitMQ.
+    """
     value = record.decoded if what == "set" else None
     parts: dict[str, object] = value if isinstance(value, dict) else {}
     place: dict[str, object] = {"vhost": record.vhost} if record.vhost else {}

@@ -1,9 +1,9 @@
 """Events for the exchange amq.rabbitmq.event, as RabbitMQ's rabbitmq_event_exchange publishes them.
 
-Each is a message without a body: the routing key says what has happened, and headers tell of it. A change of the topology
-is told by the node that has proposed it, when it applies it, and so once in a cluster, and with the name of the user.
-What happens to a connection is told by its node. Nothing is made where no queue is bound, and a node that ends takes with
-it what it has not told.
+Each event is a message without a body: the routing key names it, and headers give details. The node that has
+proposed a change of the topology publishes its event when it applies the change, so an event comes once in a
+cluster, with the name of the user. Events of a connection are published by its node. No event is made if no
+queue is bound, and a node that ends loses the events that it has not published yet.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ logger = logging.getLogger("mqd.events")
 EVENT: Final = "amq.rabbitmq.event"
 #: RabbitMQ's name for the broker itself.
 INTERNAL: Final = "rmq-internal"
-#: The user for whom the management API makes a change.
+#: The user in whose name the present change is proposed.
 ACTING: ContextVar[str] = ContextVar("acting", default=INTERNAL)
 
 _PERSISTENT: Final = bytes((2,))
@@ -40,12 +40,13 @@ class Events:
         self._broker = broker
         self.vhost = vhost
         self._waiting_max = waiting_max
-        #: Whose change is being applied; None: another node's, which tells of it.
+        #: The user whose change is being applied; None: another node has proposed it, and publishes the
+        #: event.
         self.user: str | None = None
         self._waiting: deque[tuple[str, Mapping[str, object], int]] = deque()
-        #: Alarms that were told.
+        #: Alarms as last published.
         self._alarms: list[str] = []
-        #: For want of room, since the last line of the log about it.
+        #: Events dropped for want of room since the last line of the log about that.
         self._left_out = 0
 
     @property
@@ -55,12 +56,12 @@ class Events:
         return vhost is not None and vhost.router.in_use(EVENT)
 
     def changed(self, key: str, headers: Mapping[str, object]) -> None:
-        """Tell of a change of the topology, which is being applied, if it is this node's."""
+        """Publish an event for a change of the topology that is being applied, if this node has proposed it."""
         if self.user is not None and self.wanted:
             self.tell(key, {**headers, "user_who_performed_action": self.user})
 
     def tell(self, key: str, headers: Mapping[str, object]) -> None:
-        """Publish an event at the end of the turn, when what it tells of is done."""
+        """Publish an event at the end of the turn, when the change is done."""
         if len(self._waiting) >= self._waiting_max:
             self._left_out += 1
             return
@@ -68,7 +69,7 @@ class Events:
         self._broker.turn.gather(self)
 
     def alarms_changed(self) -> None:
-        """Tell of the alarms that were raised and cleared since the last time."""
+        """Publish events for alarms that were raised and cleared since the last call."""
         broker = self._broker
         before, now = self._alarms, broker.alarms.names()
         self._alarms = now

@@ -1,10 +1,10 @@
 """Queues that failed on this node: an exception while they applied commands left them in a state nobody can
 trust.
 
-Such a queue stops at once: it neither votes, leads, delivers nor takes anything, and what it has stored is kept. All
-other queues go on. It is begun anew from what is stored, a few times with growing pauses. One that fails each time is
-set aside: it stays stopped, named by `mqctl list_failed` and by the health check, until an operator has it tried again
-or the node is started again. So no single message can keep a node from starting.
+Such a queue stops at once: it neither votes, leads, delivers nor takes anything, and its stored data is kept.
+All other queues go on. The node restarts it from its stored data, a few times with growing pauses. A queue
+that fails each time is set aside: it stays stopped, named by `mqctl list_failed` and by the health check,
+until an operator retries it or the node restarts. So no single message can keep a node from starting.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("mqd.queue")
 
-#: The first pause before a queue is begun anew, ms; each further one is so many times as long.
+#: The first pause before a queue is restarted, ms; each further pause is longer by this factor.
 PAUSE_MS = 500
 PAUSE_FACTOR = 4
 
 
 class Failure:
-    """One queue that failed, and what is done about it. See quorum_queue.ports.Timers."""
+    """One queue that failed, and its restarts. See quorum_queue.ports.Timers."""
 
     __slots__ = ("_failures", "attempts", "queue", "reason", "serving_since_ms", "set_aside", "since_ms")
 
@@ -38,18 +38,18 @@ class Failure:
         self.queue = queue
         self.reason = ""
         self.since_ms = 0
-        #: How often it was begun anew.
+        #: How often it was restarted.
         self.attempts = 0
-        #: It is not tried again by itself.
+        #: True if it is set aside: the node does not retry it by itself.
         self.set_aside = False
-        #: When it was begun anew last, and serves since; 0 while it is stopped.
+        #: When its last restart succeeded; 0 while it is stopped.
         self.serving_since_ms = 0
 
     def wake(self) -> None:
         self._failures.revive(self)
 
     def failed(self, error: Exception) -> None:
-        """The queue could not be begun anew. See quorum_queue.boundary.Unit."""
+        """The queue could not be restarted. See quorum_queue.boundary.Unit."""
         self._failures.add(self.queue, error)
 
 
@@ -92,7 +92,7 @@ class Failures:
             self._timers.wake(failure, now + PAUSE_MS * PAUSE_FACTOR**failure.attempts)
 
     def revive(self, failure: Failure) -> None:
-        """Begin a queue anew from what is stored."""
+        """Restart a queue from its stored data."""
         queue = failure.queue
         if queue.deleted or failure.serving_since_ms or self._known.get(queue.queue_id) is not failure:
             return
@@ -108,7 +108,7 @@ class Failures:
         failure.set_aside = False
 
     def retry(self, queue: Queue) -> bool:
-        """An operator wants a queue tried again; return whether it had failed."""
+        """Retry a queue for an operator; return whether it had failed."""
         failure = self._known.get(queue.queue_id)
         if failure is None or failure.serving_since_ms:
             return False
@@ -131,7 +131,7 @@ class Failures:
 
 
 def describe(failure: Failure) -> dict[str, Any]:
-    """Return what operators are told of a failed queue."""
+    """Return a failed queue's description for operators."""
     queue = failure.queue
     return {
         "vhost": queue.vhost.name,

@@ -1,8 +1,8 @@
-"""Has the firehose's copies of what clients get made, as many as the turn has time for.
+"""Makes the firehose's copies of deliveries, as many as the turn has time for.
 
-A copy takes many times longer than a delivery. A connection that is given more gets nothing until its copies are made, so no
-more of them wait than a queue hands out at once. (What is published is copied before it is handed over, see
-channel.publish.)
+A copy takes many times longer than a delivery. A connection whose copies are not made yet gets no further
+deliveries, so no more copies wait than a queue delivers at once. (Published messages are copied before they
+are handed over, see channel.publish.)
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ logger = logging.getLogger("mqd.broker")
 
 
 class Copied(Protocol):
-    """A connection."""
+    """A connection whose deliveries are copied."""
 
     def copies_wait(self) -> None:
-        """It gets nothing for now."""
+        """Deliver nothing to it for now."""
 
     def copied(self) -> None:
-        """It may get more."""
+        """It may get deliveries again."""
 
 
 class Firehose:
@@ -33,11 +33,12 @@ class Firehose:
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
-        #: What makes copies, in order, of each connection that has some waiting; the next one's first.
+        #: The iterators that make copies, in order, for each connection that waits; the next connection
+        #: first.
         self._waiting: dict[Copied, deque[Iterator[None]]] = {}
 
     def copy(self, connection: Copied, copies: Iterator[None]) -> None:
-        """Have these copies made, now or soon. Connections do not wait for each other's."""
+        """Make these copies, now or soon. No connection waits for the copies of another one."""
         before = self._waiting.get(connection)
         if before is not None:
             before.append(copies)
@@ -54,7 +55,7 @@ class Firehose:
             if next(copies[0], self) is self:
                 copies.popleft()
             if copies:
-                # Behind the others.
+                # Move this connection behind the others.
                 waiting[connection] = copies
             else:
                 connection.copied()

@@ -1,8 +1,8 @@
-"""What a token permits: scopes as RabbitMQ's rabbitmq_auth_backend_oauth2 reads them.
+"""Permissions in a token: scopes as RabbitMQ's rabbitmq_auth_backend_oauth2 reads them.
 
-`read:VHOST/NAME`, `write:` and `configure:` alike, permit what a user's patterns permit; `read:VHOST/EXCHANGE/KEY`
-permits routing keys of a topic exchange, too. In all three parts `*` stands for any characters, and %2F for a slash.
-`tag:administrator` gives a tag.
+`read:VHOST/NAME`, and likewise `write:` and `configure:`, permit the same as a user's patterns;
+`read:VHOST/EXCHANGE/KEY` permits routing keys of a topic exchange, too. In all three parts `*` stands for any
+characters, and %2F for a slash. `tag:administrator` gives a tag.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from urllib.parse import unquote_to_bytes
 #: More scopes than this are an attack.
 SCOPES_MAX: Final = 2_048
 _ACCESSES: Final = ("configure", "write", "read")
-#: Stands between the user's name and a number in the key of a grant; no name of a user has it.
+#: Separates the user's name and a number in the key of a grant; no user's name contains it.
 KEY_MARK: Final = "\0"
 
 
 class Token(NamedTuple):
-    """What a token that was checked says, or the HTTP backend of a user."""
+    """The content of a checked token, or the HTTP backend's answer about a user."""
 
     user: str
     scopes: tuple[str, ...]
-    #: 0: it does not expire.
+    #: 0 if it does not expire.
     expires_at_s: float
 
 
@@ -83,7 +83,7 @@ class Grant:
                 try:
                     self._scopes.append(Scope(access, parts))
                 except ValueError:
-                    # Of no meaning, as any other scope that is not ours.
+                    # Ignored, like any scope that does not concern this broker.
                     continue
         self.tags = tuple(dict.fromkeys(tags))
 
@@ -97,7 +97,7 @@ class Grant:
         )
 
     def allows_key(self, vhost: str, exchange: str, key: str, access: str) -> bool:
-        """Whether this routing key of a topic exchange is permitted."""
+        """True if this routing key of a topic exchange is permitted."""
         return any(
             scope.key is not None
             and scope.access == access

@@ -1,9 +1,10 @@
 """Makes and closes the hosts of very many queues, some in each turn.
 
-One change of the topology makes or deletes the thousand partitions of a super stream, all of it or nothing. Their records
-come and go in that step. Their hosts take longer, in a cluster with their groups most of all: when the turn is overdue,
-the others come in turns soon after, or when somebody first wants something of them. A node that ends in between has the
-records: at its next start it begins all queues that they name, and deletes what is stored of others.
+One change of the topology makes or deletes the thousand partitions of a super stream, all or none. Their
+records come and go in that step. Their hosts take longer, above all in a cluster, where each has a group.
+When the turn is overdue, the other hosts are made in turns soon after, or when they are first used. A node
+that ends in between has the records: at its next start it starts all queues that they name, and deletes the
+stored data of others.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class ComingHost:
-    """In the place of a host that is still to be made. Whatever is wanted of it is wanted of the host."""
+    """Stands in for a host that has not been made yet. Any use of it makes the host."""
 
     def __init__(self, queue: Queue, parts: HostParts) -> None:
         self._queue = queue
@@ -40,17 +41,17 @@ class HostParts:
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
-        #: How the hosts are made that are still to come, and hosts to be closed.
+        #: The calls that make the remaining hosts, and hosts to be closed.
         self._coming: dict[Queue, Callable[[], object]] = {}
         self._closing: deque[tuple[Queue, Callable[[], object]]] = deque()
 
     @property
     def left(self) -> int:
-        """How many hosts are to be made or closed."""
+        """How many hosts are still to be made or closed."""
         return len(self._coming) + len(self._closing)
 
     def begin(self, queue: Queue, make: Callable[[], object]) -> None:
-        """Have the host of a queue made, now or soon."""
+        """Make the host of a queue, now or soon."""
         if not self.left and not self._turn.overdue():
             self._turn.contain(queue, make)
             return
@@ -59,7 +60,7 @@ class HostParts:
         self._turn.later(self, self._go_on)
 
     def begun(self, queue: Queue) -> Host:
-        """Return the host of a queue, which is made now if it is still to come."""
+        """Return the host of a queue; make it now if that has not been done."""
         make = self._coming.pop(queue, None)
         if make is not None:
             self._turn.contain(queue, make)
@@ -70,7 +71,7 @@ class HostParts:
         self._coming.pop(queue, None)
 
     def close(self, queue: Queue, close: Callable[[], object]) -> None:
-        """Have the host of a deleted queue closed, now or soon."""
+        """Close the host of a deleted queue, now or soon."""
         if not self.left and not self._turn.overdue():
             self._turn.contain(queue, close)
             return

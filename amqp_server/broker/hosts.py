@@ -1,4 +1,4 @@
-"""Chooses the host of a queue, and keeps what only this node knows of the queue."""
+"""Chooses the host of a queue, and keeps this node's own records of the queue."""
 
 from __future__ import annotations
 
@@ -27,54 +27,56 @@ class Hosts(Protocol):
     """Given to the broker's constructor."""
 
     def make(self, queue: Queue, machine: Machine | None) -> Host:
-        """Return the host of a queue; `machine` has what was on disk of one that runs here."""
+        """Return the host of a queue. `machine` is the recovered machine of a queue that runs here, if there
+        is one.
+        """
 
     def place(self, parsed: QueueArguments) -> tuple[str, ...]:
-        """Choose the nodes of a new queue, its leader first; none if it is not replicated."""
+        """Choose the nodes of a new queue, its leader first; an unreplicated queue has none."""
 
     def place_all(self, parsed: QueueArguments, count: int) -> list[tuple[str, ...]]:
         """Choose the nodes of so many new queues that belong together, spread over all nodes."""
 
     def expect(self, queue: Queue) -> None:
-        """`make` is called for this queue, which is declared, or `gone`, but not in this step."""
+        """This queue is declared; `make` or `gone` is called for it in a later step."""
 
     def changed(self, queue: Queue) -> None:
-        """The queue's members are others now; it may need another host."""
+        """The queue's members have changed; it may need another host."""
 
     def configure(self, queue: Queue) -> None:
-        """The queue is to do something else now; see Queue.effective."""
+        """The queue's settings have changed; see Queue.effective."""
 
     def gone(self, queue: Queue) -> None:
         """The queue is deleted; its host has been closed."""
 
     def leader(self, queue: Queue) -> str:
-        """Return the node that leads a replicated queue as far as is known here; empty if none does."""
+        """Return the leader of a replicated queue as far as this node knows; empty if there is none."""
 
     def absent_home(self, queue: Queue) -> str:
-        """Return the one node that the queue is on if it cannot be reached, else nothing."""
+        """Return the home of the queue if it cannot be reached; otherwise an empty string."""
 
     def reply(self, token: str) -> Target | None:
         """Return the target for direct replies to a client of another node in reach; see broker.reply."""
 
     def stop(self, queue: Queue, reason: str) -> None:
-        """The queue's host has failed: end it, keep what is stored, and have another one stand in for it."""
+        """The queue's host has failed: end it, keep the stored data, and let another host stand in for it."""
 
     def revive(self, queue: Queue, attempt: int, done: Callable[[], None]) -> None:
-        """Begin a queue that was stopped anew from what is stored; call back when it serves."""
+        """Restart a stopped queue from its stored data; call back when it serves."""
 
 
 def limits_of(queue: Queue) -> Limits:
-    """Return what a stream keeps."""
+    """Return the retention limits of a stream."""
     return Limits(queue.effective.max_age_ms, queue.effective.max_length_bytes)
 
 
 class LocalHosts:
-    """A node that is alone runs them all."""
+    """Hosts of a node that stands alone: all queues run there."""
 
     def __init__(
         self, services: NodeServices, metadata: Metadata, streams: StreamServices | None = None
     ) -> None:
-        """`streams` is None where there are none: on a node of a cluster."""
+        """`streams` is None on a node of a cluster."""
         self._services = services
         self._metadata = metadata
         self._streams = streams
@@ -114,7 +116,7 @@ class LocalHosts:
         )
 
     def local(self, queue: Queue, machine: Machine | None = None) -> LocalHost:
-        """Make the host of a queue that lives here. One that is durable gets slots of the delivered marks."""
+        """Make the host of a queue that lives here. A durable queue gets slots of the delivered marks."""
         services = self._services
         journalled = queue.durable and not queue.exclusive
         if journalled and not queue.marks:
@@ -148,7 +150,7 @@ class LocalHosts:
             host.limit(limits_of(queue), queue.effective.segment_bytes)
 
     def gone(self, queue: Queue) -> None:
-        """Forget what this node alone knew of the queue."""
+        """Delete this node's own records of the queue."""
         if queue.marks:
             self._metadata.delete(MARKS, str(queue.queue_id))
             for slot in queue.marks:
@@ -186,10 +188,10 @@ class LocalHosts:
             store.write(store.log(queue.queue_id, 1).delete, lambda result: None)
 
     def revive(self, queue: Queue, attempt: int, done: Callable[[], None]) -> None:
-        """Wait until all its writes are in the journal. A queue that is not in the journal begins empty."""
+        """First wait until all its writes are in the journal. A queue without records there starts empty."""
         stored = partial(self._stored, queue, queue.host, done)
         if queue.type.is_stream and self._streams is not None:
-            # Until the thread has written what it was given before.
+            # Wait until the thread has written everything that it was given before.
             self._streams.store.write(
                 lambda: None, lambda result: self._services.commits.request(stored, to_store=True)
             )
@@ -199,7 +201,7 @@ class LocalHosts:
             stored()
 
     def _stored(self, queue: Queue, failed: Host, done: Callable[[], None]) -> None:
-        """All its writes are on the disk; it is begun anew when the disk has given them."""
+        """All its writes are on disk; restart it when they have been read."""
         if queue.host is not failed or queue.deleted:
             return
         stored, journal = partial(self._stored, queue, failed, done), self._services.journal
@@ -219,7 +221,7 @@ class LocalHosts:
 
 
 def failure_text(queue: Queue) -> str:
-    """Return what clients are told of a queue that failed."""
+    """Return the text for clients of a failed queue."""
     return f"queue '{queue.name}' in vhost '{queue.vhost.name}' has failed on this node and is stopped"
 
 

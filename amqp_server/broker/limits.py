@@ -1,7 +1,7 @@
-"""Limits that operators set: of connections and queues in a vhost, and of connections and channels of a user.
+"""Limits that operators set: on connections and queues in a vhost, and on connections and channels of a user.
 
-They are kept as parameters. Below zero is no limit. While there is any, the nodes of a cluster tell each other how many
-connections and channels they have; see amqp_server.cluster.client_counts.
+They are stored as parameters. A value below zero means no limit. While there is a limit, the nodes of a
+cluster tell each other how many connections and channels they have; see amqp_server.cluster.client_counts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from exchanges.field import erlang_term
 if TYPE_CHECKING:
     from amqp_server.broker.sessions import Sessions
 
-#: The one name that limits of a vhost have as a parameter.
+#: Name of the parameter with the limits of a vhost.
 LIMITS = "limits"
 CONNECTIONS, QUEUES, CHANNELS = "max-connections", "max-queues", "max-channels"
 OF_VHOSTS = frozenset({CONNECTIONS, QUEUES})
@@ -27,7 +27,7 @@ Values = dict[str, int]
 
 
 def problem(values: object, known: Collection[str], title: str) -> str | None:
-    """Return what is wrong with these limits, in RabbitMQ's words."""
+    """Return the error in these limits, in RabbitMQ's words."""
     if not isinstance(values, dict):
         return f"{title} should be a list, actually was {erlang_term(values)}"
     for name in sorted(known):
@@ -42,7 +42,7 @@ def problem(values: object, known: Collection[str], title: str) -> str | None:
 
 
 class Limits:
-    """Raises RabbitMQ's errors for what would exceed them."""
+    """Checks the limits, with RabbitMQ's errors."""
 
     def __init__(self, sessions: Sessions, parameters: Parameters) -> None:
         self._sessions = sessions

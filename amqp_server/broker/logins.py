@@ -1,4 +1,4 @@
-"""Outcomes of password checks, remembered for a short time: a storm of reconnects must not burn the CPU."""
+"""Remembers outcomes of password checks for a short time: a storm of reconnects must not use up the CPU."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 
 class Logins:
-    """Remembers a keyed digest of the name, the hash and the password, never any of them.
+    """Remembers a keyed digest of the name, the hash and the password, never one of them in clear.
 
-    The stored hash is part of the digest: a changed password finds nothing here, and nothing has to be
-    forgotten. Refusals are remembered as well, for users that do not exist, too: a client with a wrong password
-    reconnects just as often, and the time of an answer must not tell which users there are. They have a table
-    of their own, so that guesses never push out the passwords of those who log in.
+    The stored hash is part of the digest, so a changed password finds no entry, and nothing needs to be
+    forgotten. Refusals are remembered as well, also for users that do not exist: a client with a wrong
+    password reconnects just as often, and response times must not tell which users exist. Refusals have a
+    table of their own, so that guesses never push out successful logins.
     """
 
     def __init__(self, memory_s: float, entries_max: int, now: Callable[[], float]) -> None:

@@ -1,4 +1,6 @@
-"""Tells consumers that their queue is gone, or has lost them: some in each turn, for one queue may have tens of thousands."""
+"""Tells consumers that their queue is gone or has lost them: some in each turn, because one queue may have
+tens of thousands.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ if TYPE_CHECKING:
     from amqp_server.broker.queue import Queue
     from amqp_server.turn import Turn
 
-#: Consumers that are told at once; then the turn may be over.
+#: Consumers that are told before the turn may end.
 TOLD_MAX = 24
 
 
@@ -27,13 +29,13 @@ class LostConsumers:
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
-        #: The subscriptions of each queue that are still to be told, the next one last.
+        #: Subscriptions of each queue that have not been told yet, the next one last.
         self._queues: deque[tuple[Queue, list[Told]]] = deque()
-        #: Whom to call when all of a queue are told.
+        #: Called when all subscriptions of a queue are told.
         self._waiting: dict[Queue, list[Callable[[], None]]] = {}
 
     def tell(self, queue: Queue, subscriptions: list[Told]) -> None:
-        """Have these told that the queue is gone, now or soon; who leaves before is not told."""
+        """Tell these subscriptions that the queue is gone, now or soon; not those that end before."""
         subscriptions.reverse()
         self._queues.append((queue, subscriptions))
         if len(self._queues) == 1:
@@ -60,7 +62,7 @@ class LostConsumers:
                 count += 1
                 if count >= TOLD_MAX and left:
                     count = 0
-                    # Consumers of a group are other queues, which have to do something about it.
+                    # Consumer groups are queues themselves, and have work to do then.
                     if turn.is_full():
                         turn.later(self, self._go_on)
                         return

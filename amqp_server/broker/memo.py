@@ -1,7 +1,7 @@
-"""What connections remember of frames they have seen, counted in bytes over all connections of the node.
+"""Counts the bytes of the memos of frames, over all connections of the node.
 
-Each of them is bounded in entries; with thousands of connections, or keys and headers as long as they may be, that
-says little. When all together reach the limit, or memory is low, all forget everything: they learn it again within
+Each memo is bounded in entries, but with thousands of connections, or with long keys and headers, that bounds
+little. When all together reach the limit, or memory is low, all memos are cleared; to fill them again takes
 microseconds a frame.
 """
 
@@ -14,7 +14,7 @@ class MemoBudget:
     """The node has one."""
 
     def __init__(self, bytes_max: int, forget: Callable[[], None]) -> None:
-        """`forget` has all connections clear what they remember."""
+        """`forget` clears the memos of all connections."""
         self._bytes_max = bytes_max
         self._forget = forget
         self.used = 0
@@ -29,7 +29,7 @@ class MemoBudget:
 
 
 class Memo:
-    """The bytes of one collection of a connection. An estimate: objects of Python's have a size of their own."""
+    """The bytes of one collection of a connection: an estimate that ignores the overhead of Python's objects."""
 
     __slots__ = ("_budget", "size")
 
@@ -38,12 +38,12 @@ class Memo:
         self.size = 0
 
     def add(self, size: int) -> None:
-        """Something was remembered, or forgotten if less than 0. May clear the collection, so that this comes last."""
+        """Count remembered bytes, or forgotten ones below 0. May clear the collection, so call it last."""
         size = max(size, -self.size)
         self.size += size
         self._budget.add(size)
 
     def clear(self) -> None:
-        """All was forgotten."""
+        """The collection was cleared."""
         self._budget.clear(self.size)
         self.size = 0

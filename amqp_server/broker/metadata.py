@@ -20,7 +20,7 @@ class Metadata(Protocol):
     def items(self, table: str) -> Iterable[tuple[str, bytes]]: ...
 
 
-#: First byte of each record, raised when the meaning of one changes.
+#: First byte of each record, raised when the meaning of a record changes.
 RECORD_VERSION = 1
 
 

@@ -1,6 +1,7 @@
-"""Changes of the topology as data: what a node proposes, and what all nodes apply in the same order.
+"""Changes of the topology as data: a node proposes them, and all nodes apply them in the same order.
 
-Who proposes one has checked it, limits included. Applying it looks again only at what may have changed in between.
+The proposer has checked the operation, limits included. Applying it only checks again what may have changed
+in between.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class PutVhost(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class DeleteVhost(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """Deletes it with all that is in it, and the permissions for it."""
+    """Deletes a vhost with everything in it, and the permissions for it."""
 
     name: str
 
@@ -50,13 +51,13 @@ class Unbind(msgspec.Struct, frozen=True, array_like=True, tag=6):
 
 
 class DeclareQueue(msgspec.Struct, frozen=True, array_like=True, tag=7):
-    """The record's id is not looked at: the operation's index becomes the queue's id."""
+    """The record's id is ignored: the operation's index becomes the queue's id."""
 
     record: QueueRecord
 
 
 class DeleteQueue(msgspec.Struct, frozen=True, array_like=True, tag=8):
-    """This very queue, not one that has got its name since."""
+    """Deletes exactly this queue, not one that has got its name since."""
 
     vhost: str
     name: str
@@ -75,7 +76,7 @@ class SetMembers(msgspec.Struct, frozen=True, array_like=True, tag=9):
 
 class PutUser(msgspec.Struct, frozen=True, array_like=True, tag=10):
     user: User
-    #: Even if no administrator is left then.
+    #: Accepted even if no administrator is left then.
     forced: bool = False
 
 
@@ -83,7 +84,7 @@ class DeleteUser(msgspec.Struct, frozen=True, array_like=True, tag=11):
     """Deletes the user with its permissions."""
 
     name: str
-    #: Even if no administrator is left then.
+    #: Accepted even if no administrator is left then.
     forced: bool = False
 
 
@@ -110,9 +111,9 @@ class DeclareSuperStream(msgspec.Struct, frozen=True, array_like=True, tag=15):
     """An exchange with partitions, or more partitions of one: all of it or nothing. See broker.super_streams."""
 
     exchange: ExchangeRecord
-    #: Number of the first of these partitions; the exchange is new if it is 0.
+    #: Number of the first of these partitions; 0 if the exchange is new.
     first: int
-    #: Their ids are not looked at: they come from the operation's index.
+    #: Their ids are ignored: the operation's index gives them.
     partitions: tuple[QueueRecord, ...]
 
 
@@ -137,7 +138,7 @@ class SetTopicPermission(msgspec.Struct, frozen=True, array_like=True, tag=18):
 
 
 class ClearTopicPermission(msgspec.Struct, frozen=True, array_like=True, tag=19):
-    """From version PARAMETERS on. For all exchanges if none is given."""
+    """From version PARAMETERS on. Without an exchange, for all exchanges."""
 
     user: str
     vhost: str

@@ -1,7 +1,7 @@
-"""Runtime parameters as RabbitMQ has them: JSON values with a name, of a component in a vhost.
+"""Runtime parameters as in RabbitMQ: named JSON values of a component in a vhost.
 
-Policies, operator policies and limits of vhosts are parameters. Those without a component are global. The limits of
-users are kept here, too, and which vhosts are traced, though no client sees them as parameters.
+Policies, operator policies and limits of vhosts are parameters. Parameters without a component are global.
+Limits of users, and the traced vhosts, are stored here, too, though no client sees them as parameters.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ TABLE = "parameters"
 #: Components of vhosts.
 POLICY, OPERATOR_POLICY, VHOST_LIMITS = "policy", "operator_policy", "vhost-limits"
 SHOVEL = "shovel"
-#: Of no vhost, with the user's name as theirs.
+#: Component of the limits of users, which have no vhost; the user's name is the parameter's.
 USER_LIMITS = "user-limits"
-#: The same, with the name of a vhost that is traced.
+#: Component of traced vhosts; the vhost's name is the parameter's.
 TRACING = "tracing"
 #: The component and the vhost of global parameters.
 GLOBAL = ""
 
-#: A global parameter: what the cluster is called.
+#: Global parameter with the name of the cluster.
 CLUSTER_NAME = "cluster_name"
 
 NAME_BYTES_MAX = 255
@@ -69,7 +69,7 @@ class Parameters:
         self._value_bytes_max = value_bytes_max
         self._changed = changed
         self._records: dict[Key, ParameterRecord] = {}
-        #: The same by vhost and component, by their names.
+        #: The same parameters by vhost and component, then by name.
         self._groups: dict[tuple[str, str], dict[str, ParameterRecord]] = {}
         for stored, value in metadata.items(TABLE):
             self._put(decode(TABLE, stored, value, ParameterRecord))
@@ -89,18 +89,18 @@ class Parameters:
 
     @property
     def cluster_name(self) -> str:
-        """What an operator has called the cluster, or nothing."""
+        """The name that an operator gave the cluster, or an empty string."""
         record = self._records.get((GLOBAL, GLOBAL, CLUSTER_NAME))
         name = record.decoded if record is not None else ""
         return name if isinstance(name, str) else ""
 
     def of(self, vhost: str, component: str) -> list[ParameterRecord]:
-        """Return those of a component, by name."""
+        """Return the parameters of a component, by name."""
         found = self._groups.get((vhost, component), {})
         return [found[name] for name in sorted(found)]
 
     def prepare(self, vhost: str, component: str, name: str, value: object) -> ParameterRecord:
-        """Check a parameter that is to be set, but for what its value means. Raises ParameterRefused."""
+        """Check a parameter that is to be set, except for the meaning of its value. Raises ParameterRefused."""
         if not 0 < len(name.encode()) <= NAME_BYTES_MAX or not name.isprintable():
             raise ParameterRefused(
                 f"a parameter's name has 1 to {NAME_BYTES_MAX} bytes and only printable characters"
@@ -118,7 +118,7 @@ class Parameters:
         return record
 
     def store(self, record: ParameterRecord) -> bool:
-        """Set it; whether it is new."""
+        """Set it; return whether it is new."""
         before = self._records.get(record.key)
         self._put(record)
         self._metadata.put(TABLE, key(*record.key), encode(record))
@@ -127,7 +127,7 @@ class Parameters:
         return before is None
 
     def clear(self, vhost: str, component: str, name: str) -> bool:
-        """Whether it was there."""
+        """Remove it; return whether it existed."""
         if self._records.pop((vhost, component, name), None) is None:
             return False
         group = self._groups[vhost, component]

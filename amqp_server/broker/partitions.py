@@ -1,10 +1,10 @@
-"""The partitions of a super stream that is being declared: made ready in parts, and there all at once.
+"""Prepares the partitions of a new super stream in parts; all of them become visible at once.
 
-One operation makes a thousand queues and as many bindings. Most of that is work that nobody sees: arguments are parsed,
-objects are made, records are encoded. It is done in parts before the operation is applied, some in each turn, and other
-clients have their turns in between. In a cluster every node begins with it when the entry is in its log, and applies
-nothing of the topology until it is done (Catalog.foresee). A node that starts, and reads the entry then, does it as one
-step. Nobody ever sees some of the partitions without the others.
+One operation makes a thousand queues and as many bindings. Most of the work is invisible to others: to parse
+arguments, make objects, encode records. It is done in parts before the operation is applied, some in each
+turn, and other clients have their turns in between. In a cluster every node begins with it when the entry is
+in its log, and applies nothing else of the topology until it is done (Catalog.foresee). A node that reads the
+entry at its start does it in one step. Nobody ever sees some of the partitions without the others.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Partition(NamedTuple):
-    """One that is ready. What is stored is a key of a table and a value."""
+    """A prepared partition. Its stored parts are keys of tables with values."""
 
     queue: Queue
     queue_key: str
@@ -41,7 +41,7 @@ class Partition(NamedTuple):
 
 
 class Partitions:
-    """Those of one operation, which has or will have this index."""
+    """The partitions of one operation, which has or will have this index."""
 
     def __init__(self, vhost: VHost, index: int, operation: DeclareSuperStream) -> None:
         self._vhost = vhost
@@ -49,28 +49,29 @@ class Partitions:
         self.exchange = operation.exchange.name
         self._first = operation.first
         self._records = operation.partitions
-        #: Those that are ready, in their order.
+        #: Prepared partitions, in their order.
         self.ready: list[Partition] = []
-        #: The topology's generation when the first one was made ready: policies may be others later, and the vhost.
+        #: The topology's generation when the first one was prepared: policies or the vhost may have changed
+        #: later.
         self.generation = vhost.broker.generation
-        #: What the arguments of the last one were, and what they mean: those of the next one are the same.
+        #: The arguments of the last one, and their parsed form: the next one has the same arguments.
         self._arguments = b""
         self._parsed: QueueArguments | None = None
 
     @property
     def left(self) -> int:
-        """How many are not ready."""
+        """How many are not prepared yet."""
         return len(self._records) - len(self.ready)
 
     def go_on(self, overdue: Callable[[], bool]) -> None:
-        """Make some ready, one at least, until the turn is overdue or all are."""
+        """Prepare at least one, and more until the turn is overdue or all are prepared."""
         while self.left:
             self.ready.append(self._made(len(self.ready)))
             if overdue():
                 return
 
     def finish(self) -> list[Partition]:
-        """Make the others ready now; return all."""
+        """Prepare the others now; return all."""
         while self.left:
             self.ready.append(self._made(len(self.ready)))
         return self.ready
@@ -87,7 +88,7 @@ class Partitions:
             key(vhost.name, record.name),
             encode(queue.record),
             binding,
-            # The same as `bound.key`, which brings the fields of the table into an order: here it has one.
+            # The same as `bound.key`, which sorts the fields of the table: this table has only one.
             key(vhost.name, self.exchange, record.name, "queue", str(number), bound.arguments.hex()),
             encode(bound),
         )
@@ -97,7 +98,7 @@ class Partitions:
 
 
 class Preparation:
-    """Makes the partitions of one operation ready in parts, and then has it applied."""
+    """Prepares the partitions of one operation in parts, and then applies it."""
 
     def __init__(self, turn: Turn, partitions: Partitions, then: Callable[[], object]) -> None:
         self._turn = turn
@@ -109,7 +110,7 @@ class Preparation:
         if partitions.left:
             partitions.go_on(turn.overdue)
             if partitions.left or turn.overdue():
-                # What makes them visible is one step: it gets a turn of its own.
+                # The step that makes them visible gets a turn of its own.
                 turn.later(self, self.go_on)
                 return
         self._then()

@@ -1,4 +1,6 @@
-"""Password hashes: made with Argon2id, and read as RabbitMQ's as well, for users that come from there."""
+"""Password hashes: made with Argon2id; hashes of RabbitMQ's are understood, too, for users that come from
+there.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
     from argon2 import PasswordHasher
 
 # 12 MiB and three passes, one of OWASP's equivalent settings for Argon2id: 18 ms on one core here. A login
-# has to stay below 40 ms, and the memory is taken once for each login that is under way.
+# has to stay below 40 ms, and each login under way takes this memory.
 ARGON2_PASSES = 3
 ARGON2_KIB = 12_288
 ARGON2_LANES = 1
@@ -28,13 +30,13 @@ RABBITMQ_ALGORITHMS = {
     "rabbit_password_hashing_sha512": "sha512",
     "rabbit_password_hashing_md5": "md5",
 }
-#: What is told in its place of a hash of our own, which RabbitMQ cannot read.
+#: Algorithm that definitions name for a hash of our own, which RabbitMQ cannot read.
 OWN_ALGORITHM = "argon2id"
 OWN_MARK = "$argon2id$"
 
 
 class InvalidPasswordHash(ValueError):
-    """A hash that comes from elsewhere and can't be read."""
+    """A hash from elsewhere that can't be read."""
 
 
 @cache
@@ -51,8 +53,9 @@ def hash_password(password: str) -> str:
 
 
 def from_rabbitmq(algorithm: str, encoded: str) -> str:
-    """Takes over a `password_hash` of RabbitMQ's definitions or management API, or of our own. Raises
-    InvalidPasswordHash."""
+    """Convert a `password_hash` of RabbitMQ's definitions or management API, or of our own. Raises
+    InvalidPasswordHash.
+    """
     if algorithm == OWN_ALGORITHM:
         return _own(encoded)
     digest = RABBITMQ_ALGORITHMS.get(algorithm)
@@ -76,7 +79,7 @@ def _own(encoded: str) -> str:
     except InvalidHashError:
         raise InvalidPasswordHash("password_hash is none of Argon2") from None
     if not encoded.startswith(OWN_MARK) or told.memory_cost > ARGON2_KIB or told.time_cost > ARGON2_PASSES:
-        # Whoever logs in has it computed here.
+        # Each login computes it here.
         raise InvalidPasswordHash("password_hash takes more work than those that are made here")
     return encoded
 
@@ -91,12 +94,14 @@ def to_rabbitmq(encoded: str) -> tuple[str, str]:
 
 
 def _new(digest: str, content: bytes = b"") -> hashlib._Hash:
-    # MD5 is no secret of ours: it is what an old user has until the next login.
+    # MD5 is weak, but old users of RabbitMQ have it until their next login.
     return hashlib.new(digest, content, usedforsecurity=False)
 
 
 def verify(encoded: str, password: str) -> bool:
-    """Slow on purpose, and as slow for every kind of hash. An empty hash lets nobody in."""
+    """Check a password: slow on purpose, and equally slow for every kind of hash. Nothing matches an empty
+    hash.
+    """
     return checked(encoded, password)[0]
 
 
@@ -105,8 +110,8 @@ def checked(encoded: str, password: str) -> tuple[bool, str]:
     digest, _, rest = encoded.partition("$")
     own = ""
     if not encoded or digest in RABBITMQ_ALGORITHMS.values():
-        # The work of an Argon2 hash is done all the same: the time must not tell which users exist, nor
-        # which of them came from RabbitMQ.
+        # Compute an Argon2 hash in any case: the time must not tell which users exist, nor which of them came
+        # from RabbitMQ.
         own = hash_password(password)
     if not encoded:
         return False, ""

@@ -1,8 +1,9 @@
 """Regular expressions from outside: patterns of permissions and policies, and filters of the management API.
 
-Names that are matched come from clients, and patterns from operators who had no clever names in mind: with a
-backtracking engine, a pattern like `(a|aa)+$` can stop the whole broker for hours. RE2 takes a time that is linear in
-the name, and a bound on the memory of a pattern bounds the factor: a few milliseconds for the worst that was found.
+Clients choose the names to be matched, and operators write patterns without hostile names in mind: with a
+backtracking engine, a pattern like `(a|aa)+$` can stop the whole broker for hours. RE2 takes time linear in
+the length of the name, and a bound on the memory of a pattern bounds the factor: the worst pattern found took
+a few milliseconds.
 
 RE2 has no look-around and no back-references. RabbitMQ takes both in permissions, and `^(?!secret)` is in use. Only such
 a permission pattern goes to the `regex` module, which backtracks, with a time limit for each name; a pattern that
@@ -17,7 +18,7 @@ from typing import Any
 
 logger = logging.getLogger("mqd.permissions")
 
-#: Memory of a compiled pattern and of what RE2 remembers while it matches.
+#: Memory of a compiled pattern, including RE2's caches while it matches.
 LINEAR_MEMORY_BYTES = 256 * 1024
 
 
@@ -29,7 +30,7 @@ Matches = Callable[[str], bool]
 
 
 def compile_filter(pattern: str, bytes_max: int) -> Matches:
-    """Return a function that finds the pattern anywhere in a name, in linear time and whatever the case.
+    """Return a function that finds the pattern anywhere in a name, in linear time, ignoring case.
 
     Raises InvalidPattern.
     """
@@ -43,7 +44,7 @@ def compile_permission(pattern: str, bytes_max: int, time_ms: int, total_ms: int
     A pattern that RE2 does not know may take `time_ms` for a name; past it, the answer is no. When it has exceeded this
     for `total_ms` in all, the answer is no for every other name, too.
     """
-    # As RabbitMQ reads them: the empty pattern matches only the empty name.
+    # As in RabbitMQ the empty pattern matches only the empty name.
     if pattern in ("", "^$"):
         return lambda name: not name
     return compile_policy(pattern, bytes_max, time_ms, total_ms)
@@ -66,7 +67,7 @@ def _check_size(pattern: str, bytes_max: int) -> None:
 
 
 def _linear(pattern: str, *, case_sensitive: bool = True) -> Matches:
-    # Imported for the first pattern that needs it: the start is short of time.
+    # Imported for the first pattern that needs it, to keep the start short.
     import re2
 
     options = re2.Options()

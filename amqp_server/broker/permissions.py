@@ -1,8 +1,9 @@
-"""What a user may do in a vhost: three patterns, for configuring, writing to and reading from what matches.
+"""Permissions of a user in a vhost: three patterns, for configuring, writing and reading objects with
+matching names.
 
-A user without permissions in a vhost may not open it. Patterns are searched for, not matched whole: `q`
-permits `my-queue` as well. Patterns have a length limit, matching takes linear time or has a time limit (past
-it, the answer is no), and answers are remembered, so that a name costs one match for each generation of the
+A user without permissions in a vhost may not open it. Patterns may match anywhere in a name: `q` permits
+`my-queue` as well. Patterns have a length limit, matching takes linear time or has a time limit (past it, the
+answer is no), and answers are remembered, so that a name costs one match for each generation of the
 permissions.
 """
 
@@ -23,11 +24,11 @@ from amqp_server.errors import AccessRefused, NotAllowed
 
 TABLE = "permissions"
 TOPIC_TABLE = "topic_permissions"
-#: The broker itself, which may do anything. No user can have this name, so nobody logs in with it.
+#: Name of the broker itself, which may do anything. No user can have this name, so nobody logs in with it.
 ITSELF = "\0mqd"
 #: Name of the default exchange in patterns and refusals; its own name is empty.
 DEFAULT_EXCHANGE = "amq.default"
-#: The pattern of those who may do everything.
+#: The pattern that permits everything.
 ANYTHING = ".*"
 
 Access = Literal["configure", "write", "read"]
@@ -43,7 +44,7 @@ class Permission(msgspec.Struct, frozen=True):
 
 
 class TopicPermission(msgspec.Struct, frozen=True):
-    """What routing keys a user may publish with to a topic exchange, and bind with from it."""
+    """The routing keys with which a user may publish to a topic exchange, or bind from it."""
 
     user: str
     vhost: str
@@ -69,8 +70,9 @@ class Permissions:
         match_total_ms: int = 100,
         answers: Answers | None = None,
     ) -> None:
-        """`changed` is called after each change: all that was decided by the old permissions is void. `answers` are those
-        of the HTTP backend, where there is one."""
+        """`changed` is called after each change: decisions by the old permissions are void. `answers` are
+        those of the HTTP backend, if there is one.
+        """
         self._metadata = metadata
         self._changed = changed
         self._answers_max = answers_max
@@ -80,7 +82,7 @@ class Permissions:
         self._permissions: dict[tuple[str, str], Permission] = {}
         self._matchers: dict[tuple[str, str, Access], Matches] = {}
         self._answers: dict[tuple[str, str, str, Access], bool] = {}
-        #: What tokens grant, by a key for each that is in the place of a user's name and is never used again.
+        #: Grants of tokens. Each has a key that stands in for a user's name and is never used again.
         self._grants: dict[str, Grant | RemoteGrant] = {}
         self._remote = answers
         self._last_grant = 0
@@ -110,7 +112,7 @@ class Permissions:
         self._forget()
 
     def set(self, user: str, vhost: str, configure: str, write: str, read: str) -> None:
-        """Both."""
+        """Prepare and store."""
         self.store(self.prepare(user, vhost, configure, write, read))
 
     def clear(self, user: str, vhost: str) -> None:
@@ -144,13 +146,13 @@ class Permissions:
         return [permission for permission in self.all() if permission.vhost == vhost]
 
     def grant_of(self, user: str, scopes: Sequence[str]) -> Grant | RemoteGrant:
-        """Return what a user may do whom a token or the HTTP backend has let in."""
+        """Return the grant of a user whom a token or the HTTP backend has let in."""
         if scopes and scopes[0] == ASKED and self._remote is not None:
             return RemoteGrant(self._remote, user, scopes)
         return Grant(scopes)
 
     def add_grant(self, user: str, grant: Grant | RemoteGrant) -> str:
-        """Return a key for questions, in the place of the user's name: the answers are those of the grant."""
+        """Return a key that stands in for the user's name in checks: the grant decides them."""
         self._last_grant += 1
         key = f"{user}{KEY_MARK}{self._last_grant}"
         self._grants[key] = grant
@@ -177,14 +179,14 @@ class Permissions:
             return True
         permission = self._permissions.get((user, vhost))
         if permission is not None and user not in self._grants and getattr(permission, access) == ANYTHING:
-            # To remember that for each of 100,000 names would take 25 MB.
+            # Not remembered: 100,000 names would take 25 MB.
             return True
         question = (user, vhost, name, access)
         answer = self._answers.get(question)
         if answer is None:
             grant = self._grants.get(user)
             if isinstance(grant, RemoteGrant):
-                # It knows for how long an answer counts.
+                # The grant knows how long an answer is valid.
                 return grant.allows(vhost, name, access, kind)
             answer = self._matches(user, vhost, name, access)
             if len(self._answers) >= self._answers_max:
@@ -215,7 +217,7 @@ class Permissions:
         return permission
 
     def store_topic(self, permission: TopicPermission) -> bool:
-        """Whether there was none."""
+        """Store it; return whether it is new."""
         key = (permission.user, permission.vhost, permission.exchange)
         new = key not in self._topics
         self._topics[key] = permission
@@ -224,7 +226,9 @@ class Permissions:
         return new
 
     def clear_topic(self, user: str, vhost: str, exchange: str = "") -> bool:
-        """For all exchanges if none is given; whether there was one."""
+        """Remove the topic permission for an exchange, or for all if none is given; return whether there was
+        one.
+        """
         gone = [key for key in self._topics if key[:2] == (user, vhost) and exchange in ("", key[2])]
         for key in gone:
             del self._topics[key]
@@ -258,7 +262,7 @@ class Permissions:
             try:
                 matches = self._compile(_expanded(pattern, permission))
             except InvalidPattern:
-                # Set on a node with other limits.
+                # The permission was set on a node with other limits.
                 matches = _nothing
             self._topic_matchers[question] = matches
         return matches(routing_key)
@@ -276,7 +280,8 @@ class Permissions:
             try:
                 matches = self._compile(pattern)
             except InvalidPattern:
-                # Set on a node with other limits: what cannot be matched here permits nothing here.
+                # The permission was set on a node with other limits: a pattern that cannot be matched here
+                # permits nothing here.
                 matches = _nothing
             self._matchers[user, vhost, access] = matches
         return matches(name)
@@ -292,7 +297,7 @@ class Permissions:
 
 
 def _name(user: str) -> str:
-    """The user's name, for a key as well."""
+    """Return the user's name, also for the key of a grant."""
     return user.partition(KEY_MARK)[0]
 
 
@@ -301,14 +306,14 @@ def _nothing(name: str) -> bool:
 
 
 def _expanded(pattern: str, permission: TopicPermission) -> str:
-    """Put in what a pattern may have a place for: the user and the vhost, as they are."""
+    """Replace the placeholders of a pattern by the user and the vhost, without escaping."""
     for place, name in (("{username}", permission.user), ("{vhost}", permission.vhost)):
         pattern = pattern.replace(place, re.escape(name))
     return pattern
 
 
 def _key(user: str, vhost: str, exchange: str = "") -> str:
-    """A digest, because two names of 255 bytes are longer than a key of LMDB may be."""
+    """A digest, because two names of 255 bytes exceed the length of an LMDB key."""
     told = f"{len(user)}:{user}{vhost}"
     if exchange:
         told = f"{len(user)}:{user}{len(vhost)}:{vhost}{exchange}"

@@ -1,10 +1,10 @@
 """Policies and operator policies: settings for all queues and exchanges of a vhost whose name matches a pattern.
 
-A queue has the policy with the highest priority that matches, and one operator policy besides. Both together are
-its effective policy, in which the smaller one of two limits holds. What the queue was declared with is joined with
-that as in RabbitMQ: see `joined`. The result are arguments again, from which the settings of its machine are derived
-like those of a queue that was declared so. They reach the machine by `configure`: a replicated queue has that in its
-log, so all of its members change at the same entry.
+A queue has the policy with the highest priority that matches, and one operator policy besides. Both together
+are its effective policy; of two limits the smaller one applies. The queue's own arguments are joined with it
+as in RabbitMQ: see `joined`. The result are arguments again, from which the settings of its machine are
+derived as from a declaration. They reach the machine by `configure`, which is an entry in the log of a
+replicated queue, so all members change at the same entry.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from exchanges.field import erlang_term
 if TYPE_CHECKING:
     from amqp_server.broker.broker import Broker
 
-#: A consumer group has nothing that a policy could change.
+#: No policy applies to consumer groups.
 QUEUES = frozenset(name for name, each in QUEUE_TYPES.items() if not each.is_group)
-#: What a policy may apply to, and which kinds of queues, or exchanges, that means. The last three are those of
+#: Values of apply-to, and the types of queues, or exchanges, that they mean. The last three came with
 #: RabbitMQ 3.12.
 APPLIES: Mapping[str, frozenset[str]] = {
     "queues": QUEUES,
@@ -51,7 +51,7 @@ APPLIES: Mapping[str, frozenset[str]] = {
     "quorum_queues": frozenset({"quorum"}),
     "streams": frozenset({"stream"}),
 }
-#: All of them.
+#: All kinds.
 KINDS = (*sorted(QUEUES), EXCHANGE)
 PRIORITY_MAX = (1 << 31) - 1
 
@@ -92,13 +92,13 @@ def _age(value: object) -> bool:
 
 @dataclass(frozen=True)
 class _Key:
-    #: What RabbitMQ calls its value.
+    #: RabbitMQ's word for the type of its value.
     title: str
     check: Callable[[object], bool]
-    #: Field of QueueArguments; empty if it is none.
+    #: Field of QueueArguments; empty if there is none.
     field: str = ""
     operators: bool = False
-    #: Types of queues on which it has no meaning: no policy with it applies to them.
+    #: Types of queues without this setting: no policy with this key applies to them.
     unsupported: frozenset[str] = frozenset()
 
 
@@ -107,7 +107,7 @@ _NOT_STREAMS = frozenset({"stream"})
 _ONLY_STREAMS = frozenset({"classic", "quorum"})
 _ONLY_QUORUM = frozenset({"classic", "stream"})
 
-#: RabbitMQ's keys and the types of queues that they are for; then mqd's own.
+#: RabbitMQ's keys with the types of queues that have them, then mqd's own keys.
 KEYS: Mapping[str, _Key] = {
     "alternate-exchange": _Key("alternate exchange name", _text),
     "dead-letter-exchange": _Key(
@@ -185,9 +185,10 @@ KEYS: Mapping[str, _Key] = {
         unsupported=_NOT_STREAMS,
     ),
 }
-#: Of two values of these the smaller one holds.
+#: Keys of which the smaller one of two values applies.
 _SMALLER = frozenset(name for name, each in KEYS.items() if each.operators)
-#: Where both are given, what a queue was declared with holds for the other keys, but for these.
+#: Keys for which the policy's value takes precedence over the queue's argument. For other keys the argument
+#: does, or the smaller one of the two (_SMALLER).
 _BEFORE_ARGUMENTS: Mapping[str, frozenset[str]] = {
     "classic": frozenset(),
     "quorum": frozenset({"overflow", "expires"}),
@@ -196,7 +197,7 @@ _BEFORE_ARGUMENTS: Mapping[str, frozenset[str]] = {
 
 
 def check_definition(definition: object, *, operator: bool) -> dict[str, Any]:
-    """Return the definition of a policy if it can be one. Raises InvalidPolicy."""
+    """Check and return the definition of a policy. Raises InvalidPolicy."""
     if not isinstance(definition, dict):
         raise InvalidPolicy(f"definition must be a dictionary: {_term(definition)}")
     if not definition:
@@ -212,7 +213,7 @@ def check_definition(definition: object, *, operator: bool) -> dict[str, Any]:
 
 
 def _term(value: object) -> str:
-    """Print what came as JSON as Erlang prints it, more or less."""
+    """Print a JSON value more or less as Erlang does."""
     return str(value) if isinstance(value, dict | list) else erlang_term(value)
 
 
@@ -231,7 +232,7 @@ class Policy:
     def supports(self, kind: str) -> bool:
         """True if it applies to queues of this type, or to exchanges.
 
-        Nothing of a policy applies to a queue for which a part of it means nothing, as in RabbitMQ.
+        As in RabbitMQ, a policy with any key that the type lacks does not apply at all.
         """
         if kind not in APPLIES[self.apply_to]:
             return False
@@ -245,7 +246,7 @@ def policy_value(
 ) -> dict[str, Any]:
     """Return the value of a policy's parameter. Raises InvalidPolicy, with RabbitMQ's words in its order.
 
-    Whether the pattern is valid is told by `Policies.compile`.
+    `Policies.compile` checks the pattern.
     """
     try:
         number = int(priority) if isinstance(priority, str) else priority
@@ -281,7 +282,7 @@ class Applied:
 
     @property
     def definition(self) -> Definition:
-        """Both together."""
+        """The effective policy: both together."""
         own = self.policy.definition if self.policy is not None else NOTHING
         operator = self.operator_policy.definition if self.operator_policy is not None else NOTHING
         if not own or not operator:
@@ -296,7 +297,7 @@ NO_POLICY = Applied()
 
 
 def joined(declared: QueueArguments, definition: Definition) -> QueueArguments:
-    """Return what a queue is to do that was declared so and has this effective policy."""
+    """Return the effective arguments of a queue with these arguments and this effective policy."""
     if not definition:
         return declared
     return _joined(declared, tuple(sorted(definition.items())))
@@ -315,7 +316,7 @@ def _joined(declared: QueueArguments, definition: tuple[tuple[str, Any], ...]) -
         if name == "max-age":
             value = age_ms(value)
         elif name == "stream-max-segment-size-bytes":
-            # RabbitMQ takes 0 and means its default.
+            # RabbitMQ accepts 0 and then uses its default.
             value = value or None
         if own is None or name in before:
             changes[known.field] = value
@@ -331,7 +332,7 @@ def _joined(declared: QueueArguments, definition: tuple[tuple[str, Any], ...]) -
 
 
 class Policies:
-    """Which policies apply to what. They are kept as parameters."""
+    """Finds the policies of queues and exchanges. Policies are stored as parameters."""
 
     def __init__(
         self,
@@ -411,13 +412,15 @@ class Policies:
         try:
             return self.compile(pattern)
         except InvalidPolicy:
-            # Set on a node with other limits.
+            # The policy was set on a node with other limits.
             return _nothing
 
     # -- changes --------------------------------------------------------------------------------------------------------
 
     def changed(self, vhost: str, component: str, name: str) -> None:
-        """A policy was set or cleared: what it applies to, or did, follows, some in each turn, for there may be many."""
+        """A policy was set or cleared: the queues and exchanges that it matches, or did, follow, some in each
+        turn.
+        """
         if component not in (POLICY, OPERATOR_POLICY):
             return
         ranking = self._rankings.get((vhost, component))
@@ -433,7 +436,7 @@ class Policies:
             del self._rankings[vhost, component]
 
     def when_applied(self, done: Callable[[], None]) -> None:
-        """Call back when all queues and exchanges of this node follow what was set until now."""
+        """Call back when all queues and exchanges of this node follow the present policies."""
         self._changes.when_applied(done)
 
 

@@ -1,6 +1,7 @@
 """Queues and exchanges follow the policies that were set or cleared, some of them in each turn.
 
-Only those look at all policies which a changed one matches, or did before: the others have what they had.
+Only objects that a changed policy matches, or did before, look for their policies anew; the others keep
+theirs.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from amqp_server.broker.broker import Broker
     from amqp_server.broker.policy_ranking import Ranked
 
-#: What policies call exchanges, among the types of queues.
+#: Kind of exchanges, among the types of queues.
 EXCHANGE = "exchange"
 
 
@@ -27,11 +28,11 @@ class _Round:
 
     def __init__(self, vhost: str) -> None:
         self.vhost = vhost
-        #: Patterns of the policies that have changed, as they are and as they were, by what they are for.
+        #: New and old patterns of the changed policies, by kind of object.
         self.changes: dict[str, list[Matches]] = {}
-        #: What is to be looked at, None until the round has begun: what comes later sees the policies as they are.
+        #: Iterator over the objects to look at. None until the round begins: later changes are included then.
         self.steps: Iterator[None] | None = None
-        #: Who waits for its end.
+        #: Callbacks that wait for its end.
         self.waiting: list[Callable[[], None]] = []
 
     def add(self, ranked: Ranked) -> None:
@@ -52,7 +53,7 @@ class PolicyChanges:
         self._rounds: deque[_Round] = deque()
 
     def add(self, vhost: str, changed: list[Ranked]) -> None:
-        """These policies were set, or were there before."""
+        """Add policies that were set, with their former versions."""
         found = [each for each in self._rounds if each.vhost == vhost and each.steps is None]
         if not found:
             found.append(_Round(vhost))
@@ -62,14 +63,14 @@ class PolicyChanges:
         self._begin()
 
     def when_applied(self, done: Callable[[], None]) -> None:
-        """Call back at the end of all rounds that are known."""
+        """Call back at the end of all present rounds."""
         if self._rounds:
             self._rounds[-1].waiting.append(done)
         else:
             done()
 
     def _begin(self) -> None:
-        # Each change is a request with a turn of its own: what is left already goes on in the turns for that.
+        # Each change is a request with a turn of its own; a round under way goes on in its own turns.
         if not self._broker.turn.is_left(self):
             self._go_on()
 
@@ -88,7 +89,7 @@ class PolicyChanges:
                 done()
 
     def _steps(self, round: _Round) -> Iterator[None]:
-        """Look at the exchanges and queues that are there, one in each step."""
+        """Look at the existing exchanges and queues, one in each step."""
         vhost = self._broker.vhosts.get(round.vhost)
         if vhost is None:
             return

@@ -1,7 +1,7 @@
 """The policies of a vhost in the order in which they are tried, each compiled once.
 
-There may be thousands, and a queue that none of them matches tries all: so they are sorted, and told apart by what they
-are for, when they are set, and a policy that is set or cleared leaves the others as they are.
+There may be thousands, and a queue that none of them matches tries all. So they are sorted by kind when they
+are set, and a policy that is set or cleared leaves the others as they are.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 
 class Ranked:
-    """A policy with what it was compiled to."""
+    """A policy with its compiled pattern."""
 
     __slots__ = ("kinds", "matches", "order", "policy")
 
     def __init__(self, policy: Policy, matches: Matches, kinds: Iterable[str]) -> None:
-        """`kinds`: types of queues that it is for, and exchanges."""
+        """`kinds`: types of queues that it applies to, or exchanges."""
         self.policy = policy
         self.matches = matches
         self.kinds = frozenset(kinds)
-        #: The highest priority first, then names: no two policies have the same place.
+        #: Sort key: the highest priority first, then the name, so that no two are equal.
         self.order = (-policy.priority, policy.name)
 
 
 class Ranking:
-    """Policies of one component of a vhost."""
+    """The policies of one component of a vhost."""
 
     __slots__ = ("_all", "_kinds")
 
@@ -44,14 +44,14 @@ class Ranking:
         return len(self._all)
 
     def put(self, ranked: Ranked) -> None:
-        """Add one. There is none with its name."""
+        """Add a policy. There must be none with its name."""
         self._all[ranked.policy.name] = ranked
         for kind in sorted(ranked.kinds):
             found = self._kinds.setdefault(kind, [])
             found.insert(_place(found, ranked), ranked)
 
     def take(self, name: str) -> Ranked | None:
-        """Remove one and return it."""
+        """Remove a policy and return it."""
         ranked = self._all.pop(name, None)
         if ranked is not None:
             for kind in sorted(ranked.kinds):
@@ -60,7 +60,7 @@ class Ranking:
         return ranked
 
     def first(self, kind: str, name: str) -> Ranked | None:
-        """Return the one that goes first of those that match a name."""
+        """Return the first policy that matches a name."""
         for ranked in self._kinds.get(kind, ()):
             if ranked.matches(name):
                 return ranked

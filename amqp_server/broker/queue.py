@@ -24,9 +24,9 @@ class Target(Protocol):
     """Target of a route: a queue, or a client that waits for direct replies."""
 
     name: str
-    #: It is gone; a queue of its name may have been declared since.
+    #: True if it is gone; another queue of its name may have been declared since.
     deleted: bool
-    #: Messages that were handed to it.
+    #: Number of messages that were handed to it.
     published: int
 
     @property
@@ -76,9 +76,9 @@ class Queue:
         self.record = record
         self.name = record.name
         self.queue_id = record.queue_id
-        #: What it was declared with.
+        #: The arguments that it was declared with.
         self.parsed = parsed
-        #: The policies that apply to it, and what it is to do by them and by its declaration.
+        #: The policies that apply to it, and its arguments joined with them.
         self.policies = policies
         self.effective: QueueArguments = joined(parsed, policies.definition)
         self.arguments = arguments
@@ -89,15 +89,17 @@ class Queue:
         #: Marks' slots of a durable queue that lives here, one for each priority level.
         self.marks: list[int] = []
         self.deleted = False
-        #: This node has never had it before: neither its data, nor a vote in its group.
+        #: True if this node has never had it before: neither its data, nor a vote in its group.
         self.unknown = False
-        #: What this node's clients have published to it and got from it. Most queues of a node have no consumer here.
+        #: Counts of messages that this node's clients published to it and got from it. None as long as no
+        #: client has got any.
         self.published = 0
         self.traffic: Traffic | None = None
         #: This node's subscriptions by their keys, in order of arrival.
         self.subscriptions: dict[Any, Any] = NO_DICT
         self.last_used_ms = 0
-        #: A timer looks whether the lease has ended: one for the queue, however often it is used.
+        #: True if a timer will check whether the lease has ended. The queue has only one, however often it is
+        #: used.
         self._timer_set = False
 
     @property
@@ -121,19 +123,19 @@ class Queue:
         return effective_settings(self.parsed, self.record.deduplication_producers)
 
     def apply_policies(self) -> None:
-        """Policies have changed: do what they say now."""
+        """Policies have changed: follow them."""
         broker = self.vhost.broker
         self.policies = broker.runtime.policies.of_queue(self.vhost.name, self.name, self.type)
         effective = joined(self.parsed, self.policies.definition)
         if effective != self.effective:
             self.effective = effective
-            # A timer that is set may be too late now.
+            # The present timer may be too late now.
             self._timer_set = False
             broker.hosts.configure(self)
             broker.changed()
 
     def owned_by(self, session_number: int) -> bool:
-        """True if this is an exclusive queue of that session of this node."""
+        """True if this is an exclusive queue of the session with this number on this node."""
         record, replication = self.record, self.vhost.broker.replication
         return (
             record.exclusive
@@ -154,7 +156,7 @@ class Queue:
             self.host.touch()
 
     def renew(self) -> None:
-        """The same, told by the host at the queue's home. See quorum_queue.ports.Hosted."""
+        """The host at the queue's home reports a use. See quorum_queue.ports.Hosted."""
         expires_ms = self.effective.expires_ms
         if expires_ms is not None:
             broker = self.vhost.broker
@@ -170,11 +172,11 @@ class Queue:
         self.subscriptions[key] = subscription
 
     def consumers_lost(self) -> None:
-        """The way to the queue's home broke: its consumers here are cancelled, as if it had been deleted."""
-        # A consumer that waits to be attached gets an answer of its own.
+        """The link to the queue's home broke: cancel its consumers here, as if it had been deleted."""
+        # Consumers that are not attached yet get answers of their own.
         lost = [subscription for subscription in self.subscriptions.values() if subscription.attached]
         if lost:
-            self.vhost.broker.lost_consumers.tell(self, lost)
+            self.vhost.broker.background.lost_consumers.tell(self, lost)
 
     def consumer_lost(self, key: Any) -> None:
         """A consumer here lost its place in the queue and did not get it back."""
@@ -183,20 +185,20 @@ class Queue:
             subscription.queue_gone()
 
     def consumer_gone(self, left: int) -> None:
-        """A consumer went, of whatever node. An auto-delete queue goes with its last one."""
+        """A consumer of any node has gone. An auto-delete queue is deleted with its last one."""
         self.renew()
         if self.auto_delete and not left:
             self.delete()
 
     def wake(self) -> None:
-        """Delete the queue if it has not been used for the time it was declared with (x-expires), or that a policy says."""
+        """Delete the queue if it was not used for the time of its lease (x-expires, or a policy)."""
         self._timer_set = False
         expires_ms = self.effective.expires_ms
         if self.deleted or expires_ms is None or self.host.consumer_count:
             return
         broker = self.vhost.broker
         if self.members and broker.hosts.leader(self) != broker.replication.node:
-            # Only the leader knows of all that use it; this node was the leader once.
+            # Only the leader knows of all uses; this node was the leader once.
             return
         ends_at = self.last_used_ms + expires_ms
         if broker.clock.monotonic_ms() >= ends_at:
@@ -206,7 +208,7 @@ class Queue:
             broker.timers.wake(self, ends_at)
 
     def host_failed(self, error: Exception) -> None:
-        """Its host raised: it is stopped on this node, and begun anew from what is stored."""
+        """Its host raised: stop the queue on this node, and restart it from its stored data."""
         self.vhost.broker.failures.add(self, error)
 
     def failed(self, error: Exception) -> None:
@@ -214,10 +216,11 @@ class Queue:
         self.host_failed(error)
 
     def barrier(self, done: Callable[..., None], *, again: bool = True) -> None:
-        """Call back when all that was submitted before is visible here, also if the queue moves or fails meanwhile.
+        """Call back when all commands submitted before are visible here, also if the queue moves or fails
+        meanwhile.
 
-        Then nobody knows what became of it: who must know asks the host itself. `again`: ask once more where the node
-        that was asked is gone, or has the queue no longer; another one may serve it.
+        In that case their outcome is unknown: a caller that must know it asks the host itself. `again`: ask
+        once more if the node that was asked is gone or has the queue no longer; another one may serve it.
         """
         host = self.host
 
@@ -236,7 +239,7 @@ class Queue:
         host.barrier(answered)
 
     def delete(self) -> None:
-        """Have it deleted; nobody waits for it."""
+        """Delete it; no caller waits for that."""
         if not self.deleted:
             self.vhost.broker.propose(self.deletion)
 

@@ -1,4 +1,4 @@
-"""The types of queues: what each allows, and how it is hosted. To add a type, add an object here."""
+"""The types of queues: what each allows, and which hosts it has. To add a type, add an object here."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class QueueType:
     always_durable: bool
     #: A cluster keeps them on several nodes, by Raft.
     replicated: bool
-    #: Deliveries of one message are counted, told in x-delivery-count, and limited to so many unless declared
-    #: otherwise (RabbitMQ 4.0: 20); None: they are not counted.
+    #: Default limit of deliveries of one message (RabbitMQ 4.0: 20), which are counted in x-delivery-count;
+    #: None: deliveries are not counted.
     delivery_limit: int | None
-    #: Dead letters may be held until their targets have them (x-dead-letter-strategy).
+    #: True if dead letters may be held until their targets have them (x-dead-letter-strategy).
     at_least_once: bool
-    #: A passive declare begins the lease of an expiring queue anew.
+    #: True if a passive declare renews the lease of an expiring queue.
     leased_by_passive_declare: bool
-    #: A log: messages stay when they were read, and every consumer has its own place.
+    #: True for a log: messages stay after they were read, and every consumer has its own offset.
     is_stream: bool = False
-    #: A consumer group: its messages are those of a stream, and nothing is published to it.
+    #: True for a consumer group: its messages are those of a stream, and nobody publishes to it.
     is_group: bool = False
 
     @property
@@ -168,7 +168,7 @@ GROUP = QueueType(
     name="stream-group",
     always_durable=True,
     replicated=True,
-    # As it is declared: what is given up is still in the stream, but nobody would look there.
+    # The default here: a message that is given up is still in the stream, but nobody would look for it there.
     delivery_limit=None,
     at_least_once=False,
     leased_by_passive_declare=False,
@@ -196,9 +196,9 @@ GROUP = QueueType(
     ),
 )
 
-#: Prefixes of arguments that change what a stream keeps.
+#: Prefixes of arguments that change how a stream keeps messages.
 _STREAM_ARGUMENTS = ("x-stream-", "x-deduplication")
-#: Those among them that streams of a cluster have, and the version of the cluster from which on they do.
+#: Those that streams of a cluster support, with the first version of the cluster that does.
 _REPLICATED_SINCE = {
     "x-stream-max-segment-size-bytes": versions.STREAMS,
     "x-stream-filter-size-bytes": versions.STREAMS,
@@ -212,7 +212,7 @@ _REPLICATED_SINCE = {
 
 
 def not_replicated(arguments: Iterable[str], version: int) -> str | None:
-    """Return the first of a stream's arguments that streams of a cluster of this version do not have."""
+    """Return the first of a stream's arguments that a cluster of this version does not support."""
     for name in sorted(arguments):
         if name.startswith(_STREAM_ARGUMENTS) and _REPLICATED_SINCE.get(name, version + 1) > version:
             return name
@@ -221,5 +221,5 @@ def not_replicated(arguments: Iterable[str], version: int) -> str | None:
 
 #: By name, as in x-queue-type.
 QUEUE_TYPES: dict[str, QueueType] = {each.name: each for each in (CLASSIC, QUORUM, STREAM, GROUP)}
-#: Those that a queue may have whose arguments say nothing: a group needs a stream.
+#: Types that may be a default: a group cannot, because it needs a stream.
 DEFAULT_TYPES: tuple[str, ...] = tuple(each.name for each in QUEUE_TYPES.values() if not each.is_group)

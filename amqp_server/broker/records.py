@@ -1,4 +1,4 @@
-"""Records of exchanges, queues and bindings: what every node knows of them, and how they stand on disk."""
+"""Records of exchanges, queues and bindings, as every node knows them and stores them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from amqp_server.errors import PreconditionFailed
 from amqp_server.wire import tables
 
 QUEUES, EXCHANGES, BINDINGS = "queues", "exchanges", "bindings"
-#: Table of what only this node knows of a queue: its slots of the delivered marks.
+#: Table of this node's own records of queues: slots of the delivered marks.
 MARKS = "marks"
-#: Producers with a sequence that a queue remembers, unless the node where it is declared is configured otherwise.
+#: Default number of producers with a sequence that a queue remembers.
 DEDUPLICATION_PRODUCERS = 100_000
 #: Arguments that thousands of queues share are kept once, if they are not larger than this, bytes…
 SHARED_BYTES_MAX = 1024
 #: …or too diverse.
 SHARED_MAX = 1024
-#: A table without fields is only its length.
+#: Encoded length of a table without fields.
 EMPTY_TABLE_BYTES = 4
 
 
@@ -36,25 +36,25 @@ class QueueRecord(msgspec.Struct, frozen=True):
     exclusive: bool = False
     #: Number of the session that an exclusive queue belongs to, at `node` in its `incarnation`.
     owner: int = 0
-    #: classic or quorum, where the arguments do not say it.
+    #: The queue type, if the arguments do not name it.
     type: str = "classic"
     #: Home node of a queue that is not replicated.
     node: str = ""
-    #: Incarnation of that node, for a queue that goes with it.
+    #: Incarnation of that node, for a queue that ends with it.
     incarnation: int = 0
     #: Nodes of a replicated queue.
     members: tuple[str, ...] = ()
     #: Node that is to lead it.
     leader: str = ""
-    #: Producers with a sequence that it remembers, by the configuration of the node where it was declared: all nodes
-    #: must remember the same.
+    #: Number of producers with a sequence that it remembers. All nodes must remember the same, so the
+    #: configuration of the node where it was declared decides.
     deduplication_producers: int = DEDUPLICATION_PRODUCERS
-    #: The nodes that it was declared on, if its members have changed since: its group began with them.
+    #: Its first members, if they have changed since: its group began with them.
     founders: tuple[str, ...] = ()
 
 
 def shared(record: QueueRecord) -> QueueRecord:
-    """Return the record with what other queues have alike as one and the same object."""
+    """Return the record with shared objects for values that other queues have, too."""
     arguments = record.arguments
     return msgspec.structs.replace(
         record,
@@ -69,12 +69,12 @@ def shared(record: QueueRecord) -> QueueRecord:
 
 
 def arguments_of(record: QueueRecord) -> Mapping[str, object]:
-    """Return the arguments of a queue, not to be changed: other queues may have them, too."""
+    """Return the arguments of a queue. Do not change them: other queues may share them."""
     return shared_table(record.arguments)
 
 
 def shared_table(arguments: bytes) -> Mapping[str, object]:
-    """Return the table, not to be changed: the same one to all that have the same arguments."""
+    """Return one shared table for all queues with these arguments. Do not change it."""
     return _arguments(arguments)[1] if len(arguments) <= SHARED_BYTES_MAX else tables.decode(arguments)
 
 
@@ -96,7 +96,7 @@ class ExchangeRecord(msgspec.Struct, frozen=True):
     internal: bool
     arguments: bytes
     durable: bool = True
-    #: The node that a transient exchange goes with, in this incarnation.
+    #: The node, with its incarnation, that a transient exchange ends with.
     node: str = ""
     incarnation: int = 0
 
@@ -111,9 +111,10 @@ class BindingRecord(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """Return what the record is stored under: the same for all records of one binding.
+        """Return the key of the record: the same for all records of one binding.
 
-        The order of the arguments is not a part of the binding. Records of earlier versions may be stored as they came.
+        The order of the arguments is not a part of the binding. Earlier versions may have stored records
+        under unordered arguments.
         """
         arguments = self.arguments
         if len(arguments) > EMPTY_TABLE_BYTES:
@@ -126,7 +127,7 @@ def _ordered_table(table: Mapping[str, object]) -> dict[str, object]:
 
 
 def _ordered(value: object) -> object:
-    """Return what is the same for all values that exchanges.field.token takes for the same."""
+    """Return the same value for all field values that have the same exchanges.field.token."""
     if isinstance(value, Mapping):
         return _ordered_table(value)
     if isinstance(value, list):
@@ -142,7 +143,7 @@ class MarksRecord(msgspec.Struct, frozen=True):
 
 
 def encoded(arguments: Mapping[str, object]) -> bytes:
-    """Encode arguments as the field table that they were. Raises PreconditionFailed for what has no type."""
+    """Encode arguments as a field table again. Raises PreconditionFailed for values without an AMQP type."""
     try:
         return tables.encode(arguments)
     except tables.TableError as error:

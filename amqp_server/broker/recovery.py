@@ -42,7 +42,7 @@ class RecoverableJournal(Protocol):
 
 
 def recover(broker: Broker, journal: RecoverableJournal) -> None:
-    """Bring everything durable back. Bodies stay on disk until they are wanted."""
+    """Restore everything durable. Bodies stay on disk until they are needed."""
     metadata = broker.metadata
     for vhost in broker.vhost_records:
         broker.vhost(vhost.name)
@@ -57,11 +57,11 @@ def recover(broker: Broker, journal: RecoverableJournal) -> None:
     for key, value in metadata.items(BINDINGS):
         binding = decode(BINDINGS, key, value, BindingRecord)
         if key != binding.key:
-            # An earlier version stored it by its arguments in the order in which they came.
+            # An earlier version stored the binding under unordered arguments.
             metadata.delete(BINDINGS, key)
             metadata.put(BINDINGS, binding.key, value)
         broker.vhost(binding.vhost).restore_binding(binding)
-    # Only now: what expired meanwhile may be dead-lettered to any queue.
+    # Only now: expired messages may be dead-lettered to any queue.
     for queue in list(broker.all_queues()):
         found_machine = machines.get(queue.queue_id)
         head = found_machine.ready.head() if found_machine is not None else None
@@ -80,14 +80,14 @@ def recover(broker: Broker, journal: RecoverableJournal) -> None:
 
 
 class StoredQueues(NamedTuple):
-    """What the disk has of queues, by their ids."""
+    """Stored data of queues, by their ids."""
 
     queues: dict[int, QueueRecord]
     #: Slots of the delivered marks.
     slots: dict[int, list[int]]
-    #: Filled, without bodies. Queues that have nothing in the journal and no marks have none.
+    #: Machines with messages but without bodies. Queues without records and marks have none.
     machines: dict[int, Machine]
-    #: Why a queue could not be read.
+    #: Errors of queues that could not be read.
     errors: dict[int, Exception]
 
 
@@ -103,7 +103,7 @@ class _Reading:
 
 
 def read_queues(broker: Broker, journal: RecoverableJournal) -> StoredQueues:
-    """Read the queues' records and what the journal has of them; what it has of others is dropped."""
+    """Read the queues' records and journals; drop journals of queues without a record."""
     metadata = broker.metadata
     queues = {
         record.queue_id: record
@@ -113,7 +113,7 @@ def read_queues(broker: Broker, journal: RecoverableJournal) -> StoredQueues:
     slots = {int(key): decode(MARKS, key, value, MarksRecord).slots for key, value in metadata.items(MARKS)}
     for key, value in metadata.items(QUEUES):
         _move_marks(broker, key, value, slots)
-    # Before queues are made again: slots that nobody knows are free for those that are new to this node.
+    # Before queues are made: unknown slots become free for queues that are new to this node.
     for queue_id in [queue_id for queue_id in slots if queue_id not in queues]:
         del slots[queue_id]
         metadata.delete(MARKS, str(queue_id))
@@ -135,7 +135,7 @@ def read_queues(broker: Broker, journal: RecoverableJournal) -> StoredQueues:
             continue
         found_type = parsed_of(found).type
         if found_type.is_stream or found_type.is_group:
-            # Its host reads it.
+            # The stream's host reads it.
             for _ in recovered.records:
                 pass
             continue
@@ -151,7 +151,7 @@ def read_queues(broker: Broker, journal: RecoverableJournal) -> StoredQueues:
 
 
 class _MarkedRecord(msgspec.Struct):
-    """A queue's record as nodes wrote it that stood alone: its marks were part of it."""
+    """A queue's record in the form of nodes that stood alone: its marks were part of it."""
 
     queue_id: int
     marks: list[int] = []
@@ -165,14 +165,14 @@ def _move_marks(broker: Broker, key: str, value: bytes, slots: dict[int, list[in
 
 
 def settings_of(broker: Broker, record: QueueRecord) -> Settings:
-    """Return what the machine of a stored queue is to do."""
+    """Return the settings of a stored queue's machine."""
     parsed = parsed_of(record)
     policies = broker.runtime.policies.of_queue(record.vhost, record.name, parsed.type)
     return effective_settings(joined(parsed, policies.definition), record.deduplication_producers)
 
 
 def parsed_of(record: QueueRecord) -> QueueArguments:
-    """Return what a stored queue was declared to be."""
+    """Return the parsed declaration of a stored queue."""
     return parse_queue_arguments(
         record.name,
         record.vhost,

@@ -1,6 +1,7 @@
-"""How a change of the topology comes about: proposed here, applied by every node of the cluster.
+"""How the topology changes: this node proposes, and every node of the cluster applies.
 
-A node that is alone applies it at once, or as soon as it has made ready what is much (see partitions.py).
+A node that stands alone applies a change at once, or, if it is large, as soon as its parts are prepared (see
+partitions.py).
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ Done = Callable[[Result | Refused], None]
 
 
 class Replication(Protocol):
-    """How this node has changes made; given to the broker's constructor in a cluster."""
+    """Makes changes of the topology; given to the broker's constructor in a cluster."""
 
-    #: For whom the next change is proposed; see broker.events.
+    #: The user in whose name the next change is proposed; see broker.events.
     user: str
 
     @property
@@ -36,30 +37,30 @@ class Replication(Protocol):
 
     @property
     def has_streams(self) -> bool:
-        """Return whether streams may be declared: all nodes know them."""
+        """True if streams may be declared, because all nodes know them."""
 
     @property
     def has_groups(self) -> bool:
-        """The same of consumer groups."""
+        """The same for consumer groups."""
 
     @property
     def has_super_streams(self) -> bool:
-        """The same of super streams."""
+        """The same for super streams."""
 
     @property
     def version(self) -> int:
         """Return the version that all nodes know; see quorum_queue.machine.versions."""
 
     def propose(self, operation: Operation, done: Done | None = None) -> None:
-        """`done` is called when the operation was applied on this node, or with Refused when it could not be
-        in time.
+        """`done` is called when the operation was applied on this node, or with Refused when that did not
+        happen in time.
 
-        Without it nobody waits: the operation is proposed again until it is applied.
+        Without `done` the operation is proposed again until it is applied.
         """
 
 
 class LocalReplication:
-    """A node that is alone."""
+    """A node that stands alone."""
 
     clustered = False
     has_streams = True

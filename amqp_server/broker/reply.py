@@ -15,7 +15,7 @@ PSEUDO_QUEUE = "amq.rabbitmq.reply-to"
 
 
 def home_of(token: str) -> str:
-    """Return the node that a token is of; empty if it is no token."""
+    """Return the node in a token; empty if it is no token."""
     return token[len(PSEUDO_QUEUE) + 1 :].partition(".")[2]
 
 
@@ -60,7 +60,7 @@ class ReplyHost:
         self.sink.failed(error)
 
     def close(self) -> None:
-        """The consumer is gone: replies that still come are dropped, as RabbitMQ drops them."""
+        """The consumer is gone: drop replies that still come, as RabbitMQ does."""
         self.deleted = True
 
 

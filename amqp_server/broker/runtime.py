@@ -1,4 +1,4 @@
-"""What operators set while the broker runs: parameters, and the policies and limits that are kept as such.
+"""Settings that operators change at run time: parameters, and the policies and limits stored as parameters.
 
 https://www.rabbitmq.com/docs/parameters
 """
@@ -20,7 +20,7 @@ def _nothing() -> None: ...
 
 
 class Runtime:
-    """Runtime parameters, and who hears of their changes."""
+    """Runtime parameters, and the objects that follow their changes."""
 
     __slots__ = ("_broker", "limits", "parameters", "policies", "shovels_changed")
 
@@ -40,7 +40,7 @@ class Runtime:
             changed=self._changed,
         )
         self.limits = Limits(broker.sessions, self.parameters)
-        #: A shovel was defined, changed or cleared.
+        #: Called when a shovel was defined, changed or cleared.
         self.shovels_changed: Callable[[], None] = _nothing
 
     def _changed(self, vhost: str, component: str, name: str) -> None:

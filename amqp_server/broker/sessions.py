@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from amqp_server.broker.vhost import VHost
 
 
-#: Kinds of counts: connections of a user, connections in a vhost, channels of a user.
+#: Kinds of counts: connections per user, connections per vhost, channels per user.
 OF_USER, IN_VHOST, CHANNELS_OF = range(3)
 
-#: How many there are, by kind and name of the user or the vhost.
+#: Counts by kind and by name of the user or the vhost.
 Counts = dict[tuple[int, str], int]
 
 
@@ -37,25 +37,25 @@ class BrokerSession(Protocol):
         """An alarm was raised or cleared."""
 
     def forget_memos(self) -> None:
-        """Clear what is remembered of frames."""
+        """Clear the memo of frames."""
 
     def force_close(self, reason: str) -> None:
-        """Close the connection because an operator wants it, or because the node stops."""
+        """Close the connection for an operator, or because the node stops."""
 
     def failed(self, error: Exception) -> None:
         """See amqp_server.turn.Unit."""
 
 
 class Sessions:
-    """A number is used once in the life of the process."""
+    """The sessions by number. A number is used once in the life of the process."""
 
     def __init__(self) -> None:
         self._numbers = count(1)
         self._sessions: dict[int, BrokerSession] = {}
-        #: User and vhost of those that clients have opened.
+        #: User and vhost of sessions that have opened a vhost.
         self._opened: dict[int, tuple[str, str]] = {}
         self._counts: Counts = {}
-        #: What other nodes have, as far as they have told.
+        #: Counts of other nodes, as last reported.
         self._others: dict[str, Mapping[tuple[int, str], int]] = {}
         self._count_changed: Callable[[int, str], None] = _nothing
 
@@ -95,7 +95,7 @@ class Sessions:
         self._count_changed(kind, name)
 
     def counted(self, kind: int, name: str) -> int:
-        """Return how many there are on all nodes, as far as they have told."""
+        """Return a count over all nodes, as last reported."""
         count = self._counts.get((kind, name), 0)
         for told in self._others.values():
             count += told.get((kind, name), 0)
@@ -103,7 +103,7 @@ class Sessions:
 
     @property
     def counts(self) -> Counts:
-        """What this node has."""
+        """This node's counts."""
         return self._counts
 
     def subscribe(self, changed: Callable[[int, str], None]) -> None:
@@ -111,7 +111,7 @@ class Sessions:
         self._count_changed = changed
 
     def others_have(self, node: str, counts: Mapping[tuple[int, str], int]) -> None:
-        """Another node has told its counts. It has none if it is down."""
+        """Another node has reported its counts; a node that is down has none."""
         if counts:
             self._others[node] = counts
         else:

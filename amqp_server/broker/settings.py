@@ -8,18 +8,18 @@ from amqp_server.broker.arguments import SHARED_MAX, QueueArguments
 from amqp_server.broker.records import DEDUPLICATION_PRODUCERS
 from quorum_queue.machine.settings import Settings
 
-#: How long a queue remembers ids of messages, and how many, unless it was declared otherwise.
+#: Defaults for how long a queue remembers ids of messages, and how many.
 DEDUPLICATION_WINDOW_MS = 600_000
 DEDUPLICATION_COUNT = 100_000
 
 
 @lru_cache(maxsize=SHARED_MAX)
 def effective_settings(parsed: QueueArguments, producers: int = DEDUPLICATION_PRODUCERS) -> Settings:
-    """Return the machine's settings, with the number of producers that the queue's record has. `parsed` is what the queue
-    was declared with, or that joined with its policies (see policies.joined).
+    """Return the machine's settings, with the number of producers that the queue's record has. `parsed` are
+    the declared arguments, or those joined with the queue's policies (see policies.joined).
 
-    A host is given them when it is made. A group's machine takes them from snapshot and log: if they are other ones,
-    as after a change of version, the leader submits `configure`.
+    A new host gets these settings. A group's machine takes its settings from snapshot and log: if those
+    differ, as after a change of version, the leader submits `configure`.
     """
     dead_letter = parsed.dead_letter_exchange is not None
     return Settings(
@@ -43,7 +43,7 @@ def effective_settings(parsed: QueueArguments, producers: int = DEDUPLICATION_PR
 
 
 def _delivery_limit(parsed: QueueArguments) -> int | None:
-    """Return how often a message may come back; None without limit, which a declared limit below 0 means."""
+    """Return how often a message may come back; None means no limit, as a declared limit below 0 does."""
     default, declared = parsed.type.delivery_limit, parsed.delivery_limit
     if default is None or (declared is not None and declared < 0):
         return None
@@ -51,7 +51,7 @@ def _delivery_limit(parsed: QueueArguments) -> int | None:
 
 
 def _deduplication_window_ms(parsed: QueueArguments) -> int | None:
-    """Return how long the queue remembers what it took; None where it was not asked to."""
+    """Return how long the queue remembers messages; None if it does not deduplicate."""
     asked = parsed.deduplication
     if asked is None:
         asked = parsed.deduplication_window_ms is not None or parsed.deduplication_count is not None

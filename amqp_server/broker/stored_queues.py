@@ -1,4 +1,4 @@
-"""A queue's messages, from what the journal has of them at start or after a failure. Bodies stay on disk."""
+"""Restores a queue's messages from the journal, at start or after a failure. Bodies stay on disk."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class RecoverableJournal(Protocol):
 
 
 def read_queue(record: QueueRecord, settings: Settings, slots: list[int], services: NodeServices) -> Machine:
-    """Return the machine of one queue from the journal, to begin the queue anew while the node runs."""
+    """Return the machine of one queue from the journal, to restart the queue while the node runs."""
     found = services.journal.recover_queue(record.queue_id)
     machine = Machine(settings) if found is None else fill(record, settings, found, slots, services.marks)
     skip_marked(machine, slots, services.marks)
@@ -64,14 +64,14 @@ def read_queue(record: QueueRecord, settings: Settings, slots: list[int], servic
 
 
 def skip_marked(machine: Machine, slots: list[int], marks: Marks) -> None:
-    """Positions that were handed out are not used again, even if nothing is stored of them any more."""
+    """Skip positions that were delivered, even if nothing is stored of them any more."""
     machine.next_seq = max([machine.next_seq, *(marks.get(slot) + 1 for slot in slots)])
 
 
 def fill(
     record: QueueRecord, settings: Settings, recovered: RecoveredQueue, slots: list[int], delivered: Marks
 ) -> Machine:
-    """Return a queue's machine with its messages, flagged as they have to be."""
+    """Return a queue's machine with its messages and their redelivered flags."""
     machine = Machine(settings)
     marks = [delivered.get(slot) for slot in slots]
     returned: list[Run] = []
@@ -80,7 +80,7 @@ def fill(
         if entry.first_seq >= names.FIRST_POSITION:
             _restore_names(machine, record, entry)
             continue
-        # Those of a lost record are not to be used again: it still lies on the disk.
+        # Positions of a lost record must not be used again: the record still lies on the disk.
         machine.next_seq = max(machine.next_seq, entry.first_seq + entry.count)
         try:
             if entry.head_corrupt:
@@ -115,9 +115,9 @@ def fill(
 
 
 def _restore_names(machine: Machine, record: QueueRecord, entry: RecoveredRecord) -> None:
-    """Put back what the queue's deduplication remembers.
+    """Restore the memory of the queue's deduplication.
 
-    All of the record is read: a wrong name loses a message.
+    Reads the whole record to verify it: a wrong name would lose a message.
     """
     if machine.dedup is None:
         return
@@ -132,9 +132,10 @@ def _restore_names(machine: Machine, record: QueueRecord, entry: RecoveredRecord
 
 
 def _with_attempts(run: Run, annotations: dict[int, bytes], least: int) -> list[Run]:
-    """Give messages that had been delivered their counts again.
+    """Restore the delivery counts of messages.
 
-    One that was with a consumer when the node ended was not counted any more; `least` is what is known of all.
+    The last delivery of a message that was with a consumer when the node ended was not counted; `least` is a
+    lower bound for all messages.
     """
     if not annotations or not any(seq in annotations for seq in run.seqs):
         run.attempts = least

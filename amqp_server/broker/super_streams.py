@@ -1,8 +1,8 @@
 """Super streams: an exchange of the type x-super-stream together with its partitions, which are streams.
 
-One operation makes all of it, or nothing, on one node and in a cluster. Each partition is bound with its number as key, and with the argument
-`x-stream-partition-order`, as the tools of RabbitMQ do it. Without `x-partitions` the exchange is one like others, to
-which clients bind what they want.
+One operation makes all of it or nothing, on one node and in a cluster. Each partition is bound with its
+number as key and with the argument `x-stream-partition-order`, as RabbitMQ's tools do it. Without
+`x-partitions` it is an ordinary exchange, to which clients bind queues as they like.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ ORDER = "x-stream-partition-order"
 MARK = "x-super-stream"
 #: Arguments that are the exchange's own, not those of its partitions.
 _OWN = (PARTITIONS, "alternate-exchange", MARK)
-#: What a second declare must repeat.
+#: Arguments that a second declare must repeat.
 COMPARED = (PARTITIONS, *STREAM.compared)
 
 
 def has_partitions(exchange: Exchange | None) -> bool:
-    """Return whether its partitions were made with it, and go with it."""
+    """True if the exchange was declared with its partitions, which are deleted with it."""
     return exchange is not None and exchange.type == SUPER_STREAM and PARTITIONS in exchange.arguments
 
 
@@ -58,7 +58,7 @@ def partitions_of(vhost: VHost, exchange: Exchange) -> list[str] | None:
 
 
 def super_stream_of(vhost: VHost, queue: str) -> str | None:
-    """Return the super stream that a queue is a partition of, and goes with."""
+    """Return the super stream that a queue is a partition of, and is deleted with."""
     for binding in vhost.router.bindings(destination=queue, kind="queue"):
         if has_partitions(vhost.router.get(binding.source)):
             return binding.source
@@ -99,7 +99,9 @@ def check_known(vhost: VHost, name: str) -> None:
 def declaration(
     vhost: VHost, exchange: ExchangeRecord, arguments: Mapping[str, object], types: Mapping[str, str]
 ) -> DeclareSuperStream:
-    """Return what makes a super stream. Raises PreconditionFailed, ResourceError, NotImplemented_."""
+    """Return the operation that makes a super stream. Raises PreconditionFailed, ResourceError,
+    NotImplemented_.
+    """
     place = place_of(vhost, exchange.name)
     count = check_count(vhost, exchange.name, arguments[PARTITIONS], types)
     for refused, holds in (("non-durable", not exchange.durable), ("auto-delete", exchange.auto_delete)):
@@ -114,7 +116,9 @@ def declaration(
 
 
 def growth(vhost: VHost, name: str, more: int) -> DeclareSuperStream:
-    """Return what makes more partitions of a super stream. Raises NotFound, PreconditionFailed, ResourceError."""
+    """Return the operation that adds partitions to a super stream. Raises NotFound, PreconditionFailed,
+    ResourceError.
+    """
     exchange = vhost.router.get(name)
     if exchange is None:
         raise NotFound(f"no exchange '{name}' in vhost '{vhost.name}'")
@@ -185,7 +189,7 @@ def _operation(
 
 
 def first_taken(vhost: VHost, name: str, numbers: range) -> str | None:
-    """Return what is wrong if a queue has the name of a partition already."""
+    """Return the error if a queue with the name of a partition exists."""
     for number in numbers:
         if partition_name(name, number) in vhost.queues:
             return (

@@ -10,11 +10,11 @@ from quorum_queue.clock import Clock, QueueTime, TimeNote
 from quorum_queue.ports import Commits, Timers
 
 TABLE, KEY = "time", "queue"
-#: Between two looks at the clocks, ms. A wall clock that is set just before the process dies is not noticed.
+#: Interval between two looks at the clocks, ms. A wall clock set just before the process dies goes unnoticed.
 LOOK_MS = 1_000
-#: A note is made at least so often, ms.
+#: Longest interval between two notes, ms.
 NOTE_MS = 60_000
-#: And at once when the wall clock has gone so much otherwise than the queue time, ms.
+#: A note is made at once if the wall clock and the queue time differ by this much more than before, ms.
 SHIFT_MS = 500
 
 
@@ -24,7 +24,7 @@ class TimeRecord(msgspec.Struct, frozen=True):
 
 
 def restore(metadata: Metadata, clock: Clock) -> QueueTime:
-    """Return the queue time as it goes on from what is on disk."""
+    """Return the queue time, continued from the note on disk."""
     for key, value in metadata.items(TABLE):
         if key == KEY:
             record = decode(TABLE, key, value, TimeRecord)
@@ -58,7 +58,7 @@ class TimeNotes:
         raise Fatal(f"the time could not be noted: {error!r}") from error
 
     def note(self) -> None:
-        """Have the present time noted."""
+        """Note the present time."""
         self._last = now = self._queue_time.note()
         self._metadata.put(TABLE, KEY, encode(TimeRecord(now.queue_ms, now.wall_ms)))
         self._commits.request()

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from quorum_queue.boundary import Boundary, Unit
 
-#: Times in the heap that count no more are swept out when there are so many more than those that count.
+#: Obsolete times are swept out of the heap when there are so many more of them than valid ones.
 SPARE_MAX = 64
 
 
@@ -27,17 +27,17 @@ class _Call(NamedTuple):
 
 
 class Timers:
-    """Times are in ms of the node's clock. An object that was closed meanwhile does nothing in `wake`.
+    """Times are in ms of the node's clock. The `wake` of an object that was closed meanwhile does nothing.
 
-    Each host has one call pending, the earliest that it asked for: when it is woken it asks again for what is left. So
-    the heap is as long as there are hosts, however often they ask.
+    Each host has one pending call, the earliest that it asked for; when it is woken it asks again if
+    necessary. So the heap grows with the number of hosts, not with the number of requests.
     """
 
     def __init__(self, changed: Callable[[], None], boundary: Boundary | None = None) -> None:
         """`changed` is called when the next wake-up has become earlier. `boundary` is the node's."""
         self._contain = (boundary or Boundary()).contain
         self._heap: list[_Call] = []
-        #: The call that counts and its host, by the identity of the host, which is kept alive by this.
+        #: The valid call and its host, by the identity of the host. This keeps the host alive.
         self._pending: dict[int, tuple[_Call, Wakeable]] = {}
         self._order = count()
         self._changed = changed
@@ -46,7 +46,7 @@ class Timers:
         return len(self._heap)
 
     def wake(self, host: Any, at_ms: int) -> None:
-        """Call `host.wake()` at `at_ms`, unless it is to be called before."""
+        """Call `host.wake()` at `at_ms`, unless an earlier call is pending."""
         key = id(host)
         pending = self._pending.get(key)
         if pending is not None and pending[0].at_ms <= at_ms:
@@ -81,7 +81,7 @@ class Timers:
         return None
 
     def run(self, now_ms: int) -> None:
-        """Wake all that is due. One that raises has failed; the others are woken all the same."""
+        """Wake all hosts that are due. If one raises, it has failed; the others are woken all the same."""
         while True:
             next_ms = self.next_ms
             if next_ms is None or next_ms > now_ms:

@@ -1,7 +1,7 @@
 """The topology as a state machine: vhosts, exchanges, queues, bindings, users and permissions.
 
-Every node applies the same operations in the same order and so comes to the same records. What is done beside, to the
-hosts of queues and to clients of this node, changes no record. Limits are the proposer's business.
+Every node applies the same operations in the same order and so comes to the same records. Side effects on
+hosts of queues and on clients of this node change no record. The proposer checks limits.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from amqp_server.broker.queue import Queue
     from amqp_server.broker.vhost import VHost
 
-#: Records in which a node of a cluster notes the last index that its records have, and one that they lack because it
+#: Records of a node of a cluster: the last index that its records contain, and one that they lack because it
 #: was given up.
 TABLE, APPLIED, LACKS = "topology", "applied", "lacks"
 
@@ -46,9 +46,9 @@ TABLE, APPLIED, LACKS = "topology", "applied", "lacks"
 class Result(NamedTuple):
     """Outcome of an operation; the same on every node."""
 
-    #: Was there anything to change?
+    #: True if there was anything to change.
     changed: bool
-    #: Why it could not be done, for the client.
+    #: Error text for the client, if it could not be done.
     error: str = ""
 
 
@@ -65,15 +65,15 @@ class Topology:
         self.lacks = 0
         self._queue_ids = count(1)
         self._version = versions.NEWEST
-        #: Partitions that are made ready, by the index of the operation that is to make them.
+        #: Partitions under preparation, by the index of their operation.
         self._ready: dict[int, Partitions] = {}
-        #: A snapshot that is read in parts, and will be restored, unless another one comes in its place.
+        #: A snapshot that is being read in parts and will be restored, unless another one replaces it.
         self._reading: TopologyRecords | None = None
 
     def queue_ids_from(self, first: int) -> None:
-        """Queues that are declared on a node alone have these ids from now on.
+        """On a node that stands alone, number new queues from this id on.
 
-        In a cluster the log has the ids.
+        In a cluster the log gives the ids.
         """
         self._queue_ids = count(first)
 
@@ -81,9 +81,10 @@ class Topology:
         return next(self._queue_ids)
 
     def apply(self, index: int, operation: Operation, user: str | None = None) -> Result:
-        """Apply what stands at `index` of the log. This node has proposed it for `user`; None: another node.
+        """Apply the operation at `index` of the log. `user` is the one in whose name this node proposed it;
+        None: another node did.
 
-        Raises Fatal: nobody knows what half a change has left behind.
+        Raises Fatal on any error: half a change leaves an unknown state.
         """
         events = self._broker.events
         before = None if events is None else events.user
@@ -104,7 +105,9 @@ class Topology:
     def prepare(
         self, index: int, operation: operations.DeclareSuperStream, then: Callable[[], object]
     ) -> None:
-        """Do in parts what nobody sees of an operation that is to have this index; then call `then`, which applies it."""
+        """Do the invisible work of an operation that will have this index in parts; then call `then`, which
+        applies it.
+        """
         vhost = self._vhost(operation.exchange.vhost)
         if vhost is None:
             then()
@@ -113,16 +116,16 @@ class Topology:
         Preparation(self._broker.turn, partitions, then).go_on()
 
     def unprepare(self, index: int) -> None:
-        """The operation that was made ready for this index is not the one that stands there."""
+        """Drop the preparation for this index: another operation stands there."""
         self._ready.pop(index, None)
 
     def lack(self, index: int) -> None:
-        """The operation with this index is given up, and the records do not have it."""
+        """Note that the operation with this index is given up, and missing in the records."""
         self.lacks = index
         self._broker.metadata.put(TABLE, LACKS, encode(_Applied(index)))
 
     def came_to(self, index: int) -> None:
-        """All up to this index of the log is in the records."""
+        """Note that the records contain the log up to this index."""
         self._note(max(self.applied, index))
 
     def _note(self, index: int) -> None:
@@ -140,7 +143,7 @@ class Topology:
                 self.lacks = index
 
     def _tell(self, key: str, **headers: object) -> None:
-        """Tell of a change; see amqp_server.broker.events."""
+        """Publish an event for a change; see amqp_server.broker.events."""
         events = self._broker.events
         if events is not None:
             events.changed(key, headers)
@@ -233,7 +236,7 @@ class Topology:
         )
 
     def _must_stay(self, name: str) -> bool:
-        # Here and not where it is proposed: two nodes may delete one administrator each at the same time.
+        # Checked here and not by the proposer: two nodes may delete one administrator each at the same time.
         return self._version >= versions.ADMINISTRATOR and self._broker.access.users.is_last_administrator(
             name
         )
@@ -292,7 +295,7 @@ class Topology:
         name = exchange.name
         there = vhost.router.get(name)
         if (there is not None) != bool(first):
-            # The proposer looks what is there now.
+            # The proposer checks again what exists now.
             return Result(False)
         if there is not None and len(super_streams.partitions_of(vhost, there) or ()) != first:
             return Result(
@@ -379,7 +382,7 @@ class Topology:
     # -- the whole state -------------------------------------------------------------------------------------------
 
     def view(self) -> TopologyView:
-        """Return what the topology is now, to be encoded in parts: no later change is in it."""
+        """Return a view of the present topology, to be encoded in parts; later changes are not in it."""
         broker = self._broker
         vhosts = [vhost for vhost in broker.vhosts.values() if vhost.name in broker.vhost_records]
         return TopologyView(
@@ -399,7 +402,7 @@ class Topology:
         Encoding(self._broker.turn, self.view(), then).go_on()
 
     def is_behind(self, snapshot: bytes) -> bool:
-        """Is there an operation in the snapshot that was not applied here? Raises UnreadableSnapshot."""
+        """True if the snapshot has an operation that was not applied here. Raises UnreadableSnapshot."""
         return self.applied < decoded(snapshot).applied
 
     def read_in_parts(self, snapshot: bytes, wanted: Callable[[], bool], then: Callable[[], None]) -> None:
@@ -411,13 +414,13 @@ class Topology:
         """Change this node's topology to the snapshot's, and no more than has to change. Raises
         UnreadableSnapshot.
 
-        What is gone is closed and its consumers are cancelled; a queue that is still there keeps its host.
+        Queues that are gone are closed and their consumers cancelled; the others keep their hosts.
         """
         state, self._reading = self._reading, None
         if state is None or state.snapshot != snapshot:
             state = TopologyRecords(snapshot)
         state.go_on(lambda: False)
-        # Auto-delete exchanges may go with bindings that go, so what is missing is looked for only then.
+        # Auto-delete exchanges may go with removed bindings, so look for missing objects only afterwards.
         self._restore_users(state)
         there = self._remove_the_gone(state)
         self._add_the_missing(state, there)
@@ -463,7 +466,7 @@ class Topology:
             broker.access.permissions.store_topic(topic)
 
     def _remove_the_gone(self, state: TopologyRecords) -> dict[BindingRecord, None]:
-        """Return the bindings that are there and stay."""
+        """Remove objects that are not in the snapshot; return the bindings that stay."""
         queues = {record.queue_id: record for record in state.queues}
         exchanges = dict.fromkeys(state.exchanges)
         bindings = dict.fromkeys(state.bindings)
@@ -481,7 +484,7 @@ class Topology:
                     there[binding] = None
                 else:
                     vhost.remove_binding(binding)
-        # Others may have gone with an auto-delete exchange whose last binding was removed.
+        # Others may have been deleted with an auto-delete exchange whose last binding was removed.
         return there if len(there) == self._broker.counts.bindings else {}
 
     def _add_the_missing(self, state: TopologyRecords, there: dict[BindingRecord, None]) -> None:
@@ -503,12 +506,12 @@ class Topology:
 
 
 def _places(record: QueueRecord) -> tuple[object, ...]:
-    """Return what a change of the members changes."""
+    """Return the fields that a change of members affects."""
     return record.members, record.leader, record.founders
 
 
 def note_applied(metadata: Metadata, index: int) -> None:
-    """Note that the records on disk have come so far."""
+    """Note on disk how far the records have come."""
     metadata.put(TABLE, APPLIED, encode(_Applied(index)))
 
 

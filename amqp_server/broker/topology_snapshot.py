@@ -1,8 +1,8 @@
 """A snapshot of the topology: all its records as bytes, the same on every node that has applied the same.
 
-Ten thousand queues take some tens of milliseconds to encode, so it is done in parts, and other clients have their turns in
-between. `TopologyView` is what the topology was at one moment. It has references to what never changes (records, bindings)
-and lists of its own, so what is applied meanwhile is not in it.
+Ten thousand queues take some tens of milliseconds to encode, so it is done in parts, and other clients have
+their turns in between. `TopologyView` is the topology at one moment. It has lists of its own with references
+to immutable objects (records, bindings), so changes applied meanwhile are not in it.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 SNAPSHOT_VERSION = 1
 #: Fields of the first version's.
 SNAPSHOT_TABLES = 7
-#: Records that are encoded before the turn is asked whether it is overdue.
+#: Records encoded between two checks whether the turn is overdue.
 PART_RECORDS = 128
-#: Defaults of the fields that records have had since a version later than the first, which are their last ones. Until
-#: the cluster has that version, nothing else may stand in them; see amqp_server.cluster.catalog.
+#: Defaults of the fields that later versions added at the end of records. Until the cluster has such a
+#: version, the fields must have these values; see amqp_server.cluster.catalog.
 LATER_FIELDS: dict[type, tuple[object, ...]] = {QueueRecord: (DEDUPLICATION_PRODUCERS, ())}
-#: Lengths of MessagePack's three forms of an array.
+#: Bounds of MessagePack's three forms of an array.
 _FIXED_MAX, _SHORT_MAX = 0x0F, 0xFFFF
 _SHORT, _LONG = struct.Struct(">BH"), struct.Struct(">BI")
 
@@ -58,7 +58,7 @@ class TopologyState(msgspec.Struct, frozen=True, array_like=True):
     exchanges: list[msgspec.Raw]
     queues: list[msgspec.Raw]
     bindings: list[msgspec.Raw]
-    #: From version PARAMETERS on. What is empty is left out at the end, as nodes of earlier versions do.
+    #: From version PARAMETERS on. Empty fields at the end are left out, so that earlier versions can read it.
     parameters: list[msgspec.Raw] = []
     topic_permissions: list[msgspec.Raw] = []
 
@@ -66,7 +66,7 @@ class TopologyState(msgspec.Struct, frozen=True, array_like=True):
 class TopologyView:
     """These exchanges, queues and bindings, and the vhosts, users and permissions that the broker has now.
 
-    The iterables are read later: they must not see what changes until then.
+    The iterables are read later: they must not show changes made until then.
     """
 
     def __init__(
@@ -91,9 +91,9 @@ class TopologyView:
             iter(list(runtime.parameters)),
             iter(list(access.permissions.topics())),
         ]
-        #: What is encoded: of each table how many rows it has, and the rows.
+        #: The encoded parts: for each table its number of rows, and the rows.
         self._tables: list[tuple[int, list[bytes]]] = []
-        #: Of the table that is being encoded: its rows, sorted part by part; then how they follow each other.
+        #: Rows of the table that is being encoded, sorted part by part; then the iterator that merges them.
         self._sorted: list[list[tuple[Any, ...]]] = []
         self._merged: Iterator[tuple[Any, ...]] | None = None
         self._count = 0
@@ -112,7 +112,7 @@ class TopologyView:
                 return
 
     def finish(self) -> bytes:
-        """Encode what is left, now; return the snapshot."""
+        """Encode the rest now; return the snapshot."""
         while self._left:
             self._encode_part()
         tables = self._tables
@@ -143,7 +143,7 @@ class TopologyView:
 
 
 class Encoding:
-    """Has a view encoded in parts, some in each turn."""
+    """Encodes a view in parts, some in each turn."""
 
     def __init__(self, turn: Turn, view: TopologyView, then: Callable[[bytes], None]) -> None:
         self._turn = turn
@@ -178,7 +178,7 @@ def decoded(snapshot: bytes) -> TopologyState:
 
 
 class TopologyRecords:
-    """The records of a snapshot, which are made in parts."""
+    """The records of a snapshot, decoded in parts."""
 
     def __init__(self, snapshot: bytes) -> None:
         """Raises UnreadableSnapshot."""
@@ -219,7 +219,7 @@ class TopologyRecords:
 
 
 class Reading:
-    """Has the records of a snapshot made in parts, some in each turn, as long as they are wanted."""
+    """Decodes the records of a snapshot in parts, some in each turn, as long as they are wanted."""
 
     def __init__(
         self, turn: Turn, records: TopologyRecords, wanted: Callable[[], bool], then: Callable[[], None]
@@ -244,7 +244,9 @@ class Reading:
 
 
 def _reading(kind: type[Record], rows: list[msgspec.Raw], into: list[Record]) -> Callable[[int], bool]:
-    """Return what makes so many more records of one table, and tells whether there may be others."""
+    """Return a function that decodes so many more records of one table, and returns whether there may be
+    others.
+    """
     left = iter(rows)
 
     def read(count: int) -> bool:
@@ -264,8 +266,9 @@ def _record(kind: type[Record], encoded: msgspec.Raw) -> Record:
 
 
 def _row(record: msgspec.Struct) -> tuple[Any, ...]:
-    """Return the fields. Those of later versions are left out at the end while they have their defaults: nodes of the
-    version before read a row only if it is as long as they know it."""
+    """Return the fields of a record, without later fields at the end that have their defaults: nodes of an
+    earlier version only read rows of the length that they know.
+    """
     row = msgspec.structs.astuple(record)
     for default in reversed(LATER_FIELDS.get(type(record), ())):
         if row[-1] != default:

@@ -1,7 +1,8 @@
-"""What has passed: counted where a run of messages is handled, once for the run, and never once for a message.
+"""Counters of messages: raised where a run of messages is handled, once for the run, never once for a
+message.
 
-Each node counts what its own clients do. A channel's counts are added to those of its vhost and of the node when it
-closes, so that totals never fall.
+Each node counts its own clients. When a channel closes, its counts are added to those of its vhost and of the
+node, so that totals never fall.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ COUNTERS = (
 
 
 class Traffic:
-    """Messages of a channel, a queue, a vhost, or a node since they began."""
+    """Counts of messages of a channel, a queue, a vhost, or a node since its beginning."""
 
     __slots__ = (
         "ack",
@@ -83,7 +84,7 @@ class Traffic:
 
 
 class Ended:
-    """What those did that are gone, by node and for its life."""
+    """Counts of closed channels, connections and deleted queues, since the start of the node."""
 
     __slots__ = (
         "by_type",
@@ -104,9 +105,9 @@ class Ended:
     )
 
     def __init__(self) -> None:
-        #: Of channels that are closed.
+        #: Counts of closed channels.
         self.traffic = Traffic()
-        #: Of queues that are deleted, by the names of their types.
+        #: Counts of deleted queues, by the names of their types.
         self.by_type: dict[str, Traffic] = {}
         #: Messages that were handed to queues that are deleted.
         self.published = 0

@@ -1,4 +1,4 @@
-"""Users: who they are, what they may do besides messaging (tags), and whether a password is theirs."""
+"""Users, with their tags and their password hashes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TABLE = "users"
 NAME_BYTES_MAX = 255
 TAGS_MAX = 64
 
-#: Tags with a meaning; others are kept, and mean nothing here.
+#: Tags with a meaning here; others are stored without effect.
 ADMINISTRATOR, MONITORING, POLICYMAKER, MANAGEMENT = (
     "administrator",
     "monitoring",
@@ -27,13 +27,13 @@ ADMINISTRATOR, MONITORING, POLICYMAKER, MANAGEMENT = (
 
 class User(msgspec.Struct, frozen=True):
     name: str
-    #: Empty: nobody can log in with a password.
+    #: Empty if nobody can log in with a password.
     password_hash: str
     tags: tuple[str, ...] = ()
 
     @property
     def administers(self) -> bool:
-        """True if it can log in and change users."""
+        """True if this user can log in and change users."""
         return ADMINISTRATOR in self.tags and bool(self.password_hash)
 
     def __repr__(self) -> str:
@@ -41,7 +41,7 @@ class User(msgspec.Struct, frozen=True):
 
 
 class UserRefused(ValueError):
-    """A user that can't be made or changed so; the text says why."""
+    """A user cannot be made or changed in this way; the text says why."""
 
 
 class NoSuchUser(LookupError):
@@ -50,7 +50,9 @@ class NoSuchUser(LookupError):
 
 
 class Users:
-    """`verify` and `set_password` are slow on purpose: run them in a thread. All else belongs to the loop."""
+    """`verify` and `set_password` are slow on purpose: run them in a thread, everything else on the loop's
+    thread.
+    """
 
     def __init__(
         self,
@@ -66,7 +68,7 @@ class Users:
         self._loopback_users = frozenset(loopback_users)
         self._users_max = users_max
         self._logins = Logins(login_memory_s, login_memory_entries_max, now)
-        #: Hashes of our own for users who have logged in with RabbitMQ's, by name: it and theirs.
+        #: For users who have logged in with a hash of RabbitMQ's, by name: a hash of our own, and theirs.
         self._better: dict[str, tuple[str, str]] = {}
         #: The last replacement of each user: RabbitMQ's hash, and ours of the same password.
         self._replaced: dict[str, tuple[str, str]] = {}
@@ -86,7 +88,7 @@ class Users:
         return self._users.get(name)
 
     def is_last_administrator(self, name: str) -> bool:
-        """True if nobody else can log in as an administrator, and this user can."""
+        """True if this user can log in as an administrator, and no other one can."""
         user = self._users.get(name)
         if user is None or not user.administers:
             return False
@@ -99,13 +101,13 @@ class Users:
         return user
 
     def recall(self, name: str, password: str) -> bool | None:
-        """The outcome of a recent check, at once; None: `verify` has to be asked."""
+        """The remembered outcome of a recent check; None: call `verify`."""
         if not password or len(password.encode()) > passwords.PASSWORD_BYTES_MAX:
             return False
         return self._logins.recall(name, self._password_hash(name), password)
 
     def verify(self, name: str, password: str) -> bool:
-        """Whether this is the user's password. Blank ones are nobody's."""
+        """Check a user's password; a blank one is always wrong."""
         if not password or len(password.encode()) > passwords.PASSWORD_BYTES_MAX:
             return False
         encoded = self._password_hash(name)
@@ -115,17 +117,19 @@ class Users:
         outcome, own = passwords.checked(encoded, password)
         self._logins.remember(name, encoded, password, outcome)
         if own:
-            # In force as soon as the change is.
+            # Takes effect with the change.
             self._logins.remember(name, own, password, outcome)
             self._better[name] = encoded, own
         return outcome
 
     def better_hash(self, name: str) -> tuple[str, str] | None:
-        """The present hash of a user, RabbitMQ's, and one of our own to replace it; told once after a check."""
+        """The user's present hash of RabbitMQ's, and one of our own to replace it; returned once after a
+        check.
+        """
         return self._better.pop(name, None)
 
     def replace_hash(self, name: str, before: str, after: str) -> bool:
-        """Replace a hash by another one of the same password; whether it was still there."""
+        """Replace a hash by another one of the same password; return whether it was still the present one."""
         user = self._users.get(name)
         if user is None or user.password_hash != before:
             return False
@@ -134,19 +138,19 @@ class Users:
         return True
 
     def has_password_hash(self, name: str, encoded: str) -> bool:
-        """True if this hash is the user's, or the one that was replaced by the user's, of the same password."""
+        """True if this hash is the user's present one, or the one of the same password that it has replaced."""
         user = self._users.get(name)
         if user is None:
             return False
         return encoded == user.password_hash or self._replaced.get(name) == (encoded, user.password_hash)
 
     def _password_hash(self, name: str) -> str:
-        """A user that does not exist is like one without a password, in the time of its refusals, too."""
+        """A user that does not exist counts as one without a password, so that refusals take the same time."""
         user = self._users.get(name)
         return user.password_hash if user else ""
 
     def may_connect_from(self, name: str, peer: str) -> bool:
-        """Whether the user may log in from the address of the real peer, not the one that it reached."""
+        """True if the user may log in from this address: that of the real peer, not the one that it reached."""
         return name not in self._loopback_users or is_loopback(peer)
 
     def prepare(self, name: str, password_hash: str, tags: Iterable[str] = ()) -> User:
@@ -157,7 +161,7 @@ class Users:
         return user
 
     def store(self, user: User) -> None:
-        """Makes the user, or replaces it."""
+        """Make the user, or replace it."""
         self._users[user.name] = user
         self._metadata.put(TABLE, user.name, encode(user))
 
@@ -168,7 +172,7 @@ class Users:
         return user
 
     def add(self, name: str, password: str, tags: Iterable[str] = ()) -> User:
-        """A new user. Hashes the password: slow."""
+        """Make a new user. Slow, because it hashes the password."""
         if name in self._users:
             raise UserRefused(f'User "{name}" already exists')
         return self.put(name, hashed(password), tags)
@@ -180,7 +184,7 @@ class Users:
 
 
 def hashed(password: str) -> str:
-    """The hash to keep for a new password. Slow on purpose: run it in a thread."""
+    """The hash of a new password. Slow on purpose: run it in a thread."""
     if not password:
         raise UserRefused("a blank password is not allowed")
     if len(password.encode()) > passwords.PASSWORD_BYTES_MAX:
@@ -189,7 +193,7 @@ def hashed(password: str) -> str:
 
 
 def last_administrator(name: str) -> str:
-    """The refusal of what would leave nobody to make it good again."""
+    """The refusal of a change that would leave no administrator."""
     return f"user '{name}' is the last administrator: nobody could log in to make another one; force=true does it"
 
 

@@ -1,6 +1,6 @@
 """One virtual host: its exchanges, queues and bindings, and their records.
 
-What begins with `check` is for whoever proposes a change. The others make the changes, on every node the same ones in
+Methods named `check…` serve the proposer of a change. The others make changes, on every node the same ones in
 the same order; see `topology`.
 """
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from amqp_server.broker.broker import Broker
     from amqp_server.broker.partitions import Partitions
 
-#: Words # that a topic binding key may have at most on any node, however it is configured.
+#: Most words # in a topic binding key on any node, whatever its configuration.
 TOPIC_HASHES_MAX = 64
 _NO_GROUPS: Mapping[str, Queue] = {}
 
@@ -59,9 +59,9 @@ class VHost:
         self.broker = broker
         self.name = name
         self.queues: dict[str, Queue] = {}
-        #: Those of them that are consumer groups.
+        #: The queues that are consumer groups.
         self.groups: dict[str, Queue] = {}
-        #: The same by the stream or super stream that they read, and by their own names.
+        #: Consumer groups by the stream or super stream that they read, then by name.
         self._groups_over: dict[str, dict[str, Queue]] = {}
         self.router = Router(
             self.queues.__contains__,
@@ -74,17 +74,17 @@ class VHost:
             self._apply_policies(exchange.name)
         #: Node and incarnation that transient exchanges go with.
         self._exchange_homes: dict[str, tuple[str, int]] = {}
-        #: Of channels that are closed.
+        #: Counts of closed channels.
         self.traffic = Traffic()
         self.received_bytes = self.sent_bytes = 0
-        #: Counts up for exchanges that choose at random.
+        #: A counter for exchanges that choose at random.
         self._nonce = 0
-        #: Copies of what clients publish and get go to amq.rabbitmq.trace.
+        #: True if copies of what clients publish and get go to amq.rabbitmq.trace.
         self.tracing = False
         self.look_at_tracing()
 
     def look_at_tracing(self) -> None:
-        """It may have been turned on or off."""
+        """Tracing may have been turned on or off."""
         self.tracing = self.broker.runtime.parameters.get(GLOBAL, TRACING, self.name) is not None
 
     @property
@@ -93,7 +93,9 @@ class VHost:
         return (record.default_queue_type if record else "") or self.broker.config.default_queue_type
 
     def _kept(self, *, durable: bool) -> bool:
-        """Does a record go to disk? Transient ones are worth it only where others hold this node to them."""
+        """True if a record is stored. Transient ones are stored only in a cluster, where other nodes rely on
+        them.
+        """
         return durable or self.broker.replication.clustered
 
     # -- routing ---------------------------------------------------------------------------------------------------
@@ -110,7 +112,7 @@ class VHost:
     # -- exchanges -------------------------------------------------------------------------------------------------
 
     def check_exchange(self) -> None:
-        """May there be one more? Raises ResourceError."""
+        """Check that one more exchange is allowed. Raises ResourceError."""
         broker = self.broker
         if broker.counts.exchanges >= broker.config.exchanges_max:
             raise ResourceError(
@@ -118,7 +120,7 @@ class VHost:
             )
 
     def put_exchange(self, record: ExchangeRecord) -> bool:
-        """Make an exchange; whether it is new. Raises UnknownExchangeType, InvalidArgument."""
+        """Make an exchange; return whether it is new. Raises UnknownExchangeType, InvalidArgument."""
         if self.router.get(record.name) is not None:
             return False
         self.restore_exchange(record)
@@ -130,7 +132,7 @@ class VHost:
         return True
 
     def _changed(self, key: str, headers: Mapping[str, object]) -> None:
-        """Something in the vhost was made or deleted, for the first time on this node."""
+        """An object of the vhost was made or deleted, other than at recovery."""
         events = self.broker.events
         if events is not None:
             events.changed(key, {**headers, "vhost": self.name})
@@ -151,13 +153,14 @@ class VHost:
         self._apply_policies(record.name)
 
     def apply_exchange_policies(self, exchange: str) -> None:
-        """Policies of an exchange have changed, if it is still there."""
+        """Policies of an exchange, if it still exists, have changed."""
         if self.router.get(exchange) is not None and self._apply_policies(exchange):
             self.broker.changed()
 
     def _apply_policies(self, exchange: str) -> bool:
-        """An exchange takes the alternate of its policy, if it was declared without one. Return True if that is another one
-        than before."""
+        """Give an exchange that was declared without an alternate the one of its policy. Return True if the
+        alternate has changed.
+        """
         definition = self.broker.runtime.policies.of_exchange(self.name, exchange).definition
         return self.router.set_alternate(exchange, definition.get("alternate-exchange"))
 
@@ -182,12 +185,14 @@ class VHost:
         self._changed("exchange.deleted", {"name": name})
 
     def _exchanges_gone(self, names: list[str]) -> None:
-        """Auto-delete exchanges that went with their last binding."""
+        """Handle auto-delete exchanges that were deleted with their last binding."""
         for name in names:
             self._exchange_gone(name)
 
     def exchange_records(self) -> Iterator[ExchangeRecord]:
-        """Return those of the exchanges that there are now. They are made as they are read, also when others are there."""
+        """Return the records of the present exchanges, made while they are read. Later changes do not affect
+        which ones.
+        """
         homes, nowhere = self._exchange_homes, ("", 0)
         there = [
             (exchange, homes.get(exchange.name, nowhere))
@@ -211,7 +216,7 @@ class VHost:
     # -- bindings --------------------------------------------------------------------------------------------------
 
     def check_binding(self, binding: Binding) -> None:
-        """May it be made? Raises InvalidArgument, ResourceError."""
+        """Check a new binding. Raises InvalidArgument, ResourceError."""
         broker = self.broker
         if broker.counts.bindings >= broker.config.bindings_max:
             raise ResourceError(
@@ -242,9 +247,9 @@ class VHost:
         )
 
     def put_binding(self, record: BindingRecord, *, of_many: bool = False) -> bool:
-        """Bind, if both ends are there; whether it is new. Raises InvalidArgument.
+        """Bind, if both ends exist; return whether it is new. Raises InvalidArgument.
 
-        `of_many`: it is one of many of its source, after which `streams_changed` is called once.
+        `of_many`: it is one of many of its source, and the caller calls `streams_changed` once for all.
         """
         binding = self.restore_binding(record, of_many=of_many)
         if binding is None:
@@ -257,12 +262,12 @@ class VHost:
         return True
 
     def restore_binding(self, record: BindingRecord, *, of_many: bool = False) -> Binding | None:
-        """Make a binding that has its record; None if it is there, or an end of it is not."""
+        """Make a binding from its record; None if it exists, or an end of it does not."""
         ends = self.queues if record.kind == "queue" else self.router
         source, found = self.router.get(record.source), ends.get(record.destination)
         if source is None or found is None:
             return None
-        # Names that are there already are not kept a second time.
+        # Use the strings of existing objects, to keep each name only once.
         key = found.name if record.routing_key == found.name else record.routing_key
         binding = Binding(source.name, found.name, _kind(record), key, shared_table(record.arguments))
         if not self.router.bind(binding):
@@ -301,7 +306,7 @@ class VHost:
                 self._changed("binding.deleted", of_binding(binding))
 
     def binding_records(self) -> Iterator[BindingRecord]:
-        """Return those of the bindings that there are now; see `exchange_records`."""
+        """Return the records of the present bindings; see `exchange_records`."""
         return map(self.binding_record, self.router.bindings())
 
     # -- queues ----------------------------------------------------------------------------------------------------
@@ -320,7 +325,7 @@ class VHost:
         """Parse the arguments of a new queue. Raises PreconditionFailed with RabbitMQ's texts."""
         key = arguments.get("x-dead-letter-routing-key")
         if isinstance(key, str) and len(key.encode()) > SHORT_STRING_MAX:
-            # RabbitMQ takes it, and then closes the channel of each consumer that gets such a dead letter.
+            # RabbitMQ accepts it, and then closes the channel of each consumer that gets such a dead letter.
             raise PreconditionFailed(
                 f"invalid arg 'x-dead-letter-routing-key' for queue '{name}' in vhost '{self.name}': "
                 f"a routing key has {SHORT_STRING_MAX} bytes at most"
@@ -337,7 +342,7 @@ class VHost:
         )
 
     def check_queue(self, count: int = 1) -> None:
-        """May there be so many more? Raises ResourceError."""
+        """Check that so many more queues are allowed. Raises ResourceError."""
         broker = self.broker
         if broker.counts.queues + count > broker.config.queues_max:
             more = "no" if count == 1 else f"{count}"
@@ -346,7 +351,7 @@ class VHost:
             )
 
     def put_queue(self, record: QueueRecord, *, unknown: bool = True, of_many: bool = False) -> bool:
-        """Make a queue; whether it is new. `unknown`: this node has never had it.
+        """Make a queue; return whether it is new. `unknown`: this node has never had it.
 
         `of_many`: it is one of very many, whose hosts are made in parts.
         """
@@ -354,7 +359,7 @@ class VHost:
             return False
         queue = self.restore_queue(record, None, unknown=unknown, of_many=of_many)
         if self._begins_here(record):
-            self.broker.ended.queues_created += 1
+            self.broker.counts.ended.queues_created += 1
         self._store_queue(queue)
         if self.broker.events is not None:
             self._changed("queue.created", of_queue(queue))
@@ -364,7 +369,7 @@ class VHost:
         return True
 
     def _begins_here(self, record: QueueRecord) -> bool:
-        """True on one of the nodes that make or delete a queue: it counts it."""
+        """True on the one node that counts this making or deletion of a queue."""
         return (record.leader or record.node) == self.broker.replication.node
 
     def _store_queue(self, queue: Queue) -> None:
@@ -380,7 +385,7 @@ class VHost:
         unknown: bool = False,
         of_many: bool = False,
     ) -> Queue:
-        """Make a queue that has its record, with its messages where it has any."""
+        """Make a queue from its record, with its messages if it has any."""
         queue = self.new_queue(record, unknown=unknown)
         queue.marks = marks or []
         self.queues[queue.name] = queue
@@ -390,7 +395,7 @@ class VHost:
         self.broker.counts.queues += 1
         if of_many:
             self.broker.hosts.expect(queue)
-            self.broker.host_parts.begin(queue, partial(self._make_host, queue, None))
+            self.broker.background.host_parts.begin(queue, partial(self._make_host, queue, None))
         else:
             self.broker.turn.contain(queue, self._make_host, queue, machine)
         if queue.type.is_stream:
@@ -398,11 +403,12 @@ class VHost:
         return queue
 
     def new_queue(self, record: QueueRecord, *, unknown: bool, parsed: QueueArguments | None = None) -> Queue:
-        """Return a queue that has its record, and is not there yet. `parsed`: what its arguments mean, if that is known."""
+        """Return a new queue for a record. `parsed`: its parsed arguments, if the caller has them."""
         record = shared(record)
         arguments = arguments_of(record)
         if parsed is None:
-            # Not checked: an earlier version, or another node, took what this one would refuse.
+            # Not checked: an earlier version, or another node, may have accepted arguments that this one
+            # would refuse.
             parsed = parse_queue_arguments(
                 record.name,
                 self.name,
@@ -424,12 +430,12 @@ class VHost:
         for each in ready:
             queue = each.queue
             if again:
-                # There may be other policies since, or the vhost may be another one of that name.
+                # Policies may have changed since, or the vhost may be another one of that name.
                 queue = self.new_queue(queue.record, unknown=True, parsed=queue.parsed)
             queues.append(queue)
             self.queues[queue.name] = queue
             if self._begins_here(queue.record):
-                broker.ended.queues_created += 1
+                broker.counts.ended.queues_created += 1
             broker.metadata.put(QUEUES, each.queue_key, each.queue_stored)
             broker.hosts.expect(queue)
             self.router.bind(each.binding)
@@ -437,7 +443,7 @@ class VHost:
         broker.counts.queues += len(ready)
         broker.counts.bindings += len(ready)
         for queue in queues:
-            broker.host_parts.begin(queue, partial(self._make_host, queue, None))
+            broker.background.host_parts.begin(queue, partial(self._make_host, queue, None))
         self.streams_changed(partitions.exchange)
         for queue in queues:
             self.streams_changed(queue.name)
@@ -448,11 +454,12 @@ class VHost:
                 self._changed("binding.created", of_binding(each.binding))
 
     def streams_changed(self, name: str) -> None:
-        """A stream of this name has come or gone, or a binding of this exchange: groups over it may have other
-        partitions."""
+        """A stream of this name, or a binding of this exchange, was made or removed: groups over it may have
+        other partitions.
+        """
         groups = self._groups_over.get(name, _NO_GROUPS)
         if groups:
-            self.broker.changed_streams.tell(groups.values())
+            self.broker.background.changed_streams.tell(groups.values())
 
     def _make_host(self, queue: Queue, machine: Machine | None) -> None:
         queue.host = self.broker.hosts.make(queue, machine)
@@ -460,17 +467,17 @@ class VHost:
     def set_members(
         self, queue: Queue, members: tuple[str, ...], leader: str, founders: tuple[str, ...]
     ) -> None:
-        """The nodes of a replicated queue are these from now on; see QueueRecord."""
-        self.broker.host_parts.begun(queue)
+        """Change the nodes of a replicated queue; see QueueRecord."""
+        self.broker.background.host_parts.begun(queue)
         queue.record = msgspec.structs.replace(
             queue.record, members=members, leader=leader, founders=founders
         )
         self._store_queue(queue)
-        # Routes name queues, so that it may move needs no new ones.
+        # Routes name queues, so they stay valid when a queue moves.
         self.broker.turn.contain(queue, self.broker.hosts.changed, queue)
 
     def remove_queue(self, queue: Queue, *, of_many: bool = False) -> None:
-        """Delete a queue with all that it holds; its consumers are told.
+        """Delete a queue with its messages, and tell its consumers.
 
         `of_many`: it is one of very many, whose hosts are closed in parts.
         """
@@ -479,10 +486,10 @@ class VHost:
         queue.deleted = True
         broker = self.broker
         if self._begins_here(queue.record):
-            broker.ended.queues_deleted += 1
-        broker.ended.published += queue.published
+            broker.counts.ended.queues_deleted += 1
+        broker.counts.ended.published += queue.published
         if queue.traffic is not None:
-            broker.ended.by_type.setdefault(queue.type.name, Traffic()).add(queue.traffic)
+            broker.counts.ended.by_type.setdefault(queue.type.name, Traffic()).add(queue.traffic)
         del self.queues[queue.name]
         if self.groups.pop(queue.name, None) is not None:
             over = self._groups_over[queue.parsed.stream]
@@ -496,17 +503,17 @@ class VHost:
         if self._kept(durable=queue.durable and not queue.exclusive):
             broker.metadata.delete(QUEUES, key(self.name, queue.name))
         if of_many:
-            broker.host_parts.close(queue, partial(self._close_host, queue, queue.host))
+            broker.background.host_parts.close(queue, partial(self._close_host, queue, queue.host))
         else:
             self._close_host(queue, queue.host)
         broker.failures.forget(queue)
-        # A lease may last for years.
+        # Forget the timer: a lease may last for years.
         broker.timers.forget(queue)
         if queue.subscriptions:
-            broker.lost_consumers.tell(queue, list(queue.subscriptions.values()))
+            broker.background.lost_consumers.tell(queue, list(queue.subscriptions.values()))
         if queue.exclusive:
             broker.exclusive_gone(queue)
-        # Its host refers to the queue: together they would stay, with all messages, until the collector comes.
+        # Host and queue refer to each other: only the collector would free them, and all messages with them.
         queue.host = broker.deleted_host
         if queue.type.is_stream:
             self.streams_changed(queue.name)
@@ -519,13 +526,15 @@ class VHost:
         self.broker.timers.forget(host)
 
     def queue_records(self) -> Iterator[QueueRecord]:
-        """Return those of the queues that there are now."""
+        """Return the records of the present queues."""
         return iter([queue.record for queue in self.queues.values()])
 
     # -- what goes together ----------------------------------------------------------------------------------------
 
     def node_down(self, node: str, incarnation: int) -> None:
-        """Remove what went with a node: its transient and exclusive queues and its transient exchanges."""
+        """Remove the objects that end with a node: its transient and exclusive queues and its transient
+        exchanges.
+        """
         for queue in self.queues_of(node, incarnation):
             self.remove_queue(queue)
         for name, (home, since) in list(self._exchange_homes.items()):
@@ -533,7 +542,7 @@ class VHost:
                 self.remove_exchange(name)
 
     def queues_of(self, node: str, incarnation: int) -> list[Queue]:
-        """Return the queues that go with this start of a node, and with earlier ones."""
+        """Return the queues that end with this start of a node, or with earlier ones."""
         return [
             queue
             for queue in self.queues.values()
@@ -544,7 +553,7 @@ class VHost:
         ]
 
     def close(self) -> None:
-        """The vhost is deleted: all its queues and exchanges go."""
+        """Delete all queues and exchanges of a vhost that is being deleted."""
         for queue in list(self.queues.values()):
             self.remove_queue(queue)
         for exchange in list(self.router.exchanges()):
@@ -552,7 +561,7 @@ class VHost:
 
 
 def routing_view(properties: Properties) -> dict[str, object]:
-    """Return what exchanges may look at beside the routing key."""
+    """Return the view of a message that exchanges may use beside the routing key."""
     timestamp = properties.raw.get("timestamp")
     return {
         "headers": properties.headers,

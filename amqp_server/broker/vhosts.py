@@ -18,7 +18,7 @@ class VhostRecord(msgspec.Struct, frozen=True):
     name: str
     description: str = ""
     tags: tuple[str, ...] = ()
-    #: Type of durable queues that are declared without one; empty: as the node is configured.
+    #: Type of durable queues that are declared without one; empty: the node's configuration decides.
     default_queue_type: str = ""
 
 
@@ -85,7 +85,7 @@ class Vhosts:
         return VhostRecord(name, description, tags, default_queue_type)
 
     def store(self, vhost: VhostRecord) -> bool:
-        """Makes it, or changes what is told about it; whether it is new."""
+        """Make a vhost, or change its description; return whether it is new."""
         new = vhost.name not in self._vhosts
         self._vhosts[vhost.name] = vhost
         self._metadata.put(TABLE, vhost.name, encode(vhost))

@@ -46,7 +46,8 @@ def qos(channel: Channel, method: commands.Basic.Qos) -> None:
     if method.global_:
         channel.window.change(method.prefetch_count or 0)
     else:
-        # RabbitMQ lifts the channel's limit with it; who wants both sets the consumers' first.
+        # As in RabbitMQ this lifts the channel's limit; a client that wants both sets the consumers' limit
+        # first.
         channel.window.change(0)
         channel.prefetch = method.prefetch_count or 0
     channel.send(commands.Basic.QosOk())
@@ -109,7 +110,7 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
         sink=subscription,
     )
     consumer.paused = connection.paused
-    # Before it is attached: if the channel goes meanwhile, it is detached with the others.
+    # Added before it is attached: if the channel closes meanwhile, it is detached with the others.
     channel.add(subscription)
 
     def begin(done: Callable[[str | None], None]) -> None:
@@ -118,7 +119,7 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
                 subscription.attached = True
                 connection.consumer_event(subscription, created=True)
                 if not method.nowait:
-                    # Here, and not after it: deliveries follow at once.
+                    # Sent here and not after `attach`, because deliveries follow at once.
                     channel.send(commands.Basic.ConsumeOk(tag))
             done(refused)
 
@@ -210,7 +211,7 @@ class _Replies(Subscription):
         self.tag = tag
         self.no_ack = True
         self.exclusive = False
-        # Counted by the channel only.
+        # Only the channel counts these deliveries.
         self.traffic = Traffic()
         self.template = DeliverTemplate(channel.number, tag, channel.connection.limits.frame_max)
 
@@ -248,7 +249,7 @@ def get(channel: Channel, method: commands.Basic.Get) -> None:
     if getter is None:
         getter = channel.getters[queue, no_ack] = Getter(channel, queue, no_ack=no_ack)
     consumer = Consumer(getter.key, no_ack=no_ack, sink=getter)
-    # Tags of a getter that was forgotten while it held nothing go on, so ids never repeat.
+    # A getter is forgotten while it holds nothing. A new one continues its numbers, so that ids never repeat.
     consumer.next_id = channel.next_tag
 
     def got(got: Got | Refused | None) -> None:
@@ -283,7 +284,7 @@ def _send_got(channel: Channel, run: Run, tag: int, ready: int) -> None:
         put(method + (item if fits else content.restamp(item, channel.number, frame_max)))
         return
     put(method)
-    # The queue has it, too: it is not copied.
+    # The queue has the same object: do not change it.
     for chunk in (item,) if fits else content.reframed(item, channel.number, frame_max):
         put(chunk)
 
@@ -373,13 +374,13 @@ def tx_commit(channel: Channel, method: commands.Tx.Commit) -> None:
         )
         return
     hosts = transaction.commit()
-    # All parts of it reach the disk at once.
+    # All parts of the transaction reach the disk at once.
     channel.broker.turn.apply(whole=True)
     channel.connection.after(lambda done: _answered(transaction, hosts, done), committed)
 
 
 def _answered(transaction: Transaction, hosts: list[Recipient], done: Callable[..., None]) -> None:
-    """Tell `done` when all hosts have answered, and those messages are answered that chose when they are confirmed."""
+    """Call `done` when all hosts have answered, and all messages that chose their level of confirmation."""
     answers = transaction.take_answers()
     if answers is None:
         _barriers(hosts, done)
@@ -395,14 +396,14 @@ def _answered(transaction: Transaction, hosts: list[Recipient], done: Callable[.
 
 
 def _barriers(hosts: list[Recipient], done: Callable[..., None]) -> None:
-    """Tell `done` when all hosts have answered, with the last refusal if there was one."""
+    """Call `done` when all hosts have answered, with the last refusal if there was one."""
     left = len(hosts)
     refusals: list[Refused] = []
 
     def answered(refused: Refused | None = None) -> None:
         nonlocal left
         left -= 1
-        # A queue that is deleted meanwhile takes with it what it was to get, as in RabbitMQ.
+        # A queue that is deleted meanwhile takes its messages of this transaction with it, as in RabbitMQ.
         if refused is not None and refused != DELETED:
             refusals.append(refused)
         if not left:

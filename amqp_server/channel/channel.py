@@ -28,20 +28,23 @@ if TYPE_CHECKING:
     from quorum_queue.ports import Host
 
 _PUBLISH = (60, 40)
-#: Each time so much of a message has come, room is made for it: a relief looks at all queues.
+#: Memory is freed each time so many bytes of a message have come, and not for each frame: a relief looks at
+#: all queues.
 RELIEF_BYTES = 1 << 20
-#: Runs of unacked deliveries that a channel returns when it is closed, and consumers that it detaches, within one turn.
+#: A channel that is closed returns at most so many runs of deliveries, and detaches so many consumers, within
+#: one turn.
 RETURNED_MAX, DETACHED_MAX = 256, 1_000
-#: Of more, so many at once; then the turn may be over. What is returned is looked up in larger parts.
+#: With more of them, it does so many at a time; in between the turn may end. Deliveries are looked up in
+#: larger parts.
 PART_MAX, TAKEN_MAX = 24, 512
-#: Consumers that are paused at once.
+#: Consumers that are paused before the turn may end.
 PAUSED_MAX = 128
-#: From more pieces on it is tried to make fewer of them.
+#: With more pieces than this, join them to fewer.
 FEW_PIECES = 8
 
 
 class Assembly:
-    """A message whose frames are still coming. What has come counts in the node's memory budget."""
+    """A message whose frames are still coming. The bytes so far count in the node's memory budget."""
 
     __slots__ = (
         "_bytes",
@@ -63,7 +66,7 @@ class Assembly:
         self.header: bytes | None = None
         #: The content frames as they came, large ones in pieces.
         self.framed: list[bytes | memoryview] = []
-        #: Some frame is larger than frame_max.
+        #: True if some frame is larger than frame_max.
         self.oversized = False
         self.body_size = 0
         self.received = 0
@@ -72,7 +75,7 @@ class Assembly:
         self._bytes = 0
 
     def add(self, framed: bytes | memoryview) -> None:
-        """A frame has come, or a piece of a large one. Bodies of queues are paged out to make room."""
+        """Add a frame, or a piece of a large one. Bodies of queues are paged out to make room."""
         memory, size = self._memory, len(framed)
         self.framed.append(framed)
         before = self._bytes // RELIEF_BYTES
@@ -83,7 +86,7 @@ class Assembly:
             memory.relieve()
 
     def release(self) -> None:
-        """It is complete, and its queues count it from now on; or it never will be."""
+        """Stop counting it: it is complete and its queues count it from now on, or it never will be."""
         self._memory.used -= self._bytes
         self._unfinished.bytes -= self._bytes
         self._bytes = 0
@@ -104,17 +107,19 @@ class Channel:
         self.getters: dict[tuple[Queue, bool], Getter] = {}
         self.confirms: Confirms | None = None
         self.tx: Transaction | None = None
-        #: The end of a large transaction, or the return of very much that is unacked, which is under way.
+        #: The work in several turns that is under way: the end of a large transaction, or the return of very
+        #: many deliveries.
         self.ending: LargeEnd | None = None
-        #: It was closed within a transaction: what came with the same read is dropped, too.
+        #: Closed within a transaction: the rest of the same read is dropped, too.
         self._rolled_back = False
-        #: Prefetch of consumers to come (basic.qos global=false).
+        #: Prefetch of later consumers (basic.qos global=false).
         self.prefetch = 0
         #: How many consumers the channel has on each queue.
         self.consumed: dict[Queue, int] = {}
         self.window = ChannelWindow(connection, self.subscriptions, self.consumed)
         self.assembly: Assembly | None = None
-        #: The queue that this channel is deleting, and what tells its consumers here, after delete-ok.
+        #: The queue that this channel is deleting, and the frames that tell its consumers here after
+        #: delete-ok.
         self.deleting: Queue | None = None
         self._cancelled: list[bytes] = []
         #: Name of the queue declared last, for methods that leave the name out.
@@ -126,15 +131,15 @@ class Channel:
         self.reply_tag = ""
         #: Payload of the method frame being handled. It has the types of table fields, which pamqp drops.
         self.raw = b""
-        #: We have sent channel.close and wait for the answer.
+        #: True if channel.close was sent and its answer has not come.
         self.closing = False
-        #: It is being closed, which takes several turns: its consumers get nothing more.
+        #: True while it is being closed, which takes several turns: its consumers get nothing more.
         self.leaving = False
-        #: What is to be gone through then to drop its transaction.
+        #: The steps that drop its transaction then.
         self.rollback: Iterator[None] = iter(())
-        #: Deliveries that still come for its consumers go back to the queues.
+        #: True if deliveries that still come for its consumers go back to the queues.
         self.closed = False
-        #: What is to be done then.
+        #: Called at the end of the closing.
         self.when_closed: Callable[[], None] = _nothing
 
     def send(self, method: base.Frame) -> None:
@@ -143,9 +148,10 @@ class Channel:
 
     # -- publishing ------------------------------------------------------------------------------------------------
 
-    def publish(self, segment: Segment) -> Iterator[None] | None:
-        """Publish now, or at the commit of the transaction. Return what is to be gone through for the rest, if the
-        messages go to many queues."""
+    def publish(self, segment: Segment) -> Iterator[object] | None:
+        """Publish now, or at the commit of the transaction. If the messages go to many queues, return an
+        iterator whose steps do the rest.
+        """
         if self.tx is not None:
             self._publish_in(self.tx, segment)
             return None
@@ -208,16 +214,19 @@ class Channel:
     def acknowledge_many(
         self, verb: str, high: int, then: Callable[[], None], *, outside: bool = False
     ) -> None:
-        """The same for so many deliveries, up to this tag (0: all), that it takes several turns; then go on. The last thing
-        that the handler of a method does. `outside`: not a part of the transaction. Raises PreconditionFailed."""
+        """The same for very many deliveries, up to this tag (0: all), in several turns; then call `then`. A
+        handler of a method does nothing after this call. `outside`: not a part of the transaction. Raises
+        PreconditionFailed.
+        """
         if high and not self.unacked.holds(high):
             raise UnknownTag(high, [])
         if verb == "return":
-            # What comes back is handed to nobody here before all of it is back, or the first parts would be, again.
-            self.window.hold()
+            # Deliver nothing to this channel before all of it is back; otherwise the first parts would come
+            # again at once.
+            self.window.close()
 
         def settled() -> None:
-            self.window.release()
+            self.window.open()
             self._check_parts()
             then()
 
@@ -255,14 +264,14 @@ class Channel:
             self.window.offer()
 
     def counted(self) -> Traffic:
-        """Return what has passed until now."""
+        """Return the counts until now."""
         if self.confirms is not None:
             self.traffic.confirm = self.confirms.confirmed_count
         return self.traffic
 
     def _add_up(self) -> None:
-        """It counts no more: the vhost and the node keep what it has counted."""
-        ended, traffic = self.broker.ended, self.counted()
+        """The channel ends: add its counts to the vhost's and the node's."""
+        ended, traffic = self.broker.counts.ended, self.counted()
         ended.channels_closed += 1
         if self.confirms is not None:
             ended.expecting += self.confirms.next_number - 1
@@ -279,7 +288,7 @@ class Channel:
         queue.subscribe(subscription.key, subscription)
 
     def drop(self, subscription: Subscription) -> bool:
-        """Forget a consumer, of which its queue knows; return whether the channel had it."""
+        """Forget a consumer, as its queue already has; return whether the channel had it."""
         if self.subscriptions.get(subscription.tag) is not subscription:
             return False
         del self.subscriptions[subscription.tag]
@@ -301,7 +310,7 @@ class Channel:
         subscription.queue.subscriptions.pop(subscription.key, None)
 
     def cancelled_by_broker(self, subscription: Subscription) -> None:
-        """Tell the client that a consumer is gone, but nothing before the delete-ok that it waits for."""
+        """Tell the client that a consumer is gone; a client that waits for delete-ok hears it afterwards."""
         frame = method_frame(self.number, commands.Basic.Cancel(subscription.tag, True))
         if subscription.queue is self.deleting:
             self._cancelled.append(frame)
@@ -309,14 +318,14 @@ class Channel:
             self.connection.outbox.put(frame)
 
     def deleted(self) -> None:
-        """The client has its answer."""
+        """The client has its delete-ok."""
         self.deleting = None
         frames, self._cancelled = self._cancelled, []
         if frames:
             self.connection.outbox.put(b"".join(frames))
 
     def _roll_back(self) -> Iterator[None]:
-        """Drop what is not committed; return what is to be gone through for that."""
+        """Return an iterator whose steps drop the open transaction."""
         transaction, self.tx = self.tx, None
         if transaction is None:
             return iter(())
@@ -324,14 +333,17 @@ class Channel:
         return transaction.rollback_in_parts()
 
     def leave(self) -> None:
-        """It is to be closed in parts, and gets nothing more. Its consumers keep their places until all that it holds is
-        back: who takes over gets what comes back before what is behind it."""
+        """Begin to close it in parts: it gets nothing more. Its consumers keep their places in the queues
+        until all its deliveries are back, so that the next consumer gets those before later messages.
+        """
         self.leaving = True
-        self.window.hold()
+        self.window.close()
         self.rollback = self._roll_back()
 
     def pause_in_parts(self) -> Iterator[None]:
-        """A queue on several nodes does not see that there is no room, and others look in vain for each message."""
+        """A queue on several nodes cannot see that this channel has no room; other queues would look at it in
+        vain for each message.
+        """
         subscriptions = list(self.subscriptions.values())
         for start in range(0, len(subscriptions), PAUSED_MAX):
             for subscription in subscriptions[start : start + PAUSED_MAX]:
@@ -339,7 +351,7 @@ class Channel:
             yield
 
     def close_in_parts(self) -> Iterator[None]:
-        """All consumers are paused: have done what `close` does with what is much."""
+        """When all consumers are paused: do in steps the parts of `close` that may take long."""
         for _ in self.rollback:
             yield
         for _ in range(0, len(self.unacked), TAKEN_MAX):
@@ -359,8 +371,10 @@ class Channel:
             holder.queue.host.submit(("return", holder.key, low, high))
 
     def close(self) -> None:
-        """Return what is unacked, drop what is not committed, and detach all consumers; applied at the end of the
-        turn. So what comes back from one of many channels is not handed to the next one that goes."""
+        """Return all unacked deliveries, drop the open transaction, and detach all consumers. Queues apply
+        this at the end of the turn, so deliveries of one closing channel do not go to the next closing
+        channel.
+        """
         if self.ending is not None:
             self.leave()
             self.ending.close = self.close
@@ -371,7 +385,7 @@ class Channel:
         self.finish()
 
     def finish(self) -> None:
-        """The same at once: there is little, or the most is done."""
+        """Do the rest at once."""
         if self.tx is not None:
             for _ in self._roll_back():
                 pass
@@ -392,8 +406,8 @@ class Channel:
             queue.subscriptions.pop(subscription.key, None)
             keys.setdefault(queue.host, []).append(subscription.key)
         for host, gone in keys.items():
-            # First among the host's commands, so that nothing that comes back is handed to it again; and
-            # last, for what is still on its way here from a queue on another node.
+            # Detach first, so that no returned delivery comes to it again; and detach last, for deliveries
+            # that are still on their way from a queue on another node.
             host.pending[:0] = [("detach", key, False) for key in gone]
             host.submit(*[("detach", key, True) for key in gone])
         for getter in self.getters.values():
@@ -411,7 +425,7 @@ class Channel:
 
 
 def are_many(channels: list[Channel]) -> bool:
-    """True if they have so much together that they are to be closed in parts."""
+    """True if these channels together hold so much that they must be closed in parts."""
     runs = consumers = size = 0
     for channel in channels:
         runs += len(channel.unacked)
@@ -424,10 +438,10 @@ def are_many(channels: list[Channel]) -> bool:
 
 
 class ChannelsEnd:
-    """The end of channels of one connection that takes several turns. See amqp_server.turn.Unit.
+    """Closes channels of one connection in several turns. See amqp_server.turn.Unit.
 
-    First all consumers are paused, and then all goes back: what comes back from one of the channels is not handed to the
-    next one that goes.
+    It pauses all consumers before it returns any delivery: a delivery of one closing channel must not go to
+    another one.
     """
 
     __slots__ = ("_channels", "_connection", "_parts", "_turn")
@@ -435,12 +449,12 @@ class ChannelsEnd:
     def __init__(self, turn: Turn, connection: Connection, channels: list[Channel]) -> None:
         self._turn = turn
         self._connection = connection
-        #: Those that are still to be closed, the next one last.
+        #: Channels that are still to be closed, the next one last.
         self._channels = channels
         self._parts = self._close()
 
     def begin(self) -> None:
-        """Other channels of the connection may be closed, too, before any part is done."""
+        """Not at once: other channels of the connection may be closed before the first part is done."""
         for channel in self._channels:
             channel.leave()
         self._channels.reverse()

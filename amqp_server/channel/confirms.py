@@ -1,4 +1,4 @@
-"""Publisher confirms: which of the channel's messages are taken, told in as few frames as order allows."""
+"""Publisher confirms: answers the publishes of a channel, in as few frames as order allows."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _ACK, _NACK = 80, 120
 class Confirms:
     """Numbers the publishes of a channel in confirm mode, and answers for them.
 
-    Answers are gathered over a turn. What follows without a gap on all that was answered before goes out as one frame
-    with `multiple`; what is ready before its turn goes out one by one, so that a slow queue holds up nobody.
+    Answers are gathered over a turn. Answers that continue the answered numbers without a gap leave as one
+    frame with `multiple`. Answers above a gap leave one by one, so that a slow queue holds up no other one.
     """
 
     __slots__ = (
@@ -40,7 +40,7 @@ class Confirms:
         self._turn = turn
         self._outbox = outbox
         self._channel = channel
-        #: The channel is gone: nobody wants the answers that still come.
+        #: The channel is closed: ignore answers that still come.
         self.closed = False
         #: Number of the next publish.
         self.next_number = 1
@@ -52,7 +52,7 @@ class Confirms:
         self._answered: dict[int, int] = {}
         self._acked: list[tuple[int, int]] = []
         self._nacked: list[tuple[int, int]] = []
-        #: Of these, something was answered in this turn.
+        #: Objects with answers of this turn, see Mixed.
         self._mixed: list[Mixed] = []
 
     @property
@@ -71,7 +71,7 @@ class Confirms:
         return first
 
     def confirmed(self, first: int, last: int) -> None:
-        """These messages are where they have to be."""
+        """All queues of these messages have taken them."""
         self._acked.append((first, last))
         self._turn.confirm(self)
 
@@ -82,7 +82,7 @@ class Confirms:
         self._turn.confirm(self)
 
     def mixed(self, mixed: Mixed) -> None:
-        """Some messages of these are answered."""
+        """This object has answers for some of its messages."""
         self._mixed.append(mixed)
         self._turn.confirm(self)
 
@@ -131,9 +131,10 @@ class Confirms:
 
 
 class Mixed:
-    """Answers for messages that are numbered as they came, and handed over by queue: see amqp_server.wire.intake.Mix.
+    """Answers for messages that are numbered in the order of arrival and handed over by queue: see
+    amqp_server.wire.intake.Mix.
 
-    Mostly all are answered in one turn, as one range. Only what is answered apart is looked at one by one.
+    Mostly one turn answers all of them, as one range. Otherwise their answers are looked at one by one.
     """
 
     __slots__ = ("_acked", "_confirms", "_count", "_first", "_nacked", "_numbers", "_turns")
@@ -143,10 +144,10 @@ class Mixed:
         self._turns = turns
         self._count = count
         self._first = confirms.number(count)
-        #: What was answered in this turn: lane, first and last message of it.
+        #: Answers of this turn: lane, first and last message within it.
         self._acked: list[tuple[int, int, int]] = []
         self._nacked: list[tuple[int, int, int]] = []
-        #: The numbers of the messages of each lane, if they were needed.
+        #: The numbers of the messages of each lane, once they were needed.
         self._numbers: dict[int, list[int]] = {}
 
     def confirmed(self, lane: int, first: int, last: int) -> None:
@@ -161,7 +162,7 @@ class Mixed:
         self._confirms.refused_count += last - first + 1
 
     def tell(self, acked: list[tuple[int, int]], nacked: list[tuple[int, int]]) -> None:
-        """Add the numbers of what was answered in this turn."""
+        """Add the numbers of the messages that were answered in this turn."""
         mine, self._acked = self._acked, []
         refused, self._nacked = self._nacked, []
         if sum([last - first + 1 for _, first, last in mine]) == self._count:

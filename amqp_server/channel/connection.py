@@ -1,4 +1,4 @@
-"""A channel's view of its connection, declared here so that no channel reaches up into it."""
+"""Protocols of the connection as a channel sees it, so that channels need no import from above."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Client(Protocol):
     """The client at the other end; see amqp_server.connection.client."""
 
     username: str
-    #: By this its permissions are looked up: the user's name, or the key of a grant.
+    #: The key of its permissions: the user's name, or the key of a grant.
     access: str
     name: str
 
@@ -54,7 +54,7 @@ class Incoming(Protocol):
         """Return the one tuple for these queues."""
 
     def remembered(self, size: int) -> None:
-        """A route has remembered so many bytes itself."""
+        """Count so many bytes that a route remembers itself."""
 
 
 class Connection(Protocol):
@@ -76,28 +76,28 @@ class Connection(Protocol):
     def incoming(self) -> Incoming: ...
 
     def after(self, begin: Callable[[Callable[..., None]], None], then: Callable[..., None]) -> None:
-        """Go on with `then` when `begin`, which is given the function that takes it, has an answer."""
+        """Call `begin` with a function that takes the answer, and go on with `then` when the answer has come."""
 
     def propose(self, operation: Operation, then: Callable[[str], None]) -> None:
-        """Have a change made, then go on with the text of what is wrong with it, mostly none."""
+        """Propose a change; then call with the text of its error, which is mostly empty."""
 
     def synced(self) -> None:
         """Later answers wait until all changes so far are on disk."""
 
     def close_channel(self, channel: Channel, error: SoftError, where: tuple[int, int]) -> None:
-        """Close a channel for an error that the method with this class and method id has met."""
+        """Close a channel because of an error in the method with this class and method id."""
 
     def consumer_event(self, subscription: Subscription, *, created: bool) -> None:
         """A consumer has come or gone."""
 
     def copies_wait(self) -> None:
-        """Its consumers get nothing until copies for the firehose are made; see broker.firehose."""
+        """The connection's consumers get nothing until copies for the firehose are made; see broker.firehose."""
 
     def copied(self) -> None:
-        """They are made."""
+        """The copies are made."""
 
     def pause(self) -> None:
         """The outbox is full: the client's consumers get no more for now."""
 
     def failed(self, error: Exception) -> None:
-        """A defect was met in what belongs to this connection."""
+        """Code that works for this connection has raised."""

@@ -12,9 +12,9 @@ from quorum_queue.machine.run import Run
 ID = "x-deduplication-id"
 PRODUCER, SEQUENCE = "x-producer", "x-sequence"
 
-#: Beginnings of content headers that are remembered, of all connections.
+#: Most beginnings of content headers that are remembered, for all connections together.
 KNOWN_MAX = 4096
-#: Longer ones are not.
+#: Longer ones are not remembered.
 KNOWN_BYTES_MAX = 1024
 #: The entry x-sequence of a long, up to its eight bytes.
 _MARK = b"\x0ax-sequencel"
@@ -26,16 +26,16 @@ _HEADER_AT = 7
 _FLAGS_AT = 12
 _CONTENT_TYPE, _CONTENT_ENCODING, _HEADERS, _MORE_FLAGS = 1 << 15, 1 << 14, 1 << 13, 1
 
-# A producer's messages differ in the number and in what follows the headers. What stands before the number is
-# remembered with the producer that it was parsed to: equal bytes are parsed equally, and the table's size,
-# which is among them, says that the number ends it. None where the number there is not the one that counts.
+# A producer's messages differ in the number and in the bytes behind the headers. The bytes before the number
+# are remembered with the producer that a parse found in them: equal bytes parse equally, and the table's
+# size, which is among them, shows that the number ends the table. None if that number is not the sequence.
 _known: dict[bytes, bytes | None] = {}
 
 
 def name_of(item: bytes) -> bytes | None:
-    """Return the name of a message as its frames have it.
+    """Return the name in a message's frames.
 
-    An id is stronger than a sequence; other types say nothing.
+    An id overrules a sequence; fields of other types are ignored.
     """
     _, _, size = frames.prefix.unpack_from(item)
     header = item[_HEADER_AT : _HEADER_AT + size]
@@ -45,7 +45,7 @@ def name_of(item: bytes) -> bytes | None:
         if producer is not None:
             sequence = int.from_bytes(header[at : at + _NUMBER_BYTES], "big", signed=True)
             return sequence_of(producer, sequence) if abs(sequence) <= SEQUENCE_MAX else None
-    # Most messages have neither; parsing a table costs a hundred times as much as this.
+    # Most messages have neither: this search costs a hundredth of parsing the table.
     elif ID.encode() not in header and SEQUENCE.encode() not in header:
         return None
     return _parsed(header)
@@ -61,10 +61,11 @@ def names_of(items: list[bytes]) -> Names | None:
 
 
 def _sequence_of(items: list[bytes]) -> Sequence | None:
-    """Return the one sequence that all messages are of.
+    """Return the sequence if all messages belong to one.
 
-    Then their headers are the same bytes up to the number, and it stands at the same place. All are compared at once, which
-    takes half as long as one by one: as none is longer than what is due, together they are equal only if each is.
+    Their headers are then the same bytes up to the number, at the same place. To compare all of them at once
+    takes half as long as one by one: no part is longer than expected, so the whole is equal only if each part
+    is.
     """
     item = items[0]
     _, _, size = frames.prefix.unpack_from(item)
@@ -87,7 +88,7 @@ def _sequence_of(items: list[bytes]) -> Sequence | None:
 
 
 def _producer(header: bytes, at: int) -> bytes | None:
-    """Return the producer of the number at a place, if the number ends the headers and a parse finds it."""
+    """Return the producer of the number at this place, if the number ends the headers and a parse agrees."""
     beginning = header[_FLAGS_AT:at]
     if len(beginning) > KNOWN_BYTES_MAX:
         return _found_producer(header, at)
@@ -104,7 +105,7 @@ def _found_producer(header: bytes, at: int) -> bytes | None:
     producer = _bytes((content.Properties.parse(header).headers or {}).get(PRODUCER))
     if producer is None:
         return None
-    # A number within another table, or one that an id overrules, does not follow a change of these bytes.
+    # Not for a number within another table, nor for one that an id overrules: there the bytes do not decide.
     for number in (1, 2):
         other = header[:at] + number.to_bytes(_NUMBER_BYTES, "big") + header[at + _NUMBER_BYTES :]
         if _parsed(other) != sequence_of(producer, number):
@@ -142,7 +143,7 @@ def _bytes(value: object) -> bytes | None:
 
 
 def enqueue_named(host: Any, run: Run, origin: Any, first: int) -> None:
-    """Put messages to a queue that looks whether it took them before."""
+    """Hand messages to a queue that drops duplicates."""
     for part in content.by_overhead(run) if host.counts_bytes else [run]:
         assert part.contents is not None
         names = names_of(part.contents)

@@ -82,7 +82,7 @@ def declare(channel: Channel, method: commands.Exchange.Declare) -> None:
 
 
 def _check_deduplication(channel: Channel, name: str) -> None:
-    """As of a queue (see queue_methods), of all queues that messages may go to from here, as they are bound now.
+    """Do the check of queue_methods for all queues that this exchange reaches by its present bindings.
 
     Raises PreconditionFailed, also if there is none.
     """
@@ -143,7 +143,7 @@ def _declare(channel: Channel, method: commands.Exchange.Declare, name: str) -> 
     def applied(error: str) -> None:
         if error:
             raise PreconditionFailed(error)
-        # Another one of this name may have come first.
+        # Another client may have declared one of this name first.
         _check_equivalent(channel, name, received)
         _declared(channel, method)
 
@@ -168,7 +168,7 @@ def _check_equivalent(channel: Channel, name: str, received: Declaration) -> Non
         if has_partitions(exchange):
             present = len(partitions_of(channel.vhost, exchange) or ())
             if received.arguments.get(PARTITIONS) == present:
-                # As it is now, or as it was declared: it may have got more partitions since.
+                # Equal to the present state or to the declaration: it may have got more partitions since.
                 arguments = {**arguments, PARTITIONS: present}
     current = Declaration(
         durable=exchange.durable,
@@ -202,14 +202,14 @@ def delete(channel: Channel, method: commands.Exchange.Delete) -> None:
             )
 
     def check() -> bool:
-        """Raises PreconditionFailed. Says whether there is something to delete."""
+        """Return whether there is an exchange to delete. Raises PreconditionFailed."""
         there = vhost.router.get(name) is not None
         if there and method.if_unused and vhost.router.in_use(name):
             raise PreconditionFailed(f"exchange '{name}' in vhost '{vhost.name}' in use")
         return there
 
     def applied(error: str = "") -> None:
-        # It may have come into use first.
+        # It may have come into use meanwhile.
         check()
         if not method.nowait:
             channel.connection.synced()
@@ -267,7 +267,7 @@ def change_binding(channel: Channel, binding: Binding, answer: base.Frame | None
         if error:
             raise PreconditionFailed(error)
         if add:
-            # One of its ends may have gone first.
+            # One of its ends may have been deleted meanwhile.
             _check_ends(channel, binding, add=True)
         if answer is not None:
             connection.synced()
@@ -297,7 +297,9 @@ def _check_ends(channel: Channel, binding: Binding, *, add: bool) -> None:
 
 
 def _check_queue(channel: Channel, binding: Binding, *, add: bool) -> None:
-    """Raises NotFound, ResourceLocked. As in RabbitMQ nothing is checked for an unbind of what is not bound."""
+    """Raises NotFound, ResourceLocked. As in RabbitMQ an unbind of a binding that does not exist is not
+    checked.
+    """
     vhost = channel.vhost
     queue = vhost.queues.get(binding.destination)
     if queue is None:

@@ -1,7 +1,8 @@
-"""Messages that an operator moves from one queue to another: they stay as they are.
+"""Moves messages from one queue to another for an operator, without a change.
 
-They keep exchange, routing key, user id and CC of their first publish, and go to the one queue only. Over basic.publish a
-message with a CC would go to those queues again, and one with another user's id would be refused.
+They keep exchange, routing key, user id and CC of their first publish, and go to the one queue only. With
+basic.publish, a message with a CC would go to those queues again, and one with another user's id would be
+refused.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ def publish_unchanged(
     properties: content.Properties,
     body: bytes,
 ) -> bool:
-    """Give the queue a message. True if it is there to take it; then the channel's confirms tell whether it did."""
+    """Give the queue a message. True if the queue exists; then the channel's confirms tell whether it took
+    the message.
+    """
     connection = channel.connection
     payload = properties.encode(len(body))
     large = len(body) > SMALL_FRAME - frames.OVERHEAD or len(payload) > SMALL_FRAME - 512

@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from amqp_server.channel.channel import Assembly, Channel
     from amqp_server.channel.tx import Transaction
 
-#: Queues that get messages at once, of many more, and copies of messages; then the turn may be over.
+#: A wide publish goes to so many queues, or makes so many copies of messages, before the turn may end.
 PART_QUEUES = 64
 PART_COPIES = 64 * 1024
 #: Routes remembered for one publish frame of an exchange that looks at headers.
 RESOLVED_MAX = 4096
-#: Longer headers are not remembered.
+#: Routes of messages with longer headers are not remembered.
 RESOLVED_BYTES_MAX = 1024
-#: What each takes up beside its headers, bytes.
+#: Memory of each beside its headers, bytes.
 RESOLVED_BYTES = 400
 
 
@@ -85,8 +85,9 @@ def make_route(channel: Channel, key: bytes, method: commands.Basic.Publish) -> 
 
 
 class Missing:
-    """A queue that is not there when a message is published to it. It may be when the message is handed over, which is
-    at the commit of a transaction or at the end of an alarm. See broker.queue.Target."""
+    """Stands for a queue that does not exist when a message is published to it. It may exist when the message
+    is handed over, at the commit of a transaction or at the end of an alarm. See broker.queue.Target.
+    """
 
     __slots__ = ("deleted", "name", "published")
 
@@ -101,7 +102,9 @@ class Missing:
 
 
 def _named(channel: Channel, names: Iterable[str]) -> tuple[Target, ...]:
-    """Return the targets of these names, each once: queues, or clients that wait for direct replies."""
+    """Return the targets with these names, without duplicates: queues, or clients that wait for direct
+    replies.
+    """
     broker, queues = channel.broker, channel.vhost.queues
     found: dict[Target, None] = {}
     for name in names:
@@ -116,18 +119,19 @@ def _named(channel: Channel, names: Iterable[str]) -> tuple[Target, ...]:
 
 
 class _Resolver:
-    """Routes messages one by one where the exchange looks at more than the key."""
+    """Routes messages one by one if the exchange looks at more than the key."""
 
     __slots__ = ("_by_queues", "_channel", "_depends", "_known", "_known_bytes", "_route")
 
     def __init__(self, channel: Channel, route: PublishRoute, depends: Depends) -> None:
         self._channel = channel
-        # Not the route itself, which refers to this: they would stay until the collector comes.
+        # Does not hold the route itself: the two would refer to each other, and only the collector would free
+        # them.
         self._route = derived(route, ())
         self._depends = depends
         self._known: dict[bytes, PublishRoute] = {}
         self._known_bytes = 0
-        #: Routes by their queues, where no message has to be looked at.
+        #: Routes by their queues, for exchanges that need not look at the message.
         self._by_queues: dict[tuple[str, ...], PublishRoute] = {}
 
     def __call__(self, payload: bytes) -> PublishRoute:
@@ -156,7 +160,7 @@ class _Resolver:
         return route
 
     def _next(self) -> PublishRoute:
-        """Return the route of a message that may be any, by the number that counts up."""
+        """Return the next route, for exchanges that ignore the message and choose by a counter."""
         channel, vhost, mine = self._channel, self._channel.vhost, self._route
         queues = vhost.router.route(mine.exchange, mine.routing_key, None, vhost.next_nonce()).queues
         route = self._by_queues.get(queues)
@@ -295,28 +299,29 @@ def _copies(headers: dict[str, object] | None) -> list[str]:
 
 def publish(segment: Segment, transaction: Transaction | None = None) -> Sequence[Recipient]:
     """Hand the messages of a segment to the queues; return their hosts. Applied at the end of the turn."""
-    hosts, origin, first = begin_publish(segment, transaction)
+    targets, origin, first = begin_publish(segment, transaction)
     for _ in trace_publish(segment) or ():
         pass
-    _give(segment, hosts, origin, first)
-    return hosts
+    return _give(segment, targets, origin, first)
 
 
-def publish_in_parts(segment: Segment) -> Iterator[None] | None:
+def publish_in_parts(segment: Segment) -> Iterator[object] | None:
     """The same, but many queues get the messages some at a time, and so are copies made for the firehose: return what is to
     be gone through for the rest."""
-    hosts, origin, first = begin_publish(segment, None)
+    targets, origin, first = begin_publish(segment, None)
     copies = trace_publish(segment)
     if copies is not None:
-        return chain(copies, hand_over(segment, hosts, origin, first))
-    if len(hosts) > PART_QUEUES or len(hosts) * len(segment.contents) > PART_COPIES:
-        return hand_over(segment, hosts, origin, first)
-    _give(segment, hosts, origin, first)
+        return chain(copies, hand_over(segment, targets, origin, first))
+    if len(targets) > PART_QUEUES or len(targets) * len(segment.contents) > PART_COPIES:
+        return hand_over(segment, targets, origin, first)
+    _give(segment, targets, origin, first)
     return None
 
 
-def begin_publish(segment: Segment, transaction: Transaction | None) -> tuple[list[Recipient], Any, int]:
-    """Number the messages; return the hosts that are to get them, who wants their answers, and the first number."""
+def begin_publish(segment: Segment, transaction: Transaction | None) -> tuple[list[Target], Any, int]:
+    """Number the messages; return the targets that are to get them, the origin that wants their answers, and the
+    first number.
+    """
     route = segment.route
     channel: Channel = route.publisher
     contents = segment.contents
@@ -330,12 +335,12 @@ def begin_publish(segment: Segment, transaction: Transaction | None) -> tuple[li
             mix.answers = Mixed(channel.confirms, mix.turns, mix.count)
         origin = confirms = Lane(mix.answers, segment.lane)
     first = confirms.number(count) if confirms is not None else 0
-    hosts = _hosts(channel, route, count)
+    targets = _present(channel, route, count)
     traffic, exchange = channel.traffic, route.counted
     traffic.publish += count
     exchange.published_in += count
-    exchange.published_out += count * len(hosts)
-    if not hosts:
+    exchange.published_out += count * len(targets)
+    if not targets:
         if route.mandatory:
             traffic.return_unroutable += count
             return_all(channel, route, contents, segment.heads)
@@ -343,34 +348,43 @@ def begin_publish(segment: Segment, transaction: Transaction | None) -> tuple[li
             traffic.drop_unroutable += count
         if confirms is not None:
             confirms.confirmed(first, first + count - 1)
-    if transaction is not None and hosts and segment.attributes.confirm_level != MAJORITY:
+    if transaction is not None and targets and segment.attributes.confirm_level != MAJORITY:
         origin = transaction.await_answers(count)
-    if confirms is not None and len(hosts) > 1:
-        return hosts, Copies(origin, first, count, len(hosts)), first
-    return hosts, origin, first
+    if confirms is not None and len(targets) > 1:
+        return targets, Copies(origin, first, count, len(targets)), first
+    return targets, origin, first
 
 
-def hand_over(segment: Segment, hosts: list[Recipient], origin: Any, first: int) -> Iterator[None]:
-    """Hand the messages to these hosts, some at a time."""
-    count, size = len(hosts), sum(map(len, segment.contents))
+def hand_over(
+    segment: Segment, targets: list[Target], origin: Any, first: int
+) -> Iterator[Sequence[Recipient]]:
+    """Hand the messages to the hosts of these targets, some at a time; yield the hosts of each part.
+
+    Turns may pass in between. A queue that moves meanwhile gets the messages where it is then.
+    """
+    count, size = len(targets), sum(map(len, segment.contents))
     part = max(1, min(PART_QUEUES, PART_COPIES // max(1, len(segment.contents))))
     for start in range(0, count, part):
-        _give(segment, hosts[start : start + part], origin, first, size, last=start + part >= count)
-        yield
+        yield _give(segment, targets[start : start + part], origin, first, size, last=start + part >= count)
 
 
 def _give(
-    segment: Segment, hosts: list[Recipient], origin: Any, first: int, size: int = -1, *, last: bool = True
-) -> None:
-    """Hand the messages to these hosts. The last one of all gets them without a copy."""
+    segment: Segment, targets: list[Target], origin: Any, first: int, size: int = -1, *, last: bool = True
+) -> list[Recipient]:
+    """Hand the messages to the present hosts of these targets, and return the hosts. The last target of all gets the
+    messages without a copy.
+    """
     route, contents = segment.route, segment.contents
     count = len(contents)
     if size < 0:
-        # To add it up for each host would take longer than all else that is done for it.
+        # Summed up once: to do it for each host would take longer than everything else here.
         size = sum(map(len, contents))
     scheduled = route.publisher.broker.turn.scheduled
-    own = len(hosts) - 1 if last else -1
-    for index, host in enumerate(hosts):
+    own = len(targets) - 1 if last else -1
+    hosts: list[Recipient] = []
+    for index, target in enumerate(targets):
+        host = target.host
+        hosts.append(host)
         run = Run(
             range(count),
             contents if index == own else contents.copy(),
@@ -388,27 +402,27 @@ def _give(
         else:
             host.pending.append(("enqueue", run, origin, first))
         scheduled[host] = None
+    return hosts
 
 
-def _hosts(channel: Channel, route: PublishRoute, count: int) -> list[Recipient]:
-    """Return the present hosts of the queues that messages were routed to, which may have moved since then; count them
-    there.
+def _present(channel: Channel, route: PublishRoute, count: int) -> list[Target]:
+    """Return the targets that messages were routed to, and count the messages there.
 
-    Of a queue that was deleted, the one that has its name now gets the message, as in RabbitMQ.
+    If a queue was deleted since then, the one that has its name now gets the messages, as in RabbitMQ.
     """
-    hosts: list[Recipient] = []
+    targets: list[Target] = []
     for target in route.targets:
         if target.deleted:
             target = channel.vhost.queues.get(target.name)
             if target is None:
                 continue
         target.published += count
-        hosts.append(target.host)
-    return hosts
+        targets.append(target)
+    return targets
 
 
 def enqueue_counted(host: Recipient, run: Run, origin: Any, first: int) -> None:
-    """Put messages to a queue that counts the bytes of bodies: in runs with frames of the same length."""
+    """Hand messages to a queue that counts the bytes of bodies: in runs whose frames have the same overhead."""
     for part in content.by_overhead(run):
         count = len(part.seqs)
         host.pending.append(("enqueue", part, origin, first))
@@ -418,7 +432,7 @@ def enqueue_counted(host: Recipient, run: Run, origin: Any, first: int) -> None:
 def return_all(
     channel: Channel, route: PublishRoute, contents: list[bytes], heads: list[bytes] | None = None
 ) -> None:
-    """Send messages that nobody gets back to their publisher (basic.return, 312)."""
+    """Return unroutable messages to their publisher (basic.return, 312)."""
     if heads is not None:
         for head, item in zip(heads, contents, strict=True):
             exchange, routing_key = parse_head(head)

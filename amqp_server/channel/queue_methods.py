@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from amqp_server.channel.channel import Channel
 
 OFFSET = "x-stream-offset"
-#: What a count of messages in a reply can hold.
+#: Largest count of messages that a reply can hold.
 LONG_MAX = 2**32 - 1
 
 
 def find(channel: Channel, name: str) -> Queue:
-    """Return a queue that this connection may touch; the last declared for an empty name.
+    """Return a queue that this connection may use; an empty name stands for the queue declared last.
 
     Raises NotFound, ResourceLocked.
     """
@@ -84,7 +84,7 @@ def declare(channel: Channel, method: commands.Queue.Declare) -> None:
         if queue.type.leased_by_passive_declare:
             # RabbitMQ does not ask the members of a quorum queue for a passive declare, so its lease runs on.
             queue.used()
-        # A group has this argument of its own, which a client may repeat here.
+        # Consumer groups have this argument of their own, and a client may repeat it here.
         if OFFSET in (method.arguments or {}) and not queue.type.is_group:
             _count_from(channel, method, queue)
         else:
@@ -94,7 +94,9 @@ def declare(channel: Channel, method: commands.Queue.Declare) -> None:
 
 
 def _awaits_replies(channel: Channel, token: str) -> bool:
-    """True if a client waits there. Of another node, only whether it can be reached is known."""
+    """True if a client waits there for replies. For a client of another node, it is only known whether that
+    node can be reached.
+    """
     return channel.broker.replies.get(token) is not None or channel.broker.hosts.reply(token) is not None
 
 
@@ -109,15 +111,15 @@ def _declare_ok(
 
 
 def _declared(channel: Channel, method: commands.Queue.Declare, queue: Queue) -> None:
-    """The queue is there: count what is in it, and answer."""
+    """The queue exists: count its messages and consumers, and answer."""
     channel.last_queue = queue.name
     if not method.passive:
-        channel.broker.ended.queues_declared += 1
+        channel.broker.counts.ended.queues_declared += 1
 
     def counted(refused: Refused | None = None) -> None:
         if refused is not None:
             raise Unavailable(refused.text)
-        # It may have moved meanwhile.
+        # The queue may have moved meanwhile.
         host = queue.host
         _declare_ok(channel, method, queue.name, host.ready_count, host.consumer_count)
 
@@ -127,10 +129,10 @@ def _declared(channel: Channel, method: commands.Queue.Declare, queue: Queue) ->
 def _count_from(channel: Channel, method: commands.Queue.Declare, queue: Queue) -> None:
     """Count the messages of a stream from an offset on, those that consumers can have now (capability stream_offsets).
 
-    A reader that keeps its own place learns by it how far it may read, and whether retention was faster.
+    A reader that keeps its own offset learns how far it may read, and whether retention has overtaken it.
     Raises PreconditionFailed.
     """
-    host = channel.broker.host_parts.begun(queue)
+    host = channel.broker.background.host_parts.begun(queue)
     if not queue.type.is_stream or not isinstance(host, StreamHost):
         raise PreconditionFailed(
             f"invalid arg '{OFFSET}' for {place_of(queue)} of queue type rabbit_{queue.type.name}_queue"
@@ -160,7 +162,7 @@ def _count_from(channel: Channel, method: commands.Queue.Declare, queue: Queue) 
 
 
 def _check_deduplication(channel: Channel, queue: Queue, arguments: dict[str, object]) -> None:
-    """Compare the one argument that even a passive declare compares. Raises PreconditionFailed.
+    """Compare the argument that even a passive declare compares. Raises PreconditionFailed.
 
     A publisher cannot learn otherwise whether its duplicates are dropped (capability publisher_deduplication).
     """
@@ -183,7 +185,7 @@ def _declare(channel: Channel, method: commands.Queue.Declare) -> None:
     permissions = broker.access.permissions
     name = check_name("queue", method.queue)
     if not name:
-        # Kept while it is asked whether the user may declare a queue of this name.
+        # Kept while a backend is asked whether the user may declare a queue of this name.
         name = channel.generated_name = channel.generated_name or _generated_name()
     arguments = dict(method.arguments or {})
     auto_delete, exclusive = bool(method.auto_delete), bool(method.exclusive)
@@ -256,7 +258,7 @@ def _declare(channel: Channel, method: commands.Queue.Declare) -> None:
     def applied(error: str) -> None:
         if error:
             raise PreconditionFailed(error)
-        # Another one of this name may have come first.
+        # Another client may have declared one of this name first.
         declared()
 
     channel.generated_name = ""
@@ -352,7 +354,7 @@ def delete(channel: Channel, method: commands.Queue.Delete) -> None:
             f"{place_of(queue)} is a partition of super stream '{whole}', and goes with that exchange"
         )
     if method.if_unused and queue.type.is_stream and channel.broker.replication.clustered:
-        # A node knows its own consumers only. RabbitMQ refuses it for all streams.
+        # A node of a cluster knows only its own consumers. RabbitMQ refuses if-unused for all streams.
         raise NotImplemented_(
             f"cannot delete {place_of(queue)}. queue.delete operations with if-unused flag set are not supported by "
             "stream queues"
@@ -372,9 +374,10 @@ def delete(channel: Channel, method: commands.Queue.Delete) -> None:
         channel.deleting = queue
 
         def removed(error: str) -> None:
-            # A client that has its answer may use the tags of its consumers again.
+            # Answer afterwards: a client that has its answer may use the tags of its consumers again.
             connection.after(
-                lambda done: channel.broker.lost_consumers.when_told(queue, done), lambda: deleted(count)
+                lambda done: channel.broker.background.lost_consumers.when_told(queue, done),
+                lambda: deleted(count),
             )
 
         connection.propose(operation, removed)

@@ -1,4 +1,4 @@
-"""A consumer as its channel sees it: where the machine's deliveries become frames."""
+"""A consumer as its channel sees it: turns the machine's deliveries into frames."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ class Subscription:
         self.exclusive = exclusive
         self.prefetch = prefetch
         self.traffic = queue.counted()
-        #: The queue has taken the consumer, and its client knows.
+        #: True if the queue has taken the consumer and its client knows.
         self.attached = False
         self.arguments: dict[str, object] = {}
-        #: Of a stream's consumer: where it begins, and what it filters by.
+        #: Where a stream's consumer begins, and its filter.
         self.start: Start = NEXT
         self.wanted: Wanted | None = None
-        # A tag may be used again while deliveries of its last use are unacked; those moved the delivery tag
-        # on.
+        # A consumer tag may be used again while deliveries of its last use are unacked. The delivery tag
+        # makes the key unique: those deliveries have raised it.
         self.key = (channel.connection.number, channel.number, tag, channel.next_tag)
         self.template = DeliverTemplate(channel.number, tag, channel.connection.limits.frame_max)
 
@@ -85,7 +85,9 @@ class Subscription:
         if run.attempts and self.queue.type.counts_deliveries:
             count_deliveries(run, channel.connection.limits.frame_max)
         if channel.vhost.tracing:
-            channel.broker.firehose.copy(channel.connection, trace_run(channel, self.queue.name, run))
+            channel.broker.background.firehose.copy(
+                channel.connection, trace_run(channel, self.queue.name, run)
+            )
         outbox = channel.connection.outbox
         if run.size >= LARGE_BYTES * count:
             for part in self.template.parts(tag, run):
@@ -124,7 +126,7 @@ class Subscription:
         reader.take(count, self.template, tag, parts)
         if channel.vhost.tracing:
             copies = trace_frames(channel, self.queue.name, b"".join(parts))
-            channel.broker.firehose.copy(channel.connection, copies)
+            channel.broker.background.firehose.copy(channel.connection, copies)
         for part in parts:
             outbox.put(part)
         if outbox.size > outbox.high_bytes:
@@ -133,16 +135,16 @@ class Subscription:
             consumer.paused = True
 
     def began(self, offset: int) -> None:
-        """Nobody needs to be told."""
+        """There is nobody to tell."""
 
     def let_go(self) -> None:
-        """It keeps nothing of what was read."""
+        """It holds nothing that was read ahead."""
 
     def queue_gone(self) -> None:
         """The queue was deleted: tell the client, if it can be told."""
         channel = self.channel
         known = channel.drop(self)
-        # What it held of the channel's window is free.
+        # Its share of the channel's window is free.
         channel.window.offer()
         # A client that still waits for consume-ok gets an error instead; one that closes the channel expects no more.
         if (
@@ -171,7 +173,7 @@ class Getter:
         self.key = (channel.connection.number, channel.number, None, no_ack)
 
     def deliver(self, consumer: Any, run: Run, first_id: int) -> None:
-        """Nobody waits for this message any more. It goes back to the queue when the channel closes."""
+        """The client of this get is gone. The message goes back to the queue when the channel closes."""
 
     def failed(self, error: Exception) -> None:
         self.channel.connection.failed(error)
@@ -194,7 +196,9 @@ class Getter:
         if run.attempts and self.queue.type.counts_deliveries:
             count_deliveries(run, channel.connection.limits.frame_max)
         if channel.vhost.tracing:
-            channel.broker.firehose.copy(channel.connection, trace_run(channel, self.queue.name, run))
+            channel.broker.background.firehose.copy(
+                channel.connection, trace_run(channel, self.queue.name, run)
+            )
         return tag
 
 

@@ -20,19 +20,20 @@ if TYPE_CHECKING:
     from amqp_server.wire.intake import Mix, Segment
 
 TRACE = "amq.rabbitmq.trace"
-#: Copies that are made at a time; then the turn may be over.
+#: Copies that are made before the turn may end.
 COPIES_AT_ONCE: Final = 16
 
 
 def trace_publish(segment: Segment) -> Iterator[None] | None:
-    """Messages are handed to the queues that they were routed to. Return what makes the copies, some at each step; None if
-    nobody wants any."""
+    """Copy messages that are handed to their queues. Return an iterator that makes some copies at each step;
+    None if nobody wants any.
+    """
     channel: Channel = segment.route.publisher
     if not channel.vhost.tracing:
         return None
     if segment.mix is None:
         return _in_parts(_copies_of(channel, segment, 0, len(segment.contents)))
-    # The first one of those that alternate has the copies of all made.
+    # The first segment of messages that alternate between queues makes the copies for all of them.
     return None if segment.lane else _in_parts(_copies_of_mix(channel, segment.mix))
 
 
@@ -43,7 +44,7 @@ def _in_parts(copies: Iterator[None]) -> Iterator[None]:
 
 
 def _copies_of_mix(channel: Channel, mix: Mix) -> Iterator[None]:
-    """The same, of messages that alternate between queues."""
+    """The same for messages that alternate between queues."""
     told = [0] * len(mix.lanes)
     for index in range(0, len(mix.turns), 2):
         lane, stop = mix.turns[index], mix.turns[index + 1]
@@ -67,10 +68,10 @@ def _copies_of(channel: Channel, segment: Segment, start: int, stop: int) -> Ite
 
 
 def trace_run(channel: Channel, queue: str, run: Run) -> Iterator[None]:
-    """A client gets messages. Return what makes the copies, some at each step."""
+    """Copy messages that a client gets. Return an iterator that makes some copies at each step."""
     if run.contents is None or not channel.vhost.router.route(TRACE, f"deliver.{queue}").queues:
         return iter(())
-    # The queue changes its run when they are acked.
+    # A copy of the run: the queue changes its own when messages are acked.
     heads = [run.head] * len(run.contents) if run.heads is None else run.heads.copy()
     told = (
         (*parse_head(head), run.redelivered, item)
@@ -80,14 +81,14 @@ def trace_run(channel: Channel, queue: str, run: Run) -> Iterator[None]:
 
 
 def trace_frames(channel: Channel, queue: str, data: bytes) -> Iterator[None]:
-    """The same, of a stream: `data` is what the client gets."""
+    """The same for a stream: `data` has the frames that the client gets."""
     return _in_parts(_copies_of_delivered(channel, queue, _deliveries(data)))
 
 
 def _copies_of_delivered(
     channel: Channel, queue: str, told: Iterable[tuple[str, str, bool, bytes]]
 ) -> Iterator[None]:
-    """Of each: exchange, routing key, redelivered, and the content's frames."""
+    """Yield exchange, routing key, redelivered, and the content's frames of each message."""
     targets = channel.vhost.router.route(TRACE, f"deliver.{queue}").queues
     for exchange, routing_key, redelivered, item in told if targets else ():
         _deliver(channel, targets, queue, exchange, routing_key, item, redelivered=redelivered)
@@ -156,7 +157,7 @@ def _send(
     head = short_string(TRACE) + short_string(key.encode(errors="surrogateescape")[:SHORT_STRING_MAX])
     for name in targets:
         if name not in vhost.queues:
-            # It was deleted while copies waited for their turn.
+            # The exchange was deleted while copies waited for their turn.
             continue
         host = vhost.queues[name].host
         run = Run(range(1), [framed], head, attributes)
@@ -179,5 +180,5 @@ def _table(properties: Properties) -> bytes:
             told[name] = properties.text(name)
     table = tables.encode(told)
     headers = properties.raw.get("headers")
-    # As they came: they may be nested as deep as a table can be.
+    # Copied as bytes: they may be nested as deep as a table can be.
     return table if headers is None else tables.replaced(table, {b"headers": b"F" + headers})

@@ -1,9 +1,9 @@
 """Transactions: publishes and acks of a channel that take effect together.
 
-They reach the disk in one LMDB transaction: after a crash either all of them are there or none. A small commit is
-applied within one turn. A large one is applied in parts, in several turns, and the disk gets nothing meanwhile.
-Commit-ok follows the sync; where queues are replicated or live on another node, it follows their answer, and each queue
-by itself takes its part.
+They reach the disk in one LMDB transaction: after a crash either all of them are there or none. A small
+commit is applied within one turn. A large one is applied in parts, in several turns, and the disk gets
+nothing meanwhile. Commit-ok follows the sync. If queues are replicated or live on another node, it follows
+their answers, and each queue takes its part by itself.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from amqp_server.channel.channel import Channel
 
 
-#: Pieces of acked deliveries from which on it is tried to make fewer of them.
+#: With more pieces of acked deliveries than this, join them to fewer.
 JOIN_FROM = 256
-#: What has more parts, or more bytes of messages, is committed or rolled back some at a time, over several turns.
+#: A transaction with more parts, or more bytes of messages, is committed or rolled back over several turns.
 WHOLE_PARTS_MAX = 256
 WHOLE_BYTES_MAX = 1 << 20
-#: Parts that are applied at once; then the turn may be over.
+#: Parts that are applied before the turn may end.
 PARTS_AT_ONCE = 16
-#: Messages that one part has at most, and their bytes: queues take them at once, and so are they freed.
+#: Most messages of one part, and their bytes: a queue takes a part in one step, and frees it in one step.
 PART_MESSAGES_MAX = 2_048
 PART_BYTES_MAX = 256 * 1024
 
@@ -45,7 +45,7 @@ class Answers:
         self._then: Callable[[], None] | None = None
 
     def expect(self, count: int) -> None:
-        """So many messages more have an answer each."""
+        """Expect so many more answers, one for each message."""
         self._left += count
 
     def confirmed(self, first: int, last: int) -> None:
@@ -73,15 +73,15 @@ class Transaction:
         self._channel = channel
         self._unfinished = channel.connection.incoming.unfinished
         self.segments: list[Segment] = []
-        #: Of the messages in them, with their frames; and of those in the last segment.
+        #: Bytes of the messages with their frames, in all segments and in the last one.
         self.published_bytes = self._last_bytes = 0
         #: (settle, return or discard; the deliveries)
         self.settlements: list[tuple[str, list[Piece]]] = []
         self._numbered_count = self._part_count = 0
-        #: The last acks are joined when they are more pieces than this.
+        #: The last acks are joined when they have more pieces than this.
         self._join_from = JOIN_FROM
-        #: Of the commit that is under way, queues have refused messages (x-overflow=reject-publish), or acks came
-        #: too late.
+        #: True if queues have refused messages of the present commit (x-overflow=reject-publish), or acks
+        #: came too late.
         self.partial = False
         self._answers: Answers | None = None
 
@@ -95,7 +95,7 @@ class Transaction:
         """Acks that wait for the commit."""
         return sum(piece.high - piece.low + 1 for _, pieces in self.settlements for piece in pieces)
 
-    # A transaction is an origin of publishes, like Confirms. Only refusals matter to it.
+    # A transaction is an origin of publishes, like Confirms, but only refusals matter to it.
 
     def number(self, count: int) -> int:
         first = self._numbered_count + 1
@@ -122,7 +122,9 @@ class Transaction:
 
     @property
     def part_count(self) -> int:
-        """Messages that go the same way, and deliveries in a row that are acked alike, are one part."""
+        """Number of parts. Messages to the same queues make one part, and so do consecutive deliveries that
+        are acked alike.
+        """
         return self._part_count
 
     @property
@@ -134,7 +136,7 @@ class Transaction:
 
     def add(self, segment: Segment) -> None:
         """Keep what is published until the commit."""
-        # It has no answers of its own.
+        # In a transaction a mix has no answers of its own.
         segment.mix = None
         size = sum(map(len, segment.contents))
         self.published_bytes += size
@@ -167,15 +169,16 @@ class Transaction:
             self.settlements.append((verb, pieces))
 
     def _join(self, pieces: list[Piece]) -> None:
-        """Acks come in any order, and mostly make few pieces in the end."""
+        """Acks may come in any order, but mostly make few pieces in the end."""
         count = len(pieces)
         pieces[:] = joined(pieces)
         self._part_count -= count - len(pieces)
         self._join_from = 2 * len(pieces) + JOIN_FROM
 
     def commit(self) -> list[Recipient]:
-        """Hand everything to the queues; return the hosts that have a part in it, but for those of messages whose answers
-        it waits for, and which need not be on a majority."""
+        """Hand everything to the queues. Return the hosts with a part in it, except hosts that only have
+        messages of the level `leader`: the commit waits for their answers, and not until a majority has them.
+        """
         segments = self._published()
         self._unfinished.finished += 1
         settlements = self._settlements()
@@ -193,7 +196,8 @@ class Transaction:
             host = piece.holder.queue.host
             hosts[host] = None
             if not host.can_settle(piece.holder.key, piece.low):
-                # What is acked too late is in the queue again: the client must not take it for done.
+                # A delivery that is acked too late is in the queue again: the client must not take it for
+                # acked.
                 self.partial = True
         self._channel.settle(verb, pieces)
 
@@ -205,12 +209,12 @@ class Transaction:
         self._part_count, self._join_from = 0, JOIN_FROM
         given = 0
         for segment in segments:
-            found, origin, first = begin_publish(segment, self)
-            if segment.attributes.confirm_level != LEADER:
-                hosts.update(dict.fromkeys(found))
+            targets, origin, first = begin_publish(segment, self)
             yield from trace_publish(segment) or ()
-            weight = max(len(found), len(segment.contents) * PARTS_AT_ONCE // PART_MESSAGES_MAX)
-            for _ in hand_over(segment, found, origin, first):
+            weight = max(len(targets), len(segment.contents) * PARTS_AT_ONCE // PART_MESSAGES_MAX)
+            for found in hand_over(segment, targets, origin, first):
+                if segment.attributes.confirm_level != LEADER:
+                    hosts.update(dict.fromkeys(found))
                 given += weight
                 if given >= PARTS_AT_ONCE:
                     given = 0
@@ -233,7 +237,7 @@ class Transaction:
         acked = [piece for _, pieces in settlements for piece in pieces]
         for _ in self._channel.unacked.restore_in_parts(acked):
             yield
-        # To free a million messages takes long, too.
+        # Freeing a million messages takes long, too.
         while segments:
             segments.pop()
             yield
@@ -253,8 +257,9 @@ class Transaction:
 
 
 class LargeEnd:
-    """The end of what is large, which takes several turns: a transaction, deliveries that are acked at once. See
-    amqp_server.turn.Unit."""
+    """Ends in several turns what is large: a transaction, or an ack of many deliveries. See
+    amqp_server.turn.Unit.
+    """
 
     __slots__ = ("_channel", "_done", "_parts", "_turn", "close")
 
@@ -263,14 +268,14 @@ class LargeEnd:
         self._turn = channel.broker.turn
         self._parts = parts
         self._done: Callable[[], None] = _nothing
-        #: The channel is closed meanwhile: what is to be done in the end.
+        #: Called at the end, if the channel was closed meanwhile.
         self.close: Callable[[], None] = _nothing
 
     def begin(self, done: Callable[[], None]) -> None:
         """Call `done` when all parts are done."""
         self._done = done
         self._channel.ending = self
-        # Other clients are served in this turn, too, and would wait for the parts that it has time for.
+        # Not in this turn, which may serve other clients, too: they would wait for these parts.
         self._turn.later(self, self._go_on)
 
     def _go_on(self) -> None:
@@ -297,7 +302,7 @@ class LargeCommit(LargeEnd):
     __slots__ = ("hosts",)
 
     def __init__(self, channel: Channel, transaction: Transaction) -> None:
-        #: Those that have a part in it.
+        #: Hosts with a part in the transaction.
         self.hosts: dict[Recipient, None] = {}
         super().__init__(channel, transaction.commit_in_parts(self.hosts))
 

@@ -8,12 +8,12 @@ from typing import Any, Final, NamedTuple
 
 from amqp_server.errors import PreconditionFailed
 
-#: Runs that an ack takes at once, and deliveries in them; of more it takes so many in each part.
+#: An ack takes at most so many runs, and deliveries in them, in one part.
 WHOLE_RUNS_MAX: Final = 1_024
 WHOLE_MAX: Final = 8_192
 PART_RUNS: Final = 256
 PART: Final = 4_096
-#: Pieces that are put back at once, and runs that may lie among them.
+#: Pieces that are put back in one part, and runs that may lie among them.
 RESTORED_MAX: Final = 96
 AMONG_MAX: Final = 4_096
 
@@ -45,8 +45,10 @@ def joined(pieces: list[Piece]) -> list[Piece]:
 
 
 def by_holder(pieces: list[Piece]) -> list[Piece]:
-    """Return the same deliveries in as few pieces as they make if tags of others may lie between those of one: only the
-    holders, the ids, and the order within each holder count. Consumers that take turns would make a piece of each."""
+    """Return the same deliveries in as few pieces as possible. Only the holders, the ids, and the order
+    within each holder count: tags of other holders may lie between those of one piece. Otherwise consumers
+    that take turns would make one piece for each delivery.
+    """
     found: list[Piece] = []
     places: dict[Any, int] = {}
     for piece in pieces:
@@ -83,7 +85,7 @@ class Unacked:
     def take(self, low: int, high: int, *, strict: bool) -> list[Piece]:
         """Remove tags low … high.
 
-        `strict`: each of them must be unacked, else PreconditionFailed for the first.
+        `strict`: each must be unacked. Raises PreconditionFailed for the first that is not.
         """
         starts, runs = self._starts, self._runs
         index = bisect_right(starts, low) - 1
@@ -138,7 +140,7 @@ class Unacked:
         return pieces
 
     def take_first(self, most: int) -> list[Piece]:
-        """Remove the first runs, so many at most."""
+        """Remove at most so many runs from the beginning."""
         pieces = [
             Piece(holder, first_id, first_id + count - 1, tag)
             for tag, (count, holder, first_id) in zip(self._starts[:most], self._runs[:most], strict=True)
@@ -156,13 +158,13 @@ class Unacked:
         return self._reach(WHOLE_RUNS_MAX, WHOLE_MAX) < high
 
     def _reach(self, runs: int, count: int) -> int:
-        """Return the last tag of the first so many runs and deliveries, of which there are some."""
+        """Return the last tag within the first so many runs and deliveries; there must be at least one."""
         starts = self._starts
         last = min(runs, len(starts)) - 1
         return min(starts[last] + self._runs[last][0], starts[0] + count) - 1
 
     def take_part(self, high: int) -> list[Piece]:
-        """Remove the first ones up to this tag, so many as should be taken at once."""
+        """Remove the first deliveries up to this tag, as many as one part takes."""
         if not self._starts:
             return []
         return self.take(1, min(high, self._reach(PART_RUNS, PART)), strict=False)
@@ -173,7 +175,7 @@ class Unacked:
         return self._starts[-1] + self._runs[-1][0] - 1 if self._starts else 0
 
     def restore(self, pieces: list[Piece]) -> None:
-        """Put back what was taken."""
+        """Put taken pieces back."""
         for _ in self.restore_in_parts(pieces):
             pass
 
@@ -194,7 +196,8 @@ class Unacked:
 
     def _put_among(self, pieces: list[Piece], begin: int, end: int) -> None:
         """Put pieces in order among the runs from `begin` to `end`."""
-        # Sorting finds the runs that are in order and joins them; to insert one after the other moves all that follows.
+        # Python's sort merges runs that are in order; inserting one after the other would move all that
+        # follow each time.
         starts, back = self._starts, [piece.tag for piece in pieces]
         runs = dict(zip(starts[begin:end], self._runs[begin:end], strict=True))
         for piece in pieces:
@@ -210,7 +213,9 @@ class Unacked:
         return len(self._starts)
 
     def has_below(self, tag: int) -> bool:
-        """Is a delivery with a lower tag unacked? Those of consumer groups don't count: groups have their own timeout."""
+        """True if a delivery with a lower tag is unacked. Deliveries of consumer groups don't count: groups
+        have a timeout of their own.
+        """
         for start, run in zip(self._starts, self._runs, strict=True):
             if start >= tag:
                 return False
@@ -219,13 +224,13 @@ class Unacked:
         return False
 
     def holds(self, tag: int) -> bool:
-        """Is this tag unacked?"""
+        """True if this tag is unacked."""
         index = bisect_right(self._starts, tag) - 1
         return index >= 0 and tag < self._starts[index] + self._runs[index][0]
 
 
 class UnknownTag(PreconditionFailed):
-    """A tag that is not unacked. `pieces` were taken before it was met."""
+    """A tag is not unacked. `pieces` were taken before it was found."""
 
     def __init__(self, tag: int, pieces: list[Piece]) -> None:
         super().__init__(f"unknown delivery tag {tag}")

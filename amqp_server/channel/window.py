@@ -13,22 +13,23 @@ if TYPE_CHECKING:
     from amqp_server.channel.subscription import Subscription
     from quorum_queue.ports import Host
 
-#: Consumers that are told of the limit at once; then the turn may be over.
+#: Consumers that are told of the limit before the turn may end.
 TOLD_MAX = 256
 
 
 class ChannelWindow:
-    """Room for unacked deliveries; a limit of 0 is none.
+    """Room for unacked deliveries; 0 means no limit.
 
-    Room that comes free is offered to all queues of the channel's consumers, another one first each time. The queue
-    whose deliveries were acked would always be the first otherwise, and the others would starve. So room is
-    offered behind the queues that made it (see amqp_server.turn.Widened); until then there is none.
+    Free room is offered to all queues of the channel's consumers, each time to another one first. Otherwise
+    the queue whose deliveries were acked would always be first, and the others would starve. So room is
+    offered after the queues that made it were applied (see amqp_server.turn.Widened), and does not exist
+    before.
     """
 
     __slots__ = (
         "_connection",
         "_consumed",
-        "_held",
+        "_closed",
         "_offers",
         "_settling",
         "_subscriptions",
@@ -53,15 +54,15 @@ class ChannelWindow:
         #: How often room was offered.
         self._offers = 0
         self._settling = False
-        #: Nothing is handed to the channel's consumers.
-        self._held = False
-        #: The limit as queues know it that cannot look at the window.
+        #: True while the channel's consumers get nothing.
+        self._closed = False
+        #: The limit as last told to queues that cannot look at the window.
         self._told = 0
-        #: Consumers that are still to be told.
+        #: Consumers that have not been told of the limit yet.
         self._untold: list[Subscription] = []
 
     def room(self) -> int:
-        if self._held:
+        if self._closed:
             return 0
         if not self.limit:
             return UNLIMITED
@@ -70,18 +71,18 @@ class ChannelWindow:
     def use(self, count: int) -> None:
         self.used += count
 
-    def hold(self) -> None:
-        """There is no room until it is released, at queues that can look at the window."""
-        self._held = True
+    def close(self) -> None:
+        """Until `open` there is no room, for queues that can look at the window."""
+        self._closed = True
 
-    def release(self) -> None:
+    def open(self) -> None:
         """There is room again."""
-        if self._held:
-            self._held = False
+        if self._closed:
+            self._closed = False
             self._connection.broker.turn.widened(self)
 
     def offer(self) -> None:
-        """Room comes free in this turn: offer it when all that makes it was applied."""
+        """Room becomes free in this turn: offer it when the acks were applied."""
         if not self.limit:
             return
         self._settling = True
@@ -98,7 +99,7 @@ class ChannelWindow:
         self._settling = False
         if self.limit != self._told:
             self._told = self.limit
-            # A queue on several nodes cannot share the window: there the limit holds for each consumer.
+            # A queue on several nodes cannot share the window: there the limit applies to each consumer.
             apart = {queue: None for queue in self._consumed if not queue.host.shares_windows}
             self._untold = (
                 [each for each in self._subscriptions.values() if each.queue in apart] if apart else []

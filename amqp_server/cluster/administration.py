@@ -1,4 +1,6 @@
-"""What operators ask of a cluster and change in it, at any node. A change is an operation for all nodes."""
+"""Operators' questions about a cluster and changes to it, at any node. A change is an operation for all
+nodes.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +36,14 @@ PART_LOOK_S = 0.05
 
 
 class Administration:
-    """What the HTTP API does with a cluster."""
+    """The cluster as the HTTP API uses it."""
 
     def __init__(
         self, cluster: ClusterNode, turn: Turn, *, propose: Callable[[Operation, Done | None], None]
     ) -> None:
         self._cluster = cluster
         self._turn = turn
-        #: What has very many parts is deleted in parts; see amqp_server.broker.dismantling.
+        #: Deletes large objects in parts; see amqp_server.broker.dismantling.
         self._propose_in_parts = propose
 
     # -- the others' management ------------------------------------------------------------------------------------
@@ -57,12 +59,12 @@ class Administration:
             return None
 
     async def answer(self, answerer: Answerer) -> None:
-        """Answer what the other nodes' management asks, until cancelled."""
+        """Answer questions of the other nodes' management, until cancelled."""
         await self._cluster.questions.run(answerer)
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
-    # What is yielded is as it was when the iteration began: the node goes on between two items.
+    # These iterators yield objects that existed when the iteration began: the node goes on between two items.
 
     def leaders(self) -> Iterator[str]:
         """Yield the leader of each group of queues, "" for none."""
@@ -96,7 +98,7 @@ class Administration:
         }
 
     def obstacle(self) -> str:
-        """Return why this node can't change the topology now; nothing if it can."""
+        """Return the reason why this node can't change the topology now; empty if it can."""
         return obstacle(self._cluster.replicas.groups.get(GROUP))
 
     def _node(self, name: str, address: str) -> dict[str, Any]:
@@ -112,7 +114,7 @@ class Administration:
         }
 
     def _group(self, group: Group) -> dict[str, Any]:
-        """Return the state of one group at this member; `match` is what the leader knows about the others."""
+        """Return the state of one group at this member; `match` is the leader's knowledge about the others."""
         core = group.core
         cluster = self._cluster
         connected = {cluster.node, *cluster.mesh.connected()}
@@ -150,9 +152,9 @@ class Administration:
         return [name for name in members if name in connected]
 
     def keeper_of(self, task: str) -> str:
-        """Return the node that does something that one node is to do; nothing if no majority is in reach.
+        """Return the node that does a job that exactly one node must do; empty without a majority.
 
-        It is a node that the leader of the topology reaches, so that two that don't reach each other agree.
+        The leader of the topology reaches it, so two nodes that don't reach each other agree on it.
         """
         cluster = self._cluster
         group = cluster.replicas.groups.get(GROUP)
@@ -234,10 +236,10 @@ class Administration:
         for group in list(cluster.replicas.groups.values()):
             voters = group.core.members.voters
             others = [name for name in voters if name != cluster.node]
-            # One of the other members has to lead then, and has to reach a majority.
+            # One of the other members has to lead then, and must reach a majority.
             reached = max((reach.count(name, others) for name in others if name in connected), default=0)
             needed = cluster.node in voters and others and reached <= len(voters) // 2
-            # One whose queue was deleted meanwhile is no group any more.
+            # Groups of queues that were deleted meanwhile are gone.
             yield self._name_of(group) if needed and group.id in cluster.replicas.groups else None
 
     def _name_of(self, group: Group) -> str:
@@ -269,7 +271,7 @@ class Administration:
         # From now on the cluster places no queue there, and lets none grow there.
         await self._propose(PutNode(name, ""))
         try:
-            # Before that, a queue may have been placed on this node only.
+            # Before that, a queue may have been placed on this node alone.
             homed = self._check_only_on(name, own=own)
         except PreconditionFailed:
             await self._propose(PutNode(name, address))
@@ -283,7 +285,7 @@ class Administration:
         await self._propose(RemoveNode(name))
 
     def _check_only_on(self, name: str, *, own: bool) -> list[Queue]:
-        """Return the queues that are lost with a dead node. Raises PreconditionFailed if they must not be lost."""
+        """Return the queues that only this node has. Raises PreconditionFailed if they must not be lost."""
         homed = self._only_on(name)
         for queue in homed:
             # Queues that only a dead node had are lost. A node that leaves must not lose any.
@@ -349,7 +351,8 @@ class Administration:
         await self._set_members(queue, queue.members, to)
 
     async def accept_loss(self, vhost: str, name: str) -> GivenUp:
-        """Have a queue continue without what none of its members can read, or remember; return what that is.
+        """Let a queue continue without the entries that none of its members can read, or without votes that
+        are forgotten; return both.
 
         Raises NotFound, PreconditionFailed.
         """
@@ -368,7 +371,7 @@ class Administration:
         return accepted[0]
 
     async def accept_topology_loss(self) -> GivenUp:
-        """Have the topology continue without what none of the nodes can read; return what that is.
+        """Let the topology continue without the entries that no node can read; return those.
 
         Raises PreconditionFailed.
         """
@@ -422,7 +425,7 @@ class Administration:
         await self._told(self._cluster.replication.submit, proposal)
 
     async def _told(self, submit: Callable[[Any, Done | None], None], proposal: Operation | Proposal) -> None:
-        """Have a change made. Raises Unavailable."""
+        """Make a change, and wait for it. Raises Unavailable."""
         answers: list[Result | Refused] = []
         done = trio.Event()
 

@@ -1,15 +1,15 @@
-"""How the directory of a node that stood alone becomes that of the first node of a cluster.
+"""Turns the directory of a node that stood alone into that of the first node of a cluster.
 
 It is rewritten on the disk, before the broker reads it, in two steps. First the messages of quorum queues are
 copied from the journal into the entries of Raft groups, in as many transactions as that takes; the journal
 stays valid, and nothing reads the copies. Then one transaction makes the directory the cluster's: the
 topology becomes the first snapshot of group 0, each quorum queue the first snapshot of its group, with this
 node as the only voter, and the journals of these queues are dropped. Until then the node may end at any
-moment and finds everything as it was; afterwards it goes on as a member. The other nodes join as any new node
-does.
+moment and finds everything unchanged; afterwards it goes on as a member. The other nodes join like any new
+node.
 
-What the journal has of a stream goes to its segments, and the first snapshot of its group says how far they reach, and has
-the offsets by name. How far a consumer group is becomes the first snapshot of its Raft group.
+The journal's messages of a stream move to its segments; the first snapshot of its group has their end, and
+the offsets by name. The progress of a consumer group becomes the first snapshot of its Raft group.
 
 Durable classic queues stay in the journal: only the record that they live on this node is new.
 """
@@ -78,13 +78,13 @@ logger = logging.getLogger("mqd.cluster")
 
 #: The term of all copied entries; the node's first election begins the next one.
 TERM = 1
-#: Bodies of about this size make one entry. As long as one of them is in the queue all stay on the disk.
+#: Size of the bodies in one entry. As long as one of them is in the queue, all stay on disk.
 ENTRY_BYTES = 256 * 1024
 #: Bytes of copies in one transaction.
 STEP_BYTES = 8 * 1024 * 1024
-#: An entry has room for the largest body and this, bytes.
+#: An entry has room for the largest body plus this, bytes.
 HEAD_BYTES = 1024 * 1024
-#: Disk that the copies need, in hundredths of their size.
+#: Disk space for the copies, in per cent of their size.
 ROOM_PERCENT = 130
 
 
@@ -95,7 +95,7 @@ class StreamLogs(Protocol):
 
 
 class Adoption:
-    """Turns the directory of a broker that has not been filled yet."""
+    """Converts the directory of a broker that has not read it yet."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class Adoption:
         self._led = dict.fromkeys(sorted(addresses), 0)
 
     async def carry_out(self, commits: Commits) -> None:
-        """Take all steps. Afterwards the store has them: who reads it now finds a member. Raises ClusterError."""
+        """Take all steps. Afterwards the store has the directory of a member. Raises ClusterError."""
         for _ in self.steps():
             stored = trio.Event()
             commits.request(stored.set, to_store=True)
@@ -189,7 +189,7 @@ class Adoption:
             placed.get(queue_id) or msgspec.structs.replace(record, node=self._node)
             for queue_id, record in sorted(stored.queues.items())
         ]
-        self._turn(records, replicas, states)
+        self._convert(records, replicas, states)
         yield
         logger.warning(
             "this node's data is that of the cluster now; without --peers it cannot be used any more"
@@ -234,9 +234,10 @@ class Adoption:
     def _stream_state(
         self, record: QueueRecord, segment_bytes: int | None, settings: Settings, now_ms: int
     ) -> bytes:
-        """Move what the journal has of a stream to its segments, and return the state of its group.
+        """Move the journal's messages of a stream to its segments, and return the state of its group.
 
-        The journal stays valid until it is dropped: a start of the node alone leaves out what is in both.
+        The journal stays valid until it is dropped: if the node starts alone again, it skips messages that
+        are in both.
         """
         found = self._journal.recover_queue(record.queue_id)
         replica = StreamReplica(settings)
@@ -276,14 +277,14 @@ class Adoption:
         replica.next_offset = log.stop
         known = Names(self._broker.config.stream_names_max)
         known.restore(found.annotations if found is not None else {})
-        # Nobody has them: the first consumer with a name takes it.
+        # No consumer holds a name: the first one that uses it takes it.
         replica.names = {name: Kept(min(offset, log.stop), "") for name, offset in known.offsets.items()}
         return replica.snapshot()
 
     def _group_state(
         self, stored: recovery.StoredQueues, record: QueueRecord, parsed: QueueArguments, now_ms: int
     ) -> bytes:
-        """Return how far a consumer group is. What it handed out and nobody settled comes again, flagged."""
+        """Return the progress of a consumer group. Deliveries that nobody settled come again, flagged."""
         found = self._journal.recover_queue(record.queue_id)
         limit = parsed.delivery_limit
         replica = GroupReplica(
@@ -304,7 +305,7 @@ class Adoption:
             cursor = place.cursor
             marked = marks.get(slots[number]) if number < len(slots) else -1
             if marked >= cursor:
-                # Handed out, and nobody knows what became of it.
+                # Delivered, with an unknown outcome.
                 pending.append(Span(cursor, marked + 1, 1))
                 cursor = marked + 1
             partition = Partition(place.stream_id, stream.name, number)
@@ -314,16 +315,17 @@ class Adoption:
         replica.begin_with(1, now_ms)
         return replica.snapshot()
 
-    def _turn(
+    def _convert(
         self,
         records: list[QueueRecord],
         replicas: Mapping[int, Replica],
         states: Mapping[int, bytes],
     ) -> None:
-        """Make it the directory of the cluster, all in one transaction."""
+        """Convert it into a member's directory, in one transaction."""
         broker, store, metadata = self._broker, self._store, self._broker.metadata
         alone = Members((self._node,))
-        # A queue's id is the index of its declaration: all existing queues count as declared below this one.
+        # A queue's id is the index of its declaration: all existing queues must have lower ids than this
+        # index.
         began_at = max([1, *(index_of(record.queue_id) for record in records)])
         for record in records:
             metadata.put(QUEUES, key(record.vhost, record.name), encode(record))
@@ -366,7 +368,7 @@ class _Copy:
     ) -> None:
         self.replica = Replica(machine.settings)
         self.replica.machine = machine
-        # The others may be of an earlier version.
+        # The other nodes may run an earlier version.
         machine.version = versions.FIRST
         self.replica.now_ms = machine.last_used_ms = now_ms
         self._store = store
@@ -374,10 +376,10 @@ class _Copy:
         self._bodies = _Bodies(journal, record.queue_id)
         self._node = node
         self._index = 0
-        #: Gathered for the next entry.
+        #: Messages for the next entry.
         self._parts: list[Run] = []
         self._size = 0
-        #: Copied since the last transaction, bytes.
+        #: Bytes copied since the last transaction.
         self._step = 0
 
     def steps(self) -> Iterator[None]:

@@ -1,13 +1,13 @@
-"""The state machine of group 0, which is on all nodes: the topology, and which nodes there are.
+"""The state machine of group 0, which all nodes keep: the topology, and the list of nodes.
 
 Each node has the topology's records on disk, with the index of the last operation in them, so a start does
 not replay operations. This machine's own state, nodes and the numbers of batches, is in the group's snapshot
 and log.
 
-*An entry that an operator has given up* (see quorum_queue.cluster.lost_entries) may be in the records of some nodes,
-which applied it before it was lost, and not in those of others. So a node whose records have it proposes to replace
-the topology of all nodes by its own (`Restate`), which is applied as a snapshot is. It is taken only if no change
-came in between.
+*An entry that an operator has given up* (see quorum_queue.cluster.lost_entries) may be in the records of some
+nodes, which applied it before it was lost, and not in those of others. So a node whose records have it
+proposes to replace the topology of all nodes by its own (`Restate`), which is applied like a snapshot. It is
+accepted only if no change came in between.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from quorum_queue.raft.members import Members
 logger = logging.getLogger("mqd.cluster")
 
 GROUP = 0
-#: Version, and a time that is not used.
+#: Version, and an unused time.
 _ENTRY = struct.Struct(">BQ")
 _VERSION = 1
 _NEWER = "start the version of mqd that the other nodes run"
 _LENGTH = struct.Struct(">I")
-#: A snapshot has brought the requested change: it is done, and this node does not know what it changed.
+#: A snapshot has brought the requested change: it is done, but this node does not know its details.
 UNSEEN = Result(True)
 
 
@@ -73,11 +73,13 @@ class RaiseVersion(msgspec.Struct, frozen=True, array_like=True, tag=104):
 
 
 class Restate(msgspec.Struct, frozen=True, array_like=True, tag=105):
-    """The proposer's topology replaces that of all nodes: entries of the log were given up, and its records have them."""
+    """Replaces the topology of all nodes by the proposer's: entries of the log were given up, and its records
+    have them.
+    """
 
     first: int
     topology: bytes
-    #: The last operation in this topology.
+    #: Index of the last operation in this topology.
     applied: int
 
 
@@ -118,7 +120,9 @@ def first_state(topology: bytes, nodes: dict[str, str]) -> bytes:
 
 
 class _Foreseen(NamedTuple):
-    """An operation that is made ready before it is applied: it is right only if the same is applied to the same nodes."""
+    """An operation that is prepared before it is applied. The preparation is valid only for the same
+    operation and the same nodes.
+    """
 
     encoded: bytes
     operation: DeclareSuperStream
@@ -145,11 +149,11 @@ class Catalog:
     """See quorum_queue.cluster.group.StateMachine."""
 
     title = "the topology"
-    #: A queue's id is the index of its declaration, so there is one batch to an entry.
+    #: A queue's id is the index of its declaration, so an entry holds one batch only.
     single = True
-    #: The client that made a change goes on when all nodes have applied it.
+    #: The client that made a change continues when all nodes have applied it.
     awaited = True
-    #: Entries that are smaller are applied at once: they make few queues.
+    #: Smaller entries are applied without preparation: they make few queues.
     foreseen_bytes_min = 8 * 1024
 
     def __init__(
@@ -161,9 +165,9 @@ class Catalog:
         self._listener = listener
         #: Callbacks that wait for a batch of this node.
         self._waiting: dict[int, Callable[[Result], None]] = {}
-        #: For whom batches of this node are, unless for nobody.
+        #: Users in whose names batches of this node were proposed.
         self.users: dict[int, str] = {}
-        #: By their indexes.
+        #: Prepared operations by their indexes.
         self._foreseen: dict[int, _Foreseen] = {}
         topology.has_version(roster.version)
 
@@ -209,14 +213,16 @@ class Catalog:
         self._listener.applied()
 
     def foresee(self, index: int, data: bytes, ready: Callable[[], None]) -> bool:
-        """Make ready in parts what an entry will bring that was appended; return whether `ready` is called then, or was."""
+        """Prepare an appended entry in parts before it is applied; return True if `ready` is called
+        afterwards.
+        """
         if len(data) < self.foreseen_bytes_min or data[0] > _VERSION:
             return False
         try:
             proposal = _batch(index, data[_ENTRY.size + _LENGTH.size :]).proposal
             operation = operations.decode(proposal.operation) if isinstance(proposal, Change) else None
         except (Fatal, UnreadableOperation):
-            # It may never be applied.
+            # Leave the error to `apply`: the entry may never be applied.
             return False
         if not isinstance(proposal, Change) or not isinstance(operation, DeclareSuperStream):
             return False
@@ -224,7 +230,7 @@ class Catalog:
         if isinstance(placed, Result):
             return False
         for old in [each for each in self._foreseen if each >= index or each <= self._topology.applied]:
-            # Entries from here on are other ones now.
+            # The log has other entries from here on.
             self._unforesee(old)
         self._foreseen[index] = _Foreseen(proposal.operation, placed, dict(self._roster.nodes))
         self._topology.prepare(index, placed, ready)
@@ -240,7 +246,11 @@ class Catalog:
             del self._foreseen[index]
             return foreseen.operation
         self._unforesee(index)
-        return self._admissible(operations.decode(encoded))
+        try:
+            operation = operations.decode(encoded)
+        except UnreadableOperation as error:
+            raise _unreadable(index, error) from error
+        return self._admissible(operation)
 
     def _apply(self, index: int, batch: _Batch) -> None:
         roster = self._roster
@@ -248,7 +258,7 @@ class Catalog:
         if batch.incarnation < incarnation:
             return
         if roster.removed_at(batch.node) and roster.version >= versions.REMOVED:
-            # It started again before its removal. It would count as a node that nobody has named yet.
+            # The batch is of a start before its removal, and would make it count as an unnamed node.
             return
         if not self._is_next(batch, incarnation, last):
             return
@@ -273,7 +283,7 @@ class Catalog:
             return batch.number == expected
         if batch.number < expected:
             return False
-        # Those in between were in an entry that was given up.
+        # The batches in between were in an entry that was given up.
         self._roster.given_up = replace(given_up, heard=(*given_up.heard, batch.node))
         return True
 
@@ -294,9 +304,9 @@ class Catalog:
         return Result(True)
 
     def restatement(self, *, late: bool) -> Restate | None:
-        """Return what this node has to propose if entries were given up and its records have them.
+        """Return this node's proposal if entries were given up and its records have them.
 
-        `late`: whether they have them or not. A node whose records have them would have proposed it by now.
+        `late`: propose even without them, because a node whose records have them would have proposed by now.
         """
         first = self._roster.given_up.first
         if not first or (self._topology.lacks and not late):
@@ -306,7 +316,7 @@ class Catalog:
     def _restate(self, index: int, proposal: Restate) -> Result:
         given_up = self._roster.given_up
         if given_up.first != proposal.first or proposal.applied < given_up.last_change:
-            # Another node's has come before, or a change that is not in it.
+            # Another node's proposal came first, or a change that this one lacks.
             return Result(False)
         self._roster.given_up = NOTHING_GIVEN_UP
         if index > self._topology.applied:
@@ -320,7 +330,7 @@ class Catalog:
         if roster.nodes.pop(name, None) is None:
             return []
         told = [name] if self._is_news(name) else []
-        # A batch that the node proposed earlier and that comes only now must not bring anything back.
+        # A late batch of this node must not bring anything back.
         roster.batches[name] = (roster.incarnation_of(name), LAST_BATCH)
         roster.begun[name] = index
         return told
@@ -344,7 +354,7 @@ class Catalog:
         return UNSEEN if is_known else self._topology.apply(index, operation, user)
 
     def _admissible(self, operation: Operation) -> Operation | Result:
-        """Place nothing on nodes that are about to leave, or have left since this was proposed."""
+        """Place nothing on nodes that are about to leave, or have left since the proposal."""
         if isinstance(operation, SetMembers):
             members = self._staying(operation.members)
             if not members:
@@ -368,7 +378,7 @@ class Catalog:
         return placed if isinstance(placed, Result) else DeclareQueue(placed)
 
     def _admissible_partitions(self, operation: DeclareSuperStream) -> DeclareSuperStream | Result:
-        """All of them or none."""
+        """Place all partitions or none."""
         partitions: list[QueueRecord] = []
         for record in operation.partitions:
             placed = self._placed(record)
@@ -418,12 +428,14 @@ class Catalog:
         return self._state()(self._topology.snapshot())
 
     def snapshot_in_parts(self, then: Callable[[bytes], None]) -> None:
-        """Call `then` with the snapshot of the present moment, soon: thousands of queues take longer than a turn may."""
+        """Call `then` with a snapshot of the present moment, perhaps in a later turn: thousands of queues
+        take longer than a turn may.
+        """
         state = self._state()
         self._topology.snapshot_in_parts(lambda topology: then(state(topology)))
 
     def _state(self) -> Callable[[bytes], bytes]:
-        """Return what makes the present state, as bytes, of the topology's."""
+        """Return a function that makes the present state, as bytes, from the topology's bytes."""
         roster = self._roster
         nodes, batches, begun = dict(roster.nodes), dict(roster.batches), dict(roster.begun)
         version, given_up = roster.version, roster.given_up
@@ -465,7 +477,7 @@ class Catalog:
         self._topology.has_version(found.version)
         last_own, begun = self.last_own_batch(), self._roster.begun.get(self._own[0])
         if last_own and begun is not None:
-            # Before the queues that depend on it are opened.
+            # Notify before the queues that depend on the version are opened.
             self._listener.began(begun)
         self._topology.restore(found.topology)
         for number in [number for number in self._waiting if number <= last_own]:
@@ -483,16 +495,23 @@ class Catalog:
         raise Fatal(f"the topology's log could not be applied: {error}") from error
 
     def closed(self) -> None:
-        """Not before the node ends."""
+        """Happens only when the node ends."""
 
 
 def _batch(index: int, data: bytes) -> _Batch:
     try:
         return _decode_batch(data)
     except msgspec.MsgspecError as error:
-        raise Fatal(
-            f"entry {index} of the topology's log can't be read by this version of mqd ({error}): {_NEWER}"
-        ) from error
+        raise _unreadable(index, error) from error
+
+
+def _unreadable(index: int, error: Exception) -> Fatal:
+    """Return the error for an entry of a newer version: this node must end, because it cannot apply what the
+    others apply.
+    """
+    return Fatal(
+        f"entry {index} of the topology's log can't be read by this version of mqd ({error}): {_NEWER}"
+    )
 
 
 def _check_version(version: int) -> None:

@@ -1,7 +1,7 @@
-"""How many connections and channels clients have on each node, so that limits hold in the whole cluster.
+"""Counts connections and channels of clients on each node, so that limits hold in the whole cluster.
 
-Nodes tell each other only while there is a limit: all counts at first and on each new link, then those that change, once
-in a turn. A client that comes to one node in the moment in which others come to another one may be one too many.
+Nodes exchange counts only while there is a limit: all counts at first and on each new link, then changed ones
+once in a turn. Clients that connect to two nodes at the same moment may exceed a limit.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Links(Protocol):
 
 
 class ClientsWord(msgspec.Struct, frozen=True, array_like=True):
-    """What a node tells."""
+    """A message with counts of one node."""
 
-    #: These are all that it has; else those that have changed.
+    #: True if it has all counts of the node, else the changed ones.
     whole: bool
-    #: Kind, name of the user or the vhost, and how many.
+    #: Kind, name of the user or the vhost, and count.
     counts: list[tuple[int, str, int]]
 
 
@@ -42,7 +42,7 @@ class ClientCounts:
         self._turn = turn
         self._sessions = sessions
         self._limits = limits
-        #: Nodes that know all of this node's counts but for those that have changed.
+        #: Nodes that know all of this node's counts except for recent changes.
         self._told: dict[str, None] = {}
         self._changed: dict[tuple[int, str], None] = {}
         self._of_others: dict[str, Counts] = {}
@@ -65,7 +65,7 @@ class ClientCounts:
         self._told.pop(peer, None)
 
     def node_down(self, node: str) -> None:
-        """Its clients have gone with it."""
+        """A node that is down has no clients."""
         self._of_others.pop(node, None)
         self._sessions.others_have(node, {})
 

@@ -1,4 +1,6 @@
-"""Nodes tell each other how far their disks are, so that they notice one that was put back: see membership."""
+"""Nodes tell each other how much their disks have written, so that they notice an old copy that was put back:
+see membership.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ class DiskProgress:
         self._mesh = mesh
         self._written = written
         self._told: dict[str, int] = {}
-        #: Directory and start of the peers that there are links with.
+        #: Directory and start of the linked peers.
         self._session_of: dict[str, tuple[str, int]] = {}
         self._seen: dict[str, Seen] = {}
 
@@ -26,7 +28,7 @@ class DiskProgress:
         self.tell([peer])
 
     def tell(self, peers: Iterable[str]) -> None:
-        """Tell these nodes how far the disk is."""
+        """Tell these nodes how much this disk has written."""
         written = self._written()
         for peer in peers:
             if self._told.get(peer) != written:

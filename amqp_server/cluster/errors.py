@@ -1,4 +1,4 @@
-"""What keeps a node from being part of a cluster."""
+"""Errors that keep a node from being part of a cluster."""
 
 
 class ClusterError(Exception):
@@ -6,4 +6,4 @@ class ClusterError(Exception):
 
 
 class StartAgain(Exception):
-    """The process has to restart from what is on disk now; this is no failure."""
+    """The process has to restart from its present disk; this is no failure."""

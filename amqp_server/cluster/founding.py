@@ -1,10 +1,10 @@
-"""How a node finds out which cluster it belongs to, from what the nodes tell each other when they meet.
+"""Finds out which cluster a node belongs to, from what nodes tell each other when they meet.
 
-A cluster is founded when all nodes that it is configured with see one another for the first time, each with
-an empty data directory: then each notes the identities of all those directories. A node whose directory is
-not among the noted ones has lost its disk, or is new; either way it has no memory, does not vote in groups
-that may be older, and the others fill it. One of the nodes may have stood alone before: then the cluster
-begins with its data, see adoption.
+A cluster is founded when all configured nodes see one another for the first time, each with an empty data
+directory: then each notes the identities of all those directories. A node whose directory is not among them
+has lost its disk, or is new. In both cases it has no memory, does not vote in groups that may be older, and
+is filled by the others. One of the nodes may have stood alone before: then the cluster begins with its data,
+see adoption.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Fate(Protocol):
         """All other nodes are linked and empty: the cluster may begin with the data of this node."""
 
     def overtaken(self, incarnation: int) -> None:
-        """The cluster knows of a start of this node with this number, and would take the present one for older."""
+        """The cluster knows of a start of this node with this number, which is higher than the present one."""
 
     def go(self, why: str) -> None:
         """This node must leave the cluster, and must not start again as a member."""
@@ -56,7 +56,7 @@ class Founding:
     def __init__(
         self, directory: Directory, node: str, nodes: list[str], brings: str, incarnation: int, fate: Fate
     ) -> None:
-        """`nodes` are the names that this node is configured with, `brings` is its directory if it has stood alone."""
+        """`nodes` are the configured names; `brings` is this node's directory if it has stood alone."""
         self._directory = directory
         self._node = node
         self._nodes = sorted(nodes)
@@ -65,11 +65,13 @@ class Founding:
         self._abouts: dict[str, About] = {}
         self.founded = directory.founded
         self.brings = "" if self.founded is not None else brings
-        #: Nodes that peers have named, and their addresses.
+        #: Nodes named by peers, with their addresses.
         self.expected: dict[str, str] = {}
 
     def tell(self, seen: Seen, nodes: dict[str, str], removed_at: int) -> About:
-        """Return what to tell a peer; `seen` is what this node has seen of it, `nodes` are all nodes of the cluster."""
+        """Return the message to a peer; `seen` is this node's knowledge of the peer, `nodes` are all nodes of
+        the cluster.
+        """
         return About(
             self._directory.identity, self.founded, self._nodes, seen, self.brings, nodes, removed_at
         )
@@ -108,7 +110,7 @@ class Founding:
         return max(founded.since, self._fate.topology_index) < about.removed_at
 
     def _follow(self, peer: str, founded: Founded) -> None:
-        """A cluster exists."""
+        """Join a cluster that exists."""
         if self.brings:
             self._fate.refuse(TOO_LATE.format(name=self._node, data=self.brings, peer=peer))
             return
@@ -118,7 +120,7 @@ class Founding:
         self._fate.belong(msgspec.structs.replace(founded, lost=lost, lost_before=0, name=self._node))
 
     def _found(self, peer: str, about: About) -> None:
-        """No cluster exists yet."""
+        """Found a cluster, since none exists yet."""
         ours = self._nodes
         if about.peers != ours:
             logger.error(
@@ -147,7 +149,7 @@ class Founding:
         return others | {self._node: self._directory.identity}
 
     def _choose_one(self, bringing: dict[str, str]) -> None:
-        """Several nodes have stood alone. Their data can't be made one."""
+        """Refuse: several nodes have stood alone, and their data can't be merged."""
         (first, first_data), (second, second_data) = sorted(bringing.items())[:2]
         why = CHOOSE_ONE.format(first=first, first_data=first_data, second=second, second_data=second_data)
         if self.brings:
@@ -160,7 +162,7 @@ class Founding:
         self._directory.note_founded(founded)
 
     def noted(self) -> Founded:
-        """The directory was made that of the first node of a cluster: return what it notes about the cluster."""
+        """The directory was converted into that of a cluster's first node: return its note about the cluster."""
         self.founded, self.brings = self._directory.founded, ""
         assert self.founded is not None
         return self.founded

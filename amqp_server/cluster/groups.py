@@ -51,7 +51,8 @@ class Groups:
         self.replicas = replicas
         self._store = store
         self._recovered = dict(recovered)
-        #: This node may have been a member of groups up to this index of group 0, on a disk that it lost.
+        #: This node may have been a member of groups declared up to this index of group 0, on a disk that it
+        #: lost.
         self.lost_before = 0
 
     def found(self, recovered: Mapping[int, RecoveredGroup]) -> None:
@@ -105,8 +106,8 @@ class Groups:
         node = self.replicas.node
         known = queue.queue_id in self._recovered
         lost = (late and not known) or self.may_have_forgotten(queue.queue_id)
-        # All that have no other word of it must begin with the same members, or two majorities of it might not meet.
-        # Who has lost its memory gets that word from the leader.
+        # All members without stored data must begin with the same list of members, or two majorities might
+        # not overlap. A member that has lost its memory gets the list from the leader.
         began = queue.members if lost else queue.record.founders or queue.members
         host.group = self.start(host, queue.queue_id, _members(began), lost=lost)
         host.begin()
@@ -115,7 +116,7 @@ class Groups:
             host.group.core.campaign()
 
     def start(self, machine: Loadable, group_id: int, members: Members, *, lost: bool) -> Group:
-        """Open a group from disk. If the disk has none of it, `members` are those that it began with."""
+        """Open a group from disk. `members` are its first members, for a group without stored data."""
         found = self._recovered.pop(group_id, None)
         if found is None:
             amnesiac = self.replicas.new_memory(group_id) if lost else 0
@@ -136,7 +137,8 @@ class Groups:
         last_index = found.last_index
         forgotten = found.hard_lost or found.vote.startswith("?")
         if forgotten and holes:
-            # It has acknowledged nothing: its log ends before the first hole, and the leader fills it.
+            # A member without a vote has acknowledged nothing: cut its log before the first hole; the leader
+            # fills it.
             last_index, holes = holes[0] - 1, []
             self._store.truncate(group_id, last_index + 1)
         if found.hard_lost:
@@ -156,7 +158,7 @@ class Groups:
             term_bound=found.term,
         )
         if self._is_passed_over(found, last_index) and last_index > index:
-            # The term of what it replaces is still not known.
+            # The term of the replaced entry is still unknown.
             log.bounded_index = last_index
         group = self.replicas.open(
             group_id,
@@ -166,7 +168,7 @@ class Groups:
             log=log,
             applied=index,
             changes=self._changes(found, last_index),
-            # Without its vote it might vote twice in a term.
+            # A member that has forgotten its vote might vote twice in a term.
             amnesiac=self.replicas.new_memory(group_id) if found.hard_lost else 0,
         )
         self._sweep(group, found, index)

@@ -85,7 +85,8 @@ class ClusterHosts:
             if node in queue.members:
                 return self._begun(queue, self._group_host(queue))
             if self._groups.is_kept(queue.queue_id) or self._is_counted_on(queue):
-                # The node stopped, or was away, before the others had removed it, and they may still count on it.
+                # The node stopped, or was away, before the others had removed it, and they may still need its
+                # vote.
                 self.leaving[queue.queue_id] = queue
                 return self._begun(queue, self._group_host(queue))
             return self._remote_host(queue)
@@ -94,7 +95,9 @@ class ClusterHosts:
         return self._remote_host(queue)
 
     def _begun(self, queue: Queue, host: MemberHost) -> Host:
-        """Return the host to use: others serve a stream until this member, which has lost its disk, is filled."""
+        """Return the host to use: until a stream's member that has lost its disk is filled, other members
+        serve the stream.
+        """
         if isinstance(host, StreamGroupHost) and host.group.core.amnesiac:
             queue.host = served = self._remote_host(queue)
             self._move_here(queue, host)
@@ -108,7 +111,7 @@ class ClusterHosts:
         return founder and queue.unknown and not self._groups.may_have_forgotten(queue.queue_id)
 
     def expect(self, queue: Queue) -> None:
-        """What other members say to its group is kept until it is opened here."""
+        """Keep messages of other members to its group until it is opened here."""
         if self._groups.replicas.node in queue.members:
             self._groups.replicas.unopened.expected[queue.queue_id] = None
 
@@ -123,14 +126,14 @@ class ClusterHosts:
         self.leaving.pop(queue_id, None)
         group_host = self.grouped.pop(queue_id, None)
         if group_host is not None and group_host is not queue.host:
-            # The queue was about to move there.
+            # The queue was about to move to the member here.
             group_host.close()
         if self.stopped.pop(queue_id, None) is not None:
             self._groups.drop(queue_id)
 
     def configure(self, queue: Queue) -> None:
         queue_id = queue.queue_id
-        # The queue may be about to move from one to the other.
+        # Both exist while the queue moves from one to the other.
         remote, grouped = self.remote.get(queue_id), self.grouped.get(queue_id)
         if remote is not None:
             remote.configure(queue.settings)
@@ -142,7 +145,7 @@ class ClusterHosts:
             self._local.configure(queue)
 
     def drop_unclaimed(self, applied: int) -> None:
-        """Delete segments of streams that are not, or not any more, on this node; their queues are at most this old."""
+        """Delete segments of streams that do not live on this node; only of queues declared up to this index."""
         if self._dropped_unclaimed:
             return
         self._dropped_unclaimed = True
@@ -158,7 +161,7 @@ class ClusterHosts:
 
     def leader(self, queue: Queue) -> str:
         host = self.grouped.get(queue.queue_id)
-        # A node that is no member knows only which node is to lead.
+        # A node that is no member only knows the preferred leader.
         return queue.record.leader if host is None else host.group.leader
 
     def absent_home(self, queue: Queue) -> str:
@@ -291,8 +294,9 @@ class ClusterHosts:
         return self._place(parsed, 1, parsed.leader_locator or self._config.queue_leader_locator)[0]
 
     def place_all(self, parsed: QueueArguments, count: int) -> list[tuple[str, ...]]:
-        """The same of queues that belong together; each counts for the next ones. Unless they were declared so, they are
-        not all led by the client's node."""
+        """The same for queues that belong together; each placement counts for the next ones. Unless they were
+        declared so, they are not all led by the client's node.
+        """
         return self._place(parsed, count, parsed.leader_locator or "balanced")
 
     def _place(self, parsed: QueueArguments, count: int, locator: str) -> list[tuple[str, ...]]:
@@ -312,10 +316,12 @@ class ClusterHosts:
     def _place_one(
         self, size: int, locator: str, leaders: dict[str, int], members: dict[str, int]
     ) -> tuple[str, ...]:
-        """Choose the members of one queue, where nodes lead so many queues, and are members of so many."""
+        """Choose the members of one queue, given how many queues each node leads, and how many it is a member
+        of.
+        """
         own = self._groups.replicas.node
         up = {own, *self._topology_progress.up()}
-        # If all are about to leave, the catalog says so.
+        # If all nodes are about to leave, the catalog refuses.
         nodes = self._roster.staying or sorted(self._roster.nodes) or [own]
         ranked = sorted(
             ((not self._roster.is_known(node), node not in up), members.get(node, 0), node) for node in nodes
@@ -374,7 +380,7 @@ class ClusterHosts:
             if queue.host is before and self.grouped.get(queue.queue_id) is after:
                 moving.drain(answered)
 
-        # Consumers go on at another member until this one has what they want.
+        # Consumers stay at another member until this one has their messages.
         after.when_whole(whole)
 
     def left(self, queue_id: int) -> None:
@@ -383,13 +389,13 @@ class ClusterHosts:
         if queue is None:
             return
         if self.stopped.pop(queue_id, None) is not None:
-            # It failed here before the others had let it go.
+            # The queue failed here before the others had let this node go.
             self._drop(queue_id)
             return
         before: Any = self.grouped.pop(queue_id)
         served = self.remote.get(queue_id)
         if served is not None:
-            # The queue was about to move here: it stays where it was.
+            # The queue was about to move here: it stays at the other nodes.
             before.hand_over(served)
             served.resume()
             return
@@ -397,7 +403,7 @@ class ClusterHosts:
         before.hand_over(after)
 
     def _drop(self, queue_id: int) -> None:
-        """Its group has stopped here, and is not needed any more."""
+        """Delete the data of a group that has stopped here and is no longer needed."""
         self.leaving.pop(queue_id, None)
         self._groups.drop(queue_id)
 
@@ -414,7 +420,7 @@ class ClusterHosts:
         self.stopped[queue_id] = queue
         before = getattr(queue, "host", None)
         if isinstance(before, RemoteHost | StreamRemoteHost) and failed is not None:
-            # It failed before the queue had moved here.
+            # The member failed before the queue had moved here.
             failed.hand_over(before, failed=True)
             before.resume()
             return
@@ -426,7 +432,7 @@ class ClusterHosts:
     def revive(self, queue: Queue, attempt: int, done: Callable[[], None]) -> None:
         """Restart a group from its data on this node; if that did not help, let the others fill it."""
         if queue.members and queue.queue_id not in self.stopped:
-            # This node has left it since, and has clients served by the others.
+            # This node has left the group since; other members serve its clients.
             done()
             return
         if not queue.members:
@@ -435,7 +441,7 @@ class ClusterHosts:
 
         stored = partial(self._stored, queue, attempt, done)
         if queue.type.is_stream:
-            # Until the thread has written what it was given before.
+            # Wait until the thread has written everything that it was given before.
             self.streams.store.write(
                 _nothing, lambda result: self._services.commits.request(stored, to_store=True)
             )
@@ -443,7 +449,7 @@ class ClusterHosts:
             self._services.commits.request(stored, to_store=True)
 
     def _stored(self, queue: Queue, attempt: int, done: Callable[[], None]) -> None:
-        """All that the group has written is on the disk; it is begun anew when the disk has given it."""
+        """All writes of the group are on disk; restart it when they have been read."""
         if queue.queue_id not in self.stopped or queue.deleted:
             return
         if self._groups.warm(queue.queue_id, partial(self._stored, queue, attempt, done)):
@@ -451,7 +457,7 @@ class ClusterHosts:
 
     def _begin_anew(self, queue: Queue, attempt: int, done: Callable[[], None]) -> None:
         queue_id = queue.queue_id
-        # Of two members the other one has no majority while this one has forgotten all.
+        # With only two members, the other one would have no majority while this one is empty.
         others = sum(name != self._groups.replicas.node for name in queue.members)
         refill = attempt > 1 and others > len(queue.members) // 2 and self._groups.others_go_on(queue_id)
         if refill:

@@ -1,4 +1,4 @@
-"""Frames of other nodes, on their way to their handlers."""
+"""Passes the frames of other nodes to their handlers."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ Handler = Callable[[str, memoryview], None]
 
 
 class Incoming:
-    """Takes the frames of all links, each read of one within a turn.
+    """Takes the frames of all links, each read in one turn.
 
-    Finds out, too, whether this process stood still so long that the others may have gone on without it. The frames in
-    its sockets are outdated then. This node might deliver messages from them that other consumers have got and acked
-    meanwhile. So all sessions begin anew, and this node leads nothing until the others have told it the present state.
+    It also notices if this process stood still so long that the others may have gone on without it. The
+    frames in its sockets are then outdated: from them, this node might deliver messages that other consumers
+    have got and acked meanwhile. So all sessions begin anew, and this node leads nothing until the others
+    have told it the present state.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Incoming:
         self._handlers = dict(handlers)
         self._asleep_ms_max = asleep_ms_max
         self._distrust = distrust
-        #: When this process was last seen running, and peers whose present session is from before it stood still.
+        #: When this process last ran, and peers whose session is older than its pause.
         self._awake_ms = clock.monotonic_ms()
         self._from_before: dict[str, None] = {}
 
@@ -56,7 +57,7 @@ class Incoming:
         self._from_before.pop(peer, None)
 
     def begin(self) -> None:
-        """The process runs from now on."""
+        """Start watching for pauses of the process."""
         self._awake_ms = self._clock.monotonic_ms()
 
     def look_at_clock(self) -> None:

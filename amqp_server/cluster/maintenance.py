@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("mqd.cluster")
 
-#: A node that is down for so many times `node_down_ms` loses its transient and exclusive queues.
+#: A node that has been down for this many times `node_down_ms` loses its transient and exclusive queues.
 LOST_FACTOR = 10
 #: Groups at rest whose log is cut in one round.
 CUT_GROUPS = 20
-#: A log is cut only if this many times its bytes are at least the bytes of the snapshot.
+#: A log is cut only if this many times its size is at least the size of the snapshot.
 CUT_GROWTH = 8
 
 
@@ -46,7 +46,7 @@ class Maintenance:
         addresses: Callable[[], dict[str, str]],
         propose: Callable[[Operation], None],
     ) -> None:
-        """`propose` has changes made, those with very many parts a part at a time."""
+        """`propose` makes changes, large ones in parts."""
         self._replicas = replicas
         self._roster = roster
         self._hosts = hosts
@@ -54,12 +54,12 @@ class Maintenance:
         self._reach = reach
         self._addresses = addresses
         self._propose = propose
-        #: Starts of nodes for which the topology has ended earlier starts.
+        #: Starts of nodes whose earlier starts the topology has ended.
         self._told: dict[str, int] = {}
         #: Changes of members that were proposed and not applied yet.
         self._changing: dict[int, None] = {}
         self._founded = False
-        #: When nodes went down, by this node's clock, and those that the topology counts as lost.
+        #: When nodes went down, by this node's clock, and nodes that the topology counts as lost.
         self._down_since: dict[str, int] = {}
         self._lost: dict[str, None] = {}
 
@@ -91,7 +91,7 @@ class Maintenance:
         if not unnamed:
             self._adjust_members(group, nodes)
         elif not self._founded:
-            # All of them, or those that the previous leader did not get to.
+            # All of them, or those that the previous leader did not reach.
             self._founded = True
             addresses = self._addresses()
             for name in unnamed:
@@ -119,7 +119,9 @@ class Maintenance:
             self._replication.submit(RaiseVersion(known))
 
     def _look_after_lost(self, node: str) -> None:
-        """Delete transient and exclusive queues of a node that is long away: clients declare them anew elsewhere."""
+        """Delete transient and exclusive queues of a node that has been away for long: clients declare them
+        anew elsewhere.
+        """
         if self._replicas.incarnations.get(node) is not None or self._reach.is_alive(node):
             self._down_since.pop(node, None)
             self._lost.pop(node, None)
@@ -176,16 +178,18 @@ class Maintenance:
         return None
 
     def _has_majority(self, group: Group, voters: Collection[str]) -> bool:
-        """Do more than half of these voters have all that is committed?
+        """True if more than half of these voters have all committed entries.
 
-        One that has forgotten its log, or was a member by name only, would keep the group from committing anything, the
-        way back included.
+        With too many voters that have forgotten their logs, or are members by name only, the group could
+        commit nothing, not even the change back.
         """
         ready = sum(name == self._replicas.node or group.core.caught_up(name) for name in voters)
         return ready > len(voters) // 2
 
     def _replaces(self, name: str, members: Members) -> bool:
-        """Return whether the group can do without this node once the other one leads; else it would come back."""
+        """True if the group has a majority without this node once the other one leads; else leadership would
+        come back.
+        """
         everyone, reach = members.everyone(), self._reach
         return reach.count(name, everyone) >= reach.count(self._replicas.node, everyone)
 
@@ -196,7 +200,9 @@ class Maintenance:
                 self._replicas.send(name, frames.leaving(queue_id))
 
     def _tell_stopped(self) -> None:
-        """Tell the members of groups that failed here: the leader requeues what this node's consumers held."""
+        """Tell the members of groups that failed here: the leader requeues the deliveries of this node's
+        consumers.
+        """
         for queue_id, queue in self._hosts.stopped.items():
             _, incarnation = self._replicas.own_in(queue_id)
             for name in queue.members:
@@ -241,7 +247,7 @@ class Maintenance:
         return int(transfer(self._replicas, group, preferred))
 
     def _give_away(self, group: Group, names: Iterable[str]) -> bool:
-        """Hand a group to the one of these nodes that has all entries and reaches most members."""
+        """Hand a group to the node among these that has all entries and reaches most members."""
         connected, members = self._replicas.links.connected(), group.core.members.everyone()
         ready = [name for name in names if name in connected and group.core.caught_up(name)]
         if not ready:
@@ -258,7 +264,7 @@ class Maintenance:
     def drain(self) -> int:
         """Hand over the groups that this node leads; return how many are left."""
         self._replicas.draining = True
-        # Tell this before the hand-over, so that the receivers do not hand it back.
+        # Tell the others first, so that the receivers do not hand leadership back.
         self._reach.tell()
         left = 0
         for group in list(self._replicas.groups.values()):
@@ -273,7 +279,7 @@ class Maintenance:
     # -- logs ------------------------------------------------------------------------------------------------------
 
     def _cut_logs(self) -> None:
-        """Take snapshots of groups at rest, so that their logs take no room and no time at a start."""
+        """Take snapshots of idle groups, so that their logs take no space, and no time at a start."""
         cut = 0
         for group in list(self._replicas.groups.values()):
             resting = group.core.quiet and not group.snapshotting and not group.sending

@@ -1,8 +1,8 @@
 """Which cluster a data directory belongs to, and whether the node may use it.
 
-An old copy of a directory is dangerous: the node has voted and acknowledged entries since, and does not
-remember. Only the others can know. They note each start of a node and how far its disk has come, and tell the
-node when they meet it again.
+An old copy of a directory is dangerous: the node has voted and acknowledged entries since then, and does not
+remember. Only the others can know. They note each start of a node and how much its disk has written, and tell
+the node when they meet it again.
 """
 
 from __future__ import annotations
@@ -48,25 +48,27 @@ TOO_LATE = (
 
 
 class Founded(msgspec.Struct, frozen=True):
-    """What a node notes on disk about its cluster."""
+    """A node's note about its cluster, on disk."""
 
     #: Identities of the data directories that the cluster was founded with.
     nodes: dict[str, str]
-    #: This node's directory is not among them: the node had another one, or joined later.
+    #: True if this node's directory is not among them: the node had another one, or joined later.
     lost: bool = False
-    #: Groups up to this index of group 0 may have known another directory of this node.
+    #: Groups declared up to this index of group 0 may have known another directory of this node.
     lost_before: int = 0
     #: The name of this node.
     name: str = ""
     #: The node whose directory the cluster began with, if not all were empty: at first it was the only
     #: member.
     origin: str = ""
-    #: Queues up to this index of group 0 were in that directory.
+    #: Queues declared up to this index of group 0 were in that directory.
     began_at: int = 0
 
     @property
     def forgotten_before(self) -> int:
-        """Groups up to this index of group 0 may be older than this node's disk if they are not on it."""
+        """Groups declared up to this index of group 0 may be older than this node's disk, if they are not on
+        it.
+        """
         if self.lost_before:
             return self.lost_before
         return 1 << 62 if self.lost else self.began_at
@@ -78,11 +80,11 @@ class Founded(msgspec.Struct, frozen=True):
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """What a node has seen of another node."""
+    """A node's knowledge of another node."""
 
     #: The other node's last start.
     incarnation: int = 0
-    #: The directory, the start, and how much was written to its disk when the node last said so.
+    #: Its directory, its start, and how much its disk had written, as the other node last said.
     identity: str = ""
     said_in: int = 0
     written: int = 0
@@ -112,10 +114,10 @@ class Directory:
     def __init__(self, metadata: Metadata, identity: str, written: int) -> None:
         self._metadata = metadata
         self.identity = identity
-        #: Commits to the disk so far.
+        #: Number of commits to the disk so far.
         self.written = written
         notes = dict(metadata.items(TABLE))
-        #: The start before this one; 0 if there was none.
+        #: Number of the start before this one; 0 if there was none.
         self.before = int(notes.get(INCARNATION, b"0"))
         self.founded = msgspec.json.decode(notes[FOUNDED], type=Founded) if FOUNDED in notes else None
         self._out = notes.get(OUT, b"").decode()
@@ -162,7 +164,7 @@ class Directory:
 
     def turned_back(self, node: str, founded: Founded, seen: Seen, incarnation: int) -> bool:
         """Return whether another node has seen a later state of this directory: then it is an old copy."""
-        # A disk that is new to the cluster, and has no batch in its log yet, need not know of earlier starts.
+        # A disk that is new to the cluster, and has no batch in its log yet, cannot know of earlier starts.
         own = founded.nodes.get(node) == self.identity
         begun = own or self._began or (self.founded is not None and self.founded.lost_before > 0)
         if begun and self.before and self.before < seen.incarnation != incarnation:

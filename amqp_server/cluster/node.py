@@ -1,4 +1,4 @@
-"""This node as a member of a cluster: how it joins, handles links and frames of peers, and leaves."""
+"""This node as a member of a cluster: it joins, handles links and frames of peers, and leaves."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from quorum_queue.cluster import frames
 from quorum_queue.cluster.dispatch import Dispatch
 from quorum_queue.cluster.guests import Guests
 from quorum_queue.cluster.handover import HandOver
+from quorum_queue.cluster.undeclared import UndeclaredQueues
 from quorum_queue.links.handshake import Hello
 from quorum_queue.links.ports import Peer, Poll
 from quorum_queue.machine import versions
@@ -43,11 +44,11 @@ logger = logging.getLogger("mqd.cluster")
 
 #: Between two log lines of a node that waits for others before it can serve, s.
 WAITING_S = 5.0
-#: After a change of the queue time by so much, hosts check their timers again, ms.
+#: If the queue time changes by this much, hosts check their timers again, ms.
 TIME_CHANGED_MS = 500
 #: Time for clients to take their last bytes when the node has to stop, s.
 GOODBYE_S = 1.0
-#: If no node has proposed its topology for so long after entries were given up, the leader proposes its own, ms.
+#: The leader proposes its own topology if no node has done so for this long after entries were given up, ms.
 RESTATE_LATE_MS = 5_000
 
 
@@ -73,7 +74,8 @@ class ClusterNode:
             parts.directory, self.node, list(config.peer_addresses), brings, self.incarnation, self
         )
         self.catalog = Catalog(self.node, self.incarnation, broker.topology, self.roster, self)
-        self._guests = Guests(self.mesh, self._turn, hosts.host_of)
+        undeclared = UndeclaredQueues(self._may_come, self.replicas.options.unopened_bytes_max)
+        self._guests = Guests(self.mesh, self._turn, hosts.host_of, undeclared)
         self.reach = parts.reach
         self.maintenance = Maintenance(
             self.replicas,
@@ -92,15 +94,15 @@ class ClusterNode:
             timeout_s=config.cluster_answer_ms / 1000,
             bytes_max=config.cluster_answer_bytes_max,
         )
-        #: All other nodes are linked and empty.
+        #: Set when all other nodes are linked and empty.
         self._awaited = trio.Event()
-        #: Why this node has to stop; empty as long as it need not.
+        #: Reason why this node has to stop; empty if it need not.
         self._out = trio.Event()
         self._why_out = ""
         self._again = False
-        #: The first batch of this start is in the log.
+        #: True if the first batch of this start is in the log.
         self._began = False
-        #: Since when entries of the topology are given up, and whether this node has proposed its own.
+        #: When entries of the topology were given up, and whether this node has proposed its own topology.
         self._given_up_ms = 0
         self._restating = False
         #: When links broke, for nodes that do not count as down yet, ms.
@@ -126,7 +128,7 @@ class ClusterNode:
 
     @property
     def founded(self) -> Founded | None:
-        """What this node knows of the beginning of its cluster."""
+        """This node's note about its cluster."""
         return self._founding.founded
 
     def _addresses(self) -> dict[str, str]:
@@ -138,12 +140,12 @@ class ClusterNode:
     # -- belonging -------------------------------------------------------------------------------------------------
 
     def check_directory(self) -> None:
-        """Raises ClusterError for a data directory that is not this node's of a cluster."""
+        """Raises ClusterError if the data directory is not that of this node of a cluster."""
         self._parts.directory.check(self._config.data_dir, self.node)
 
     @property
     def stood_alone(self) -> bool:
-        """True if `adopt` must be called before anything of the directory is read."""
+        """True if `adopt` must be called before the directory is read."""
         return bool(self._founding.brings)
 
     @property
@@ -153,7 +155,9 @@ class ClusterNode:
         return founded is None or not founded.origin
 
     async def adopt(self, journal: Journal) -> None:
-        """Wait for the other nodes, all empty, and make this directory that of the first node. Raises ClusterError."""
+        """Wait for the other nodes, all empty, and convert this directory into that of the first node. Raises
+        ClusterError.
+        """
         await self._patiently(self._awaited.wait)
         parts, config = self._parts, self._config
         disk = os.statvfs(config.data_dir)
@@ -174,7 +178,7 @@ class ClusterNode:
         parts.groups.lost_before = founded.forgotten_before
 
     def start(self) -> None:
-        """Continue as a member if this node was one. To be called after the topology's records were read."""
+        """Continue as a member if this node was one. Call this after the topology's records were read."""
         now, up = self._broker.clock.monotonic_ms(), {self.node, *self.mesh.connected()}
         self._broken_at = {name: now for name in self._config.peer_addresses if name not in up}
         self.replicas.topology_came(self._broker.topology.applied)
@@ -272,7 +276,15 @@ class ClusterNode:
         if known > self.incarnation:
             self.overtaken(known)
         self.replicas.unopened.topology_index = self._broker.topology.applied
+        self._guests.topology_came()
         self._turn.gather(self)
+
+    def _may_come(self, queue_id: int) -> bool:
+        """True if this node serves, and a queue with this id may still be declared here.
+
+        A node that is catching up has a long way to go: other members of the queue can serve it meanwhile.
+        """
+        return bool(self.catalog.last_own_batch()) and self.replicas.unopened.may_come(queue_id)
 
     def flush(self) -> None:
         """Tell the others how far the topology is here. See amqp_server.turn.Gatherer."""
@@ -300,7 +312,9 @@ class ClusterNode:
             self._out.set()
 
     def overtaken(self, incarnation: int) -> None:
-        """Restart the process with a higher number than this: the present number is in use everywhere in it."""
+        """Restart the process with a higher number than this: the present number is used all over the
+        process.
+        """
         if self._began or self._why_out:
             # After the first batch only another process under this node's name can have such a number.
             return
@@ -371,7 +385,7 @@ class ClusterNode:
                 host.gone_members()
 
     def _handlers(self) -> dict[int, Handler]:
-        """Of frames that are not about a queue or its group."""
+        """Handlers of frames that are not about a queue or its group."""
         parts = self._parts
         return {
             frames.REPLY: lambda peer, frame: self._replied(*frames.parse_reply(frame)),
@@ -483,7 +497,7 @@ class ClusterNode:
     def _heard_time(self, trust: int, queue_ms: int) -> None:
         if abs(self._queue_time.heard(trust, queue_ms)) >= TIME_CHANGED_MS:
             self._broker.time_notes.note()
-            # The next message expires at another time now.
+            # The next expiry has moved.
             for queue in self._broker.all_queues():
                 queue.host.wake()
 
@@ -496,6 +510,7 @@ class ClusterNode:
             groups.lost_before = min(group.applied, groups.lost_before)
             self._note(msgspec.structs.replace(founded, lost_before=groups.lost_before), lambda: None)
         self.replicas.topology_came(self._broker.topology.applied)
+        self._guests.topology_came()
         if group.core.leader and not group.core.amnesiac:
             applied = min(group.applied, self._broker.topology.applied)
             groups.drop_unclaimed(applied)
@@ -514,7 +529,7 @@ class ClusterNode:
     async def _join(self) -> None:
         await self._joined.wait()
         await self.mark()
-        # A queue that is declared before the nodes are known gets too few members, or none.
+        # A queue declared before the nodes are known would get too few members, or none.
         while not self._knows_nodes:
             await trio.sleep(TICK_S)
 
@@ -534,7 +549,7 @@ class ClusterNode:
                 logger.warning("waiting for the cluster; %s", "; ".join(self._awaits()))
 
     def _awaits(self) -> list[str]:
-        """Return what this node waits for before it can serve."""
+        """Return a text that says what this node waits for before it can serve."""
         known, connected = self.roster.nodes or self._config.peer_addresses, self.mesh.connected()
         missing = [name for name in known if name != self.node and name not in connected]
         reasons = ["nodes that cannot be reached: " + ", ".join(missing)] if missing else []
@@ -568,7 +583,7 @@ class ClusterNode:
                 return
 
     async def drain(self, timeout_s: float) -> None:
-        """Hand over what this node leads."""
+        """Hand over the groups that this node leads."""
         with trio.move_on_after(timeout_s):
             left = 1
             while left:

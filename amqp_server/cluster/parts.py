@@ -47,11 +47,11 @@ FEATURES = (
 
 @dataclass(frozen=True)
 class ClusterParts:
-    """Made by `make_parts`, and put together with the broker by node.ClusterNode."""
+    """Made by `make_parts`; node.ClusterNode connects them with the broker."""
 
     environment: Environment
     directory: Directory
-    #: Higher than that of any earlier start of this node.
+    #: Number of this start, higher than that of any earlier start of this node.
     incarnation: int
     commits: Commits
     mesh: Mesh

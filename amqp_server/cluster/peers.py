@@ -1,4 +1,4 @@
-"""What every turn does for the other nodes: frames to send, and the Raft groups that are shared with them."""
+"""A turn's work for the other nodes: frames to send, and the Raft groups shared with them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from quorum_queue.links.mesh import Mesh
 
 
 class Peers:
-    """See amqp_server.turn.Peers. Each turn calls these several times, so what would only be passed on is not."""
+    """See amqp_server.turn.Peers. Each turn calls these several times, so they are direct references where
+    possible.
+    """
 
     def __init__(
         self, mesh: Mesh, replicas: Replicas, topology_progress: TopologyProgress, disk_progress: DiskProgress
@@ -18,7 +20,7 @@ class Peers:
         self._topology_progress = topology_progress
         self._disk_progress = disk_progress
         self.turn_begins = mesh.turn_begins
-        #: The same object for good.
+        #: Never replaced by another object.
         self.dirty: object = replicas.dirty
         self.take_dirty = replicas.take_dirty
         self.touch_again = replicas.touch_again

@@ -1,4 +1,4 @@
-"""How many queues each node was given to lead, and is a member of: where new ones go depends on it."""
+"""Counts the queues that each node is to lead, and is a member of: the placement of new queues depends on it."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from amqp_server.broker.records import QueueRecord
 
 
 class Placed:
-    """Kept with each change, because to count ten thousand queues for each new one takes longer than to declare it."""
+    """Updated with each change: to count ten thousand queues for each new one would take longer than to
+    declare it.
+    """
 
     def __init__(self) -> None:
         self.leaders: dict[str, int] = {}
         self.members: dict[str, int] = {}
-        #: As they were counted.
+        #: The nodes of each queue as counted.
         self._records: dict[int, QueueRecord] = {}
 
     def put(self, queue: Queue) -> None:
-        """A queue is new, or its nodes have changed."""
+        """Count a new queue, or one whose nodes have changed."""
         self.remove(queue.queue_id)
         self._records[queue.queue_id] = queue.record
         self._count(queue.record, 1)

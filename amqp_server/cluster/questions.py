@@ -13,8 +13,8 @@ from quorum_queue.cluster import frames
 
 log = logging.getLogger("mqd.management")
 
-#: Questions of one node that are being answered at a time, and bytes that wait for the link to it before the next part
-#: is made.
+#: Most questions of one node that are answered at a time, and bytes that may wait for the link to it before
+#: the next part is made.
 QUESTIONS_MAX = 64
 WAITING_BYTES = 1 << 20
 LOOK_S = 0.005
@@ -46,7 +46,7 @@ class _Waiting:
 
 
 class Questions:
-    """All of it runs on the loop's thread. `run` has to run for this node to answer."""
+    """Runs on the loop's thread. This node answers while `run` runs."""
 
     def __init__(self, links: Links, *, timeout_s: float, bytes_max: int) -> None:
         self._links = links
@@ -109,7 +109,7 @@ class Questions:
                 self._nursery = self._answerer = None
 
     def asked(self, peer: str, number: int, question: bytes) -> None:
-        """A node asks. An empty answer says that there is none."""
+        """Answer a node's question. An empty answer means that there is none."""
         if self._nursery is None or self._answering.get(peer, 0) >= QUESTIONS_MAX:
             self._links.send(peer, frames.answer(number, b"", last_part=True))
             return

@@ -1,4 +1,4 @@
-"""Tells whether this node can change the topology now, and if not, why."""
+"""Tells whether this node can change the topology now, with the reason if it cannot."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ NO_LEADER = "the node that leads the cluster's topology is not reachable from he
 
 
 def obstacle(group: Group | None) -> str:
-    """Return why this node can't change the topology, whose group this is; nothing if it can."""
+    """Return the reason why this node can't change the topology, whose group this is; empty if it can."""
     if group is None or not has_majority(group):
         return NO_MAJORITY
     return "" if group.leader else NO_LEADER

@@ -1,4 +1,4 @@
-"""Nodes that were removed from the cluster: this node tells them so, and then ends the links with them."""
+"""Tells nodes that they were removed from the cluster, and then ends the links with them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from amqp_server.cluster.roster import Roster
 from quorum_queue.clock import Clock
 from quorum_queue.links.mesh import Mesh
 
-#: Links with a removed node stay open so long, ms.
+#: Time that links with a removed node stay open, ms.
 LEAVE_MS = 2_000
-#: A removed node that still dials may have a link again after so long, to be told again, ms.
+#: Time after which a removed node that still dials may have a link again, to be told again, ms.
 REMIND_MS = 10_000
 
 
@@ -23,9 +23,9 @@ class RemovedNodes:
         self._clock = clock
         #: When the links with removed nodes end, ms.
         self._leaving: dict[str, int] = {}
-        #: Removed nodes that there is a link with, and that were told so.
+        #: Linked nodes that were told of their removal.
         self._told: dict[str, None] = {}
-        #: When removed nodes that were told so may be told again, ms.
+        #: When nodes that were told of their removal may be told again, ms.
         self._reminded: dict[str, int] = {}
 
     def add(self, name: str) -> None:
@@ -36,11 +36,11 @@ class RemovedNodes:
         self._told.pop(name, None)
 
     def may_link(self, name: str) -> bool:
-        """True if a removed node may have a link for a while, because it has yet to be told."""
+        """True if a removed node may have a link for a while, because it has not been told yet."""
         return self._roster.removed_at(name) > 0 and self._reminded.get(name, 0) <= self._clock.monotonic_ms()
 
     def tell(self, tell: Callable[[str], None]) -> None:
-        """Call `tell` for the removed nodes that are linked: perhaps no other node can tell them."""
+        """Call `tell` for linked removed nodes: perhaps no other node can tell them."""
         for name in self._mesh.connected():
             if name not in self._told and self._roster.removed_at(name):
                 self._told[name] = None
@@ -48,7 +48,7 @@ class RemovedNodes:
                 self._leaving.setdefault(name, self._clock.monotonic_ms() + LEAVE_MS)
 
     def end_links(self) -> None:
-        """End the links with those that had time to read it."""
+        """End the links with nodes that had time to read it."""
         now = self._clock.monotonic_ms()
         for name in [name for name, at in self._leaving.items() if at <= now]:
             del self._leaving[name]

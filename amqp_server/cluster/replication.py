@@ -16,7 +16,7 @@ from quorum_queue.cluster.group import Group
 from quorum_queue.machine import versions
 from quorum_queue.ports import Refused
 
-#: A majority is linked, but slow.
+#: Error text: a majority is linked, but slow.
 _SLOW = "the cluster's nodes did not take it"
 
 
@@ -36,7 +36,7 @@ class ClusterReplication:
         self._clock = clock
         self._timeout_ms = timeout_ms
         self._waiting: deque[_Waiting] = deque()
-        #: None before the node knows which cluster it belongs to.
+        #: None until the node knows which cluster it belongs to.
         self.group: Group | None = None
         self._catalog: Catalog | None = None
         self._before_start: list[tuple[Proposal, Done | None]] = []

@@ -1,4 +1,4 @@
-"""The nodes of the cluster, and what the topology's log says about each. Written by the catalog, read by many."""
+"""The nodes of the cluster, and the topology's log's data about each. The catalog writes it, many read it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import msgspec
 from amqp_server.cluster.zones import Zones
 from quorum_queue.machine import versions
 
-#: No batch of the same start of a node comes after this one.
+#: Number of the last possible batch of a start.
 LAST_BATCH = (1 << 63) - 1
 
 
 class GivenUpEntries(msgspec.Struct, frozen=True, array_like=True):
     """Entries of group 0 that an operator has given up, until one node's records replace those of all; see catalog."""
 
-    #: The first of them; 0 if there is none.
+    #: Index of the first of them; 0 if there is none.
     first: int = 0
     #: Nodes with a batch applied since. The next batch of another node is taken even if earlier ones are missing.
     heard: tuple[str, ...] = ()
@@ -51,18 +51,18 @@ class Roster:
         version: int,
         given_up: GivenUpEntries,
     ) -> None:
-        """Take over a snapshot's."""
+        """Take over the roster of a snapshot."""
         self.given_up = given_up
         self.nodes, self.batches, self.begun = dict(nodes), dict(batches), dict(begun)
         self.version = version
 
     @property
     def staying(self) -> list[str]:
-        """The nodes that queues may be put on: not those that are about to leave."""
+        """The nodes for new queues: all except those that are about to leave."""
         return sorted(name for name, address in self.nodes.items() if address)
 
     def incarnation_of(self, node: str) -> int:
-        """Return the last start of a node that is known here; 0 if none is."""
+        """Return the number of the last known start of a node; 0 if none is known."""
         return self.batches.get(node, (0, 0))[0]
 
     def is_known(self, node: str) -> bool:
@@ -70,7 +70,7 @@ class Roster:
         return 0 < self.batches.get(node, (0, 0))[1] < LAST_BATCH
 
     def unnamed(self, names: Iterable[str]) -> list[str]:
-        """Return those of these nodes that the log has not named yet: neither as nodes nor as removed ones."""
+        """Return the nodes among these that the log has not named yet, neither as nodes nor as removed ones."""
         return [
             name
             for name in names

@@ -49,7 +49,7 @@ def tls(config: Config) -> tuple[ssl.SSLContext, ssl.SSLContext] | None:
     certificate = PEMFile("cluster-tls-cert-file", config.cluster_tls_cert_file)
     key = PEMFile("cluster-tls-key-file", config.cluster_tls_key_file)
     authorities = PEMFile("cluster-tls-ca-file", config.cluster_tls_ca_file)
-    # With no authority but the cluster's own.
+    # Trust no authority but the cluster's own.
     server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     server.verify_mode = ssl.CERT_REQUIRED
     try:
@@ -63,7 +63,9 @@ def tls(config: Config) -> tuple[ssl.SSLContext, ssl.SSLContext] | None:
 
 
 class LinksTls:
-    """The contexts of the links, made anew when their files have changed: the next links get the new certificate."""
+    """The TLS contexts of the links, made anew when their files have changed: later links get the new
+    certificate.
+    """
 
     def __init__(self, config: Config, mesh: Mesh) -> None:
         self._config = config
@@ -77,7 +79,7 @@ class LinksTls:
         )
 
     def reload(self) -> None:
-        """Read the files again if they have changed. If they can't be used, what was read before stays."""
+        """Read the files again if they have changed. If they can't be used, keep the present contexts."""
         if not self._config.cluster_tls_cert_file:
             return
         stamps = self._read_stamps()

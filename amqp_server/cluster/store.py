@@ -1,8 +1,8 @@
-"""The groups' store as replication wants it.
+"""The groups' store in the form that replication needs.
 
 Lost entries are reported with the Raft core's own exception. Entries that another node sends along with a
-snapshot are kept aside, as a group of their own, because until the snapshot is taken over this node's log
-holds, and another entry may stand at the same index there.
+snapshot are kept aside, as a group of their own: until the snapshot is taken over, this node's log is valid,
+and may have another entry at the same index.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from persistence.ports import Store
 from quorum_queue.raft.errors import EntryLost
 from quorum_queue.raft.messages import Entry
 
-#: Set in the number of the group that holds the entries kept aside.
+#: Bit in the number of the group that holds entries kept aside.
 ASIDE = 1 << 63
 
 
@@ -29,7 +29,7 @@ class GroupStore(Groups):
         self._aside: dict[int, int] = {}
 
     def recovered(self) -> dict[int, RecoveredGroup]:
-        """Return what is on disk, by group. At start, before anything is submitted."""
+        """Return stored groups. Only at start, before anything is submitted."""
         found = {group.group: group for group in self.recover()}
         for number, group in found.items():
             if number & ASIDE and group.snapshot is not None:

@@ -1,7 +1,6 @@
 """How far each node has applied the topology, and the clients that wait until all nodes have.
 
-They also wait for a node that is alive but not reached from this node: a node that reaches both passes on its
-progress.
+They also wait for a live node that this node does not reach: a node that reaches both passes on its progress.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from quorum_queue.cluster import frames
 from quorum_queue.cluster.reach import Reach
 from quorum_queue.links.mesh import Mesh
 
-#: Clients do not wait longer for a node that has not applied a change, ms.
+#: Longest time that clients wait for a node that has not applied a change, ms.
 SPREAD_MS = 1_000
 
 
@@ -33,7 +32,7 @@ class TopologyProgress:
         return [peer for peer in self._mesh.connected() if self._applied.get(peer)]
 
     def wait(self, index: int, then: Callable[[], None]) -> None:
-        """Call back when all nodes that are alive have applied this: then a client may use any of them."""
+        """Call back when all live nodes have applied this index: then a client may use any of them."""
         self._waiting.append((index, self._clock.monotonic_ms() + SPREAD_MS, then))
         self.go_on()
 

@@ -1,7 +1,7 @@
 """Failure domains: each node says in the handshake of its links in which zone it is.
 
-Members of a queue are chosen from different zones where there are enough. A node without a zone, or one that this node
-has not had a link with since its start, counts as a zone of its own.
+Members of a queue are chosen from different zones if there are enough. A node without a zone, or one that
+this node has not had a link with since its start, counts as a zone of its own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Zones:
         return self._zones.get(node, "")
 
     def shared(self, nodes: Collection[str]) -> int:
-        """Return how many of these nodes are in a zone with an earlier one of them."""
+        """Return how many of these nodes share a zone with an earlier one."""
         return len(nodes) - len({self._place(node) for node in nodes})
 
     def crowd(self, node: str, others: Iterable[str]) -> int:
@@ -39,10 +39,10 @@ class Zones:
         return sum(self._place(other) == place for other in others)
 
     def choose(self, first: str, ranked: Sequence[tuple[object, str]], count: int) -> tuple[str, ...]:
-        """Choose so many nodes beside the first one, which is among them.
+        """Choose so many nodes, `first` included.
 
-        `ranked` are nodes, the best first, each with its rank: nodes of a worse rank are taken only when those of a
-        better one are used up; among those of the same rank the zone decides.
+        `ranked` are candidates with their ranks, best first: a worse rank is used only when the better ones
+        are used up; within a rank the zone decides.
         """
         chosen, left = [first], [each for each in ranked if each[1] != first]
         while left and len(chosen) < count:

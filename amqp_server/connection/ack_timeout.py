@@ -1,8 +1,9 @@
-"""Closes the channels that hold a delivery without an ack for longer than `consumer_timeout_ms`.
+"""Closes channels that hold a delivery without an ack for longer than `consumer_timeout_ms`.
 
-No delivery is given a time, which would cost every message something. Instead the watch notes the next delivery tag of a
-channel a few times within the timeout: what is unacked below a tag that was noted a timeout ago is too old. So a channel
-is closed up to a tenth of the timeout, and at most a minute, later than its oldest delivery says.
+Deliveries have no time of their own, because that would cost something for every message. Instead the watch
+notes the next delivery tag of each channel a few times within the timeout: an unacked delivery below a tag
+that was noted a timeout ago is too old. So a channel is closed late, by up to a tenth of the timeout and at
+most a minute.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from quorum_queue.boundary import Fatal
 if TYPE_CHECKING:
     from amqp_server.broker.broker import Broker
 
-#: The timeout is parted into so many looks, unless they would be further apart than RabbitMQ's, or very close.
+#: Looks within one timeout, unless they would be further apart than RabbitMQ's, or very close.
 LOOKS = 10
 LOOK_MS_MIN, LOOK_MS_MAX = 100, 60_000
-#: Connections that are looked at within one turn.
+#: Connections looked at within one turn.
 SESSIONS_AT_ONCE = 256
 
 
@@ -32,10 +33,10 @@ class AckTimeout:
         self._broker = broker
         self._timeout_ms = broker.config.consumer_timeout_ms
         self._interval_ms = min(max(self._timeout_ms // LOOKS, LOOK_MS_MIN), LOOK_MS_MAX)
-        #: Connections that this look has not come to yet, the next one last.
+        #: Connections that the present look has not reached yet, the next one last.
         self._left: list[Session] = []
         self._began_ms = 0
-        #: For each channel with unacked deliveries: when it was looked at, and the tag of its next delivery then.
+        #: For each channel with unacked deliveries: times of looks, and the tag of its next delivery then.
         self._noted: dict[Channel, list[tuple[int, int]]] = {}
         self._before: dict[Channel, list[tuple[int, int]]] = {}
         if self._timeout_ms:
@@ -46,7 +47,7 @@ class AckTimeout:
         if not self._left:
             self._began_ms = now_ms
             self._left = [each for each in self._broker.sessions if isinstance(each, Session)]
-            # Channels that are gone, or have nothing unacked, are left behind.
+            # Drops channels that are gone, or have nothing unacked.
             self._before, self._noted = self._noted, {}
         sessions = self._left[-SESSIONS_AT_ONCE:]
         del self._left[-SESSIONS_AT_ONCE:]
@@ -56,7 +57,7 @@ class AckTimeout:
                     if channel.unacked.count and not (channel.closed or channel.closing or channel.leaving):
                         self._look_at(session, channel, now_ms)
         if self._left:
-            # Others have their turns in between.
+            # Let others have their turns in between.
             self._broker.timers.wake(self, now_ms + 1)
         else:
             self._before = {}
@@ -79,7 +80,7 @@ class AckTimeout:
                 (0, 0),
             )
             return
-        # The newest of those that are old enough still says how old the others are.
+        # Keep the newest note that is old enough; earlier ones are obsolete.
         notes = notes[max(0, old - 1) :]
         if not notes or notes[-1][1] != channel.next_tag:
             notes.append((now_ms, channel.next_tag))

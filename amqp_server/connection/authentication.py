@@ -1,4 +1,4 @@
-"""Asks who checks passwords, one after the other as `auth_backends` has them, until one of them lets the user in."""
+"""Asks the backends that check passwords, in the order of `auth_backends`, until one lets the user in."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("mqd.connection")
 
-#: Why a login was refused that the HTTP backend has not answered, for the log.
+#: Reason for the log when the HTTP backend has not answered a login.
 UNANSWERED = "the HTTP backend has not answered"
 
 
@@ -33,7 +33,9 @@ class Authentication:
     async def log_in(
         self, peer: str, name: str, password: str, waiting_max: int | None = None
     ) -> tuple[Outcome, str, Token | None]:
-        """Return the outcome, the reason of a refusal for the log, and of a user of the HTTP backend its tags."""
+        """Return the outcome, the reason of a refusal for the log, and the tags of a user of the HTTP
+        backend.
+        """
         checks, backend = self._checks, self._backend
         if backend is None:
             return await checks.check(peer, name, password, waiting_max), "", None
@@ -45,7 +47,7 @@ class Authentication:
                     return outcome, "", None
                 continue
             if not number:
-                # Addresses whose logins fail wait before the first check, whoever makes it.
+                # An address whose logins fail waits before the first check, whichever backend makes it.
                 outcome = await checks.check_otherwise(peer, _nothing, waiting_max)
                 if outcome is Outcome.BUSY:
                     return outcome, "", None
@@ -59,7 +61,8 @@ class Authentication:
                 continue
             if token is not None:
                 return Outcome.ACCEPTED, "", token
-        # Where the backend is away, its users have given no wrong password, and do not slow down others of their address.
+        # While the backend is away, its users have given no wrong password, and must not slow down others of
+        # their address.
         if not failed or self._users.get(name) is not None:
             checks.failed(peer)
         return Outcome.REFUSED, UNANSWERED if failed else "", None
@@ -74,7 +77,7 @@ class Authentication:
             return False
 
     async def log_in_by_certificate(self, peer: str, name: str) -> tuple[Outcome, str, Token | None]:
-        """Tell whether there is a user of this name, which a certificate has shown."""
+        """Tell whether the user in a certificate exists."""
         if not name:
             return Outcome.REFUSED, "no certificate that names a user", None
         for kind in self._config.auth_backends:

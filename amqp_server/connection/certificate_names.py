@@ -1,6 +1,7 @@
-"""The user that a client's certificate stands for, by the mechanism EXTERNAL. As RabbitMQ's ssl_cert_login_from has it.
+"""Finds the user in a client's certificate, for the mechanism EXTERNAL. Follows RabbitMQ's
+ssl_cert_login_from.
 
-The certificate was verified before; whether there is such a user is for others to say.
+The certificate was verified before; callers check whether the user exists.
 """
 
 from __future__ import annotations
@@ -30,23 +31,23 @@ _SHORT: Final = {
     "title": "TITLE",
     "userId": "UID",
 }
-#: Types of alternative names, as the ssl module calls them.
+#: Types of alternative names, with the ssl module's names.
 _SAN_TYPES: Final = {"dns": "DNS", "ip": "IP Address", "email": "email", "uri": "URI"}
 
 
 class Tls(NamedTuple):
-    """What a listing tells of a connection with TLS. The last three are None of a client without a certificate."""
+    """A TLS connection's fields for listings. The last three are None for a client without a certificate."""
 
     #: `tlsv1.3`
     protocol: str
     subject: str | None = None
     issuer: str | None = None
-    #: Its first and its last moment: `2026-01-01T00:00:00Z - 2027-01-01T00:00:00Z`.
+    #: Validity of the certificate: `2026-01-01T00:00:00Z - 2027-01-01T00:00:00Z`.
     validity: str | None = None
 
 
 def described(version: str, certificate: dict[str, Any]) -> Tls:
-    """`version` as of `SSLObject.version`, and the client's certificate as of `SSLObject.getpeercert`."""
+    """`version` is from `SSLObject.version`, and the client's certificate from `SSLObject.getpeercert`."""
     if not certificate:
         return Tls(version.lower())
     return Tls(
@@ -62,7 +63,9 @@ def _moment(text: str) -> str:
 
 
 def login_name(certificate: dict[str, Any], source: str, san_type: str = "dns", san_index: int = 0) -> str:
-    """Return the user's name; nothing if the certificate, as of `SSLObject.getpeercert`, has none there."""
+    """Return the user's name; empty if the certificate, from `SSLObject.getpeercert`, has none in the
+    configured place.
+    """
     if source == "common_name":
         return ",".join(value for name, value in _attributes(certificate) if name == "commonName")
     if source == "subject_alternative_name":
@@ -73,7 +76,7 @@ def login_name(certificate: dict[str, Any], source: str, san_type: str = "dns", 
 
 
 def distinguished_name(certificate: dict[str, Any]) -> str:
-    """The subject as RFC 4514 writes it, the most special attribute first: `CN=app,O=Example`."""
+    """The subject in the form of RFC 4514, the most specific attribute first: `CN=app,O=Example`."""
     subject: tuple[tuple[tuple[str, str], ...], ...] = certificate.get("subject", ())
     return ",".join(
         "+".join(f"{_SHORT.get(name, name)}={_escaped(value)}" for name, value in part)

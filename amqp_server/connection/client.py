@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Client:
-    """The client, as far as it is known; filled during the handshake."""
+    """The known properties of a client; filled during the handshake."""
 
     __slots__ = (
         "access",
@@ -37,24 +37,24 @@ class Client:
         self.peer = peer
         #: `client host:port -> server host:port`, as RabbitMQ names connections.
         self.name = name
-        #: As the client calls the connection; shown after `name` in the log.
+        #: The connection's name given by the client; shown after `name` in the log.
         self.given_name = ""
         self.connected_at_ms = connected_at_ms
-        #: The log has told of the connection's end.
+        #: True if the end of the connection was logged.
         self.ended = False
         self.username = ""
-        #: Of a client within this process: the user for whom it acts, where that is another one.
+        #: For a client within this process: the user on whose behalf it acts, if that is another one.
         self.acting = ""
-        #: By this its permissions are looked up: the user's name, or the key of what a token grants.
+        #: The key of its permissions: the user's name, or the key of a token's grant.
         self.access = ""
-        #: What its token grants, or the HTTP backend; None for a user of this broker.
+        #: The grant of its token or of the HTTP backend; None for a user of this broker.
         self.grant: Grant | RemoteGrant | None = None
-        #: When its token expires, by the wall clock; 0: never.
+        #: When its token expires, by the wall clock; 0 means never.
         self.expires_at_ms = 0
-        #: The user that the client's certificate stands for, empty if for none; None where certificates do not log in.
+        #: The user in the client's certificate, or empty; None if certificates cannot log in.
         self.certificate_name: str | None = None
-        #: Of a client within this process: by this its permissions are looked up once it has logged in; None: it must
-        #: show who it is.
+        #: For a client within this process: the key of its permissions after the login; None if it must
+        #: authenticate.
         self.trusted_as: str | None = None
         self.mechanism = ""
         #: None without TLS.
@@ -68,7 +68,7 @@ class Client:
 
 
 class Limits:
-    """Limits that connection.tune and tune-ok have settled."""
+    """Limits agreed by connection.tune and tune-ok."""
 
     __slots__ = ("channel_max", "frame_max", "heartbeat_s")
 

@@ -1,4 +1,4 @@
-"""What events tell of connections, channels, consumers and logins, under RabbitMQ's names. See broker.events."""
+"""Events of connections, channels, consumers and logins, with RabbitMQ's names. See broker.events."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _pid(session: Session, channel: int = 0) -> str:
 
 
 def _wanted(session: Session) -> Events | None:
-    """Clients within the node open no connection, and nothing is told of them."""
+    """Clients within the node open no connection, so they cause no events."""
     events = session.broker.events
     return events if events is not None and session.is_open and events.wanted else None
 
@@ -41,7 +41,7 @@ def _place(session: Session) -> dict[str, object]:
 
 
 def logged_in(session: Session, user: str, reason: str = "") -> None:
-    """A login was accepted; or refused, for a reason."""
+    """A login was accepted, or refused for a reason."""
     events = session.broker.events
     if events is None or not events.wanted:
         return

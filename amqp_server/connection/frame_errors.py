@@ -1,4 +1,4 @@
-"""RabbitMQ's descriptions of frames that it does not want, which clients log and tests match."""
+"""RabbitMQ's descriptions of unwelcome frames, which clients log and tests match."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def expected(assembly: Assembly) -> str:
 
 
 def _binary(data: bytes) -> str:
-    """Print bytes as Erlang does: as text where all of it is printable."""
+    """Print bytes as Erlang does: as text if all of it is printable."""
     if data and all(32 <= octet < 127 for octet in data):
         return '<<"' + data.decode() + '">>'
     return "<<" + ",".join(map(str, data)) + ">>"

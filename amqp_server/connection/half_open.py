@@ -1,4 +1,4 @@
-"""Connections that have not logged in yet: how many there may be, and of whom."""
+"""Bounds the connections that have not logged in yet, in total and per address."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from amqp_server.config import Config
 
-#: Time that a connection has to itself before another one of its address may take its place, s.
+#: Time before another connection of its address may take a connection's place, s.
 GRACE_S = 1.0
 
 
@@ -17,26 +17,26 @@ def _nothing() -> None:
 
 
 class HalfOpen:
-    """One connection until it has logged in, or never will."""
+    """One connection until its login has succeeded or failed."""
 
     __slots__ = ("began", "checking", "drop", "gone", "source")
 
     def __init__(self, source: str, began: float) -> None:
         self.source = source
         self.began = began
-        #: Its password is being checked, or waits for that: it has done its part.
+        #: True while its password is checked, or waits for that: the client has done its part.
         self.checking = False
         #: Ends the connection.
         self.drop: Callable[[], None] = _nothing
-        #: The place was given back, or has gone to another connection.
+        #: True if the place was given back, or another connection has taken it.
         self.gone = False
 
 
 class HalfOpens:
-    """All of the node. Whoever holds many open and does not log in gives way.
+    """All half-open connections of the node. At the limit of an address, its oldest connection gives way to
+    its newest; at the limit of the node, the oldest of the address with most of them does.
 
-    At the limit of an address its oldest one gives way to its newest; at the limit of the node, the oldest of the
-    address with the most. So silent connections keep nobody out, neither from other addresses nor behind one proxy.
+    So silent connections keep nobody out, neither from other addresses nor behind one proxy.
     """
 
     def __init__(self, config: Config) -> None:
@@ -68,7 +68,7 @@ class HalfOpens:
         return place
 
     def _give_way(self, places: dict[HalfOpen, None], now: float, *, fair: bool = False) -> bool:
-        """End one of these connections. If it is not `fair`, one that could have logged in, and has not."""
+        """End one of these connections. Unless `fair`, only one that had time to log in and did not."""
         late = (place for place in places if not place.checking and (fair or now - place.began > GRACE_S))
         victim = next(late, next(iter(places)) if fair else None)
         if victim is None:
@@ -79,8 +79,8 @@ class HalfOpens:
         return True
 
     def remove(self, place: HalfOpen) -> None:
-        """Give the place back. A second time does nothing."""
-        # It holds the connection, which holds the place.
+        """Give the place back. A second call does nothing."""
+        # Break the cycle: this function holds the connection, which holds the place.
         place.drop = _nothing
         place.gone = True
         places = self._by_source.get(place.source)

@@ -18,10 +18,10 @@ from amqp_server.wire.frames import FRAME_BYTES_MIN
 if TYPE_CHECKING:
     from amqp_server.connection.session import Session
 
-#: Longer texts of clients, and more capabilities, are kept for each client by itself.
+#: Longer texts of clients, and larger sets of capabilities, are not shared between clients.
 SHARED_LENGTH_MAX = 64
 SHARED_CAPABILITIES_MAX = 32
-#: Those of RabbitMQ's capabilities that hold here, and three of our own.
+#: RabbitMQ's capabilities that this broker has, and three of its own.
 CAPABILITIES: dict[str, object] = {
     "publisher_confirms": True,
     "exchange_exchange_bindings": True,
@@ -63,7 +63,7 @@ def start(session: Session) -> None:
 
 
 def start_ok(session: Session, method: commands.Connection.StartOk, response: bytes) -> sasl.Credentials:
-    """Return what the client logs in with. Raises CommandInvalid, SyntaxError_."""
+    """Return the client's credentials. Raises CommandInvalid, SyntaxError_."""
     properties = method.client_properties or {}
     session.client.properties = _shared(properties)
     capabilities = properties.get("capabilities")
@@ -84,12 +84,12 @@ def start_ok(session: Session, method: commands.Connection.StartOk, response: by
 
 @lru_cache(maxsize=64)
 def _capabilities(announced: tuple[tuple[str, bool], ...]) -> dict[str, bool]:
-    """Return what clients of one kind have announced, not to be changed: one for all of them."""
+    """Return the announced capabilities as one shared object for clients of one kind. Do not change it."""
     return dict(announced)
 
 
 def _shared(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the table with names and short texts that thousands of clients send alike as one and the same object."""
+    """Return the table with shared objects for names and short texts, which thousands of clients send alike."""
     found: dict[str, Any] = {}
     for name, value in table.items():
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What a failed TLS handshake means, and what is to be done about it: OpenSSL names neither the side nor the option."""
+"""Explains failed TLS handshakes and names the remedy: OpenSSL names neither the side nor the option."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import ssl
 #: A record of TLS that is a handshake begins with these bytes, whatever version it is.
 _HELLO = b"\x16\x03"
 _SOURCE_LINE = re.compile(r" \(_ssl\.c:\d+\)$")
-#: By OpenSSL's codes for what is wrong with a certificate (x509_vfy.h).
+#: Explanations by OpenSSL's codes of errors in a certificate (x509_vfy.h).
 _NOT_YET_VALID, _EXPIRED = 9, 10
 _UNKNOWN_AUTHORITY = (2, 18, 19, 20, 21)
 _WRONG_PURPOSE = 26
-#: By OpenSSL's reasons.
+#: Explanations by OpenSSL's reasons.
 _REASONS = {
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": (
         "the client shows no certificate, and tls_client_certificate demands one: configure certificate and key at the client"
@@ -22,7 +22,7 @@ _REASONS = {
     "WRONG_VERSION_NUMBER": "the client does not speak TLS: have it use TLS, or the listener of --amqp",
     "HTTP_REQUEST": "the client speaks HTTP, and this is the listener of AMQP over TLS",
 }
-#: What the client said, by a part of the alert's name.
+#: Explanations of the client's alerts, by a part of the alert's name.
 _ALERTS = {
     "UNKNOWN_CA": (
         "the client does not trust the certificate in tls_cert_file: have it trust the authority that signed it"
@@ -39,7 +39,7 @@ _ALERTS = {
 
 
 def explained(error: Exception) -> str:
-    """Return what is wrong and what to do, where that is known; OpenSSL's words follow in parentheses."""
+    """Return the cause and the remedy, if known, with OpenSSL's words in parentheses."""
     said = _SOURCE_LINE.sub("", str(error)) or "it took too long"
     meaning = _meaning(error) if isinstance(error, ssl.SSLError) else ""
     return f"{meaning} ({said})" if meaning else said
@@ -48,7 +48,7 @@ def explained(error: Exception) -> str:
 def _meaning(error: ssl.SSLError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return _of_certificate(error.verify_code)
-    # An error that did not come from OpenSSL has none.
+    # Errors from elsewhere than OpenSSL have no reason.
     reason: str = getattr(error, "reason", None) or ""
     if "_ALERT_" in reason:
         return next((text for name, text in _ALERTS.items() if reason.endswith(name)), "")
@@ -68,5 +68,5 @@ def _of_certificate(code: int) -> str:
 
 
 def is_hello(data: bytes) -> bool:
-    """Return whether a client begins with TLS, where there is none."""
+    """True if these first bytes are a TLS handshake; for listeners without TLS."""
     return data.startswith(_HELLO)

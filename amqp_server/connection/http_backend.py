@@ -1,10 +1,12 @@
-"""Asks a server of the operator's who may log in and what they may do, as RabbitMQ's rabbitmq_auth_backend_http asks it.
+"""Asks a server of the operator's about logins and permissions, as RabbitMQ's rabbitmq_auth_backend_http
+does.
 
-One question is one request, by Trio and in no thread, and has an end: so many are asked at a time, so many wait, and
-each has its answer or none within its time. Logins have half of the places, which strangers cause: those who are logged
-in have the others. Who asks the same meanwhile waits for the same answer.
+One question is one request, by Trio and without a thread. The number of requests at a time, the number of
+waiting questions and the time for an answer are bounded. Logins, which strangers can cause, get half of the
+places; clients that are logged in have the other half.
 
-A question that has no answer is refused, and nobody remembers that. Nothing of a question is logged: passwords are in it.
+Equal questions share one answer. An unanswered question counts as refused, and that is not remembered.
+Questions are never logged, because they contain passwords.
 """
 
 from __future__ import annotations
@@ -34,15 +36,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("mqd.connection")
 
-#: As RabbitMQ has it: everything else is no answer.
+#: The status of answers, as with RabbitMQ: any other status is no answer.
 GOOD_STATUS = (200, 201)
 ALLOW, DENY = "allow", "deny"
-#: Between two uses of one connection to the server, s.
+#: Longest time between two uses of one connection to the server, s.
 KEPT_S = 5.0
 
 
 class BackendFailed(Exception):
-    """There is no answer. Says nothing that stands in the question."""
+    """There is no answer. The text contains nothing of the question."""
 
 
 class TooManyLogins(Exception):
@@ -78,7 +80,8 @@ class HttpBackend:
         #: Questions and logins that are under way.
         self._waiting = 0
         self._asked: dict[Question, _Asked] = {}
-        #: Answers to logins, and until when they count, by a digest of name and password with this key.
+        #: Answers to logins, with the time until which they are valid, by a digest of name and password with
+        #: this key.
         self._key = secrets.token_bytes(32)
         self._logins: OrderedDict[bytes, tuple[tuple[str, ...] | None, float]] = OrderedDict()
         self._addresses: dict[str, _Address] = {}
@@ -107,9 +110,9 @@ class HttpBackend:
     # -- logins ----------------------------------------------------------------------------------------------------
 
     async def log_in(self, peer: str, name: str, password: str | None) -> Token | None:
-        """Return who the user is, with its tags, None if it is refused. Raises BackendFailed, TooManyLogins.
+        """Return the user with its tags; None if the login is refused. Raises BackendFailed, TooManyLogins.
 
-        Without a password it is a client whose certificate has this name.
+        Without a password, the client's certificate has this name.
         """
         try:
             checked_name(name)
@@ -156,7 +159,7 @@ class HttpBackend:
     # -- permissions -----------------------------------------------------------------------------------------------
 
     def _ask(self, question: Question, done: Callable[[bool], None]) -> None:
-        """Call `done` when the answer is there. See broker.access.answers.Ask."""
+        """Call `done` when the answer has come. See broker.access.answers.Ask."""
         assert self._nursery is not None
         asked = self._asked.get(question)
         if asked is None:
@@ -172,7 +175,7 @@ class HttpBackend:
         except BackendFailed as failure:
             self.log_failure(failure, dict(question.parameters)["username"])
         except Exception:
-            # Nobody else is to suffer, and the questioner is not to wait for ever.
+            # Other clients must not suffer, and this one must not wait for ever.
             logger.exception("the HTTP backend could not be asked")
         finally:
             del self._asked[question]
@@ -192,7 +195,7 @@ class HttpBackend:
         return url
 
     async def _answer(self, path: str, parameters: Mapping[str, str]) -> str:
-        """Return what the server says, in lower case. Raises BackendFailed."""
+        """Return the server's answer in lower case. Raises BackendFailed."""
         config = self._config
         if self._waiting >= config.auth_http_waiting_max:
             raise BackendFailed("too many questions wait for it (auth_http_waiting_max)")
@@ -214,7 +217,8 @@ class HttpBackend:
             try:
                 return await self._send(client, url, form)
             except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
-                # A connection that was kept, and that the server has closed at the same time. Questions change nothing.
+                # The server closed a kept connection at the same moment: ask again, since questions change
+                # nothing.
                 return await self._send(client, url, form)
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, OSError, ValueError) as error:
             raise BackendFailed(_problem(error)) from None
@@ -239,7 +243,9 @@ class HttpBackend:
             raise BackendFailed("an answer that is no UTF-8") from None
 
     async def _made(self) -> httpx.AsyncClient:
-        """Return the client, made when it is first needed, in a thread: it reads all authorities of the system."""
+        """Return the HTTP client, made on first use, in a thread, because it reads all authorities of the
+        system.
+        """
         if self._client is not None:
             return self._client
         async with self._making:
@@ -270,7 +276,7 @@ def _make_client(config: Config) -> httpx.AsyncClient:
 
 
 def _problem(error: Exception) -> str:
-    """Say what is wrong without a word of the question."""
+    """Describe the error without any content of the question."""
     import httpx
 
     if isinstance(error, (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)):
@@ -279,7 +285,7 @@ def _problem(error: Exception) -> str:
 
 
 def _tags(answer: str) -> tuple[str, ...] | None:
-    """Return the tags of a user that is let in. Raises BackendFailed."""
+    """Return the tags of an accepted user. Raises BackendFailed."""
     words = answer.split()
     if not words or words[0] not in (ALLOW, DENY):
         raise BackendFailed("an answer that is neither allow nor deny")

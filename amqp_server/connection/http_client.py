@@ -1,4 +1,4 @@
-"""What the clients of other servers share: those that have the keys of tokens, and those that say who may log in."""
+"""Shared parts of the HTTP clients for the keys of tokens and for the HTTP backend."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import trio
 if TYPE_CHECKING:
     import httpx
 
-#: Errors behind an error that are looked at.
+#: Depth to which the causes of an error are looked at.
 CAUSES_MAX = 16
 
 
@@ -21,21 +21,22 @@ def quiet() -> None:
 
 
 async def body_of(answer: httpx.Response, most: int) -> bytes | None:
-    """Return the body of an answer that is read as a stream; None if it has more bytes. Raises httpx.HTTPError."""
+    """Return the body of a streamed answer; None if it is longer than allowed. Raises httpx.HTTPError."""
     body = b""
     with trio.CancelScope() as reading:
         async for piece in answer.aiter_raw():
             body += piece
             if len(body) > most:
-                # The library's generators end only from within.
+                # Exhaust the library's generator, so that it ends in order.
                 reading.cancel()
     return None if len(body) > most else body
 
 
 def reason(error: BaseException) -> str:
-    """Say why a request failed: what the system or OpenSSL said first, which the library keeps behind its own errors.
+    """Say why a request failed: the first error of the system or OpenSSL, which the library hides behind its
+    own errors.
 
-    No word of the request is in it, unlike in other texts of the library.
+    Unlike other texts of the library, it contains nothing of the request.
     """
     found, at = "", error
     for _ in range(CAUSES_MAX):

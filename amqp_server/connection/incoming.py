@@ -1,4 +1,4 @@
-"""Reads what comes from one client: bytes become frames, runs of publishes and acks become commands.
+"""Reads bytes from one client: they become frames, and runs of publishes and acks become commands.
 
 The buffer is walked by offset and trimmed once. Publishes and acks, which are nearly all frames, go to `wire.intake` and
 `wire.acks` in runs; other content is put together here frame by frame; every other frame is the session's.
@@ -35,19 +35,20 @@ if TYPE_CHECKING:
     from amqp_server.broker.queue import Target
     from amqp_server.connection.session import Session
 
-#: Body frames from this size on are taken as they come, not when they are whole.
+#: Body frames from this size on are taken piece by piece, before they are complete.
 LARGE_FRAME = 16 * 1024
-#: A piece of a body that is a smaller part of what was read is copied out of it.
+#: A piece of a body that is a smaller part of a read than this is copied out of the read.
 PIECE_SHARE = 4
 
-#: Bytes of publishes that are taken at once; then the turn may be over. A larger message is taken with what follows it.
+#: Bytes of publishes that are taken before the turn may end. A larger message is taken with the messages
+#: behind it.
 TAKEN_BYTES = 128 * 1024
-#: Acks that are taken at once.
+#: Acks that are taken before the turn may end.
 ACKS_MAX = 1024
-#: What a route takes up beside its names, and a tuple of targets beside them, bytes.
+#: Memory of a route beside its names, and of a tuple of targets beside the targets, bytes.
 ROUTE_BYTES, TARGETS_BYTES = 600, 200
 
-#: What is taken to come before tx.commit: as much as the kernel may keep on both sides of a socket.
+#: Bytes assumed to come before tx.commit: as much as the kernel may keep on both sides of a socket.
 TX_BYTES_BEFORE_COMMIT = 16 * 1024 * 1024
 
 KINDS = (frames.METHOD, frames.HEADER, frames.BODY, frames.HEARTBEAT)
@@ -111,42 +112,45 @@ class Incoming:
         self._tail = b""
         #: Offset behind the frame that is being handled.
         self._after = 0
-        #: The turn is over before all frames are handled.
+        #: True if the turn was over before all frames were handled.
         self._cut = False
-        #: Met in the turn before: it closes a channel, or the connection, when what was published is handed over.
+        #: Errors from an earlier turn: they close a channel, or the connection, as soon as earlier publishes
+        #: are handed over.
         self._closing: tuple[Channel, SoftError, tuple[int, int]] | None = None
         self._error: AMQPError | None = None
-        #: Bytes still to come of a large body frame, and its channel.
+        #: Missing bytes of a large body frame, and its channel.
         self._body_left = 0
         self._body_channel: Channel | None = None
         #: The memo: publish frames to routes, as of one generation of the topology.
         self.routes: dict[bytes, PublishRoute] = {}
-        #: Their keys, by channel.
+        #: The keys of routes by channel.
         self._keys: dict[Channel, list[bytes]] = {}
         #: One tuple for each combination of queues that routes lead to.
         self._targets: dict[tuple[Target, ...], tuple[Target, ...]] = {}
-        #: The bytes of both, and of what routes remember themselves.
+        #: Counts the bytes of both, and of the routes' own memos.
         self._memo = Memo(session.broker.memo)
         self._generation = session.broker.generation
         #: Messages that were published and not yet handed to the queues.
         self.segments: list[Segment] = []
         #: The hand-over to many queues that is under way.
-        self._wide: Iterator[None] | None = None
-        #: The client has published something.
+        self._wide: Iterator[object] | None = None
+        #: True if the client has published anything.
         self.published = False
-        #: connection.blocked was sent: an alarm stands, and what is published is held back.
+        #: True if connection.blocked was sent: while an alarm stands, publishes are held back.
         self.blocked = False
         self._held_bytes = 0
-        #: So much may be published though an alarm stands, to finish what was begun; and it has been.
+        #: Bytes that may be published in spite of an alarm, to finish messages; and whether that has been
+        #: done.
         self._pass_bytes = 0
         self._passed = False
-        #: Too much is held back: nothing more is read until the alarm is over.
+        #: True if too much is held back: read nothing more until the alarm is over.
         self.stalled = False
-        #: The rest of a read waits until the client has taken answers: one read may ask for any number of messages.
+        #: True if the rest of a read waits until the client has taken answers, because one read may ask for
+        #: any number of messages.
         self.congested = False
 
     def receive(self, data: bytes) -> None:
-        """Handle what came from the client. Errors in it become close methods."""
+        """Handle bytes from the client. Errors in them become close methods."""
         self.received_bytes += len(data)
         self.received_count += 1
         position = 0
@@ -157,7 +161,7 @@ class Incoming:
         self._handle(self._tail + data if self._tail else data, position)
 
     def _more_body(self, data: bytes) -> int:
-        """Add to the body frame that is still coming, as it comes; return the offset of what follows it."""
+        """Add received bytes to an incomplete body frame; return the offset behind them."""
         channel = self._body_channel
         assembly = channel.assembly if channel is not None else None
         taken = min(self._body_left, len(data))
@@ -187,7 +191,7 @@ class Incoming:
         return taken
 
     def _begin_body(self, data: bytes, pos: int, number: int, size: int, end: int) -> bool:
-        """Take the beginning of a large body frame before its end has come; False if it is unexpected."""
+        """Take the beginning of an incomplete large body frame; False if the frame is unexpected."""
         channel = self._session.channels.get(number)
         assembly = channel.assembly if channel is not None and not channel.closing else None
         if assembly is None or assembly.header is None or assembly.received + size > assembly.body_size:
@@ -220,7 +224,7 @@ class Incoming:
                 or data[after - 1] != frames.END
                 or assembly.received + size > assembly.body_size
             ):
-                # What is wrong with it is told elsewhere.
+                # The slow path reports its error.
                 break
             assembly.received += size
             pos = self._after = after
@@ -237,12 +241,12 @@ class Incoming:
         return pos
 
     def go_on(self) -> None:
-        """Handle what is in the buffer: the login is done, an answer came, or an alarm is over."""
+        """Handle the buffer: the login is done, an answer has come, or an alarm is over."""
         self._handle(self._tail)
 
     @property
     def backlogged(self) -> bool:
-        """True if so much has come behind a method whose answer is awaited that no more is read."""
+        """True if so much has come behind a method that waits for its answer that reading must stop."""
         waiting = self._session.suspended is not None
         return waiting and len(self._tail) > self.config.suspended_input_bytes_max
 
@@ -266,7 +270,7 @@ class Incoming:
             position = self._frames(data, position)
         except AMQPError as error:
             if not self.flush_segments():
-                # What was published before the error is handed over first.
+                # First hand over the messages published before the error.
                 self._error = error
                 return self._leave(data, position)
             self._error = None
@@ -281,13 +285,13 @@ class Incoming:
             self._session.go_on_later()
 
     def _leave(self, data: bytes, position: int) -> None:
-        """The turn is over: handle data[position:] in a later one."""
+        """The turn is over: keep data[position:] for a later turn."""
         self._tail = data[position:]
         self._after -= position
         self._session.go_on_later()
 
     def _rest(self, data: bytes, error: AMQPError) -> int:
-        """Look for a connection.close of the client behind the error, if frames can be told apart."""
+        """Look for a connection.close of the client behind the error, if frames can still be delimited."""
         if isinstance(error, FrameError):
             return len(data)
         try:
@@ -312,7 +316,7 @@ class Incoming:
             if state is State.CLOSED or state is State.AUTHENTICATING or state is State.HEADER:
                 break
             kind, number, size = unpack(data, pos)
-            # RabbitMQ lets 8 bytes more pass than its text says, and clients rely on it.
+            # RabbitMQ accepts 8 bytes more than its text says, and clients rely on that.
             frame_max = self._session.limits.frame_max
             if size > frame_max:
                 raise FrameError(octets(data, pos, size, f"{{frame_too_large,{size},{frame_max - 8}}}"))
@@ -375,9 +379,9 @@ class Incoming:
         return pos
 
     def _applied(self, signature: bytes) -> bool:
-        """Have done what was sent before a method, because answers count it; False if the turn is over first.
+        """Apply everything sent before a method, because answers count it; False if the turn is over first.
 
-        An ack has no answer, and the fast path applies nothing for it and for publishes either.
+        Not for acks, which have no answer: like publishes, the fast path does not apply them either.
         """
         turn = self._session.turn
         if not turn.scheduled or signature in (_PUBLISH, _ACK):
@@ -399,7 +403,7 @@ class Incoming:
                 return None
             route = self._new_route(key, channel)
             if route is None:
-                # The frame is read again when it is known whether the user may publish so.
+                # Read the frame again when the permission is known.
                 return after if self._session.suspended is None else None
         begin = pos
         stop = min(end, pos + TAKEN_BYTES)
@@ -422,7 +426,7 @@ class Incoming:
 
     def _new_route(self, key: bytes, channel: Channel) -> PublishRoute | None:
         """Decode, check and route a publish frame not seen before; None if that closed the channel, or has to wait."""
-        # What is no frame at all is told without its name.
+        # A frame that cannot be decoded is reported without a method's name.
         method = methods.decode(key[7:-1])
         assert isinstance(method, commands.Basic.Publish)
         try:
@@ -446,16 +450,18 @@ class Incoming:
             self._forget_routes()
         self.routes[key] = route
         self._keys.setdefault(channel, []).append(key)
-        # The frame, its decoded names, and the objects around them.
+        # Counts the frame, its decoded names, and the objects around them.
         self._memo.add(ROUTE_BYTES + 3 * len(key))
         return route
 
     def remembered(self, size: int) -> None:
-        """A route has remembered something itself."""
+        """Count bytes that a route remembers itself."""
         self._memo.add(size)
 
     def targets(self, targets: tuple[Target, ...]) -> tuple[Target, ...]:
-        """Return the one tuple for these queues, so that routes to the same queues are told by identity."""
+        """Return one shared tuple for these queues, so that routes to the same queues can be compared by
+        identity.
+        """
         known = self._targets.get(targets)
         if known is None:
             if len(self._targets) >= self.config.memo_entries_max:
@@ -477,12 +483,12 @@ class Incoming:
         self._memo.clear()
 
     def forget_memos(self) -> None:
-        """Forget all that is only remembered to be fast."""
+        """Clear the memos."""
         self._forget_routes()
         self.publisher.forget()
 
     def _acks(self, data: bytes, pos: int, end: int, channel: Channel) -> int:
-        # A part at a time: each may be in no order, and a range of its own.
+        # One part at a time: acks without an order make one range each.
         pos, ranges = acks.take(data, pos, min(end, pos + ACKS_MAX * acks.FRAME_BYTES))
         try:
             self._acknowledge(channel, ranges)
@@ -513,7 +519,7 @@ class Incoming:
         if assembly is None:
             raise UnexpectedFrame("expected method frame, got non method frame instead")
         if self.broker.alarms.active:
-            # Messages that are never finished take up memory, too.
+            # Unfinished messages take memory, too.
             self._hold(len(whole))
         if assembly.header is None:
             if kind != frames.HEADER:
@@ -558,7 +564,7 @@ class Incoming:
             limit = self.config.message_bytes_max
             error = PreconditionFailed(f"message size {size} is larger than configured max size {limit}")
             self._close_channel(channel, error, (60, 40))
-            # Its body frames are skipped like everything else for a closing channel.
+            # Like all frames for a closing channel, its body frames are skipped.
             return
         assembly.header = payload
         assembly.body_size = size
@@ -587,9 +593,9 @@ class Incoming:
         self.segments.append(publish.slow_segment(channel, assembly))
 
     def flush_segments(self, *, whole: bool = False) -> bool:
-        """Hand what was published to the channels, unless an alarm holds it back.
+        """Hand published messages to the channels, unless an alarm holds them back.
 
-        False if the turn is over first, and not all of it is wanted.
+        False if the turn is over first; with `whole` that does not matter.
         """
         if self._held_bytes:
             return True
@@ -607,7 +613,7 @@ class Incoming:
             if segment.mix is not None:
                 segment.mix.closed = True
             self._wide = segment.route.publisher.publish(segment)
-            # It refers to the segment: together they would stay until the collector comes.
+            # Break the cycle with the segment: only the collector would free it.
             segment.mix = None
             if self._wide is not None and not self._hand_over(whole):
                 self.segments = segments[index + 1 :] + self.segments
@@ -620,8 +626,8 @@ class Incoming:
         for _ in self._wide or ():
             if whole or not turn.is_full():
                 continue
-            # The queues take longer than the hand-over. Those of other clients that share the turn would come behind all
-            # that have something then.
+            # Queues take longer to apply messages than the hand-over takes. Let them, so that queues of other
+            # clients in this turn do not come behind too many.
             if turn.alone:
                 turn.apply()
             if turn.is_full():
@@ -630,21 +636,21 @@ class Incoming:
         return True
 
     def _close_channel(self, channel: Channel, error: SoftError, where: tuple[int, int]) -> None:
-        """Close a channel for an error, when all that was published before it is handed over."""
+        """Close a channel because of an error, after the messages published before it are handed over."""
         if self.flush_segments():
             self._session.close_channel(channel, error, where)
         else:
             self._closing = channel, error, where
 
     def flush(self, *, release: bool = False) -> None:
-        """Hand over what was published and have it applied. `release`: even if an alarm stands."""
+        """Hand over published messages, and apply them. `release`: even if an alarm stands."""
         if release:
             self._held_bytes = 0
         self.flush_segments(whole=release)
         self._session.turn.apply()
 
     def _hold(self, size: int) -> None:
-        """An alarm stands: keep what is published, and tell the client once."""
+        """While an alarm stands: keep publishes back, and tell the client once."""
         if self._pass_bytes > 0:
             self._pass_bytes -= size
             return
@@ -657,7 +663,7 @@ class Incoming:
             self.stalled = True
 
     def let_pass(self, size: int) -> None:
-        """Let so much be published though an alarm stands, once the session goes on."""
+        """Let the client publish so many bytes in spite of an alarm, once the session goes on."""
         self._pass_bytes = size
         self._passed = True
         self._held_bytes = 0
@@ -665,7 +671,9 @@ class Incoming:
 
     @property
     def missing_bytes(self) -> int:
-        """What is to come before all is finished: of contents, the body that they lack; of transactions, a guess."""
+        """Bytes missing until everything is finished: the missing bodies of contents, and a guess for
+        transactions.
+        """
         missing = 0
         for channel in self._session.channels.values():
             if channel.assembly is not None:
@@ -675,7 +683,9 @@ class Incoming:
         return missing
 
     def _must_wait(self, data: bytes, pos: int, kind: int) -> bool:
-        """While publishes are held back, only acks, heartbeats and content pass: others would overtake."""
+        """While publishes are held back, only acks, heartbeats and content pass: other methods would overtake
+        them.
+        """
         if kind != frames.METHOD:
             return False
         return data[pos + 7 : pos + 11] not in _PASS_WHILE_BLOCKED
@@ -697,14 +707,14 @@ class Incoming:
             self.routes.pop(key, None)
 
     def drop_segments(self, channel: Channel) -> None:
-        """Forget what an alarm holds back of a channel's transaction."""
+        """Drop publishes of a channel's transaction that an alarm holds back."""
         for segment in self.segments:
             if segment.route.publisher is channel:
                 segment.mix = None
         self.segments = [segment for segment in self.segments if segment.route.publisher is not channel]
 
     def forget(self) -> None:
-        """Nothing of what has come is to be handled any more."""
+        """Drop all bytes that have not been handled."""
         self._tail = b""
 
     def clear(self) -> None:
@@ -724,7 +734,7 @@ class Incoming:
 
 
 def _piece(data: bytes, start: int, stop: int) -> bytes | memoryview:
-    """Return data[start:stop], uncopied if it is much of what it would keep in memory."""
+    """Return data[start:stop], without a copy if it is a large part of the object that it would keep alive."""
     if PIECE_SHARE * (stop - start) >= len(data):
         return memoryview(data)[start:stop]
     return data[start:stop]

@@ -1,4 +1,4 @@
-"""Listening sockets, and what all connections of the node share at the edge."""
+"""Listening sockets, and the shared parts of all connections at the edge."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Awaitable
 from functools import partial
 from time import monotonic
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import trio
 
@@ -18,7 +18,7 @@ from amqp_server.config import parse_address
 from amqp_server.connection import log
 from amqp_server.connection.authentication import Authentication
 from amqp_server.connection.certificate_names import Tls, described, login_name
-from amqp_server.connection.client_wire import ClientWire, Wire
+from amqp_server.connection.client_wire import ClientWire
 from amqp_server.connection.half_open import HalfOpen, HalfOpens
 from amqp_server.connection.handshake_failures import explained
 from amqp_server.connection.password_checks import Outcome, PasswordChecks, source_of
@@ -33,17 +33,21 @@ from amqp_server.connection.transport import Backpressure, Transport
 from quorum_queue.beat import now_ms, until_beat_s
 from quorum_queue.links.wire import TlsWire
 
+if TYPE_CHECKING:
+    from quorum_queue.links.ports import Wire
+
 logger = logging.getLogger("mqd.connection")
 
 #: Connections accepted in one turn.
 ACCEPT_BATCH: Final = 8
 #: Between two looks at all connections, ms.
 WATCH_MS: Final = 1_000
-#: Of a connection that comes directly.
+#: Stands for the proxy header of a direct connection.
 NO_PROXY: Final = ProxyHeader(0)
-#: Address of clients within this process: of this machine, and failed logins of them slow down nobody else.
+#: Address of clients within this process: a loopback address of their own, so that their failed logins slow
+#: down nobody else.
 WITHIN: Final = "127.255.255.254"
-#: The user that is shown for the node itself.
+#: User name shown for the node itself.
 NODE_NAME: Final = "mqd-internal"
 #: Time between two summaries of lines that were not logged one by one, s.
 LOG_SUMMARY_S: Final = 10.0
@@ -101,22 +105,22 @@ class Server:
             broker.access.users, broker.config, password_checks, None
         )
         self.transports: dict[Transport, None] = {}
-        #: Accepted, whether they have their TLS yet or not.
+        #: Number of accepted connections, with those whose TLS handshake is under way.
         self._open = 0
-        #: Clients within this process so far.
+        #: Number of clients within this process so far.
         self._within = 0
-        #: Those of them that have not logged in.
+        #: Connections that have not logged in.
         self.half_opens = HalfOpens(self.config)
         self._proxies = Proxies(self.config.proxy_sources)
         self.tokens = Tokens(self.config) if self.config.oauth_resource_server_id else None
         self._handshakes = trio.Lock()
-        #: They have published, and are not read until the disk has caught up.
+        #: Publishers that are not read until the disk has caught up.
         self._wait_for_disk: list[Transport] = []
         self._disk_awaited = trio.Event()
         self._nursery: trio.Nursery | None = None
 
     async def run(self) -> None:
-        """Serve connections until cancelled. Then all of them end."""
+        """Serve connections until cancelled; then end all of them."""
         try:
             async with trio.open_nursery() as self._nursery:
                 await self._watch_disk()
@@ -127,7 +131,7 @@ class Server:
     async def serve(self, listening: socket.socket, tls: ListenerTLS | None = None) -> None:
         """Accept until the socket is closed, or cancelled."""
         async with trio.open_nursery() as nursery:
-            # It may be closed before this task first runs.
+            # The socket may be closed before this task first runs.
             while listening.fileno() >= 0:
                 try:
                     await trio.lowlevel.wait_readable(listening)
@@ -167,7 +171,7 @@ class Server:
             nursery.start_soon(self._prepare, sock, tls, place, proxied)
 
     def _admit(self, peer: str) -> HalfOpen | None:
-        """Return a place for a connection of this address, if there is one."""
+        """Return a place for a connection of this address; None if there is none."""
         return self.half_opens.admit(source_of(peer), trio.current_time())
 
     def _say_refused(self, peer: str) -> None:
@@ -183,7 +187,7 @@ class Server:
             )
 
     def _certificate_name(self, certificate: dict[str, Any]) -> str | None:
-        """Return the user that the client's certificate stands for; None where certificates do not log in."""
+        """Return the user in the client's certificate; None if certificates cannot log in."""
         config = self.config
         if config.tls_login_from == "off":
             return None
@@ -224,7 +228,7 @@ class Server:
         self._open += 1
         try:
             ours.setblocking(False)
-            # A user who may only log in from this machine does.
+            # A loopback address, so that users who may only log in from this machine can.
             self._within += 1
             proxy = ProxyHeader(0, Place(WITHIN, self._within), Place(name, 0))
             self._begin(ours, ClientWire(ours), place, proxy, user or NODE_NAME, user or ITSELF)
@@ -242,7 +246,7 @@ class Server:
     async def _prepare(
         self, sock: socket.socket, tls: ssl.SSLContext | None, place: HalfOpen, proxied: bool
     ) -> None:
-        """Serve a connection when its proxy has said whose it is, and when its TLS stands. Either may take a while."""
+        """Serve a connection after its proxy's header and its TLS handshake. Either may take a while."""
         begun = False
         kind = "PROXY header" if proxied else "TLS handshake"
         try:
@@ -257,7 +261,7 @@ class Server:
                         proxy = await read_header(receiver(sock), self.config.proxy_header_bytes_max)
                         kind = "TLS handshake"
                     if proxy.client is not None:
-                        # It counts for its own address from here on.
+                        # From here on it counts for the client's own address.
                         self.half_opens.remove(place)
                         client_place = self._admit(proxy.client.host)
                         if client_place is None:
@@ -288,7 +292,7 @@ class Server:
     # -- what transports ask for -----------------------------------------------------------------------------------
 
     def log_in(self, transport: Transport) -> None:
-        """Have the password checked, then call `logged_in`."""
+        """Check the password, then call `logged_in`."""
         assert self._nursery is not None
         self._nursery.start_soon(self._log_in, transport)
 
@@ -302,7 +306,7 @@ class Server:
             try:
                 client = transport.session.client
                 if client.mechanism != EXTERNAL:
-                    # It shows who it is.
+                    # The client authenticates itself.
                     client.trusted_as = None
                 if client.trusted_as == ITSELF:
                     outcome = Outcome.ACCEPTED
@@ -352,7 +356,7 @@ class Server:
             transport.caught_up()
 
     def ended(self, transport: Transport) -> None:
-        """It holds nothing any more."""
+        """The connection has released everything."""
         del self.transports[transport]
         self._open -= 1
         if transport.waits_for_disk:
@@ -382,7 +386,7 @@ class Server:
         session, handshake_s = transport.session, self.config.handshake_timeout_s
         transport.check_rest(now)
         if session.state in (State.CLOSING, State.CLOSED):
-            # The goodbye may still wait for the disk, or for the client to take it.
+            # Its last bytes may still wait for the disk, or for the client to take them.
             said = session.answered_close and not transport.outbox.size
             limit_s = session.close_wait_s if said else handshake_s
             if self.broker.clock.monotonic_ms() - session.closing_since_ms > 1000 * limit_s:
@@ -407,7 +411,7 @@ class Server:
 
     @property
     def has_goodbyes(self) -> bool:
-        """True if connections are open that do not only wait for their clients to close the socket."""
+        """True if open connections still have something to send, rather than wait for their clients to close."""
         return any(
             not transport.session.answered_close or transport.outbox.size for transport in self.transports
         )

@@ -23,11 +23,11 @@ logger = logging.getLogger("mqd.connection")
 
 NAME_CHARS_MAX = 255
 
-#: Why a connection ended that was not closed.
+#: Reason in the log for a connection that ended without a close.
 LOST = "client unexpectedly closed TCP connection"
 HANDSHAKE_TIMEOUT = "handshake_timeout"
 
-#: The octets of a bad frame are told to its sender only: they may be of a password or of a message.
+#: Only the sender of a bad frame is told its octets: they may belong to a password or to a message.
 _OCTETS = re.compile(r"<<.*>>", re.DOTALL)
 
 
@@ -39,7 +39,7 @@ def _about(session: Session) -> str:
 
 
 def _where(session: Session) -> str:
-    """`, vhost: '/', user: 'guest'`, as far as it has come to that."""
+    """`, vhost: '/', user: 'guest'`, as far as known."""
     if not session.client.username:
         return ""
     vhost = "none" if session.vhost is None else session.vhost.name
@@ -73,7 +73,7 @@ def operation(where: tuple[int, int]) -> str:
 
 
 def accepting(session: Session) -> None:
-    """Its first bytes have come: a probe that only connects leaves no line."""
+    """Log the connection when its first bytes have come, so that a probe that only connects leaves no line."""
     kind = "accepting AMQP connection"
     _log(session, logging.INFO, kind, f"{kind} {_about(session)})")
 
@@ -128,9 +128,9 @@ def opened(session: Session) -> None:
 
 
 def failed(session: Session, channel: int, error: AMQPError, where: tuple[int, int]) -> None:
-    """The connection is closed for an error."""
+    """The connection is closed because of an error."""
     if isinstance(error, LoginRefused):
-        # The log tells more of it, see `login_refused`.
+        # `login_refused` logs more.
         return
     told = _OCTETS.sub("…", error.text)
     level = logging.WARNING if isinstance(error, ConnectionForced) else logging.ERROR
@@ -155,7 +155,7 @@ def channel_failed(session: Session, channel: int, error: AMQPError, where: tupl
 
 
 def closing(session: Session, reason: str = "") -> None:
-    """The connection is at its end; said once. A reason tells of an end that was not agreed on."""
+    """Log the end of a connection, once; with a reason if it was not closed in order."""
     client = session.client
     if client.ended:
         return
@@ -166,9 +166,9 @@ def closing(session: Session, reason: str = "") -> None:
     if not reason:
         _log(session, logging.INFO, kind, text)
         return
-    # One that has said nothing may be a probe, or one of a thousand.
+    # A connection that has sent nothing may be a probe, or one of a thousand: no line.
     level = (
         logging.DEBUG if silent and reason == LOST else logging.WARNING if reason == LOST else logging.ERROR
     )
-    # The time-out, which a client chooses, makes no kind of its own.
+    # Without the time-out, because clients choose it and could make any number of kinds.
     _log(session, level, reason.partition(",")[0], f"{text}: {reason}", 1 if silent else None)

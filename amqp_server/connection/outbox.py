@@ -35,13 +35,13 @@ class Outbox:
         self._turn = turn
         self._sender: Sender = sender
         self._chunks: list[bytes | memoryview] = []
-        #: Answers that wait for the disk.
+        #: Number of answers that wait for the disk.
         self._withheld = 0
-        #: Heartbeats that leave before them.
+        #: Heartbeats, which leave before those answers.
         self._beats: list[bytes | memoryview] = []
         self.size = 0
         self.sent_bytes = 0
-        #: Times that the socket took bytes.
+        #: How often the socket took bytes.
         self.sent_count = 0
         #: Above this size the connection's consumers are paused.
         self.high_bytes = high_bytes
@@ -97,8 +97,9 @@ class Outbox:
 
 
 class UnheldOutbox(Outbox):
-    """Its reader reads answers at once, and waits for the disk itself. It stands here because a class that runs
-    interpreted cannot inherit from a compiled one."""
+    """For a reader within the process that reads answers at once, and waits for the disk itself. It is in
+    this file because an interpreted class cannot inherit from a compiled one.
+    """
 
     __slots__ = ()
 

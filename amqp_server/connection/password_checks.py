@@ -1,9 +1,9 @@
-"""Who may have a password checked, and when: the one place where a running node computes password hashes.
+"""Schedules password checks: the one place where a running node computes password hashes.
 
-A check takes a core for some 20 ms and 12 MiB of memory, and strangers may ask for it. So few are made at a time, and
-an address has one of them at most: those that wait take turns by address, and nobody waits behind all guesses of
-another. An address whose logins fail waits longer and longer before its next check. A password that was checked a
-moment ago needs no check, and waits for nobody.
+A check takes a core for some 20 ms and 12 MiB of memory, and strangers can cause it. So only a few run at a
+time, at most one for each address: waiting logins take turns by address, so nobody waits behind all guesses
+of another address. An address whose logins fail waits longer and longer before its next check. A password
+that was checked a moment ago needs no check and no wait.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Pause before the first check that is not free of one, s; it doubles with each failure.
+#: First pause before a check after failures, s; it doubles with each further failure.
 BACK_OFF_FIRST_S = 0.1
 
 
 class Outcome(Enum):
     ACCEPTED = "accepted"
     REFUSED = "refused"
-    #: Not checked: too many logins of this address wait, or this one has waited too long.
+    #: Not checked, because too many logins of this address wait, or this one has waited too long.
     BUSY = "busy"
 
 
 class Source:
     """One address: its failed logins, and the logins that wait for a check."""
 
-    __slots__ = ("failed_at", "failures", "turn", "waiting")
+    __slots__ = ("failed_at", "failures", "next", "waiting")
 
     def __init__(self) -> None:
         self.failures = 0
         self.failed_at = 0.0
-        #: Held by the login that is checked next, in the order in which they came.
-        self.turn = trio.Lock()
+        #: Held by the login that is checked next, first come, first served.
+        self.next = trio.Lock()
         self.waiting = 0
 
 
@@ -77,16 +77,16 @@ class PasswordChecks:
         self._replace_hash = replace_hash
         self._config = config
         self._limiter = trio.CapacityLimiter(config.password_checks_max or max(1, (os.cpu_count() or 1) // 2))
-        #: Addresses with failed logins, or with logins that wait. Those that have failed last stand last.
+        #: Addresses with failed or waiting logins, ordered by their last failure.
         self._sources: OrderedDict[str, Source] = OrderedDict()
 
     async def check(
         self, peer: str, name: str, password: str, waiting_max: int | None = None, *, counts: bool = True
     ) -> Outcome:
-        """Tell whether this is the user's password. Takes no longer than a login may take.
+        """Check a user's password. Takes no longer than a login may take.
 
-        `waiting_max` is a lower limit than that of the configuration. `counts`: a refusal is a failed login; else
-        somebody else may still accept it, and `failed` says that nobody did.
+        `waiting_max` is a lower limit than that of the configuration. `counts`: a refusal counts as a failed
+        login. Otherwise another backend may still accept it, and the caller calls `failed` if none did.
         """
         recall = partial(self._users.recall, name, password)
         verified = recall()
@@ -106,11 +106,11 @@ class PasswordChecks:
     async def check_otherwise(
         self, peer: str, verify: Callable[[], Awaitable[bool]], waiting_max: int | None = None
     ) -> Outcome:
-        """Check something else than a password, as often as an address may have passwords checked."""
+        """Make another kind of check, under the same limits as for passwords."""
         return _outcome(await self._check_in_turn(source_of(peer), verify, waiting_max=waiting_max))
 
     async def run(self, function: Callable[..., T], *args: object) -> T:
-        """Compute a hash, among the few at a time."""
+        """Compute a hash, as one of the few at a time."""
         return await trio.to_thread.run_sync(function, *args, limiter=self._limiter)
 
     async def _check_in_turn(
@@ -130,7 +130,7 @@ class PasswordChecks:
         source.waiting += 1
         try:
             with trio.move_on_after(self._config.handshake_timeout_s):
-                async with source.turn:
+                async with source.next:
                     await trio.sleep(self._back_off_s(source))
                     # Another login with the same password may have been checked meanwhile.
                     verified = recall()
@@ -154,7 +154,7 @@ class PasswordChecks:
         return min(config.login_back_off_max_s, BACK_OFF_FIRST_S * float(1 << min(beyond, 32)))
 
     def failed(self, peer: str) -> None:
-        """Nobody has accepted a login of this address."""
+        """No backend has accepted a login of this address."""
         address = source_of(peer)
         self._failed(address, self._sources.setdefault(address, Source()))
 

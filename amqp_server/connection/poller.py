@@ -1,14 +1,15 @@
 """All clients' sockets and all links in one epoll set: those that are ready are served together, in one turn.
 
-One task waits for the set itself (`connection.waiting`), so a thousand clients that each send a message cost one wake, one
-run of the queues, one commit and one flush of the links. What a commit's thread reports, and what other nodes answer,
-is part of the same turn, ahead of the clients: confirms and commits leave with what the clients cause.
+One task waits for the set itself (`connection.waiting`), so a thousand clients that each send a message cost one
+wake, one run of the queues, one commit and one flush of the links. Reports of the commit's thread and frames
+of other nodes are part of the same turn, before the clients: their confirms and commits leave together with
+those of the clients.
 
-There are two classes. A *light* connection sends little at a time, and what it sends is done quickly: all light ones
-that are ready are read in one turn, a small buffer each. A *heavy* one filled that buffer, or its last read took long,
-or left work for later. The heavy ones share a turn of their own, in which each is read once in its order until the turn
-is overdue; the light ones are served again before the next. So many heavy clients delay a light one no more than a
-single one does. A connection changes its class with each read.
+There are two classes. A *light* connection sends little at a time, and causes little work: all light ones
+that are ready are read in one turn, a small buffer each. A *heavy* one filled that buffer, or its last read
+took long, or left work for later. The heavy ones share a turn of their own, in which each is read once in its
+order until the turn is overdue; the light ones are served again before the next such turn. So many heavy
+clients delay a light one no more than a single one does. Each read decides the class of the connection anew.
 
 The set is level-triggered. A connection that must not be read stays in it until an event comes, is then taken out, and
 put back when the reason is over (`Transport.resumed`).
@@ -32,14 +33,14 @@ if TYPE_CHECKING:
 
 READ: Final = select.EPOLLIN
 WRITE: Final = select.EPOLLOUT
-#: Sockets that one look at the set returns. It hands the others out next time: it goes round.
+#: Most sockets that one look at the set returns. The kernel returns the others next time, in rotation.
 EVENTS_MAX: Final = 1024
 LITTLE_BYTES: Final = 32 * 1024
 #: The longest wait at a time, s: `epoll` takes no infinite one.
 WAIT_MAX_S: Final = 60.0
 #: FD_SETSIZE: `select` takes files of lower numbers.
 SELECT_FILES: Final = 1024
-#: Part of a turn that a light connection may take for one read.
+#: A read that takes more than this part of a turn makes a connection heavy.
 LIGHT_SHARE: Final = 8
 
 
@@ -89,18 +90,18 @@ class Poller:
         self, turn: Turn, turn_s: float, receive_bytes: int, commits: PutOffCommits | None = None
     ) -> None:
         self._turn = turn
-        #: Shared by all connections: a read is copied out of it before the next one.
+        #: Buffer shared by all connections: a read is copied out of it before the next read.
         self.buffer = memoryview(bytearray(receive_bytes))
-        #: What is read of a light connection at once.
+        #: Buffer for one read of a light connection.
         self.little = self.buffer[:LITTLE_BYTES]
-        #: Of the present round.
+        #: Events of the present round.
         self.now = monotonic()
         self._light_s = turn_s / LIGHT_SHARE
         self._epoll = select.epoll()
-        #: None: no commit is ever put off.
+        #: None if no commit is ever put off.
         self._commits = commits if self._epoll.fileno() < SELECT_FILES else None
-        # Wakes the task that waits for the set, for what no socket begins. Edge-triggered: each write is told once, and nobody
-        # need read it.
+        # Wakes the task that waits for the set, for work that no socket begins. Edge-triggered: each write is
+        # reported once, so nobody need read it.
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._wake_fd, READ | select.EPOLLET)
         self._woken = self._polling = self._closed = False
@@ -114,15 +115,15 @@ class Poller:
         self._light: deque[Transport] = deque()
         self._heavy: deque[Transport] = deque()
         self._writable: list[Transport] = []
-        #: They have ended, and are given up in the next turn.
+        #: Ended connections, given up in the next turn.
         self._over: list[Transport] = []
         self._link_by_fd: dict[int, LinkSession] = {}
-        #: Ready to be read, and with room again.
+        #: Sockets that are ready to be read, and sockets with room again.
         self._links: list[LinkSession] = []
         self._writable_links: list[LinkSession] = []
-        #: What other threads report.
+        #: Calls reported by other threads.
         self._reports: deque[Callable[[], None]] = deque()
-        #: Makes a call on the loop: for reports that come when this is closed.
+        #: Makes a call on the loop, for reports after the poller was closed.
         self._run_late: Callable[[Callable[[], None]], object] | None = None
         #: The descriptor that wakes must not be closed while a thread writes to it.
         self._closing = Lock()
@@ -136,7 +137,7 @@ class Poller:
         self._epoll.register(others_fd, READ)
 
     def close(self, run_late: Callable[[Callable[[], None]], object] | None = None) -> None:
-        """Give up the set. `run_late` makes a call on the loop, from any thread: for reports that come later."""
+        """Give up the set. `run_late` makes a call on the loop, from any thread, for later reports."""
         with self._closing:
             self._closed = True
             self._run_late = run_late
@@ -186,7 +187,7 @@ class Poller:
         elif events:
             self._epoll.modify(fd, events)
         else:
-            # With an empty mask it would still tell of errors, again and again.
+            # With an empty mask epoll would still report errors, again and again.
             self._epoll.unregister(fd)
 
     def report(self, call: Callable[[], None]) -> None:
@@ -212,14 +213,14 @@ class Poller:
             self._wake()
 
     def again(self, transport: Transport) -> None:
-        """Serve it soon, whether its socket is readable or not: something of what it has sent is left."""
+        """Serve it soon, even if its socket is not readable: bytes of its last read are left."""
         if not transport.queued:
             transport.queued = True
             self._heavy.append(transport)
             self._wake()
 
     def over(self, transport: Transport) -> None:
-        """It has ended: give it up in the next turn."""
+        """The connection has ended: give it up in the next turn."""
         self._over.append(transport)
         self._wake()
 
@@ -244,7 +245,7 @@ class Poller:
                 return
 
     def serve(self) -> bool:
-        """Serve the sockets that are ready. True if some are left for when others have had their turn."""
+        """Serve the sockets that are ready. True if some must wait until others have had their turns."""
         if self._closed:
             return False
         commits = self._commits
@@ -262,12 +263,12 @@ class Poller:
         return bool(self._light or self._heavy or self._over or self._links)
 
     def _look_for_acks(self, commits: PutOffCommits) -> None:
-        """Serve what comes within the fraction of a millisecond that a commit is put off for.
+        """While a commit is put off for a fraction of a millisecond, serve clients that send acks.
 
-        Heavy clients are not made to wait for it.
+        Not while heavy clients would have to wait for it.
         """
         ready = [self._epoll]
-        # Only `select` waits for less than a millisecond.
+        # Only `select` can wait for less than a millisecond.
         while (
             not self._heavy
             and not self.others_ready
@@ -278,7 +279,9 @@ class Poller:
         commits.begin_put_off()
 
     def serve_light(self) -> None:
-        """Serve the light connections that are ready, in one turn: another task has more to do than one."""
+        """Serve the ready light connections in one turn, for another task that has work for more than one
+        turn.
+        """
         if self._closed:
             return
         self._serve_light()
@@ -290,7 +293,7 @@ class Poller:
         if self._polled:
             self._polled = False
         elif not self._light:
-            # Those that are left come first, and are ready still.
+            # Connections left over come first; they are still ready.
             self._poll(0.0)
         if (
             self._light
@@ -338,7 +341,7 @@ class Poller:
             self._links.append(session)
 
     def _serve_links(self) -> None:
-        """Other nodes are never made to wait: what they say ends what clients wait for."""
+        """Serve other nodes at once: clients wait for their answers."""
         if self._writable_links:
             has_room, self._writable_links = self._writable_links, []
             for session in has_room:
@@ -351,17 +354,18 @@ class Poller:
 
     def _read_light(self) -> None:
         turn = self._turn
-        # The end of a commit may have very much to hand out. Clients have a turn to be read, and one for their own queues; all
-        # else has half a one here, and the driver's turns.
+        # The end of a commit may cause very many deliveries. Clients get one turn to be read, and one for
+        # their own queues; everything else gets half a turn here, and the driver's turns.
         spent_s = turn.run_half(self._run_reports)
         self._serve_links()
         writable, self._writable = self._writable, []
         for transport in writable:
             transport.contain(transport.writable)
         light = self._light
-        #: Each with the last queue that it, or one before it, has scheduled, and with how many there were then.
+        #: Each connection, with the last queue that it or one before it has scheduled, and with the number of
+        #: scheduled queues then.
         read: list[tuple[Transport, Scheduled, int]] = []
-        # What was scheduled before them is not theirs to wait for.
+        # Queues scheduled before do not belong to these clients.
         behind, turn.scheduled = turn.scheduled, {}
         began = turn.now()
         served = bool(light)
@@ -396,7 +400,7 @@ class Poller:
 
     def _read_heavy(self) -> None:
         turn, heavy = self._turn, self._heavy
-        # Each once: what comes back into the queue is for the next turn.
+        # Each once: connections that come back into the queue wait for the next turn.
         for _ in range(len(heavy)):
             transport = heavy.popleft()
             transport.queued = False
@@ -411,10 +415,11 @@ class Poller:
 
 
 def _only(read: list[tuple[Transport, Scheduled, int]]) -> dict[Scheduled, None]:
-    """Return the queues of clients that have scheduled one each.
+    """Return the queues of clients that have scheduled one each; they are applied first.
 
-    Else a client with many queues, or what another task has scheduled, would take the turn, and they would come behind all that is
-    left. Not the last ones of other clients: these tell whether all of a client's have been applied.
+    Otherwise a client with many queues, or work of another task, would take the turn, and these would come
+    behind everything that is left. Without the last queues of other clients: those show whether all queues of
+    a client were applied.
     """
     only: dict[Scheduled, None] = {}
     last_of_many: list[Scheduled] = []

@@ -1,7 +1,7 @@
-"""Whom a proxy speaks for: the header of the PROXY protocol, versions 1 and 2, with which it begins a connection.
+"""The header of the PROXY protocol, versions 1 and 2, with which a proxy names the client of a connection.
 
-Anybody can send one, so only the proxies that the configuration names are asked. They have to send it: what a connection
-begins with is never guessed.
+Anybody can send one, so it is only read from the configured proxies. They must send it: whether a connection
+has one is never guessed.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ SIGNATURE: Final = b"\r\n\r\n\x00\r\nQUIT\n"
 _LINE_BYTES_MAX: Final = 107
 _FIXED_BYTES: Final = 16
 _PORT: Final = re.compile(r"0|[1-9][0-9]{0,4}", re.ASCII)
-#: Families of version 2 over streams: bytes of one address. Those of Unix sockets have no address of a client.
+#: Stream families of version 2, with the bytes of one address. Unix sockets have no address of a client.
 _ADDRESS_BYTES: Final = {0x11: 4, 0x21: 16}
 _WITHOUT_ADDRESS: Final = (0x00, 0x31)
 
 
 class BadProxyHeader(Exception):
-    """What a proxy has sent is no header."""
+    """A proxy has sent something that is no header."""
 
 
 class Place(NamedTuple):
@@ -35,13 +35,14 @@ class Place(NamedTuple):
 class ProxyHeader(NamedTuple):
     #: Bytes of the header.
     size: int
-    #: The client, and where it has connected to; None: the proxy speaks for itself or does not know.
+    #: The client, and the address that it connected to; None if the proxy speaks for itself, or does not
+    #: know.
     client: Place | None = None
     here: Place | None = None
 
 
 def parse_header(data: bytes, most: int) -> ProxyHeader | None:
-    """Return the header at the beginning of `data`; None if it is longer. Raises BadProxyHeader.
+    """Return the header at the beginning of `data`; None if it is incomplete. Raises BadProxyHeader.
 
     `most` is the largest header that is taken.
     """
@@ -107,7 +108,7 @@ def _version_2(data: bytes, most: int) -> ProxyHeader | None:
     ports = _FIXED_BYTES + 2 * width
     if size < ports + 4:
         raise BadProxyHeader("too short for its addresses")
-    # What follows are details, of which nothing is asked here.
+    # Ignore the details that follow.
     return ProxyHeader(
         size,
         Place(_from_bytes(data[16 : 16 + width]), int.from_bytes(data[ports : ports + 2], "big")),
@@ -120,8 +121,9 @@ def _from_bytes(packed: bytes) -> str:
 
 
 def plain_host(address: str) -> str:
-    """Return the address as an operator writes it: where a listener or a proxy serves both families, addresses of IPv4
-    come as a part of IPv6."""
+    """Return the address as an operator writes it: a listener or proxy for both families shows IPv4 addresses
+    within IPv6 ones.
+    """
     if not address.startswith("::ffff:"):
         return address
     mapped = ipaddress.IPv6Address(address.partition("%")[0]).ipv4_mapped
@@ -144,6 +146,6 @@ class Proxies:
             return False
         address = ipaddress.ip_address(peer.partition("%")[0])
         if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
-            # As a listener on both families sees it.
+            # The form in which a listener on both families sees an IPv4 address.
             address = address.ipv4_mapped
         return any(address in network for network in self._networks)

@@ -9,7 +9,7 @@ import trio
 
 from amqp_server.connection.proxy_protocol import BadProxyHeader, ProxyHeader, parse_header
 
-#: Returns at most so many bytes with these flags, as `socket.recv`; waits until there are some, or the end.
+#: Like `socket.recv` with these flags, but waits until there are bytes, or the end.
 Receive = Callable[[int, int], Awaitable[bytes]]
 
 
@@ -21,7 +21,7 @@ async def read_header(receive: Receive, most: int) -> ProxyHeader:
         if not seen:
             raise BadProxyHeader("the connection ended before the header")
         header = parse_header(data + seen, most)
-        # All that was seen belongs to a header that is not complete.
+        # All peeked bytes belong to an incomplete header.
         wanted = len(seen) if header is None else header.size - len(data)
         while wanted:
             taken = await receive(wanted, 0)
@@ -32,7 +32,7 @@ async def read_header(receive: Receive, most: int) -> ProxyHeader:
 
 
 def receiver(sock: socket.socket) -> Receive:
-    """Of a socket that does not block."""
+    """Return a receiver for a non-blocking socket."""
 
     async def receive(most: int, flags: int) -> bytes:
         while True:

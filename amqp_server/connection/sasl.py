@@ -1,7 +1,7 @@
 """The login mechanisms: bytes of a SASL response to a user's name and password.
 
-EXTERNAL has neither: the certificate says who the client is (`certificate_names`). PLAIN is RFC 4616 without an authorization identity, AMQPLAIN a field table without its length, as RabbitMQ
-reads both.
+EXTERNAL has neither: the certificate names the user (`certificate_names`). PLAIN is RFC 4616 without an
+authorization identity, AMQPLAIN a field table without its length, as RabbitMQ reads both.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 from amqp_server.errors import CommandInvalid, SyntaxError_
 
-#: A client picks one of them; in this order they are offered.
+#: The mechanisms in the order in which they are offered.
 MECHANISMS = ("AMQPLAIN", "PLAIN")
-#: Offered beside them where certificates log in.
+#: Offered as well if certificates can log in.
 EXTERNAL = "EXTERNAL"
 
 USER_BYTES_MAX = 255
 PASSWORD_BYTES_MAX = 1_024
-#: Either mechanism with both of them at their longest, and room for a few more fields.
+#: Room for the longest name and password in either mechanism, and for a few more fields.
 RESPONSE_BYTES_MAX = 4_096
 
 # Sizes of the field table's types that have one (RabbitMQ's errata of the specification, section 3).
@@ -36,7 +36,7 @@ class Credentials(NamedTuple):
 
 
 def parse_response(mechanism: str, response: bytes, token_bytes_max: int = 0) -> Credentials:
-    """`token_bytes_max` is how long a token may be that stands in the place of a password.
+    """`token_bytes_max` is the largest length of a token in the place of a password.
 
     Raises CommandInvalid for a mechanism that isn't offered, SyntaxError_ for a bad response."""
     parse = _PARSERS.get(mechanism)
@@ -57,7 +57,7 @@ def parse_response(mechanism: str, response: bytes, token_bytes_max: int = 0) ->
 def _plain(response: bytes) -> tuple[bytes, bytes]:
     """`NUL name NUL password`."""
     parts = response.split(b"\0")
-    # Refusals never quote the response, as RabbitMQ does: it may hold a password.
+    # Unlike RabbitMQ's, refusals never quote the response: it may hold a password.
     if len(parts) != 3 or parts[0]:
         raise SyntaxError_("PLAIN response invalid")
     return parts[1], parts[2]

@@ -1,7 +1,8 @@
 """One connection's protocol state, without I/O: bytes in by `receive`, bytes out by the outbox.
 
-Publishes and acks, which are nearly all frames, are the business of `incoming`; every other frame comes here, is decoded
-and dispatched through a table. A soft error closes its channel, a hard one the connection, each in one place.
+Publishes and acks, which are nearly all frames, are handled by `incoming`; every other frame comes here, is
+decoded, and dispatched through a table. A soft error closes its channel, a hard one the connection, each in
+one place.
 """
 
 from __future__ import annotations
@@ -65,13 +66,13 @@ _CHANNEL_CLOSE_OK = b"\x00\x14\x00\x29"
 
 
 class Edge(Protocol):
-    """Moves a session's bytes, and is told of its state."""
+    """Moves a session's bytes, and hears of its state."""
 
     def opened(self) -> None:
         """The client has logged in and opened a vhost."""
 
     def resumed(self) -> None:
-        """The session has the answer that it waited for: more may be read."""
+        """The session has got the answer that it waited for: read more."""
 
 
 class _NoEdge:
@@ -102,22 +103,22 @@ class Session:
         self.number = broker.sessions.next_number()
         self.state = State.HEADER
         self.closing_since_ms = self.client.connected_at_ms
-        #: Close-ok was sent: it is for the client to close its socket.
+        #: True if close-ok was sent: the client should close its socket now.
         self.answered_close = False
         self.vhost: VHost | None = None
-        #: It counts as a connection, and has not been added up yet.
+        #: True while it counts as a connection, until its counts are added up.
         self._opened = False
         self.channels: dict[int, Channel] = {}
         self.exclusive_queues: dict[Queue, None] = {}
         #: User and password of a login; the edge verifies them and calls `login_done`.
         self.login: Credentials | None = None
-        #: The client's consumers get nothing until the outbox has drained.
+        #: True while the client's consumers get nothing until the outbox has drained.
         self.paused = False
-        #: Copies of deliveries are still to be made for the firehose.
+        #: True while copies of deliveries for the firehose are missing.
         self._uncopied = False
-        #: A method whose answer is awaited; no frame behind it is handled before.
+        #: A method that waits for its answer; no later frame is handled before that.
         self.suspended: Suspension | None = None
-        #: It goes on in a later turn with what the client has sent, or with what that has caused.
+        #: True if a later turn goes on with the client's bytes, or with work that they caused.
         self.unfinished = False
         #: Channel, and class and method id, of the method being handled.
         self._handling: tuple[Channel, tuple[int, int]] | None = None
@@ -141,7 +142,7 @@ class Session:
     ) -> Session:
         """Return a session without a handshake, for a client within this process.
 
-        `access` is the key of a grant of somebody else's, if the user's own permissions are not what counts.
+        `access` is the key of another user's grant, if not the user's own permissions apply.
         """
         session = cls(broker, outbox, edge, peer, name)
         session.client.username, session.client.access = user, access or user
@@ -157,7 +158,7 @@ class Session:
         self.incoming.receive(data)
 
     def go_on_later(self) -> None:
-        """The turn is too short for what the client wants: it is not read until all that is done."""
+        """The turn is too short for the client's requests: it is not read until they are done."""
         self.unfinished = True
         self.turn.later(self, self._next_part)
 
@@ -168,7 +169,7 @@ class Session:
         self.incoming.go_on()
         turn.apply()
         if turn.cut and not self.unfinished:
-            # All frames are handled, but queues have something to do yet.
+            # All frames are handled, but queues still have work.
             self.go_on_later()
         turn.cut = turn.cut or others
         if not self.unfinished:
@@ -257,7 +258,7 @@ class Session:
         self.incoming.forget_old_routes()
 
     def handle(self, channel: Channel, where: tuple[int, int]) -> None:
-        """Methods that were read in a run are being handled from now on."""
+        """Begin to handle methods that were read in a run."""
         self._handling = channel, where
 
     def _dispatch(self, channel: Channel, method: base.Frame) -> None:
@@ -276,7 +277,7 @@ class Session:
         handler(channel, method)
 
     def _drop_when_closed(self, channel: Channel) -> None:
-        """The client may use the number again when nothing of the channel is left at the queues."""
+        """The client may use the number again when the queues hold nothing of the channel any more."""
 
         def wait(done: Callable[[], None]) -> None:
             if channel.closed:
@@ -297,13 +298,13 @@ class Session:
             self.synced()
             channel.send(commands.Channel.CloseOk())
 
-        # What it held is in the queues again, which may take several turns.
+        # Its deliveries go back to the queues first, which may take several turns.
         self.after(close, closed)
 
     def _open_channel(self, number: int, method: base.Frame, where: tuple[int, int]) -> None:
         if not isinstance(method, commands.Channel.Open):
             raise ChannelError("expected 'channel.open'", where)
-        # As RabbitMQ has it: clients number their channels as they like, while they are few enough.
+        # As in RabbitMQ, clients may use any channel numbers, as long as there are not too many channels.
         count, most = len(self.channels), self.limits.channel_max
         if count >= most:
             raise NotAllowed(
@@ -319,7 +320,7 @@ class Session:
         self.channels[number] = channel = Channel(self, self.vhost, number)
         self.broker.counts.channels += 1
         self.broker.sessions.channel_opened(self.client.username)
-        self.broker.ended.channels_created += 1
+        self.broker.counts.ended.channels_created += 1
         events.channel_opened(self, channel)
         channel.send(methods.make(commands.Channel.OpenOk))
 
@@ -334,10 +335,10 @@ class Session:
     # -- what is not answered at once ------------------------------------------------------------------------------
 
     def after(self, begin: Callable[[Callable[..., None]], None], then: Callable[..., None]) -> None:
-        """Go on with `then` when `begin` has an answer: it is given the function that takes it.
+        """Call `begin` with a function that takes the answer, and go on with `then` when it has come.
 
-        What answers within the turn costs nothing; else the connection waits. For handlers of channel methods, as the
-        last thing that they do.
+        An answer within the turn costs nothing; otherwise the connection waits. Handlers of channel methods
+        call this as their last action.
         """
         assert self._handling is not None
         suspension = Suspension(self, *self._handling, then)
@@ -351,7 +352,7 @@ class Session:
             self.suspended = suspension
 
     def propose(self, operation: Operation, then: Callable[[str], None]) -> None:
-        """Have a change made, then go on. `then` gets the text of what is wrong with it, mostly none."""
+        """Propose a change, then go on. `then` gets the text of its error, which is mostly empty."""
 
         def applied(result: Result | Refused) -> None:
             if isinstance(result, Refused):
@@ -368,8 +369,9 @@ class Session:
         where: tuple[int, int],
         again: Callable[[], None],
     ) -> None:
-        """It is not known yet whether the user may do this. Do it again from its beginning, which has changed nothing,
-        when that is known."""
+        """The user's permission is not known yet. Begin the method anew when it is known; so far it has
+        changed nothing.
+        """
 
         def answered() -> None:
             if channel is not None and channel.closing:
@@ -390,7 +392,7 @@ class Session:
         awaited.begin(suspension.answer)
 
     def go_on(self) -> None:
-        """The answer that was waited for is there. If nobody waits for it any more, nothing happens."""
+        """The awaited answer has come. Does nothing if no method waits for it any more."""
         suspension = self.suspended
         if suspension is None or not suspension.answered:
             return
@@ -400,8 +402,8 @@ class Session:
         self._edge.resumed()
 
     def _finish(self, suspension: Suspension) -> None:
-        # A function of its own: the rest of a method may be suspended again, and in the function that sets None,
-        # compiled code takes it to be None still.
+        # A separate function: the rest of a method may be suspended again, and in the function that sets
+        # None, compiled code would still take it for None.
         self.suspended = None
         channel, where = suspension.channel, suspension.where
         if channel is not None:
@@ -435,7 +437,7 @@ class Session:
     # -- flow ------------------------------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """The outbox is full: the connection's consumers get nothing for now."""
+        """The outbox is full: the connection's consumers get nothing until it has drained."""
         if not self.paused:
             self.paused = True
             self._tell_consumers(paused=True)
@@ -454,11 +456,11 @@ class Session:
     def copied(self) -> None:
         self._uncopied = False
         if self.outbox.size <= self.outbox.high_bytes:
-            # Else it says itself when it has drained.
+            # Otherwise the outbox reports when it has drained.
             self.drained()
 
     def room(self) -> None:
-        """The outbox has room for answers again: handle what was left of the last read."""
+        """The outbox has room for answers again: handle the rest of the last read."""
         if self.incoming.congested:
             self.incoming.go_on()
 
@@ -476,13 +478,13 @@ class Session:
             self._edge.resumed()
 
     def forget_memos(self) -> None:
-        """All connections together remember too much, or memory is low."""
+        """The memos of all connections are too large together, or memory is low."""
         self.incoming.forget_memos()
 
     # -- login -----------------------------------------------------------------------------------------------------
 
     def tuned(self, frame_max: int, channel_max: int, heartbeat_s: int) -> None:
-        """These are the limits from now on."""
+        """The limits were agreed."""
         self.limits = Limits(frame_max, channel_max, heartbeat_s)
         username = self.client.username.encode()
         self.incoming.publisher.forget()
@@ -498,7 +500,7 @@ class Session:
         """The vhost is open."""
         self.state = State.RUNNING
         self._opened = True
-        self.broker.ended.connections_created += 1
+        self.broker.counts.ended.connections_created += 1
         log.opened(self)
         events.opened(self)
         self._edge.opened()
@@ -518,10 +520,10 @@ class Session:
         if accepted and not self.broker.access.users.may_connect_from(user, self.client.peer):
             accepted, reason = False, "user can only connect via localhost"
         if accepted:
-            self.broker.ended.logins_accepted += 1
+            self.broker.counts.ended.logins_accepted += 1
             events.logged_in(self, user)
         else:
-            self.broker.ended.logins_refused += 1
+            self.broker.counts.ended.logins_refused += 1
             events.logged_in(self, user, reason)
             log.login_refused(self, user, reason)
             text = (
@@ -543,17 +545,19 @@ class Session:
         self.incoming.go_on()
 
     def _take(self, token: Token) -> None:
-        """From here on the client may do what this token grants, until it expires, or what the HTTP backend says."""
+        """From now on this token's grant applies until it expires, or the HTTP backend's answers apply."""
         permissions, client = self.broker.access.permissions, self.client
         permissions.drop_grant(client.access)
         client.grant = permissions.grant_of(client.username, token.scopes)
         client.access = permissions.add_grant(client.username, client.grant)
         client.expires_at_ms = int(token.expires_at_s * 1000)
-        # They stand for what the one before has granted.
+        # Memos rest on the grant of the earlier token.
         self.incoming.forget_memos()
 
     def update_secret(self, secret: str) -> None:
-        """The client has a new token, which the edge is to verify. Others have nothing that could be renewed."""
+        """The client has a new token for the edge to verify. A client that logged in otherwise has nothing to
+        renew.
+        """
         if self.client.expires_at_ms:
             self.login = Credentials(self.client.username, secret)
         else:
@@ -571,8 +575,9 @@ class Session:
         self.send(commands.Connection.UpdateSecretOk())
 
     def check_grant(self, now_ms: int) -> None:
-        """Close the connection if its token has expired by the wall clock. Routes that were made by an answer of the HTTP
-        backend are forgotten when that does not count any more."""
+        """Close the connection if its token has expired by the wall clock. Forget routes that rest on an
+        answer of the HTTP backend when that answer expires.
+        """
         grant = self.client.grant
         if self.client.expires_at_ms and now_ms >= self.client.expires_at_ms:
             self.force_close("the token has expired")
@@ -587,10 +592,10 @@ class Session:
     # -- end -------------------------------------------------------------------------------------------------------
 
     def close_channel(self, channel: Channel, error: SoftError, where: tuple[int, int]) -> None:
-        """Close a channel for an error; frames for it are skipped until the client has answered."""
+        """Close a channel because of an error; frames for it are skipped until the client has answered."""
         self.incoming.flush_segments(whole=True)
         if channel.tx is not None:
-            # Messages of a transaction that an alarm holds back are rolled back with the rest.
+            # Publishes of a transaction that an alarm holds back are rolled back with the rest.
             self.incoming.drop_segments(channel)
         channel.close()
         self.turn.apply()
@@ -600,7 +605,7 @@ class Session:
         channel.send(commands.Channel.Close(error.code, error.reply_text(), class_id, method_id))
 
     def fail(self, error: AMQPError, where: tuple[int, int]) -> None:
-        """Close the connection for an error."""
+        """Close the connection because of an error."""
         if self.state in (State.CLOSING, State.CLOSED):
             return
         class_id, method_id = error.method or where
@@ -614,14 +619,14 @@ class Session:
         self.limits.frame_max = max(self.limits.frame_max, frames.FRAME_BYTES_MIN)
 
     def force_close(self, reason: str) -> None:
-        """Close the connection because an operator wants it, or because the node stops."""
+        """Close the connection for an operator, or because the node stops."""
         if self.state is State.RUNNING:
             self.fail(ConnectionForced(reason), (0, 0))
         else:
             self._closed()
 
     def failed(self, error: Exception) -> None:
-        """A defect of ours was met while handling this connection; nobody else is to suffer."""
+        """A defect of the broker was met while it handled this connection; no other connection may suffer."""
         logger.error("connection %s: internal error", self.client.name, exc_info=error)
         self.incoming.clear()
         self.fail(InternalError(""), (0, 0))
@@ -631,14 +636,14 @@ class Session:
         if self._edge is _NO_EDGE:
             return
         self._closed()
-        # Nobody comes here any more. Without these references the session is freed now, and not when the collector
-        # comes: connections come and go faster than that.
+        # Nothing uses the session any more. Without these references it is freed now, and not by the
+        # collector: connections may come and go faster than that runs.
         self._edge = _NO_EDGE
         self.outbox.close()
         self.incoming.end()
 
     def closed_by_client(self) -> None:
-        """The client said goodbye: finish what it sent, and answer when it is on disk."""
+        """The client has closed: finish its messages, and answer when they are on disk."""
         self.incoming.flush(release=True)
         queues, self.exclusive_queues = self.exclusive_queues, {}
         self._release()
@@ -650,13 +655,13 @@ class Session:
             nonlocal left
             left -= 1
             if isinstance(result, Refused):
-                # Some time later, then.
+                # Called again later.
                 queue.delete()
             if not left and self.state is State.CLOSING:
                 self._answer_close()
 
-        # Clients count on it that their exclusive queues are gone with close-ok.
-        self.broker.deletions.add(queues, gone)
+        # Clients expect their exclusive queues to be gone at close-ok.
+        self.broker.background.deletions.add(queues, gone)
         if not queues:
             self._answer_close()
 
@@ -672,7 +677,7 @@ class Session:
 
     @property
     def close_wait_s(self) -> float:
-        """Time that the client has to close its socket after close-ok: as RabbitMQ, no more than a heartbeat."""
+        """Time that the client has to close its socket after close-ok: as in RabbitMQ, at most a heartbeat."""
         wait_s, heartbeat_s = self.config.close_wait_s, self.limits.heartbeat_s
         return min(wait_s, heartbeat_s) if heartbeat_s else wait_s
 
@@ -682,13 +687,13 @@ class Session:
         return self._opened
 
     def _add_up(self) -> None:
-        """It is no connection any more: its vhost and the node keep what it has counted."""
+        """The connection has ended: add its counts to those of its vhost and the node."""
         vhost = self.vhost
         if not self._opened or vhost is None:
             return
         events.closed(self)
         self._opened = False
-        ended, received, sent = self.broker.ended, self.incoming.received_bytes, self.outbox.sent_bytes
+        ended, received, sent = self.broker.counts.ended, self.incoming.received_bytes, self.outbox.sent_bytes
         ended.connections_closed += 1
         ended.received_bytes += received
         ended.sent_bytes += sent
@@ -701,7 +706,7 @@ class Session:
         self.state = State.CLOSED
 
     def _release(self) -> None:
-        """Give back all that the connection held: channels, exclusive queues."""
+        """Release everything that the connection held: channels, exclusive queues."""
         self.suspended = None
         channels = list(self.channels.values())
         closing = [channel for channel in channels if not channel.closing]
@@ -716,14 +721,14 @@ class Session:
         for channel in channels:
             self._drop_channel(channel)
         self.turn.apply()
-        # First it is no session any more: an exclusive queue whose declaration is still under way goes then,
+        # First remove the session: then an exclusive queue whose declaration is still under way is deleted,
         # too.
         self.broker.sessions.remove(self)
         if self.client.grant is not None:
             self.broker.access.permissions.drop_grant(self.client.access)
         self._add_up()
         queues, self.exclusive_queues = self.exclusive_queues, {}
-        self.broker.deletions.add(queues)
+        self.broker.background.deletions.add(queues)
         self.incoming.clear()
         self.turn.apply()
 

@@ -14,6 +14,6 @@ class State(Enum):
     TUNING = "tuning"
     OPENING = "opening"
     RUNNING = "running"
-    #: We sent connection.close and wait for close-ok.
+    #: connection.close was sent; waits for close-ok.
     CLOSING = "closing"
     CLOSED = "closed"

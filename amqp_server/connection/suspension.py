@@ -1,5 +1,6 @@
-"""A method whose answer comes later: its connection waits for a majority of nodes, for another node, or to be told
-what its user may do."""
+"""A method whose answer comes later: its connection waits for a majority of nodes, for another node, or for a
+backend's answer about permissions.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Suspension:
-    """One method that is half done. While it is, the session handles no frame behind it."""
+    """One suspended method. Meanwhile the session handles no later frame."""
 
     __slots__ = ("_answer", "_session", "_then", "channel", "raw", "waiting", "where")
 
@@ -27,7 +28,7 @@ class Suspension:
         #: Class and method id of the method.
         self.where = where
         self.raw = b"" if channel is None else channel.raw
-        #: Its handler has returned: the session goes on when the answer comes.
+        #: True if its handler has returned: the session goes on when the answer comes.
         self.waiting = False
 
     @property
@@ -37,7 +38,7 @@ class Suspension:
     def answer(self, *answer: Any) -> None:
         """Take the answer.
 
-        The rest of the method runs later, as a part of the session and not of who answers.
+        The rest of the method runs later, as a part of the session and not of the caller.
         """
         if self._answer is None:
             self._answer = answer

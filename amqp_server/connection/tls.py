@@ -1,6 +1,7 @@
 """The TLS settings of the listener for clients; quorum_queue.links.wire moves the bytes.
 
-OpenSSL names no file in its errors, and `[SSL] PEM lib` helps nobody: what is wrong with which file is found out here.
+OpenSSL names no file in its errors, and `[SSL] PEM lib` helps nobody: this module finds out what is wrong
+with which file.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class _Encrypted(Exception):
 
 
 class ListenerTLS:
-    """The listener's context, made anew when its files have changed: the next connections get the new certificate."""
+    """The listener's context, made anew when its files have changed: later connections get the new
+    certificate.
+    """
 
     def __init__(self, config: Config) -> None:
         """Raises TLSFileError, SecretFileError."""
@@ -47,7 +50,7 @@ class ListenerTLS:
         return config.tls_cert_file, config.tls_key_file, config.tls_ca_file
 
     def reload(self) -> None:
-        """Read the files again if they have changed. If they can't be used, what was read before stays."""
+        """Read the files again if they have changed. If they can't be used, keep the present context."""
         stamps = file_stamps(*self._files())
         if stamps == self._stamps:
             return
@@ -62,7 +65,7 @@ class ListenerTLS:
 
 
 def file_stamps(*paths: str) -> list[tuple[int, int, int] | None]:
-    """What changes whenever a file is written or replaced, by path; None for one that is not there."""
+    """Values that change whenever a file is written or replaced, by path; None for a missing file."""
     found: list[tuple[int, int, int] | None] = []
     for path in paths:
         try:
@@ -93,7 +96,7 @@ def make_context(config: Config) -> ssl.SSLContext:
 
 
 def load_certificate(context: ssl.SSLContext, certificate: PEMFile, key: PEMFile) -> None:
-    """Have the context show this certificate. Raises TLSFileError, SecretFileError."""
+    """Load the certificate that the context shows. Raises TLSFileError, SecretFileError."""
     _require(certificate, b"CERTIFICATE-----", "certificate")
     _require(key, b"PRIVATE KEY-----", "private key")
     try:
@@ -105,14 +108,14 @@ def load_certificate(context: ssl.SSLContext, certificate: PEMFile, key: PEMFile
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise TLSFileError(key, f"is not the key of the certificate in {certificate.path}") from None
-        # If the certificate can be read, it is the key that cannot.
+        # If the certificate is readable, the key is not.
         load_authorities(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), certificate)
         raise TLSFileError(key, f"the private key can't be used ({_reason(error)})") from None
     check_secret_file(key.option, key.path)
 
 
 def load_authorities(context: ssl.SSLContext, authorities: PEMFile) -> None:
-    """Have the context trust these authorities. Raises TLSFileError."""
+    """Load the authorities that the context trusts. Raises TLSFileError."""
     _require(authorities, b"CERTIFICATE-----", "certificate")
     try:
         context.load_verify_locations(authorities.path)

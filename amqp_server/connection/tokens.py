@@ -1,8 +1,8 @@
 """Tokens in the place of passwords: JSON Web Tokens that an OAuth 2 or OpenID Connect server has signed.
 
-The server's keys are fetched over TLS, and kept. A token with a key that is not known has them fetched again, but seldom:
-strangers choose what stands in a token. Logins that wait for the server have no other login of their address wait, and
-one that goes away stops nothing. No part of a token is ever logged.
+The server's keys are fetched over TLS, and kept. A token with an unknown key causes another fetch, but
+seldom: strangers choose the content of tokens. Logins that wait for the server do not hold up other logins of
+their address, and a login that goes away stops no fetch. No part of a token is ever logged.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("mqd.connection")
 
-#: Signed by a key of which everybody may have the other half. What is signed by a shared secret is not taken.
+#: Algorithms with public keys. Tokens signed with a shared secret are not accepted.
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 DISCOVERY = "/.well-known/openid-configuration"
 
 
 class TokenRefused(Exception):
-    """Why a token is none that counts here. Says nothing that stands in it."""
+    """A token is not accepted. The text contains nothing of the token."""
 
 
 class KeysUnavailable(Exception):
-    """The keys can't be had."""
+    """The keys cannot be fetched."""
 
 
 class KeysWanted(Exception):
@@ -65,14 +65,14 @@ Run = Callable[..., Awaitable[Any]]
 class Tokens:
     def __init__(self, config: Config) -> None:
         self._config = config
-        #: The time by which keys and what was checked grow old, s.
+        #: The clock by which keys and checked tokens expire, s.
         self.now: Callable[[], float] = trio.current_time
-        #: By their ids.
+        #: Keys by their ids.
         self._keys: dict[str, Any] = {}
         self._fetched_at = self._tried_at = -1e9
-        #: Set when the fetch that is under way is over.
+        #: Set when the present fetch is over.
         self._fetching: trio.Event | None = None
-        #: By their digests: tokens that were right, and until when they need no check.
+        #: Digests of valid tokens, with the time until which they need no check.
         self._checked: OrderedDict[bytes, tuple[Token, float]] = OrderedDict()
 
     @property
@@ -82,7 +82,9 @@ class Tokens:
     async def log_in(
         self, checks: PasswordChecks, peer: str, secret: str, waiting_max: int | None = None
     ) -> tuple[Outcome, str, Token | None]:
-        """Check a token when it is its address's turn. Return the reason of a refusal, too, for the log."""
+        """Check a token, in the turn of its address. Return the outcome, and the reason of a refusal for the
+        log.
+        """
         reason, token, waits = "", self._recall(secret), False
         if token is not None:
             return Outcome.ACCEPTED, reason, token
@@ -96,14 +98,14 @@ class Tokens:
                 return True
             except (TokenRefused, KeysUnavailable) as refused:
                 reason = f"token refused: {refused}"
-                # A server that does not answer is nobody's failed login.
+                # A login does not count as failed if the server did not answer.
                 return isinstance(refused, KeysUnavailable)
             self._remember(secret, token)
             return True
 
         outcome = await checks.check_otherwise(peer, verify, waiting_max)
         if waits:
-            # Out of its turn: others of its address have passwords, or keys that are known.
+            # Outside of its turn: other logins of its address may have passwords, or known keys.
             await self._fetched()
             outcome = await checks.check_otherwise(peer, verify, waiting_max)
         if outcome is Outcome.ACCEPTED and token is None:
@@ -144,7 +146,7 @@ class Tokens:
 
     def _wants_keys(self, *, known: bool) -> bool:
         if self._fetching is not None:
-            # One waits for fresh keys, and the others go on with those that are known.
+            # Only one login waits for fresh keys; others go on with the known ones.
             return not known
         now, config = self.now(), self._config
         stale = now - self._fetched_at > config.oauth_keys_age_s
@@ -156,8 +158,9 @@ class Tokens:
         return self._keys.get(kid)
 
     async def _fetched(self) -> None:
-        """Wait until the keys have been fetched, by a task that goes on whoever leaves: a stranger who hangs up would
-        else keep them from everybody until the pause is over."""
+        """Wait until the keys have been fetched, by a task of its own: otherwise a client that hangs up would
+        stop the fetch for everybody until the pause is over.
+        """
         if self._fetching is None:
             self._fetching = trio.Event()
             self._tried_at = self.now()
@@ -168,10 +171,10 @@ class Tokens:
         try:
             self._keys = await fetch_keys(self._config)
         except KeysUnavailable as failure:
-            # Those that are known go on: a server that is away for a while locks nobody out.
+            # Keep the known keys: a server that is away for a while must lock nobody out.
             logger.error("the keys of the authorization server were not fetched: %s", failure)
         except Exception:
-            # Nobody is to wait for ever, nor the node to end, because of what another server answers.
+            # Whatever another server answers, no login may wait for ever, and the node must not end.
             logger.exception("the keys of the authorization server were not fetched")
         else:
             self._fetched_at = self.now()
@@ -226,7 +229,7 @@ def _verified(token: str, key: Any, algorithm: str, config: Config) -> Mapping[s
     return claims
 
 
-#: By the first letters of an algorithm: an RSA key checks no other signature.
+#: Types of keys by the first letters of an algorithm: an RSA key checks no other signature.
 _KEY_TYPES = {"RS": "RSA", "PS": "RSA", "ES": "EC", "Ed": "OKP"}
 
 
@@ -253,7 +256,7 @@ def token_of(claims: Mapping[str, Any], config: Config) -> Token:
 
 async def fetch_keys(config: Config) -> dict[str, Any]:
     """Return the server's keys by their ids. Takes no longer than oauth_fetch_timeout_s. Raises KeysUnavailable."""
-    # The first time takes some 40 ms, in which nobody is to wait.
+    # Imported in a thread: the first time takes some 40 ms.
     await imported("httpx")
     import httpx
 
@@ -302,7 +305,7 @@ Get = Callable[[str], Awaitable[dict[str, Any]]]
 
 
 async def _discovered(get: Get, issuer: str) -> str:
-    """Return where the issuer says that its keys are. Raises KeysUnavailable."""
+    """Return the URL of the keys from the issuer's metadata. Raises KeysUnavailable."""
     url = (await get(issuer.rstrip("/") + DISCOVERY)).get("jwks_uri")
     if not isinstance(url, str) or not url.startswith("https://"):
         raise KeysUnavailable("the issuer's configuration names no jwks_uri with https")

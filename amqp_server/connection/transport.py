@@ -1,7 +1,7 @@
 """Moves bytes between one client's socket and its session. The poller calls it when the socket is ready.
 
-Nothing here waits: the end of every turn writes for all connections that have something to send, and the poller is asked
-to tell of a socket with room again only while it is full.
+Nothing here waits: at its end every turn writes for all connections that have something to send. Only while a
+socket is full, the poller waits until it has room again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final, Protocol
 
 from amqp_server.connection import log
-from amqp_server.connection.client_wire import LARGE_BYTES, ClientWire, Wire
+from amqp_server.connection.client_wire import LARGE_BYTES, ClientWire
 from amqp_server.connection.half_open import HalfOpen
 from amqp_server.connection.outbox import Outbox
 from amqp_server.connection.password_checks import Outcome
@@ -25,10 +25,11 @@ if TYPE_CHECKING:
     from amqp_server.config import Config
     from amqp_server.connection.half_open import HalfOpens
     from amqp_server.turn import Turn
+    from quorum_queue.links.ports import Wire
 
-#: Time that a client has to take what is still to be sent to it.
+#: Time that a client has to take its last bytes, s.
 CLOSE_TIMEOUT_S: Final = 5.0
-#: Said in the log only: the client gets the answer of every refusal.
+#: Only the log has this reason: the client gets the same answer as for every refusal.
 BUSY: Final = "not checked, too many logins of this address have failed or wait"
 
 
@@ -41,7 +42,7 @@ class Backpressure(Protocol):
 
 
 class Edge(Protocol):
-    """What the connections of a node share. See connection.listener.Server."""
+    """The shared parts of a node's connections. See connection.listener.Server."""
 
     broker: Broker
     config: Config
@@ -53,7 +54,7 @@ class Edge(Protocol):
     def backpressure(self) -> Backpressure: ...
 
     def log_in(self, transport: Transport) -> None:
-        """Have the password checked, then call `logged_in`."""
+        """Check the password, then call `logged_in`."""
 
     def wait_for_disk(self, transport: Transport) -> None:
         """Call `caught_up` when the disk has caught up."""
@@ -107,32 +108,32 @@ class Transport:
         self._poller = server.poller
         self._low_bytes = server.config.outbox_low_bytes
         self._wire = wire
-        #: The same, if large bodies are received straight to where they stay.
+        #: The same socket, if large bodies are received directly into their own objects.
         self._straight = wire if isinstance(wire, ClientWire) else None
         self.fd = wire.fileno()
-        #: Events that the poller waits for, and whether it has this connection among those that are ready.
+        #: Events that the poller waits for, and the poller's queue of ready connections that this one is in.
         self.watched = 0
         self.queued = False
-        #: Its last read was large or left work, or its reads take long for later. See the poller.
+        #: True if its last read was large or left work, or its reads take long. See the poller.
         self.heavy = self._slow = False
         self.outbox = Outbox(server.turn, self, server.config.outbox_high_bytes)
         self.session = Session(server.broker, self.outbox, self, peer, name)
         self._half_open = half_open
         self._unsent: list[bytes | memoryview] = []
-        #: The socket is full.
+        #: True while the socket is full.
         self._draining = False
-        #: It is not read, until `resumed`.
+        #: True while it is not read, until `resumed`.
         self._muted = False
-        #: It has published, and is not read until the disk has caught up.
+        #: True while this publisher is not read, because the disk has to catch up.
         self.waits_for_disk = False
         self._logging_in = False
         self.cancel_login: Callable[[], None] = _nothing
-        #: The session is over: what is left is sent, until this time.
+        #: After the end of the session: the rest is sent until this time.
         self._sending_rest = False
         self._send_until = 0.0
-        #: Nothing is left to send: what comes is thrown away until the client closes the socket.
+        #: True when everything is sent: input is discarded until the client closes the socket.
         self._discarding = False
-        #: The end of the stream has come, or an error.
+        #: True after the end of the stream, or an error.
         self._broken = False
         self._ended = False
         self.began = self.last_received = self.last_sent = monotonic()
@@ -164,7 +165,9 @@ class Transport:
     # -- in, called by the poller within a turn --------------------------------------------------------------------
 
     def read_little(self) -> None:
-        """Read a light connection once. Its queues are run with those of the others. Errors are contained."""
+        """Read a light connection once. Its queues are applied with those of the others. Errors are
+        contained.
+        """
         if self._ended:
             return
         try:
@@ -178,13 +181,14 @@ class Transport:
             self._blame(error)
 
     def left(self) -> None:
-        """The turn was too short for its queues: it is not read until they have done what it has sent, or they would
-        fill the memory."""
+        """The turn was too short for its queues: read nothing more until they have applied its messages, or
+        memory would fill up.
+        """
         self.heavy = True
         self.session.go_on_later()
 
     def read_much(self) -> None:
-        """Read a heavy connection once, or go on with what is left of the last read, and run its queues."""
+        """Read a heavy connection once, or go on with the rest of its last read, and apply its queues."""
         incoming = self.session.incoming
         if incoming.congested and self.session.state is State.RUNNING:
             if self.held:
@@ -201,17 +205,18 @@ class Transport:
     def slow(self, slow: bool) -> bool:
         """Note whether its last read took long; True if the one before did, too.
 
-        One alone may be the machine's: a page that was not in memory, or another process that had the core.
+        A single long read may be the machine's fault: a page that was not in memory, or another process on
+        the core.
         """
         both = slow and self._slow
         self._slow = slow
         return both
 
     def _receive(self, buffer: memoryview) -> bytes:
-        """Read once; nothing if it is not to be handled."""
+        """Read once; return an empty result if the bytes must not be handled."""
         if self._discarding:
-            # Were the socket closed now, a client that is still writing or has not read close-ok could get an error
-            # instead of it. `Server.watch` ends it where that takes too long.
+            # If the socket were closed now, a client that is still writing, or has not read close-ok, could
+            # get an error instead. `Server.watch` closes it if that takes too long.
             if self._wire.receive([self._poller.buffer]) == 0:
                 self.close()
             elif self._wire.more:
@@ -237,7 +242,7 @@ class Transport:
         return received
 
     def _received(self) -> None:
-        """See what the session made of it."""
+        """Follow the session's state after a read."""
         session = self.session
         if session.unfinished:
             self.heavy = True
@@ -258,7 +263,7 @@ class Transport:
 
     @property
     def held(self) -> bool:
-        """True if it must not be read now. `resumed` is called when the reason is over."""
+        """True if it must not be read now. `resumed` is called when the reason has gone."""
         session = self.session
         if session.unfinished or self._logging_in:
             return True
@@ -267,7 +272,7 @@ class Transport:
         return self._full() or self._ahead_of_disk()
 
     def _full(self) -> bool:
-        """True if the client does not take what is sent, or publishes against an alarm."""
+        """True if the client does not take its bytes, or publishes against an alarm."""
         incoming = self.session.incoming
         return incoming.stalled or incoming.backlogged or self.outbox.size > 2 * self.outbox.high_bytes
 
@@ -283,7 +288,7 @@ class Transport:
             self._server.wait_for_disk(self)
 
     def resumed(self) -> None:
-        """Something that kept it from being read may be over."""
+        """A reason not to read it may have gone."""
         if self._ended or self._sending_rest or self._discarding:
             return
         if self.session.state is State.CLOSED:
@@ -295,7 +300,7 @@ class Transport:
             return
         if self._muted:
             self._muted = False
-            # Its heartbeats stood unread meanwhile.
+            # Its heartbeats were not read meanwhile.
             self.last_received = monotonic()
             self._watch()
         if self.session.incoming.congested or self._wire.more:
@@ -309,8 +314,8 @@ class Transport:
     def heard(self, now: float) -> float:
         """Return when the client has last shown that it lives.
 
-        One that is not read may send heartbeats or not: nobody can tell. That a consumer takes what it is sent is a sign
-        of life, too.
+        While a client is not read, its heartbeats are not seen. A consumer that takes its bytes shows that it
+        lives, too.
         """
         session = self.session
         if session.incoming.stalled or self.waits_for_disk:
@@ -339,7 +344,7 @@ class Transport:
             )
 
     def opened(self) -> None:
-        """The client has logged in, or it never will."""
+        """The login has succeeded or failed."""
         self._server.half_opens.remove(self._half_open)
         if self.session.state is State.RUNNING and self.session.limits.heartbeat_s:
             self._wake_after(self.session.limits.heartbeat_s / 2)
@@ -351,7 +356,7 @@ class Transport:
         half_s = self.session.limits.heartbeat_s / 2
         left_s = self.last_sent + half_s - monotonic()
         if left_s < 0.001:
-            # Behind what a full socket does not take it would be late, and it is not needed there.
+            # A full socket needs none: it would come late, behind the other bytes.
             if not self._draining:
                 self.session.heartbeat()
             left_s = half_s
@@ -374,7 +379,7 @@ class Transport:
         outbox = self.outbox
         chunks = self._unsent or outbox.take()
         if not chunks and not self._wire.pending_bytes:
-            # What there is waits for the disk.
+            # All bytes wait for the disk.
             return
         try:
             while chunks:
@@ -422,7 +427,7 @@ class Transport:
             self._sent()
 
     def _sent(self) -> None:
-        """There is room in the outbox."""
+        """The outbox has room again."""
         if self._sending_rest:
             self._said()
         elif self._muted or self.session.incoming.congested:
@@ -431,7 +436,7 @@ class Transport:
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def _send_rest(self) -> None:
-        """The session is over. Give the client a moment to take what is still to be sent."""
+        """The session is over. Give the client a moment to take its last bytes."""
         if self._sending_rest or self._discarding:
             return
         self._sending_rest = True
@@ -441,12 +446,12 @@ class Transport:
         self._said()
 
     def _said(self) -> None:
-        # What is in the outbox may wait for the disk.
+        # Bytes in the outbox may wait for the disk.
         if not self.outbox.size and not self._draining:
             self._discard()
 
     def _discard(self) -> None:
-        """All is said. A client that closes in order closes the socket itself."""
+        """Everything is sent. A client that closes in order closes the socket itself."""
         self._sending_rest = False
         if self.session.answered_close and not self._broken:
             self._discarding = True
@@ -459,17 +464,17 @@ class Transport:
             self.close()
 
     def check_rest(self, now: float) -> None:
-        """The client does not take the rest in time: it gets no more of it."""
+        """If the client has not taken the rest in time, give up."""
         if self._sending_rest and now > self._send_until:
             self._discard()
 
     def close(self) -> None:
-        """End the connection without a word."""
+        """End the connection at once, without a close."""
         if not self._ended:
             self._poller.over(self)
 
     def end(self) -> None:
-        """Give up all that the connection holds. Within a turn."""
+        """Release everything that the connection holds. Call it within a turn."""
         if self._ended:
             return
         self._ended = True
@@ -489,7 +494,7 @@ class Transport:
 
 
 def _after(chunks: list[bytes | memoryview], sent: int) -> list[bytes | memoryview]:
-    """Return what is left when `sent` bytes have gone, without copying it."""
+    """Return the rest after `sent` bytes, without a copy."""
     for index, chunk in enumerate(chunks):
         if sent < len(chunk):
             left = chunks[index:]

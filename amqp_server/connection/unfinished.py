@@ -1,8 +1,9 @@
-"""Ends the connections that keep the memory alarm standing with messages that they never finish.
+"""Ends connections that keep the memory alarm on with messages that they never finish.
 
-What is unfinished cannot leave memory: neither a content whose last frame has not come, nor a transaction. The alarm
-itself keeps a client from finishing, so each is first let through: for `unfinished_timeout_s` its connection is read and
-may publish a bounded amount. Who goes on is let through again, a few times; who does not is closed.
+Unfinished messages cannot leave memory: contents whose last frame has not come, and transactions. The alarm
+itself keeps a client from finishing, so each connection is first let through: for `unfinished_timeout_s` it
+is read and may publish a bounded amount. A connection that makes progress is let through again, a few times;
+one that does not is closed.
 """
 
 from __future__ import annotations
@@ -18,18 +19,20 @@ from quorum_queue.boundary import Fatal
 if TYPE_CHECKING:
     from amqp_server.broker.broker import Broker
 
-#: How often a connection is let through while one alarm stands.
+#: How often a connection is let through during one alarm.
 PASSES_MAX = 10
-#: It goes on if this share of what it may send, or of what is missing, has come.
+#: A connection makes progress if this share of the permitted or of the missing bytes has come.
 PROGRESS_SHARE = 10
-#: Least that a connection may send when it is let through: methods, and the ends of small contents.
+#: Least number of bytes that a connection may send when it is let through, for methods and the ends of small
+#: contents.
 PASS_BYTES_MIN = 64 * 1024
-#: All together may add this share of the memory limit, or one of the largest messages if that is no more than the other.
+#: All connections together may add the first share of the memory limit; or one largest message if that is
+#: more, up to the second share.
 SPARE_SHARE, SPARE_SHARE_MAX = 16, 4
 
 
 class _Pass:
-    """How a connection stood when it was let through last."""
+    """The state of a connection when it was last let through."""
 
     __slots__ = ("bytes", "count", "due_bytes", "finished")
 
@@ -38,10 +41,10 @@ class _Pass:
 
 
 class UnfinishedWatch:
-    """Looks at the connections while the memory alarm stands. See amqp_server.broker.timers.Wakeable."""
+    """Watches the connections while the memory alarm stands. See amqp_server.broker.timers.Wakeable."""
 
     def __init__(self, broker: Broker, behind: Callable[[], bool]) -> None:
-        """`behind` says whether publishers wait for the disk, or for other nodes: then they are not read."""
+        """`behind` returns whether publishers wait for the disk, or for other nodes: then they are not read."""
         self._broker = broker
         self._behind = behind
         config = broker.config
@@ -50,9 +53,9 @@ class UnfinishedWatch:
         limit = config.memory_limit_bytes
         self._spare_bytes = max(limit // SPARE_SHARE, min(config.message_bytes_max, limit // SPARE_SHARE_MAX))
         self._watching = False
-        #: What was unfinished in all when connections were let through first.
+        #: Unfinished bytes of all connections when they were first let through.
         self._first_bytes = -1
-        #: By number of the session.
+        #: Passes by number of the session.
         self._passes: dict[int, _Pass] = {}
         if self._timeout_ms:
             broker.alarms.subscribe(self._alarm_changed)
@@ -73,10 +76,10 @@ class UnfinishedWatch:
         self._broker.timers.wake(self, self._broker.clock.monotonic_ms() + self._timeout_ms)
 
     def wake(self) -> None:
-        """The alarm has stood for another `unfinished_timeout_s`."""
+        """Called each `unfinished_timeout_s` while the alarm stands."""
         self._again()
         if self._broker.alarms.names() != ["memory"] or self._behind():
-            # Nothing more may be written to a full disk; and who waits for the disk has not been read.
+            # A full disk must not get more data; and connections that wait for the disk have not been read.
             return
         holders = [session for session in self._sessions() if self._holds(session)]
         ended = [session for session in holders if self._gave_up(session)]
@@ -98,7 +101,7 @@ class UnfinishedWatch:
         return session.state is State.RUNNING and session.incoming.unfinished.bytes > self._kept_bytes
 
     def _gave_up(self, session: Session) -> bool:
-        """True if it was let through and has not gone on, or if it has been let through often enough."""
+        """True if it was let through without progress, or often enough."""
         last = self._passes.get(session.number)
         if last is None or session.suspended is not None:
             return False
@@ -107,7 +110,7 @@ class UnfinishedWatch:
         return not went_on or last.count >= PASSES_MAX
 
     def _largest(self, holders: list[Session]) -> list[Session]:
-        """What all may add is used up: those that hold most make room for the others."""
+        """The common allowance is used up: connections that hold most must make room for the others."""
         found, bytes_ = [], 0
         for session in sorted(holders, key=lambda each: -each.incoming.unfinished.bytes):
             if bytes_ >= self._spare_bytes:
@@ -128,7 +131,7 @@ class UnfinishedWatch:
         )
 
     def _let_through(self, holders: list[Session], left_bytes: int) -> None:
-        # Who was let through least often goes first, if there is not enough for all.
+        # If there is not enough for all, connections that were let through least often come first.
         passes = self._passes
         self._passes = {each.number: passes.get(each.number) or _Pass() for each in holders}
         holders.sort(key=lambda each: self._passes[each.number].count)
@@ -136,7 +139,7 @@ class UnfinishedWatch:
         for session in holders:
             last = self._passes[session.number]
             if left_bytes < PASS_BYTES_MIN:
-                # It cannot be judged by what it has not been let do.
+                # A connection that was not read cannot be judged by its progress.
                 if not last.count:
                     del self._passes[session.number]
                 continue

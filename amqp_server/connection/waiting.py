@@ -21,7 +21,7 @@ async def serve(poller: Poller) -> None:
         while True:
             await trio.lowlevel.wait_readable(poller.fileno())
             while poller.serve():
-                # Others have their turns first.
+                # Let other tasks run first.
                 await trio.lowlevel.checkpoint()
     finally:
         trio.lowlevel.notify_closing(poller.fileno())

@@ -193,7 +193,7 @@ class Direct:
                     answers = self.answers()
         return found[:count]
 
-    async def hand_on(self, queue: Queue, got: Sequence[Got], settled: Callable[[], Awaitable[None]]) -> int:
+    async def hand_on(self, queue: Queue, got: Sequence[Got], synced: Callable[[], Awaitable[None]]) -> int:
         """Give messages that were taken to another queue, and settle those that it has for good; return how many.
 
         The channel is in confirm mode. What the queue refuses is left unsettled.
@@ -208,7 +208,7 @@ class Direct:
             if routed == [True]:
                 tags[number] = each.tag
         with trio.move_on_after(ANSWER_S) as waiting:
-            await settled()
+            await synced()
             taken = await self._confirmed(tags)
         if waiting.cancelled_caught:
             # They go back when the session ends.

@@ -100,7 +100,7 @@ class Slots:
         self._by_user: dict[str, int] = {}
 
     @contextmanager
-    def hold(self, user: str) -> Iterator[None]:
+    def taken(self, user: str) -> Iterator[None]:
         own = self._by_user.get(user, 0)
         if self._requests >= self._requests_max or own >= self._per_user_max:
             raise Refusal(503, "busy", "too many requests at a time")
@@ -174,7 +174,7 @@ class Api:
             return
         try:
             caller = await self._caller(endpoint, request)
-            with self._slots.hold(caller.user.name), _protected(request):
+            with self._slots.taken(caller.user.name), _protected(request):
                 await respond(await self._respond(endpoint, request, caller))
         except Refusal as refusal:
             # Without a slot: it is small, and the client may take its time for it.
@@ -245,7 +245,7 @@ class Api:
         finally:
             # What was answered stays true: the change is on disk before anybody hears of it. So is the part
             # of a change that was refused in its middle.
-            await self._broker.node.settled()
+            await self._broker.node.synced()
 
     def answer(self, question: bytes) -> AsyncGenerator[bytes, None]:
         """Yield this node's part of what another node was asked. See everywhere.ask_others."""

@@ -87,7 +87,7 @@ class ManagedBroker:
         self.groups = ManagedGroups(broker)
         self.exchanges = ManagedExchanges(broker, self._proposals)
         self.bindings = ManagedBindings(broker, self.queues)
-        self.messages = ManagedMessages(broker, self.node.settled)
+        self.messages = ManagedMessages(broker, self.node.synced)
         #: Held from looking whether an administrator is left to the change.
         self.user_changes = trio.Lock()
 

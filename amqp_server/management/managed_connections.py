@@ -100,7 +100,7 @@ class ManagedConnections:
     def ended_traffic(self) -> Traffic:
         """Return what channels of this node have done that are closed, in counters of its own."""
         total = Traffic()
-        total.add(self._broker.ended.traffic)
+        total.add(self._broker.counts.ended.traffic)
         return total
 
     def channels(self, user: str | None = None, stats: Stats | None = None) -> Iterator[ChannelView]:

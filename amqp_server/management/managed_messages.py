@@ -27,10 +27,10 @@ MOVED_AT_ONCE = 100
 
 
 class ManagedMessages:
-    def __init__(self, broker: Broker, settled: Callable[[], Awaitable[None]]) -> None:
-        """`settled` returns when all changes made until then are on disk."""
+    def __init__(self, broker: Broker, synced: Callable[[], Awaitable[None]]) -> None:
+        """`synced` returns when all changes made until then are on disk."""
         self._broker = broker
-        self._settled = settled
+        self._synced = synced
 
     async def publish(
         self,
@@ -134,7 +134,7 @@ class ManagedMessages:
                 got = await self._take_some(direct, source, min(count - moved, MOVED_AT_ONCE))
                 if not got:
                     break
-                taken = await direct.hand_on(queue, got, self._settled)
+                taken = await direct.hand_on(queue, got, self._synced)
                 moved += taken
                 if taken < len(got):
                     return moved, len(got) - taken

@@ -52,7 +52,7 @@ class ManagedNode:
         return watch.memory_bytes, watch.disk_free_bytes, _descriptors(), sockets, syncs.count, syncs.count
 
     def churn(self) -> dict[str, int]:
-        ended = self._broker.ended
+        ended = self._broker.counts.ended
         return {
             "connection_created": ended.connections_created,
             "connection_closed": ended.connections_closed,
@@ -157,7 +157,7 @@ class ManagedNode:
         log.info("the node is stopped by a request of the management API")
         self._node.stop()
 
-    async def settled(self) -> None:
+    async def synced(self) -> None:
         """Return when all changes made until now are on disk."""
         await self._node.commits.barrier()
 

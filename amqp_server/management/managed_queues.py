@@ -43,7 +43,7 @@ class ManagedQueues:
         return (self.view(queue, stats) for queue in self.each(vhost))
 
     def view(self, queue: Queue, stats: Stats | None = None) -> QueueView:
-        host, record = self._broker.host_parts.begun(queue), queue.record
+        host, record = self._broker.background.host_parts.begun(queue), queue.record
         leader = self._broker.hosts.leader(queue)
         members = list(queue.members)
         if not members and self.cluster is None and queue.type.replicated:

@@ -78,7 +78,7 @@ class Measures:
 
     @property
     def ended(self) -> Ended:
-        return self._broker.ended
+        return self._broker.counts.ended
 
     def cluster_name(self) -> str:
         """Return what an operator has called it, or the name of its first node, which is the same on all nodes."""

@@ -125,7 +125,7 @@ class Sampler:
         # First what has ended: who ends meanwhile counts once, and not twice.
         sums = {name: self._ended_of(name) for name in list(self._broker.vhosts)}
         node = Sum(len(NODE_FIELDS))
-        ended = self._broker.ended
+        ended = self._broker.counts.ended
         node.add(len(LENGTHS), (ended.received_bytes, ended.sent_bytes, *traffic_values(ended.traffic)))
         for step in self._steps(sums, node):
             del step

@@ -70,7 +70,7 @@ class LoggedNames:
         if self._number and last >= self._number:
             self._number = 0
             self.fresh = False
-            names.settled(self._host.replica.names)
+            names.logged(self._host.replica.names)
         elif self.fresh:
             self.fresh = False
             names.heard(self._host.replica.names)

@@ -161,7 +161,7 @@ class MemberReaders(MemberSegments):
         before = [batch for batch in read.batches if batch.stop <= low]
         if before and reads == consumer.reads:
             consumer.ahead.extend(before)
-            self._services.hold(consumer, sum([batch.size for batch in before]))
+            self._services.count_held(consumer, sum([batch.size for batch in before]))
             self._serve(consumer)
 
     def _give(self, consumer: StreamConsumer, reads: int, read: Read) -> None:
@@ -169,7 +169,7 @@ class MemberReaders(MemberSegments):
             ends = read.place.base < 0
             consumer.place = None if ends else read.place
             consumer.ahead.extend(read.batches)
-            self._services.hold(consumer, sum([batch.size for batch in read.batches]))
+            self._services.count_held(consumer, sum([batch.size for batch in read.batches]))
             if ends and consumer.reader is None and not consumer.ahead:
                 # The segments end here. What comes next is in memory, or is still to come.
                 reached = max(consumer.next_offset, read.place.offset)

@@ -121,7 +121,7 @@ class NodeNames:
             if key in self.by_key:
                 self._unsent[key] = None
 
-    def settled(self, kept: Mapping[str, Kept]) -> None:
+    def logged(self, kept: Mapping[str, Kept]) -> None:
         """What was sent is in the log, which says this of names."""
         self._under_way = None
         self.heard(kept)

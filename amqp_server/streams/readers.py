@@ -389,7 +389,7 @@ class StreamReaders(QueueHost):
     def _used_up(self, consumer: StreamConsumer, batch: Batch) -> None:
         consumer.reader = None
         if consumer.held_bytes:
-            self._services.hold(consumer, -min(batch.size, consumer.held_bytes))
+            self._services.count_held(consumer, -min(batch.size, consumer.held_bytes))
 
     def _next_batch(self, consumer: StreamConsumer) -> Batch | None:
         """Return the batch with the consumer's next message, or the first one behind it; None if it has to wait."""
@@ -444,7 +444,7 @@ class StreamReaders(QueueHost):
         if reads == consumer.reads:
             consumer.place = read.place
             consumer.ahead.extend(read.batches)
-            self._services.hold(consumer, sum([batch.size for batch in read.batches]))
+            self._services.count_held(consumer, sum([batch.size for batch in read.batches]))
             if read.place.base < 0:
                 # The segments end here. What comes next is in memory, or is still to come.
                 consumer.place = None

@@ -292,7 +292,7 @@ class StreamRemoteHost(StreamHost):
             names.failed()
             self._wait()
             return
-        names.settled(self._kept_in(word))
+        names.logged(self._kept_in(word))
         if names.by_key:
             names.flush(self._progress)
 
@@ -474,7 +474,7 @@ class StreamRemoteHost(StreamHost):
             ]
         if found:
             consumer.ahead.extend(found)
-            self._services.hold(consumer, sum([batch.size for batch in found]))
+            self._services.count_held(consumer, sum([batch.size for batch in found]))
         else:
             consumer.next_offset = max(consumer.next_offset, stop)
         self._serve(consumer)

@@ -103,7 +103,7 @@ class StreamServices:
         self.held: dict[StreamConsumer, None] = {}
         self.held_bytes = 0
 
-    def hold(self, consumer: StreamConsumer, size: int) -> None:
+    def count_held(self, consumer: StreamConsumer, size: int) -> None:
         """A consumer has so much more, or less, in memory that it has read. It used that just now."""
         self.held_bytes += size
         consumer.held_bytes += size

@@ -96,4 +96,4 @@ class StreamConsumer:
         self.reads += 1
         if self.for_group:
             self.sink.let_go()
-        self._services.hold(self, -self.held_bytes)
+        self._services.count_held(self, -self.held_bytes)

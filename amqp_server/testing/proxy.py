@@ -151,7 +151,7 @@ class Proxy:
         dialling.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         dialling.close()
 
-    def turn(self, commands: int) -> bool:
+    def step(self, commands: int) -> bool:
         """Wait for something to do, and do it; True if a command waits."""
         now = time.monotonic()
         reading, writing, pause = self._wanted(now)
@@ -210,7 +210,7 @@ def main() -> None:
     proxy = Proxy()
     unread = b""
     while True:
-        if not proxy.turn(0):
+        if not proxy.step(0):
             continue
         data = os.read(0, READ_BYTES)
         if not data:

@@ -44,6 +44,6 @@ class BodyCache:
                 del self._indexes[group]
 
     def drop_group(self, group: int) -> None:
-        """No entry of the group is needed; what others have is not looked at."""
+        """No entry of the group is needed any more. Touches no other group's entries."""
         for index in list(self._indexes.get(group, ())):
             self.drop(group, index)

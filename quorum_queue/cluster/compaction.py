@@ -48,7 +48,7 @@ def take_snapshot(group: Group) -> None:
             group.snapshotting = False
             return
         group.snapshot_log_bytes += covered
-        # What was applied while it was made is not in it.
+        # Entries applied while it was made are not in it.
         group.snapshot_bytes, group.since_bytes = len(state), group.since_bytes - covered
         group.replicas.store.snapshot(group.id, index, term, pack_state(members, state))
         group.replicas.commits.request(done)

@@ -26,7 +26,8 @@ def find(
     """Return the contents, or None if they have to be fetched first; then `again` is called when they have
     arrived.
 
-    `waits` says of an entry that is not in memory whether its reader waits for the disk, and sees to `again` itself.
+    `waits` returns whether the reader of an entry that is not in memory waits for the disk; it then arranges
+    the call of `again` itself.
 
     Raises BodyGone.
     """

@@ -23,9 +23,9 @@ from quorum_queue.machine.replicated import Applied
 from quorum_queue.machine.run import Run
 from quorum_queue.nothing import NO_DICT
 
-#: All targets of a dead letter have it.
+#: Returned by `next` when all targets of a dead letter have it.
 _SENT: Final = object()
-#: Each sending looks for the lowest position among at most so many held letters.
+#: With more held letters than this, a sending does not look for the lowest position.
 LOOK_MAX: Final = 1_000
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Waiting(NamedTuple):
     run: Run
     reason: Reason
     places: contents.Places
-    #: The queue holds it until its targets have it.
+    #: True if the queue holds it until its targets have it.
     held: bool
 
 
@@ -129,7 +129,7 @@ def _go_on(host: GroupHost) -> None:
 
 
 def hand_over(host: GroupHost, letter: Waiting) -> Iterator[None] | None:
-    """Send it; return what is to be gone through if it has many targets."""
+    """Send a letter; if it has many targets, return an iterator whose steps send it."""
     run, reason, target = letter.run, letter.reason, host.services.dead_letters
     if not letter.held:
         return target.dead_letter(host.queue, run, reason, None)
@@ -139,7 +139,7 @@ def hand_over(host: GroupHost, letter: Waiting) -> Iterator[None] | None:
         if host.ended or not host.group.is_leader:
             return
         if taken:
-            # It counts as sent until that is applied.
+            # The letter counts as sent until that is applied.
             host.submit(("dead_lettered", seq, seq))
         else:
             host.dead_letters_sent.pop(seq, None)

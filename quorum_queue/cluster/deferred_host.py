@@ -27,7 +27,7 @@ class _Publish:
 
     def __init__(self, origin: Any, first: int, last: int, level: int) -> None:
         self.origin = origin
-        #: When they are confirmed; see quorum_queue.machine.attributes.
+        #: Level of confirmation; see quorum_queue.machine.attributes.
         self.level = level
         #: The last batch that carries any of the messages.
         self.batch = 0
@@ -165,11 +165,13 @@ class DeferredHost(QueueHost):
 
     @property
     def _waits_for_all(self) -> bool:
-        """Return whether this host has to find out when all members have a message. Else its home has done that."""
+        """True if this host has to find out when all members have a message. Otherwise its home does that."""
         return False
 
     def _answer_when_all(self, origin: Any, first: int, last: int, *, refused: bool) -> None:
-        """Answer when all members in reach have them, also what was refused: answers come in order."""
+        """Answer when all members in reach have these messages. Refusals wait as well, to keep answers in
+        order.
+        """
         raise NotImplementedError
 
     @property
@@ -186,7 +188,7 @@ class DeferredHost(QueueHost):
             return
         count = len(run.seqs)
         if first_id + count > self._next_ids.get(key, 0):
-            # What a consumer group gives of several streams does not come in the order of ids.
+            # Deliveries of a consumer group from several streams do not come in the order of ids.
             self._next_ids[key] = first_id + count
         if key in self.asking.getting:
             self._got(key, Got(run, first_id))
@@ -285,7 +287,7 @@ class DeferredHost(QueueHost):
         answer_publishes(pending, confirm=self.ended == "deleted")
 
     def _refuse_askers(self, why: Refused) -> None:
-        # First, because who is refused may ask again.
+        # Cleared first, because a refused caller may ask again.
         barriers, self._pending_barriers = self._pending_barriers, []
         super()._refuse_askers(why)
         for done in barriers:

@@ -24,8 +24,7 @@ A node of another version may not know a kind, and then ends the session. So REA
 nodes that have announced the feature for it (`REACH_FEATURE` …) in the handshake of the link. QUERY and TOLD are
 sent once the version of the topology says that all nodes know them, and so are the last four.
 
-A link is authenticated, so only a broken node sends broken bytes: `FrameError` ends its session, and nothing
-else.
+A link is authenticated, so only a broken node sends broken bytes: `FrameError` ends only its session.
 """
 
 from __future__ import annotations
@@ -103,16 +102,16 @@ PERHAPS_SETTLED: Final = b"\x01"
 
 
 # Answers of a SOUGHT about an entry.
-#: Here it is.
+#: Answer with the entry.
 FOUND: Final = 0
-#: It should be on this disk as well, and cannot be read here either.
+#: Answer: the entry should be on this disk as well, but cannot be read here either.
 LOST_HERE: Final = 1
-#: This node's log has another entry there, or none.
+#: Answer: this node's log has another entry there, or none.
 NOT_HERE: Final = 2
-#: This node has applied the entry and does not keep it, or cannot tell whether it is the same.
+#: Answer: this node has applied the entry and no longer keeps it, or cannot tell whether it is the same.
 APPLIED_HERE: Final = 3
-#: Here is the leader's entry at this index (the sender leads); the asker's next readable entry is not in its
-#: log.
+#: Answer with the leader's entry at this index (the sender leads); the asker's next readable entry is not in
+#: its log.
 LEADERS: Final = 4
 
 
@@ -121,7 +120,7 @@ COMMITTED: Final = (1 << 64) - 1
 
 
 class FrameError(Exception):
-    """A peer sent what is no frame of this version."""
+    """A peer sent bytes that are no frame of this version."""
 
 
 class StatePiece(NamedTuple):
@@ -138,9 +137,9 @@ class StatePiece(NamedTuple):
 
 
 class ReachWord(NamedTuple):
-    """What a node tells about its links."""
+    """A node's report about its links."""
 
-    #: Whether groups may be handed over to it. Not while it stops, or its disk accepts no writes.
+    #: True if groups may be handed over to it. False while it stops, or its disk accepts no writes.
     leads: bool
     linked: tuple[str, ...]
 
@@ -164,25 +163,25 @@ class Question(NamedTuple):
     anchor_term: int
 
 
-# Questions to a member of a stream. The number that goes with them is an offset, or a time.
-#: The messages from an offset on; the same, and the answer comes when there are any; what offsets there are.
+# Questions to a member of a stream. Their number is an offset, or a time.
+#: Asks for messages from an offset on; the same, answered when there are any; for the range of offsets.
 ASK_READ, ASK_FOLLOW, ASK_OFFSETS = 0, 1, 2
-#: The offset at which a consumer begins: with the last batch, or with the first one from a time on.
+#: Asks for the offset at which a consumer begins: of the last batch, or of the first one from a time on.
 ASK_LAST, ASK_FIND = 3, 4
-#: Have something noted about names in the log, then tell of names; data has both.
+#: Asks to note something about names in the log, then to tell about names; data has both.
 ASK_NAMES = 5
 # Answers. Only the first one brings something.
-#: Here it is; it is nothing if the offset is that of the next message.
+#: Answer with the messages; empty if the offset is that of the next message.
 TOLD_FOUND = 0
-#: The asked node is no member, or cannot tell yet.
+#: Answer: the asked node is no member, or does not know yet.
 TOLD_ABSENT = 1
-#: The messages at this offset are gone; the first one that is there has `value`.
+#: Answer: the messages at this offset are gone; the first existing one has the offset `value`.
 TOLD_GONE = 2
-#: They are damaged here, up to the offset `value`.
+#: Answer: the messages are damaged here, up to the offset `value`.
 TOLD_DAMAGED = 3
-#: There was no answer: the link broke. Never in a frame.
+#: No answer came, because the link broke. Never in a frame.
 TOLD_NOTHING = 4
-#: No member can read them, up to the offset `value`.
+#: Answer: no member can read the messages, up to the offset `value`.
 TOLD_LOST = 5
 
 
@@ -190,7 +189,7 @@ class StreamWord(NamedTuple):
     """The answer of a member of a stream."""
 
     what: int
-    #: The offset that was asked for.
+    #: The requested offset.
     value: int = 0
     #: The first offset, the one after the last committed message, and the time of the oldest message, 0 for none.
     first: int = 0
@@ -219,7 +218,7 @@ def parse_batch(frame: memoryview) -> tuple[int, bytes]:
 
 
 def early(group: int, term: int, ticket: int, payload: bytes) -> list[bytes]:
-    """`term` is that of the leader, as far as the sender knows; `ticket` comes back with `synced`."""
+    """`term` is the leader's, as the sender knows it; `ticket` comes back with `synced`."""
     return [_EARLY.pack(EARLY, group, term, ticket), payload]
 
 

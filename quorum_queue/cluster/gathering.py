@@ -1,10 +1,10 @@
-"""When a leader makes an entry of the batches that it got: at once, or together with those that come in a
-moment.
+"""Decides when a leader makes an entry of its batches: at once, or together with batches that come a moment
+later.
 
 Even a small entry costs each member a write and a few turns. A single client that waits for each confirm is
-served at once. If many messages come one by one, an entry for each would keep the nodes so busy that all of
-them came later: then the leader puts batches into one entry that came while the last entry was on its way, or
-come within `gather_ms` of it.
+served at once. If many messages come one by one, an entry for each would keep the nodes so busy that all
+messages came later. Then the leader gathers the batches that came while the last entry was on its way, or
+within `gather_ms` of it, into one entry.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 #: The fixed cost of an entry, in bytes of data that cost the same.
 SMALL_ENTRY_BYTES: Final = 16 * 1024
-#: Entries under way at once. Two, so that a publish and the ack of an earlier message need not wait for each
+#: Most entries under way. Two, so that a publish and the ack of an earlier message need not wait for each
 #: other.
 UNDER_WAY_MAX: Final = 2
 
@@ -26,7 +26,8 @@ def waits(group: Group) -> bool:
     if group.machine.single or sum(map(len, group.inbox)) >= SMALL_ENTRY_BYTES:
         return False
     if group.early:
-        # It does not matter to these when others commit; one sync of this disk is for all that came meanwhile.
+        # The commit by other members does not matter to these batches; one sync of this disk serves all that
+        # came meanwhile.
         return group.core.log.stable_index < group.core.last_index
     if group.core.last_index - group.core.commit >= (1 if group.crowded else UNDER_WAY_MAX):
         return True

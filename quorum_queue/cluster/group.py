@@ -29,9 +29,9 @@ T = TypeVar("T")
 ENTRY_OVERHEAD: Final = 64
 
 
-#: Returns whether it will tell, now or later.
+#: Returns whether it will call back, now or later.
 Foresee = Callable[[int, bytes, Callable[[], None]], bool]
-#: Calls back with the snapshot of the moment of the call, now or in a later turn.
+#: Calls back, now or in a later turn, with a snapshot of the moment of this call.
 SnapshotInParts = Callable[[Callable[[bytes], None]], None]
 
 
@@ -50,7 +50,7 @@ class StateMachine(Protocol):
 
     @property
     def awaited(self) -> bool:
-        """Return whether a client of this node waits for changes that other nodes make."""
+        """True if a client of this node waits for changes by other nodes."""
 
     def encode(self, batches: list[bytes]) -> bytes:
         """Make an entry of the batches of nodes. Only called on a leader."""
@@ -61,7 +61,7 @@ class StateMachine(Protocol):
         """An entry without a command for the machine was applied."""
 
     def passed_over(self, index: int) -> None:
-        """An empty entry stands for one that no member can read any more."""
+        """An empty entry took the place of one that no member can read any more."""
 
     def lose_bodies(self, indexes: list[int]) -> None:
         """No member can read these applied entries any more: give up their bodies."""
@@ -70,12 +70,14 @@ class StateMachine(Protocol):
         """Entries were applied, and there are no more for now."""
 
     def covered(self, applied: int) -> int:
-        """Return the entry at which `snapshot` is: the last one applied, or the last one that is stored elsewhere."""
+        """Return the entry that `snapshot` reaches: the last one applied, or the last one stored elsewhere."""
 
     def snapshot(self) -> bytes: ...
 
     def fill(self, state: bytes, peer: str, wanted: Callable[[], bool], then: Callable[[], None]) -> None:
-        """Fetch what a state of `peer`'s refers to and this node lacks, as long as it is wanted; then call `then`."""
+        """Fetch the data that a state from `peer` refers to and this node lacks, as long as it is wanted;
+        then call `then`.
+        """
 
     @property
     def fills_itself(self) -> bool:
@@ -106,7 +108,7 @@ class StateMachine(Protocol):
         """An entry could not be applied, or the log contradicts the leader's: the group must stop on this node."""
 
     def closed(self) -> None:
-        """The group is not open on this node any more, and nothing of it is under way: let go of it."""
+        """The group is closed on this node, and nothing of it is under way: drop the references to it."""
 
 
 class Flight(NamedTuple):
@@ -114,20 +116,21 @@ class Flight(NamedTuple):
 
     number: int
     payload: bytes
-    #: Called with the number when the leader has it, and all before it, on its disk; and what the leader knows it by.
+    #: Called with the number when the leader has it and all earlier ones on its disk; and the ticket by which
+    #: the leader knows it.
     early: Callable[[int], None] | None = None
     ticket: int = 0
 
 
 class Unreached(NamedTuple):
-    """Messages that a majority has, and whose publisher waits until all members in reach have them."""
+    """Messages on a majority, whose publisher waits until all members in reach have them."""
 
-    #: Of their entry.
+    #: Index of their entry.
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs
     origin: Origin
     first: int
     last: int
-    #: The queue did not take them; they wait for the answer of those before them.
+    #: True if the queue refused them; the refusal waits for the answers of earlier messages.
     refused: bool = False
 
     def answer(self, *, confirm: bool) -> None:
@@ -136,7 +139,7 @@ class Unreached(NamedTuple):
 
 
 class EarlyConfirm(NamedTuple):
-    """A batch in a leader's inbox whose node wants to know when it is on this disk."""
+    """A batch in the leader's inbox whose node wants to know when it is on this disk."""
 
     position: int
     node: str
@@ -194,24 +197,25 @@ class Group:
         self.replicas = replicas
         self.core = core
         self.machine = machine
-        #: Batches of this turn, of all nodes, that go into the next entry. All empty lists share one object:
+        #: Batches of this turn from all nodes, for the next entry. All empty lists share one object, because
         #: there may be thousands of idle groups.
         self.inbox: list[bytes] | tuple[()] = ()
         self.early: list[EarlyConfirm] | tuple[()] = ()
         self.unsynced: list[Unsynced] | tuple[()] = ()
-        #: By their index.
+        #: Unreached messages by the index of their entry.
         self.unreached: list[Unreached] | tuple[()] = ()
-        #: The leader, its term, and the highest index of those that it was asked for.
+        #: The asked leader, its term, and the highest index in the question.
         self.asked = ("", 0, 0)
-        #: As the leader: for nodes that have asked, the first and the last index that they wait for.
+        #: As the leader: for nodes that have asked, the first and last index that they wait for.
         self.askers: dict[str, tuple[int, int]] | None = None
         self.flights: list[Flight] | tuple[()] = ()
         #: When the last entry was proposed, and whether it had more than one batch.
         self.proposed_ms = 0
-        #: Terms in which this process led and proposed entries, but for those before the last entry applied.
+        #: Terms in which this process led and proposed entries, without terms before that of the last applied
+        #: entry.
         self.proposed_terms: tuple[int, ...] = ()
         self.crowded = False
-        #: A timer is set for the next entry.
+        #: True if a timer is set for the next entry.
         self.wakes = False
         self.next_number = 1
         #: Leader and term that the flights were sent to.
@@ -224,19 +228,19 @@ class Group:
         self.snapshot_bytes = 0
         #: Bytes of entries applied since the last snapshot.
         self.since_bytes = 0
-        #: Bytes of entries before the snapshot that are kept for a follower.
+        #: Bytes of entries below the snapshot that are kept for a follower.
         self.snapshot_log_bytes = 0
-        #: A snapshot is being made or written.
+        #: True while a snapshot is being made or written.
         self.snapshotting = False
         #: Entries that are no longer needed, to be deleted with the next snapshot.
         self.released: list[int] | tuple[()] = ()
         self.sending: dict[str, Sending] | None = None
         self.receiving: Receiving | None = None
-        #: Who makes ready in parts what an appended entry will bring, if anybody does: told of its index and data, and
-        #: whom to tell when it is ready. How many entries are being made ready: until then none is applied.
+        #: Prepares appended entries in parts, if set: called with index, data, and the function to call
+        #: afterwards. And the number of entries under preparation: until it is 0, none is applied.
         self.foresee: Foresee | None = None
         self.foreseeing = 0
-        #: In the place of the machine's own, where a snapshot takes longer than a turn may.
+        #: Replaces the machine's own `snapshot` if that takes longer than a turn may.
         self.snapshot_in_parts: SnapshotInParts | None = None
 
     def snapshot(self, then: Callable[[bytes], None]) -> None:
@@ -252,12 +256,14 @@ class Group:
 
     @property
     def behind(self) -> bool:
-        """Return whether entries may be committed that are not applied here yet: a leader says so, or none is known."""
+        """True if there may be committed entries that are not applied here yet: the leader says so, or no
+        leader is known.
+        """
         return self.applied < self.core.leader_commit or not self.core.leader
 
     @property
     def informed(self) -> bool:
-        """Return whether all entries are applied that were committed before this node started, or lost touch."""
+        """True if all entries are applied that were committed before this node started, or lost contact."""
         core = self.core
         # An entry of the leader's own term follows the entries that were committed before.
         if not core.leader or core.log.term_at(self.applied) != core.term:
@@ -296,7 +302,9 @@ class Group:
             self.replicas.send(leader, frames.batch(self.id, flight.payload))
 
     def take(self, payload: bytes, early: str = "", ticket: int = 0) -> None:
-        """A batch has reached the leader. A node named by `early` wants to know when it is on the disk here."""
+        """A batch has reached the leader. `early` names a node that wants to know when the batch is on this
+        disk.
+        """
         if early:
             self.early = _grown(self.early, [EarlyConfirm(len(self.inbox), early, ticket)])
         self.inbox = _grown(self.inbox, [payload])
@@ -342,7 +350,8 @@ class Group:
             try:
                 index = self.core.propose(self.machine.encode(inbox[at:end]))
             except TransferInProgress:
-                # They become an entry if the transfer is given up; a new leader gets them from their nodes.
+                # The batches become an entry if the transfer is given up; a new leader gets them from their
+                # nodes.
                 self.inbox = inbox[at:]
                 if early:
                     self.early = [
@@ -384,7 +393,7 @@ class Group:
                 return
 
     def when_all(self, index: int, origin: Origin, first: int, last: int, *, refused: bool = False) -> None:
-        """Answer for messages of the entry at this index, which is applied, when all members in reach have it."""
+        """Answer for messages of the applied entry at this index when all members in reach have it."""
         self.unreached = _grown(self.unreached, [Unreached(index, origin, first, last, refused)])
         self.replicas.touch(self)
 
@@ -399,20 +408,22 @@ class Group:
                 each.answer(confirm=True)
 
     def answer_unreached(self, *, confirm: bool) -> None:
-        """It will not be known here any more whether all have them."""
+        """Answer now: this node will not learn any more whether all members have these messages."""
         unreached, self.unreached = self.unreached, ()
         for each in unreached:
             each.answer(confirm=confirm)
 
     def asks(self, node: str, low: int, high: int) -> None:
-        """As the leader: a node wants to know when all members in reach have the log up to any of these indexes."""
+        """As the leader: note that a node wants to know when all members in reach have the log up to these
+        indexes.
+        """
         askers = self.askers or {}
         askers[node] = low, high
         self.askers = askers
         self.replicas.touch(self)
 
     def forget_askers(self, peer: str) -> None:
-        """The link to this node broke: what was asked is asked again."""
+        """The link to this node broke: it will ask again."""
         if self.askers is not None:
             self.askers.pop(peer, None)
         if self.asked[0] == peer:
@@ -504,7 +515,7 @@ class Group:
 
 
 def _grown(items: list[T] | tuple[()], more: list[T]) -> list[T]:
-    """Return the items with more of them appended: in the same list, if they are one already."""
+    """Return the items with more appended, in the same object if it is a list already."""
     if isinstance(items, list):
         items += more
         return items

@@ -78,8 +78,9 @@ class GroupHost(DeferredHost):
         *,
         declared: Settings | None = None,
     ) -> None:
-        """`declared` are the settings that the machine began with when the queue was declared, if others than `settings`
-        are wanted now: who reads the log from its beginning must begin with them."""
+        """`declared` are the settings with which the machine began when the queue was declared, if `settings`
+        differ: a member that reads the log from its beginning must begin with them.
+        """
         super().__init__(queue, services.turn)
         replicas.finish_letters(queue_id)
         self.queue_id = queue_id
@@ -93,10 +94,10 @@ class GroupHost(DeferredHost):
         self._ahead_ms = -(1 << 62)
         #: By the monotonic clock.
         self._wake_at: int | None = None
-        #: Attaches, gets and purges on their way: batch, verb, key or token.
+        #: Attaches, gets and purges under way: batch, verb, key or token.
         self._asked: list[tuple[int, str, Any]] = []
-        #: Deliveries that wait for a body which the disk has yet to give, or has lost, and all later ones, with
-        #: the places of their bodies.
+        #: Deliveries that wait for a body that is being read or is lost, and all later ones, with the
+        #: locations of their bodies.
         self._deliveries_waiting: list[tuple[Consumer, Run, int, contents.Places]] = []
         self._warming = Warming(
             self,
@@ -108,9 +109,9 @@ class GroupHost(DeferredHost):
         self._gone_after = 0
         #: Dead letters on their way to their targets, by position.
         self.dead_letters_sent: dict[int, None] = {}
-        #: What is to be gone through of one with many targets, before the next one.
+        #: The remaining steps of a letter with many targets, to be taken before the next letter.
         self.dead_letter_parts: Iterator[None] | None = None
-        #: Dead letters that wait for a body in the same way, and all later ones.
+        #: Dead letters that wait for a body, and all later ones.
         self.dead_letters_waiting: list[dead_letters.Waiting] = []
         self.dead_letters_warming = Warming(
             self,
@@ -216,14 +217,14 @@ class GroupHost(DeferredHost):
             self.replicas.close(self.group)
 
     def closed(self) -> None:
-        # These refer to this host: together they would stay, with all messages, until the collector comes.
+        # Break the cycles: only the collector would free them, and all messages with them.
         del self.group, self._warming, self.dead_letters_warming
 
     def begin(self) -> None:
         """The group is open."""
         if self._own != self.replicas.own:
-            # The member failed or left before. The first batch of this start ends the earlier one, of which a get or a
-            # consumer may still be on its way: nobody here would know of its messages.
+            # The member failed or left before. The first batch of this start ends the earlier one, of which a
+            # get or a consumer may still be under way: nothing here would know its messages.
             self.submit(("tick",))
 
     # -- levels of confirmation ------------------------------------------------------------------------------------
@@ -405,7 +406,7 @@ class GroupHost(DeferredHost):
             if held is not None and held.attached:
                 self._attached(key, None)
             elif verb == "attach" and key in self._consumers:
-                # It was refused, and will be again, or it was removed since.
+                # The consumer was refused, and will be again; or it was removed since.
                 self._attach_again(key, self._consumers[key])
             elif verb == "attach":
                 self._attached(key, "the consumer is gone")
@@ -468,7 +469,7 @@ class GroupHost(DeferredHost):
     def _perform(self, applied: Applied, bodies: Bodies) -> None:
         number = applied.batches[-1] if applied.batches else 0
         if applied.configured:
-            # Others may be wanted meanwhile.
+            # Other settings may be wanted meanwhile.
             self._configure()
         if applied.missed:
             self._missed(applied.missed)
@@ -550,11 +551,13 @@ class GroupHost(DeferredHost):
             self._look_for_gone(applied.index)
 
     def _attach_again(self, key: Key, consumer: Consumer) -> None:
-        """Attach a consumer again: the group took this node for down and requeued its messages, but it still exists."""
+        """Attach a consumer again: the group considered this node down and requeued its messages, but the
+        consumer still exists.
+        """
         consumer.next_id = self._returned[key] = self._next_ids.get(key, 0)
         for held, run, first_id, _ in self._deliveries_waiting:
             if held.key[2:] == key:
-                # It gets these messages before any others.
+                # It gets these messages first.
                 consumer.next_id = first_id + len(run.seqs)
         self.submit(("attach", consumer))
 
@@ -611,7 +614,7 @@ class GroupHost(DeferredHost):
             self._turn.schedule(self)
 
     def _read_ahead(self) -> None:
-        """The disk reads what comes next while this is delivered."""
+        """Let the disk read the next bodies while these are delivered."""
         level = self.replica.machine.ready.head_level()
         if level is not None and self.replica.machine.consumers.count:
             find = self.replica.find

@@ -15,6 +15,7 @@ from quorum_queue.boundary import Unit
 from quorum_queue.cluster import events, frames
 from quorum_queue.cluster.events import Events
 from quorum_queue.cluster.ports import Links
+from quorum_queue.cluster.undeclared import UndeclaredQueues
 from quorum_queue.machine.bodies import Bodies
 from quorum_queue.machine.codec import CodecError
 from quorum_queue.machine.consumers import Consumer
@@ -104,10 +105,12 @@ class Guests:
         links: Links,
         turn: GatheringTurn,
         host_of: Callable[[int], Host | None],
+        undeclared: UndeclaredQueues,
     ) -> None:
         self._links = links
         self._turn = turn
         self._host_of = host_of
+        self._undeclared = undeclared
         self._guests: dict[tuple[str, int], Guest] = {}
         self._events: dict[tuple[str, int], Events] = {}
 
@@ -121,19 +124,31 @@ class Guests:
     def received(self, peer: str, frame: memoryview) -> None:
         """Take commands for a queue. Raises frames.FrameError, CodecError."""
         queue_id, payload = frames.parse_queue(frame)
-        entry = decode_entry(encode_entry(0, [payload]))
         host = self._host_of(queue_id)
+        if host is not None and self._undeclared.has(queue_id):
+            # Handle earlier frames first.
+            self.topology_came()
+        if host is None:
+            if self._undeclared.keep(queue_id, peer, frame):
+                return
+            # The peer will take earlier commands for lost, too.
+            self._undeclared.forget(queue_id, peer)
+        entry = decode_entry(encode_entry(0, [payload]))
         for batch in entry.batches:
             guest = self._guests.get((peer, queue_id))
             if guest is None:
                 guest = self._guests[peer, queue_id] = Guest(self, peer, queue_id)
             guest.number = batch.number
             if host is None or host.ended:
-                # The queue has moved, or was deleted, or its declaration has not arrived yet: nothing was
-                # taken.
+                # The queue has moved, or was deleted: nothing was taken.
                 guest.moved()
                 continue
             self._turn.contain(host, self._take_batch, host, guest, batch, entry.bodies)
+
+    def topology_came(self) -> None:
+        """The topology has come further: take the commands for queues that are known now, or never will be."""
+        for peer, frame in self._undeclared.take(lambda queue_id: self._host_of(queue_id) is not None):
+            self.received(peer, memoryview(frame))
 
     def _take_batch(self, host: Host, guest: Guest, batch: Batch, bodies: Bodies) -> None:
         for command in batch.commands:
@@ -205,6 +220,7 @@ class Guests:
 
     def link_down(self, peer: str) -> None:
         """Requeue the messages that the consumers of that node held."""
+        self._undeclared.link_down(peer)
         for name, queue_id in [place for place in self._guests if place[0] == peer]:
             guest = self._guests.pop((name, queue_id))
             guest.gone = True
@@ -219,7 +235,7 @@ class Guests:
 def _done(host: Host, guest: Guest, number: int) -> Callable[..., None]:
     def done(refused: Refused | None = None) -> None:
         if refused is not None and host.ended != "deleted":
-            # Nobody knows what became of it, so it must not look as if it was done.
+            # Its outcome is unknown, so it must not be reported as done.
             guest.moved()
             return
         guest.tell(

@@ -45,8 +45,8 @@ class HandOver:
         #: Nodes that did not take over a group, and until when they get no other, ms; this pause grows.
         self._paused: dict[str, int] = {}
         self._pause_ms: dict[str, int] = {}
-        #: Until when a group is not handed again to a node that got it from here, ms, and the length of that
-        #: pause, by group and node. It is remembered for as long again as links must last to be relied on.
+        #: By group and node: until when the group is not handed to this node again, ms, and the length of
+        #: that pause. Remembered until links have lasted for `steady_ms` afterwards.
         self._given: dict[tuple[int, str], tuple[int, int]] = {}
 
     def tick(self) -> None:

@@ -1,8 +1,8 @@
 """Dead letters that still wait when a quorum queue is deleted, or moves away from this node.
 
-They were in the queue before, so they leave; but their bodies may be on the disk only, and the node is not to stand
-still for it. So they leave in later turns, as the disk gives them, and what is stored of the group goes behind the last
-one. If the node ends meanwhile, they are lost, as other dead letters of at most once are.
+They died before, so they must be sent; but their bodies may be on disk only, and the node must not stand
+still for that. So they leave in later turns, as their bodies are read, and the stored data of the group is
+deleted after the last one. If the node ends meanwhile, they are lost, like other at-most-once dead letters.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from quorum_queue.cluster.dead_letters import Waiting
     from quorum_queue.cluster.group_host import GroupHost
 
-#: All targets of a dead letter have it.
+#: Returned by `next` when all targets of a dead letter have it.
 _SENT: Final = object()
 
 
 class LastLetters:
-    """Of one queue. See quorum_queue.boundary.Unit."""
+    """The remaining dead letters of one queue. See quorum_queue.boundary.Unit."""
 
     __slots__ = (
         "_asked",
@@ -50,7 +50,7 @@ class LastLetters:
         self._turn = host.services.turn
         self._waiting = host.dead_letters_waiting
         self._parts = host.dead_letter_parts
-        #: Entries that the disk has given, and those that it was asked for.
+        #: Entries that were read from disk, and requested ones.
         self._given: dict[int, None] = {}
         self._asked: dict[int, None] = {}
         self._over = False
@@ -60,7 +60,7 @@ class LastLetters:
         self._go_on()
 
     def finish(self) -> None:
-        """Send them all at once: this node is to be a member again, and begins with nothing."""
+        """Send all of them at once: this node becomes a member again, and begins empty."""
         while self._waiting or self._parts is not None:
             self._send_next()
         self._end()
@@ -103,7 +103,7 @@ class LastLetters:
         return found
 
     def _is_at_hand(self, places: Places) -> bool:
-        """True if these can be read without a wait; else all that are next are asked for."""
+        """True if these entries can be read without a wait; otherwise the next ones are requested."""
         if self._asked:
             return False
         bodies = self._replicas.bodies
@@ -124,7 +124,7 @@ class LastLetters:
         return False
 
     def _came(self) -> None:
-        """The disk has given what was asked for."""
+        """The requested entries were read."""
         self._given, self._asked = self._asked, {}
         if not self._over:
             self._turn.contain(self, self._go_on)

@@ -61,7 +61,7 @@ class GivenUp(NamedTuple):
 
     #: Entries that no member can read, or that may be others than those that a member can read.
     entries: int
-    #: Members without a memory, which lose their votes until they are filled.
+    #: Members without memory, which lose their votes until they are filled.
     members: tuple[str, ...]
 
     def __bool__(self) -> bool:
@@ -75,7 +75,7 @@ class _Loss:
 
     def __init__(self) -> None:
         self.waiting: list[Callable[[], None]] = []
-        #: The loss was logged, and the other members are asked for the entry.
+        #: True if the loss was logged, and the other members were asked for the entry.
         self.told = False
         #: The answers of the other members about it in the present sessions.
         self.said: dict[str, int] = {}
@@ -98,7 +98,7 @@ class LostEntries:
 
     def __init__(self, replicas: Replicas) -> None:
         self._replicas = replicas
-        #: By group and index.
+        #: Losses by group and index.
         self._waiting: dict[tuple[int, int], _Loss] = {}
         self._asked_ms = 0
         self._rounds = 0
@@ -218,7 +218,7 @@ class LostEntries:
         return index > group.applied and index not in group.core.log.lost
 
     def _end(self, group_id: int, index: int) -> None:
-        """This entry is no longer needed."""
+        """Stop looking for this entry."""
         loss = self._waiting.pop((group_id, index), None)
         for then in loss.waiting if loss is not None else ():
             then()
@@ -354,7 +354,7 @@ class LostEntries:
         if answer.what != frames.APPLIED_HERE or not answer.term or index not in group.core.log.vague:
             return
         if answer.term < group.core.log.term_at(index):
-            # Terms do not fall in a log, so it is an earlier leader's entry.
+            # Terms never fall within a log, so it is an earlier leader's entry.
             loss.said[peer] = frames.NOT_HERE
         else:
             loss.perhaps[peer] = answer.term
@@ -533,7 +533,7 @@ class LostEntries:
         return self.pass_over(group_id)
 
     def pass_over(self, group_id: int) -> GivenUp:
-        """Give it up on this member."""
+        """Give an entry up on this member."""
         lost, doubt = self.lost_on_all(group_id), self.in_doubt(group_id)
         group = self._replicas.groups[group_id]
         if doubt:
@@ -568,10 +568,10 @@ def _command(group_id: int, first: int) -> str:
     """Return how an operator gives up entries of a group."""
     if group_id:
         return "mqctl cluster accept-loss"
-    # A node that starts answers no command before it has read this log.
+    # A starting node answers no command before it has read this log.
     return f"mqctl cluster accept-loss --topology, or start a node with --accept-topology-loss {first}"
 
 
 def _perhaps(index: int, term: int) -> StoredEntry:
-    """Return, in place of an entry, its term only: it may be another one than the asker's."""
+    """Return only the term of an entry: it may differ from the asker's."""
     return StoredEntry(index, term, 0, b"")

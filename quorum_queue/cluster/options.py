@@ -21,7 +21,7 @@ class ReplicationOptions:
     #: …and not before so many times the snapshot's own size, so that a long queue does not spend its time on
     #: snapshots.
     snapshot_growth: int = 4
-    #: Entries kept for a follower that still lacks them; one that lags further gets a snapshot.
+    #: Entries kept for a follower that still lacks them; a follower that lags further gets a snapshot.
     log_bytes_max: int = 64 * MIB
     #: Size of one piece of a snapshot, and of one answer with entries.
     piece_bytes: int = MIB
@@ -46,7 +46,7 @@ class ReplicationOptions:
     steady_ms: int = 10_000
     #: Groups handed over at one tick because another node reaches more of their voters.
     handover_groups: int = 100
-    #: Messages for groups that this node does not know yet, bytes.
+    #: Messages for groups that this node does not know yet, and likewise commands for such queues, bytes.
     unopened_bytes_max: int = 4 * MIB
     #: Bodies of entries kept in memory for delivery, bytes.
     bodies_bytes: int = 64 * MIB
@@ -56,5 +56,5 @@ class ReplicationOptions:
     lost_entry_report_ms: int = 60_000
     #: Time for a member to begin being filled, before another one may, ms.
     lost_entry_refill_ms: int = 5_000
-    #: The disk is asked for the entries of about so many bytes of bodies at once.
+    #: About so many bytes of bodies are requested from the disk at once.
     read_ahead_bytes: int = MIB

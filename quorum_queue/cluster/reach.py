@@ -1,4 +1,4 @@
-"""Which nodes have links with which, as they tell each other, and which of them reaches most members of a
+"""Tracks which nodes have links with each other, as they report, and which of them reaches most members of a
 group.
 
 Batches go straight to the leader, and entries come straight from it. While one link is dead, the node at one
@@ -50,7 +50,7 @@ class Breaks:
 
 
 class Told:
-    """What one peer has told about its links in the present session."""
+    """A peer's reports about its links in the present session."""
 
     __slots__ = ("breaks", "leads", "linked", "restored_ms")
 
@@ -87,12 +87,12 @@ class Reach:
         self._links = links
         self._clock = clock
         self._leads = leads
-        #: Linked peers that understand REACH, and what they have told.
+        #: Linked peers that understand REACH, with their reports.
         self._told: dict[str, Told] = {}
-        #: What this node told them last.
+        #: This node's last report to them.
         self._said: dict[str, ReachWord] = {}
         self._breaks = Breaks()
-        #: Since when other nodes have links with a node that this one has none with.
+        #: Nodes that other nodes reach and this one does not, with the time when that began.
         self._apart_since: dict[str, int] = {}
 
     # -- frames

@@ -75,7 +75,8 @@ class RemoteHost(DeferredHost):
         self._stats = events.Stats(0, 0, 0, 0)
         #: Barriers that the home has passed, whose publishes it has not on its disk yet: the last publish before each.
         self._unconfirmed_barriers: deque[tuple[int, Callable[..., None]]] = deque()
-        #: The node that answers at present, while the link to it is up, and the first batch that it got.
+        #: The node that serves this host at present, while the link to it is up, and the first batch that it
+        #: got.
         self._session = ""
         self._session_since = 1
 
@@ -134,7 +135,7 @@ class RemoteHost(DeferredHost):
                 if not self._session:
                     self._answered_to = self._last_sent
                     if self._consumers:
-                        # They came from another host, to be attached here.
+                        # They came from another host and were not attached here yet.
                         self._lose_consumers()
                 return
             self._session = home

@@ -1,5 +1,5 @@
-"""All Raft groups of this node, without I/O: passes frames to their cores, and gathers what the cores ask
-for.
+"""All Raft groups of this node, without I/O: passes frames to their cores, and gathers the work that the
+cores request.
 
 In one turn (see amqp_server.turn) the batches that reached a leader become entries, and every dirty group
 returns what to write, send and apply. All writes go into the layer of the next commit (one transaction for
@@ -60,7 +60,7 @@ class Turn(Protocol):
 
 
 class Written(NamedTuple):
-    """What a commit makes durable for one group, and the messages that may leave then."""
+    """The writes of one commit for one group, and the messages that may leave afterwards."""
 
     group: Group
     hard: HardState | None
@@ -70,7 +70,7 @@ class Written(NamedTuple):
 
 
 class Stopped:
-    """A group that has stopped on this node, which watches what the other members do."""
+    """A group that has stopped on this node, with its view of the other members' progress."""
 
     __slots__ = ("applied", "heard_ms")
 
@@ -111,7 +111,7 @@ class Replicas:
         self.contain = boundary.contain
         self.groups: dict[int, Group] = {}
         self.dirty: dict[Group, None] = {}
-        #: What is durable since a group was last carried out.
+        #: Writes that became durable since the group was last carried out.
         self._synced: dict[Group, list[Written]] = {}
         #: Groups that want ticks.
         self.active: dict[Group, None] = {}
@@ -122,9 +122,9 @@ class Replicas:
         self.incarnations: dict[str, int | None] = {node: incarnation}
         self._written: list[Written] = []
         self._writing: deque[int] = deque()
-        #: The disk does not accept writes: this node leads nothing.
+        #: True while the disk does not accept writes: this node leads nothing.
         self.stalled = self._full = False
-        #: This node is about to stop.
+        #: True if this node is about to stop.
         self.draining = False
         self._transfers: dict[Group, None] = {}
         self.unopened = UnopenedGroups(options.unopened_bytes_max)
@@ -136,9 +136,9 @@ class Replicas:
         #: How often a group has forgotten its log since this start.
         self._forgotten: dict[int, int] = {}
         self.bodies = BodyCache(options.bodies_bytes)
-        #: Of groups that are closed: dead letters that are still to leave.
+        #: Dead letters of closed groups that have not been sent yet.
         self.last_letters: dict[int, LastLetters] = {}
-        #: No earlier start of this node gave such a ticket: starts are times in ms.
+        #: Tickets begin with the number of the start, a time in ms, so that no earlier start has used them.
         self._last_ticket = incarnation << 20
         #: Groups that were closed or stopped in this turn.
         self._closed: list[Group] = []
@@ -183,7 +183,7 @@ class Replicas:
                 self.drop(group.id)
 
     def finish_letters(self, group_id: int) -> None:
-        """This node is to be a member of a group: what it has stored as one before goes now."""
+        """This node becomes a member of a group again: delete its stored data of the earlier membership now."""
         letters = self.last_letters.get(group_id)
         if letters is not None:
             letters.finish()
@@ -232,7 +232,7 @@ class Replicas:
         self._closed.append(group)
 
     def leave(self, group_id: int) -> None:
-        """This node is no longer a member of a group. It may become one again."""
+        """This node has left a group. It may become a member again."""
         self._left[group_id] = self._left.get(group_id, 0) + 1
 
     def own_in(self, group_id: int) -> tuple[str, int]:
@@ -309,7 +309,7 @@ class Replicas:
             group_id, term, ticket, payload = frames.parse_early(frame)
             group = self.groups.get(group_id)
             if group is not None and group.is_leader and peer in group.core.members.everyone():
-                # Of an earlier term some may not have arrived, which come again.
+                # Batches of an earlier term may not all have arrived; they will come again.
                 group.take(payload, peer if term == group.core.term else "", ticket)
         elif kind in (frames.SYNCED, frames.AWAIT, frames.REACHED):
             self._received_about_levels(peer, kind, frame)
@@ -385,7 +385,7 @@ class Replicas:
                     self.contain(group, transfer.receive_state, group, peer, piece)
 
     def topology_came(self, index: int) -> None:
-        """The topology has come to this index: drop frames for groups that do not exist by then."""
+        """The topology has reached this index: drop frames for groups that do not exist by then."""
         self.unopened.topology_index = index
         self._take_pieces()
         self.unopened.forget()
@@ -459,7 +459,7 @@ class Replicas:
         return dirty
 
     def touch_again(self, groups: Iterable[Group]) -> None:
-        """An earlier turn had no time for these."""
+        """Note groups that an earlier turn had no time for."""
         self.dirty.update(dict.fromkeys(groups))
 
     def carry_out(self, group: Group, turn: Turn) -> None:
@@ -491,7 +491,7 @@ class Replicas:
         self.touch(group)
 
     def _foresee(self, group: Group, foresee: Foresee, entries: tuple[Entry, ...]) -> None:
-        """Have made ready what takes long of these entries, which are not committed yet."""
+        """Prepare slow parts of these entries before they are committed."""
 
         def is_ready() -> None:
             group.foreseeing -= 1
@@ -540,7 +540,7 @@ class Replicas:
         return bool(ready.committed)
 
     def _ask(self, group: Group, low: int, high: int) -> None:
-        """Have the disk give these entries of the log."""
+        """Let the disk read these entries of the log."""
 
         def came() -> None:
             if self.groups.get(group.id) is group:
@@ -574,14 +574,14 @@ class Replicas:
             for each in written:
                 group = each.group
                 if self.groups.get(group.id) is group:
-                    # There may be thousands of them, and a turn that has no time for them all.
+                    # There may be thousands, and the turn may have no time for all.
                     self._synced.setdefault(group, []).append(each)
                     self.touch(group)
 
         self.commits.request(done)
 
     def _after_sync(self, written: Written) -> None:
-        """What a group has written is durable."""
+        """A group's writes are durable."""
         group, hard, index, term, messages = written
         if hard is not None:
             group.core.hard_written(hard)

@@ -1,4 +1,4 @@
-"""A snapshot as it is stored: who the members of the group are, then the machine's state."""
+"""The stored form of a snapshot: the members of the group, then the machine's state."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Sending:
         self.index = index
         self.log_term = log_term
         self.members = members
-        #: None while it is being made.
+        #: The state; None while it is being made.
         self.state: bytes | None = None
         self.offset = 0
         self.moved_at = now_ms
@@ -82,14 +82,14 @@ class Receiving:
         self.log_term = piece.log_term
         self.members = piece.members
         self.state = bytearray()
-        #: Entries that this node may have, and has yet to look for on its disk.
+        #: Entries that this node may have, and has not looked for on its disk yet.
         self.unchecked: deque[int] = deque()
-        #: Entries still to be requested, and those requested.
+        #: Entries to be requested, and requested ones.
         self.wanted: deque[int] = deque()
         self.asked: dict[int, None] = {}
         #: Entries that the leader lacks, and may rightly lack: see frames.PERHAPS_SETTLED.
         self.missing: list[int] = []
-        #: It waits for the disk, or for the next turn, to look for entries.
+        #: True if the search for entries waits for the disk, or for the next turn.
         self.checking = False
         self.storing = False
         self.moved_at = now_ms
@@ -174,7 +174,7 @@ def _matched(group: Group, to: str) -> int:
 
 
 def ended(group: Group, to: str, *, ok: bool) -> None:
-    """A transfer is over: release what was kept for it."""
+    """A transfer is over: release the entries kept for it."""
     sending = (group.sending or {}).pop(to, None)
     if sending is None:
         return
@@ -360,7 +360,7 @@ def receive_entries(group: Group, peer: str, found: list[frames.StoredEntry]) ->
 
 
 def _store(group: Group, receiving: Receiving) -> None:
-    """All has arrived: make it durable, then replace state and log."""
+    """Everything has arrived: make it durable, then replace state and log."""
     replicas, core = group.replicas, group.core
     index, term = receiving.index, receiving.log_term
     if (

@@ -30,7 +30,7 @@ class UnopenedGroups:
     def may_come(self, group_id: int) -> bool:
         """Return whether a group may still be opened here: its declaration is not applied yet.
 
-        The topology's own group has none, and opens when the node has noted which cluster it belongs to.
+        The topology's own group has no declaration, and opens when the node has noted its cluster.
         """
         declared_at = index_of(group_id)
         return declared_at > self.topology_index or group_id == TOPOLOGY or group_id in self.expected
@@ -65,7 +65,7 @@ class UnopenedGroups:
             yield peer, piece
 
     def forget(self) -> None:
-        """The topology has come so far: drop frames for groups that do not exist by now."""
+        """The topology has advanced: drop frames for groups that do not exist by now."""
         for group_id in [group_id for group_id in self._messages if not self.may_come(group_id)]:
             self._bytes -= sum(size for _, size in self._messages.pop(group_id))
         for group_id in [group_id for group_id in self._pieces if not self.may_come(group_id)]:

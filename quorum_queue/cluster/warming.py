@@ -1,4 +1,6 @@
-"""Bodies that one reader of a quorum queue wants next, asked of the disk ahead, so that nobody waits for the disk."""
+"""Requests the next bodies for one reader of a quorum queue from the disk, so that the loop never waits for
+it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Warming:
-    """The entries that the disk has given, and those that it was asked for."""
+    """Entries that were read from disk, and requested ones."""
 
     __slots__ = ("_asked", "_go_on", "_host", "_wanted", "given")
 
@@ -24,7 +26,7 @@ class Warming:
         wanted: Callable[[], Iterable[tuple[Run, Places]]],
         go_on: Callable[[], None],
     ) -> None:
-        """`wanted` returns what is read next, in order; `go_on` reads it."""
+        """`wanted` returns the entries to be read next, in order; `go_on` reads them."""
         self._host = host
         self._wanted = wanted
         self._go_on = go_on
@@ -32,7 +34,7 @@ class Warming:
         self._asked: dict[int, None] = NO_DICT
 
     def waits(self, index: int) -> bool:
-        """True if an entry cannot be read without a wait: then all that is wanted next is asked for, and waits."""
+        """True if an entry cannot be read without a wait: then the next entries are requested."""
         if index in self.given:
             return False
         if not self._asked:
@@ -59,13 +61,13 @@ class Warming:
         self._host.failed(error)
 
     def _warmed(self) -> None:
-        """The disk has given what was asked for."""
+        """The requested entries were read."""
         self.given, self._asked = self._asked, NO_DICT
         self.go_on()
 
 
 def spans(indexes: Iterable[int]) -> list[tuple[int, int]]:
-    """First and last of each row of neighbours."""
+    """First and last index of each row of neighbours."""
     found: list[tuple[int, int]] = []
     for index in sorted(indexes):
         if found and found[-1][1] + 1 == index:

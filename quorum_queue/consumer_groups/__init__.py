@@ -1,1 +1,3 @@
-"""Consumer groups over streams: who reads which partition, and how far the group is. Pure. See docs/streams.md."""
+"""Consumer groups over streams: the assignment of partitions to members, and the progress of the group. Pure.
+See docs/streams.md.
+"""

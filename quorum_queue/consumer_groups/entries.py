@@ -1,4 +1,4 @@
-"""What the log of a consumer group holds, and its state as bytes.
+"""Entries of a consumer group's log, and its state, as bytes.
 
     entry   u8 version | u64 now_ms | batches of nodes, each with its length before it
     batch   of one node, in msgpack: whose it is, and its commands
@@ -25,7 +25,7 @@ from typing import Any
 
 import msgspec
 
-#: Of entries and of states.
+#: Version of entries and of states.
 VERSION = 1
 _ENTRY = struct.Struct(">BQ")
 _LENGTH = struct.Struct(">I")
@@ -38,11 +38,11 @@ KEYED = frozenset({"attach", "detach", "limit", "get", "sent", "settle", "return
 
 
 class CodecError(Exception):
-    """The bytes are nothing that this version knows."""
+    """The bytes are not an entry or a state that this version knows."""
 
 
 class NodeBatch(msgspec.Struct, array_like=True, frozen=True):
-    """What one node has to say in one of its turns."""
+    """The commands of one node from one of its turns."""
 
     node: str
     #: The start of the node.
@@ -59,12 +59,12 @@ class PartitionState(msgspec.Struct, array_like=True, frozen=True):
     number: int
     cursor: int
     generation: int
-    #: From, to, how often it came back; and why it died, and the number of the first death.
+    #: From, to, number of returns; for dead messages also the reason, and the number of the first death.
     returned: list[tuple[int, int, int]]
     dead: list[tuple[int, int, int, str, int]]
-    #: The place of its owner among the members; below zero if it has none.
+    #: Index of its owner among the members; below zero if there is none.
     owner: int
-    #: Who was handed something of it last, as long as somebody holds any.
+    #: The member that got deliveries of it last, as long as a member holds any.
     holder: tuple[str | int | bool | None, ...]
 
 
@@ -73,12 +73,12 @@ class MemberState(msgspec.Struct, array_like=True, frozen=True):
     prefetch: int
     next_id: int
     sent: int
-    #: First id, stream, from, to, how often it came back, when it was handed out.
+    #: First id, stream, from, to, number of returns, time of delivery.
     portions: list[tuple[int, int, int, int, int, int]]
 
 
 class GroupState(msgspec.Struct, array_like=True, frozen=True):
-    """All that a replica has."""
+    """The whole state of a replica."""
 
     version: int
     applied: int
@@ -89,7 +89,7 @@ class GroupState(msgspec.Struct, array_like=True, frozen=True):
     members: list[MemberState]
     leaving: list[MemberState]
     getters: list[MemberState]
-    #: Who waits for single messages, its next delivery id, and how many are wanted.
+    #: Getters of single messages, with the next delivery id and the number of wanted messages.
     getting: list[tuple[tuple[str | int | bool | None, ...], int, int]]
     #: Node, incarnation and number of the last batch.
     batches: list[tuple[str, int, int]]
@@ -103,7 +103,7 @@ _state_decoder = msgspec.msgpack.Decoder(GroupState)
 
 
 def encode_batch(node: str, incarnation: int, number: int, commands: Iterable[Command]) -> bytes:
-    """Return what a node sends to the leader. Keys are those on this node."""
+    """Encode a node's batch for the leader. Keys are those on this node."""
     keys: dict[Key, int] = {}
     encoded: list[Command] = []
     for command in commands:

@@ -1,8 +1,9 @@
-"""One consumer group: its members, what each holds, and what becomes of it.
+"""One consumer group: its members, and their deliveries.
 
-A partition is given to one member, its owner. When it is given to another one, because members came or went, the one
-before keeps what it holds until it is settled, and the new owner gets nothing until then. So no message is at two members,
-and nothing overtakes. A member that is gone holds nothing: what it had comes back at once.
+A partition is assigned to one member, its owner. When it is assigned to another one, because members came or
+went, the former owner keeps its deliveries until they are settled, and the new owner gets nothing until then.
+So no message is with two members, and none overtakes another one. A member that is gone holds nothing: its
+deliveries come back at once.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ Key = tuple[Any, ...]
 
 
 class Portion:
-    """Neighbours of one partition that a member holds, by its own consecutive delivery ids.
+    """Consecutive messages of one partition that a member holds, with its own consecutive delivery ids.
 
-    `offsets` are those of the messages; the last one stands for all that has gone behind it, up to `stop`.
+    `offsets` are those of the messages; the last one also stands for missing messages behind it, up to
+    `stop`.
     """
 
     __slots__ = ("at_ms", "attempts", "offsets", "partition", "stop")
@@ -34,7 +36,7 @@ class Portion:
         self.offsets = offsets
         self.stop = stop
         self.attempts = attempts
-        #: When it was handed out.
+        #: Time of delivery.
         self.at_ms = at_ms
 
     @property
@@ -49,7 +51,7 @@ class Portion:
 
 
 class Member:
-    """One consumer, or one that gets messages one by one: who does that owns no partition."""
+    """One consumer, or one that gets messages one by one; such a one owns no partition."""
 
     __slots__ = (
         "_portions",
@@ -80,10 +82,12 @@ class Member:
         channel: Key | None = None,
         ahead_max: int = 0,
     ) -> None:
-        """`channel` is who else may have what this one may; None: the key begins with connection and channel."""
+        """`channel` identifies consumers that share their limits; None: the key begins with connection and
+        channel.
+        """
         self.key = key
         self.channel: Key = key[:2] if channel is None else channel
-        #: Messages that may be on their way to it; 0 is unlimited. Those below `sent` have been sent.
+        #: Limit of messages on their way to it; 0 is unlimited. Messages below the id `sent` have been sent.
         self.ahead_max = ahead_max
         self.sent = 0
         #: Messages that it may hold; 0 is unlimited.
@@ -91,7 +95,7 @@ class Member:
         self.no_ack = no_ack
         self.window = window
         self.sink = sink
-        #: The way to the client is full.
+        #: True while the client's outbox is full.
         self.paused = paused
         self.next_id = 0
         self.count = 0
@@ -100,7 +104,7 @@ class Member:
         self._portions: list[Portion] = []
 
     def room(self) -> int:
-        """Return how many messages it may take now."""
+        """Number of messages that it may take now."""
         if self.paused:
             return 0
         room = self.prefetch - self.count if self.prefetch and not self.no_ack else UNLIMITED
@@ -110,15 +114,15 @@ class Member:
 
     @property
     def oldest_ms(self) -> int | None:
-        """When the oldest delivery that it holds was handed out."""
+        """Time of the oldest delivery that it holds."""
         return self._portions[0].at_ms if self._portions else None
 
     def portions(self) -> list[tuple[int, Portion]]:
-        """Return what it holds, with the id of the first delivery of each."""
+        """Return its portions, with the id of the first delivery of each."""
         return list(zip(self._starts, self._portions, strict=True))
 
     def put(self, first: int, portion: Portion) -> None:
-        """It holds this, by these ids, which are higher than those before."""
+        """Note a portion with these ids, which are higher than all before."""
         self._starts.append(first)
         self._portions.append(portion)
         self._counted(len(portion.offsets))
@@ -183,7 +187,7 @@ class Dead(NamedTuple):
 
 
 class Group:
-    """See above. What a call changes is noted in `changed`, `freed`, `roomy` and `dead`, for the caller to take."""
+    """See above. Calls note their changes in `changed`, `freed`, `roomy` and `dead`, for the caller to take."""
 
     __slots__ = (
         "_free",
@@ -203,15 +207,16 @@ class Group:
     def __init__(self, delivery_limit: int | None = None) -> None:
         """`delivery_limit`: a message dies when it came back more often; None is no limit."""
         self.delivery_limit = delivery_limit
-        #: By the ids of their streams, in order.
+        #: Partitions by the ids of their streams, in order.
         self.partitions: dict[int, Partition] = {}
-        #: Who shares the partitions; and who does not any more, but holds messages; and who gets them one by one.
+        #: Members that share the partitions; former members that still hold messages; and getters of single
+        #: messages.
         self.members: dict[Key, Member] = {}
         self.leaving: dict[Key, Member] = {}
         self.getters: dict[Key, Member] = {}
-        #: Counts the ways in which partitions were shared out.
+        #: Counts assignments of the partitions.
         self.generation = 0
-        #: Partitions whose place is another one, and those that may be served again.
+        #: Partitions with a changed position, and partitions that may be served again.
         self.changed: dict[Partition, None] = {}
         self.freed: dict[Partition, None] = {}
         #: Members that may have more room.
@@ -223,12 +228,12 @@ class Group:
     # -- partitions ------------------------------------------------------------------------------------------------
 
     def add(self, partition: Partition) -> None:
-        """There is one more partition."""
+        """Add a partition."""
         self.partitions[partition.stream_id] = partition
         self._uneven = True
 
     def remove(self, stream_id: int) -> Partition:
-        """The stream of a partition is gone, and so is all that is known of it."""
+        """The stream of a partition is gone: forget the partition."""
         partition = self.partitions.pop(stream_id)
         self._forget_held(partition)
         self._give(partition, None)
@@ -238,7 +243,7 @@ class Group:
         return partition
 
     def begin(self, partition: Partition, offset: int, pending: Iterable[Span] = ()) -> None:
-        """Begin here; what was handed out before and not settled comes first."""
+        """Begin at this offset; earlier deliveries that were not settled come first."""
         partition.cursor = offset
         limit = self.delivery_limit
         for span in pending:
@@ -250,14 +255,14 @@ class Group:
         self.freed[partition] = None
 
     def move(self, partition: Partition, offset: int) -> None:
-        """Go on at this offset. Deliveries of the partition that members hold are forgotten."""
+        """Go on at this offset. Forget the members' deliveries of the partition."""
         self._forget_held(partition)
         partition.move(offset)
         self._change(partition)
         self.freed[partition] = None
 
     def skip_unread(self, partition: Partition, first: int, stop: int) -> int:
-        """Pass over all that is to be handed out of a stream with these offsets; return how many messages that are."""
+        """Skip all undelivered messages of a stream with these offsets; return their number."""
         count = partition.unread(first, stop)
         partition.returned.clear()
         partition.cursor = max(partition.cursor, stop)
@@ -283,7 +288,7 @@ class Group:
         return self.members.get(key) or self.leaving.get(key) or self.getters.get(key)
 
     def leave(self, key: Key, *, gone: bool) -> None:
-        """A member gets nothing more. If it is gone, what it holds comes back."""
+        """A member gets nothing more. If it is gone, its deliveries come back."""
         member = self.members.pop(key, None)
         if member is not None:
             self._uneven = True
@@ -296,7 +301,9 @@ class Group:
             self._give_back(member.take_all())
 
     def rebalance(self) -> bool:
-        """Share the partitions out if members or partitions are others than before; return whether that changed."""
+        """Assign the partitions anew if members or partitions have changed; return whether an assignment
+        changed.
+        """
         if not self._uneven:
             return False
         self._uneven = False
@@ -306,7 +313,7 @@ class Group:
         for partition in partitions:
             owner = partition.owner
             if owner is None or owner.key not in self.members:
-                # Who still holds messages of it need not let go of it.
+                # A member that still holds messages of it need not give them up.
                 owner = partition.holder
             if owner is not None:
                 owners[partition] = owner
@@ -319,7 +326,7 @@ class Group:
         return bool(changes)
 
     def settled_down(self) -> None:
-        """Members and partitions were put in as they were, shared out."""
+        """Members and partitions were restored with their assignments."""
         self._uneven = False
 
     def _give(self, partition: Partition, member: Member | None) -> None:
@@ -343,9 +350,10 @@ class Group:
         attempts: int,
         now_ms: int,
     ) -> int:
-        """Hand messages to a member; return the id of the first delivery.
+        """Deliver messages to a member; return the id of the first delivery.
 
-        The last one stands for all that has gone behind it, up to `stop`. Without acks they are done at once.
+        The last one also stands for missing messages behind it, up to `stop`. Without acks they are settled
+        at once.
         """
         low = offsets[0]
         partition.take_out(low, stop)
@@ -369,7 +377,9 @@ class Group:
         self._has_room(member)
 
     def give_back(self, key: Key, low: int, high: int, *, seen: bool = True) -> None:
-        """Deliveries come back to their places, before all that is newer. `seen`: they may have come to the client."""
+        """Deliveries come back to their places, before all newer messages. `seen`: the client may have got
+        them.
+        """
         member = self.find(key)
         if member is not None:
             self._give_back(member.take(low, high), 1 if seen else 0)
@@ -390,7 +400,7 @@ class Group:
             self.freed[partition] = None
 
     def discard(self, key: Key, low: int, high: int) -> None:
-        """Deliveries were refused for good."""
+        """Deliveries were rejected for good."""
         member = self.find(key)
         for portion in member.take(low, high) if member is not None else ():
             partition = portion.partition
@@ -405,7 +415,7 @@ class Group:
         self.dead.append(Dead(partition, span, reason))
 
     def buried(self, partition: Partition, low: int, stop: int) -> None:
-        """Messages that have died are where dead letters go."""
+        """The targets have got these dead messages."""
         partition.dying.take(low, stop)
         self._change(partition)
 
@@ -429,13 +439,13 @@ class Group:
         self.changed[partition] = None
 
     def stuck(self, before_ms: int) -> list[Member]:
-        """Return who holds a delivery that was handed out before."""
+        """Return the members with a delivery older than this."""
         return [
             each for each in self._holders() if each.oldest_ms is not None and each.oldest_ms <= before_ms
         ]
 
     def due_ms(self) -> int | None:
-        """Return when the oldest delivery was handed out."""
+        """Return the time of the oldest delivery."""
         times = [each.oldest_ms for each in self._holders()]
         return min([time for time in times if time is not None], default=None)
 

@@ -1,8 +1,8 @@
-"""How far a group is in one partition of a stream.
+"""The progress of a group in one partition of a stream.
 
-Offsets below `cursor` were handed out once. Of these, some are held by a member, some have come back and come next, and
-some have died and are on their way to the dead letters. All others were acked. The committed offset is what is before all
-of that, so it follows, and what was acked behind a gap is known as well.
+Offsets below `cursor` were delivered once. Some of these are with a member, some were returned and come next,
+and some have died and are on their way to the dead letters. All others were acked. The committed offset is
+below all of those, so it follows from them, and acks behind a gap are known as well.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from quorum_queue.consumer_groups.group import Member
 
-#: The cursor of a partition whose beginning is still looked up.
+#: The cursor of a partition whose first offset is still being looked up.
 UNKNOWN = -1
-#: Where what was never handed out ends.
+#: End of the undelivered messages.
 ENDLESS = 1 << 62
 
 
 class Span(NamedTuple):
-    """Messages with the offsets from `low` up to `stop`, which were handed out and came back so many times."""
+    """Messages with the offsets from `low` up to `stop`, which were delivered and returned so many times."""
 
     low: int
     stop: int
@@ -28,14 +28,14 @@ class Span(NamedTuple):
 
 
 class Spans:
-    """Spans in order, none over another."""
+    """Disjoint spans in order."""
 
     __slots__ = ("_lows", "_spans", "count")
 
     def __init__(self) -> None:
         self._lows: list[int] = []
         self._spans: list[Span] = []
-        #: Offsets in all of them.
+        #: Number of offsets in all spans.
         self.count = 0
 
     def __len__(self) -> int:
@@ -95,7 +95,7 @@ class Spans:
 
 
 class Partition:
-    """One partition of a group. Its stream is known by an id, which is another one if the stream was declared anew."""
+    """One partition of a group. Its stream has an id, which changes if the stream is declared anew."""
 
     __slots__ = (
         "cursor",
@@ -112,20 +112,20 @@ class Partition:
 
     def __init__(self, stream_id: int, name: str, number: int) -> None:
         self.stream_id = stream_id
-        #: Of its stream.
+        #: Name of its stream.
         self.name = name
-        #: Under which it is stored.
+        #: Key under which it is stored.
         self.number = number
-        #: The offset of the first message that was never handed out.
+        #: The offset of the first message that was never delivered.
         self.cursor = UNKNOWN
         self.held = Spans()
         self.returned = Spans()
         self.dying = Spans()
-        #: The member that it was given to, and the one that holds messages of it: another one for as long as that has not
-        #: settled them. Only then the new one gets any.
+        #: Its owner, and the member that holds messages of it. These differ until a former owner has settled
+        #: its messages; only then the new owner gets any.
         self.owner: Member | None = None
         self.holder: Member | None = None
-        #: Of the group, when somebody else became active here.
+        #: The group's count of assignments when the active member last changed.
         self.generation = 0
 
     @property
@@ -147,18 +147,22 @@ class Partition:
         return len(self.held) + len(self.returned) + len(self.dying)
 
     def active(self) -> Member | None:
-        """Return the member that may be handed messages now."""
+        """Return the member that may get messages now."""
         return self.owner if self.owner is not None and self.is_open_to(self.owner) else None
 
     def is_open_to(self, member: Member) -> bool:
-        """Return whether this member may be handed messages: nobody else has any, and it is nobody else's."""
+        """True if this member may get messages: no other member holds any, and no other one owns the
+        partition.
+        """
         for other in (self.owner, self.holder):
             if other is not None and other.channel != member.channel:
                 return False
         return True
 
     def passed(self, low: int, stop: int) -> bool:
-        """There is no message from `low` up to `stop`, which were to be read: they are gone. Return whether some were."""
+        """Skip the offsets from `low` up to `stop`: no messages with them exist any more. Return whether some
+        were to be read.
+        """
         gone = self.returned.take(low, stop) if self.returned else []
         if low <= self.cursor < stop:
             self.cursor = stop
@@ -166,28 +170,28 @@ class Partition:
         return bool(gone)
 
     def upcoming(self) -> Span:
-        """Return what may be handed out next."""
+        """Return the span to deliver next."""
         return self.returned.first if self.returned else Span(self.cursor, ENDLESS, 0)
 
     def take_out(self, low: int, stop: int) -> None:
-        """These are handed out now."""
+        """Remove offsets that are delivered now."""
         self.returned.take(low, stop)
         self.cursor = max(self.cursor, stop)
 
     def move(self, offset: int) -> None:
-        """Go on at this offset, as if all before was acked and nothing behind was ever handed out."""
+        """Go on at this offset, as if everything before were acked and nothing behind were ever delivered."""
         self.cursor = offset
         self.returned.clear()
         self.dying.clear()
 
     def unread(self, first: int, stop: int) -> int:
-        """Return how many messages are to be handed out of a stream that has these offsets."""
+        """Return the number of undelivered messages of a stream with these offsets."""
         if self.cursor < 0:
             return 0
         return max(stop - max(self.cursor, first), 0) + self.returned.count
 
     def pending(self) -> list[Span]:
-        """Return what was handed out and is not done, in order."""
+        """Return the delivered offsets that are not settled, in order."""
         return sorted(self.held.all() + self.returned.all() + self.dying.all())
 
 

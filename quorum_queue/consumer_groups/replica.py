@@ -1,11 +1,13 @@
-"""The replica of a consumer group on each member of its Raft group: the group, and what replication adds. Pure.
+"""The replica of a consumer group on each member of its Raft group: the group, and the state that replication
+adds. Pure.
 
-Every replica applies the same entries and comes to the same state; every node then hands its own consumers what they were
-given. The state has only names of them: a consumer is its key, which begins with its node and that node's start.
+Every replica applies the same entries and comes to the same state; every node then delivers to its own
+consumers. The state only has their keys, which begin with the node and that node's start.
 
-The leader is the coordinator: it knows how far the streams are, and proposes what to hand to whom. A proposal may come too
-late, because a member has gone or something has come back meanwhile. It is looked at when it is applied, and then nothing
-comes of it. So whatever a leader knew, a partition has one member at a time, and no message is handed out twice at once.
+The leader is the coordinator: it knows the ends of the streams, and proposes deliveries. A proposal may come
+too late, because a member has gone or a message was returned meanwhile. It is checked when it is applied, and
+then has no effect. So whatever a leader knew, a partition has one member at a time, and no message is with
+two members at once.
 
 A node numbers its batches, and replicas apply them only in order (see quorum_queue.machine.replicated).
 """
@@ -31,15 +33,17 @@ from quorum_queue.consumer_groups.group import Group, Member, Portion
 from quorum_queue.consumer_groups.partition import UNKNOWN, Partition, Span
 from quorum_queue.machine.effects import Reason
 
-#: Messages that may be on their way to one member. It says how far they are after each half of that. The same on all
-#: nodes, as all that entries do.
+#: Messages that may be on their way to one member, which reports after each half of that. The same on all
+#: nodes, because it affects the state.
 AHEAD_MAX = 4096
 #: Higher than any delivery id.
 _ALL_IDS = 1 << 62
 
 
 class Handed(NamedTuple):
-    """Messages that a consumer of this node was given: those from `low` up to `stop`, by consecutive ids from `first` on."""
+    """A delivery to a consumer of this node: messages from `low` up to `stop`, with consecutive ids from
+    `first` on.
+    """
 
     key: Key
     stream_id: int
@@ -50,10 +54,10 @@ class Handed(NamedTuple):
 
 
 class Death(NamedTuple):
-    """Messages that have died and are on their way to where dead letters go.
+    """Messages that have died and are on their way to the dead-letter targets.
 
-    Deaths are numbered, and these have consecutive numbers from `first` on. So a target knows a letter that comes again,
-    and a message that dies once more after a reset is another letter.
+    Deaths are numbered, and these have consecutive numbers from `first` on. So a target recognises a repeated
+    letter, and a message that dies once more after a reset is a new letter.
     """
 
     partition: Partition
@@ -63,7 +67,7 @@ class Death(NamedTuple):
 
 
 class Applied:
-    """What an entry means for this node."""
+    """The effects of an entry on this node."""
 
     __slots__ = (
         "attached",
@@ -79,22 +83,23 @@ class Applied:
     )
 
     def __init__(self) -> None:
-        #: Own batches that were applied, and own ones in an entry that no member can read any more.
+        #: Own batches that were applied, and own batches in an entry that no member can read any more.
         self.numbers: list[int] = []
         self.missed = range(0)
-        #: Own consumers that asked to be attached, and why they were not.
+        #: Outcomes of own attaches: refusals, or None.
         self.attached: list[tuple[Key, str | None]] = []
         self.handed: list[Handed] = []
-        #: Own getters that get nothing.
+        #: Own getters without a message.
         self.got_nothing: list[Key] = []
         #: (token, messages) of own purges, and tokens of own moves.
         self.purged: list[tuple[int, int]] = []
         self.moved: list[int] = []
-        #: Own consumers that were removed because the group took the node for down; nothing of `handed` is theirs.
+        #: Own consumers that were removed because the group considered the node down; `handed` has nothing
+        #: for them.
         self.gone: list[Key] = []
         #: Own consumers that have lost their places for good.
         self.lost: list[Key] = []
-        #: Streams of which nobody holds any more what was handed out in earlier entries.
+        #: Streams whose earlier deliveries are all settled or returned.
         self.forgotten: list[int] = []
 
 
@@ -117,19 +122,19 @@ class Replica:
     )
 
     def __init__(self, delivery_limit: int | None, *, dead_letters: bool) -> None:
-        """As the group was declared. `dead_letters`: what has died goes somewhere."""
+        """The options are those of the declaration. `dead_letters`: the group has a dead-letter exchange."""
         self.group = Group(delivery_limit)
         self.dead_letters = dead_letters
         #: Index of the last entry applied, and its time.
         self.applied = 0
         self.now_ms = 0
-        #: It was told its streams: what comes from now on is read from its first message on.
+        #: True if it has been told its streams: streams added later are read from their first message on.
         self.known = False
-        #: What has died and is not where it goes.
+        #: Deaths that the targets have not got yet.
         self.dead: list[Death] = []
         #: The number of the next death.
         self.deaths = 0
-        #: Who waits for a single message: the next delivery id, and how many are wanted.
+        #: Getters of single messages: the next delivery id, and how many messages are wanted.
         self.getting: dict[Key, tuple[int, int]] = {}
         #: Incarnation and number of the last batch applied, by node.
         self.batches: dict[str, tuple[int, int]] = {}
@@ -167,7 +172,7 @@ class Replica:
         return applied
 
     def begin_with(self, index: int, now_ms: int) -> None:
-        """The group was put in as it was without a log: its log goes on behind this entry."""
+        """The group was restored without a log: its log begins behind this entry."""
         self.applied, self.now_ms = index, now_ms
         self._finish()
 
@@ -201,7 +206,7 @@ class Replica:
             else:
                 for partition, span, _ in dead:
                     group.buried(partition, span.low, span.stop)
-        # Nothing of it is stored by itself.
+        # A replica's partition has no record of its own.
         group.changed.clear()
 
     def _die(self, partition: Partition, span: Span, reason: Reason) -> None:
@@ -211,7 +216,7 @@ class Replica:
             low, stop, attempts = last.span
             follows = last.first + stop - low == first and stop == span.low and attempts == span.attempts
             if last.partition is partition and last.reason == reason and follows:
-                # Many are refused one by one.
+                # Many rejections come one by one.
                 self.dead[-1] = Death(partition, Span(low, span.stop, attempts), reason, last.first)
                 return
         self.dead.append(Death(partition, span, reason, first))
@@ -292,16 +297,17 @@ class Replica:
             refused = "the stream of the group is gone"
         else:
             if self.group.find(key) is not None:
-                # Its node knows nothing of what it had.
+                # Its node has forgotten its deliveries.
                 self.group.leave(key, gone=True)
             self.group.join(_member(key, prefetch, next_id, next_id))
         if is_own:
             self._applied.attached.append((key, refused))
 
     def _leave(self, key: Key, *, gone: bool) -> None:
-        """A consumer leaves. Its node has told how far it was sent what it was given: nobody has seen the rest.
+        """A consumer leaves. Its node has reported which deliveries were sent; nobody has seen the rest.
 
-        Partitions are read each by itself, so that some of what is below may not have been sent either: it is back already.
+        Partitions are read independently, so some deliveries below that may not have been sent either: they
+        are back already.
         """
         member = self.group.find(key)
         if member is not None:
@@ -321,7 +327,7 @@ class Replica:
             self._applied.lost.append(key)
 
     def _node_down(self, node: str, incarnation: int) -> None:
-        """A node has ended, or has none of its consumers of these starts any more."""
+        """A node has ended, or has lost its consumers of these starts."""
         for key in self.holders():
             if key[0] == node and key[1] <= incarnation:
                 self._detach(key, gone=True)
@@ -329,7 +335,7 @@ class Replica:
                     self._applied.gone.append(key)
 
     def holders(self) -> list[Key]:
-        """Return all who have, or wait for, something."""
+        """Return all members that hold or wait for messages."""
         group = self.group
         return list(dict.fromkeys([*group.members, *group.leaving, *group.getters, *self.getting]))
 
@@ -359,7 +365,7 @@ class Replica:
                 self._lose(key)
 
     def _forget(self, stream_id: int) -> None:
-        """Nobody holds what was handed out of it."""
+        """No member holds messages of this stream any more."""
         applied = self._applied
         applied.forgotten.append(stream_id)
         applied.handed = [each for each in applied.handed if each.stream_id != stream_id]
@@ -386,7 +392,9 @@ class Replica:
     # -- deliveries ------------------------------------------------------------------------------------------------
 
     def _hand(self, stream_id: int, key: Key, low: int, stop: int) -> None:
-        """Hand to a consumer what comes next, as far as it may have it; nothing if that is not what was meant."""
+        """Deliver the next messages to a consumer, as far as its limits allow; does nothing if the proposal
+        is outdated.
+        """
         group = self.group
         partition = group.partitions.get(stream_id)
         if partition is None or partition.cursor == UNKNOWN:
@@ -429,7 +437,7 @@ class Replica:
                 self._applied.got_nothing.append(key)
 
     def _buried(self, first: int, count: int) -> None:
-        """Letters with these numbers are where they go. A reset may have put other messages in their places since."""
+        """The targets have got the letters with these numbers. A reset may have changed the partition since."""
         left: list[Death] = []
         for each in self.dead:
             partition, span, reason, number = each
@@ -510,7 +518,7 @@ class Replica:
         for each in state.partitions:
             partition = group.partitions[each.stream_id]
             if each.holder:
-                # Another one of its channel may hold the rest.
+                # Another consumer of its channel may hold the rest.
                 partition.holder = group.find(each.holder) or _member(each.holder, 0, 0, 0)
             if each.owner >= 0:
                 owner = owners[each.owner]

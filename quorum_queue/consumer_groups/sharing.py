@@ -10,10 +10,10 @@ M = TypeVar("M", bound=Hashable)
 
 
 def share(partitions: Sequence[P], members: Sequence[M], owners: Mapping[P, M]) -> dict[P, M]:
-    """Return which member each partition goes to; nothing if there are no members.
+    """Return the member for each partition; empty if there are no members.
 
-    Numbers of partitions differ by one at most. Those who have most keep the larger shares, so that nothing moves that
-    need not: of all even ways to share, none moves fewer.
+    The numbers of partitions differ by at most one. Members with most partitions keep the larger shares, so
+    that of all even assignments none moves fewer partitions.
     """
     if not members:
         return {}
@@ -23,7 +23,7 @@ def share(partitions: Sequence[P], members: Sequence[M], owners: Mapping[P, M]) 
         if owner is not None and owner in owned:
             owned[owner].append(partition)
     least, larger = divmod(len(partitions), len(members))
-    # Stable: among those who have the same number, who came first keeps more.
+    # Stable: among members with the same number, the one that came first keeps more.
     by_count = sorted(members, key=lambda member: -len(owned[member]))
     room: dict[M, int] = {}
     shared: dict[P, M] = {}

@@ -1,4 +1,4 @@
-"""The listener for links: it sends nothing to strangers, and they cost little."""
+"""The listener for links: strangers get no byte, and cost little."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Accepting:
                 nursery.start_soon(self._accepted, wire, _name_of(sock))
 
     def _crowd(self, pool: dict[Wire, None], wire: Wire) -> None:
-        """Put it into the pool; the oldest there makes room."""
+        """Put a connection into the pool; the oldest there makes room."""
         if len(pool) >= self._options.half_open_max:
             oldest = next(iter(pool))
             del pool[oldest]
@@ -89,7 +89,7 @@ class Accepting:
             close(wire)
 
     async def _greet(self, wire: Wire, where: str) -> tuple[Hello, Standing] | None:
-        """Find out who dialled. A stranger may send anything; nothing in the node depends on it yet."""
+        """Authenticate a connection. A stranger may send anything; nothing in the node depends on it yet."""
         try:
             with trio.fail_after(self._options.handshake_ms / 1000):
                 if isinstance(wire, TlsWire):

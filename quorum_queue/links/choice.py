@@ -1,4 +1,4 @@
-"""Which of several connections between two nodes is their session. Pure.
+"""Chooses which of several connections between two nodes is their session. Pure.
 
 Both nodes dial, so that neither waits for the other after a restart, and now and then there are two
 connections. The node with the lower name decides for the pair: it says START on the one it takes, and the

@@ -58,7 +58,7 @@ class Dialling:
             # The exponent is bounded; otherwise the number would grow while the peer is away.
             grown: float = shortest * (1 << min(pair.failures - 1, 16))
             return min(longest, grown) * random.uniform(0.5, 1.0)
-        # After the end of a session both would dial at once: the one that decides goes first.
+        # After the end of a session both nodes would dial at once: the deciding node goes first.
         return 0.0 if decides(self._sessions.node, pair.name) or not pair.had_session else shortest
 
     async def _dial(self, pair: Pair, peer: Peer) -> None:
@@ -90,7 +90,8 @@ class Dialling:
             stream = await trio.open_tcp_stream(peer.host, peer.port)
         sock = socket.socket(fileno=stream.socket.detach())
         if sock.getsockname() == sock.getpeername():
-            # Nobody listens, and the kernel gave the connection that very port to start from.
+            # Nobody listens on the port, and the kernel chose that very port as the source: the socket is
+            # connected to itself.
             sock.close()
             raise ConnectionRefusedError("connected to itself")
         return self._make_wire(sock, peer.host)

@@ -1,9 +1,9 @@
 """Frames of a link: a length of four bytes, and so many bytes. A frame of length 0 is only a keep-alive.
 
-The reader returns the buffers for the next bytes, and finds the frames in them. Frames that are whole in the
-shared buffer are passed on as views of it. A frame that is not gets a buffer of its own, into which its rest
-is read straight from the socket. So no byte is copied more than once before the node sees it, for any frame
-size.
+The reader returns the buffers for the next bytes, and finds the frames in them. Frames that are complete in
+the shared buffer are passed on as views of it. An incomplete frame gets a buffer of its own, into which its
+rest is read directly from the socket. So no byte is copied more than once before the node sees it, for any
+frame size.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class FrameReader:
         self._limit = frame_bytes_max
         #: First bytes of an incomplete length.
         self._head = b""
-        #: An incomplete frame, and how many of its bytes have come.
+        #: An incomplete frame, and the number of its received bytes.
         self._frame: memoryview | None = None
         self._filled = 0
-        #: For the next two frames that do not lie whole in the shared buffer, in turn.
+        #: Buffers, used in turn, for frames that are incomplete in the shared buffer.
         self._spare = self._other_spare = memoryview(b"")
 
     def buffers(self, most: int) -> list[memoryview]:
-        """Return where the next bytes go, in this order. `most`: bytes of frames that may be many and small."""
+        """Return the buffers for the next bytes, in order. `most`: limit for bytes of many small frames."""
         if self._frame is not None:
             return [self._frame[self._filled :], self._shared[:most]]
         return [self._shared[len(self._head) : most]]

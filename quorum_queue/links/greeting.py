@@ -1,4 +1,4 @@
-"""The handshake over a wire: reads no byte beyond it, holds no more than one message."""
+"""The handshake over a wire: it reads no byte beyond the handshake, and holds no more than one message."""
 
 from __future__ import annotations
 

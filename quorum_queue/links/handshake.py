@@ -25,7 +25,7 @@ import struct
 from dataclasses import dataclass
 
 MAGIC = b"MQDL"
-#: Version of the handshake and the framing. Peers with another one are refused.
+#: Version of the handshake and the framing. Peers with another version are refused.
 PROTOCOL = 1
 OPEN, ANSWER, FINISH = 1, 2, 3
 
@@ -46,7 +46,7 @@ class Refused(Exception):
 
     def __init__(self, text: str, *, suspect: bool = False) -> None:
         super().__init__(text)
-        #: True if an operator has probably made a mistake; else it is noise from the network.
+        #: True if an operator has probably made a mistake; otherwise it is noise from the network.
         self.suspect = suspect
 
 
@@ -70,7 +70,7 @@ class Standing:
 
     #: Sessions with any peer that the sender has begun since its start.
     adopted: int
-    #: Whether the sender holds a session with the other side.
+    #: True if the sender holds a session with the other side.
     linked: bool
 
 
@@ -162,7 +162,7 @@ class Acceptor:
 
 
 def check_size(cluster: str, hello: Hello) -> None:
-    """Raise ValueError if our own messages could not be sent."""
+    """Raise ValueError if this node's own messages would be too long."""
     longest = _head(OPEN) + _text(cluster) + _text("x" * 255) + _hello(hello) + bytes(NONCE_BYTES + MAC_BYTES)
     if not hello.name or len(longest) > MESSAGE_BYTES_MAX:
         raise ValueError(f"names and features of the node take more than {MESSAGE_BYTES_MAX} bytes")

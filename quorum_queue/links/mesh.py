@@ -50,12 +50,13 @@ class Mesh:
         self._listen = listen
         self._tls = tls
         sessions = self._sessions = Sessions(node, options)
-        #: Queue one frame, the parts concatenated; False if there is no session. It leaves at the end of this turn. Big
-        #: parts are not copied. Raises ValueError if the frame is empty or longer than a frame may be.
+        #: Queue one frame, the parts concatenated; False if there is no session. It is sent at the end of
+        #: this turn. Big parts are not copied. Raises ValueError if the frame is empty or longer than a frame
+        #: may be.
         self.send = sessions.outgoing.send
-        #: The turn calls `flush` at its end: nothing need be sent before.
+        #: The turn calls `flush` at its end, so queued frames need not be sent before.
         self.turn_begins = sessions.outgoing.turn_begins
-        #: Send the queued frames. Outside of turns that happens by itself.
+        #: Send the queued frames. Frames queued outside of turns are sent without this call.
         self.flush = sessions.outgoing.flush
         #: Return the peers to which the next `flush` sends something.
         self.waiting = sessions.outgoing.waiting
@@ -106,7 +107,7 @@ class Mesh:
         return [name for name, session in sessions if session.heard_at >= since and not session.closed]
 
     def add_peer(self, peer: Peer) -> None:
-        """Dial this peer from now on, or at this address instead."""
+        """Dial this peer from now on, or dial it at this new address."""
         if peer.name == self._sessions.node:
             return
         pair = self._sessions.pair(peer.name)
@@ -115,7 +116,7 @@ class Mesh:
             self._dialling.start(self._nursery, pair)
 
     def remove_peer(self, peer: str) -> None:
-        """End the session; neither dial the peer nor let it in again, unless the events admit it."""
+        """End the session; do not dial the peer, and let it in only if the events admit it."""
         pair = self._sessions.pairs.get(peer)
         if pair is not None:
             pair.address = None
@@ -131,7 +132,7 @@ class Mesh:
             session.close("dropped by this node")
 
     def use_tls(self, tls: tuple[ssl.SSLContext, ssl.SSLContext] | None) -> None:
-        """Links that are made from now on use these contexts."""
+        """Use these contexts for new links."""
         self._tls = tls
 
     def _wire(self, sock: socket.socket, server_host: str | None) -> Wire:

@@ -13,12 +13,12 @@ class OpenSessions:
     __slots__ = ("_dirty", "_flush_soon", "_turning", "by_peer")
 
     def __init__(self, flush_soon: Callable[[], None]) -> None:
-        """`flush_soon` has `flush` called as soon as the present task waits."""
+        """`flush_soon` arranges a call of `flush` as soon as the present task waits."""
         self._flush_soon = flush_soon
         self.by_peer: dict[str, LinkSession] = {}
         #: Sessions with queued frames.
         self._dirty: dict[LinkSession, None] = {}
-        #: Within a turn of the node, whose end sends the queued frames.
+        #: True within a turn of the node: its end sends the queued frames.
         self._turning = False
 
     def send(self, peer: str, parts: list[bytes]) -> bool:

@@ -31,7 +31,7 @@ class LinkOptions:
     queue_bytes_max: int = 256 << 20
     #: Bytes of one read from a socket; all links share the buffer.
     read_bytes: int = 1 << 20
-    #: A read whose frames take longer is followed by smaller ones.
+    #: After a read whose frames took longer than this, reads are smaller.
     read_s: float = inf
     #: A keep-alive is sent when no other frame was sent for so long.
     heartbeat_ms: int = 100
@@ -46,7 +46,7 @@ class LinkOptions:
     retry_max_ms: int = 1_000
     #: Unauthenticated connections; the oldest makes room for the next.
     half_open_max: int = 32
-    #: A sort of warning is logged once in this time, with the number of those left out.
+    #: Each sort of warning is logged once in this time, with the number of omitted ones.
     log_interval_ms: int = 5_000
 
 
@@ -84,7 +84,7 @@ class Poll(Protocol):
     def forget_link(self, session: LinkSession) -> None: ...
 
     def read_again(self, session: LinkSession) -> None:
-        """Call its `read` once more, though its socket may have nothing."""
+        """Call its `read` once more, even if its socket is not readable."""
 
 
 class Events(Protocol):
@@ -104,7 +104,7 @@ class Events(Protocol):
         """Return whether a node that is no peer may have a session: one that is about to join."""
 
     def refusal(self, hello: Hello) -> str:
-        """Return why there can be no session with this authenticated node now; nothing if there can."""
+        """Return the reason why there can be no session with this authenticated node now; empty if there can."""
 
     def received(self, peer: str, frames: list[memoryview]) -> None:
         """All complete frames of one read, in order. The views are valid during this call only."""

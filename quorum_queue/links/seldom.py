@@ -1,4 +1,4 @@
-"""A log that strangers cannot fill."""
+"""A rate-limited log, which strangers cannot fill."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class SeldomLog:
-    """Writes one line of each sort in an interval; the next line tells how many were left out.
+    """Writes one line of each sort in an interval; the next line tells how many were omitted.
 
     There must be few sorts: they are kept for ever.
     """

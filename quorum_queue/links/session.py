@@ -19,7 +19,7 @@ from quorum_queue.links.steady_clock import SteadyClock
 #: socket.
 GATHER_MAX: Final = 512
 GATHER_BYTES: Final = 2 << 20
-#: However long frames take.
+#: Least bytes of a read, however long its frames take.
 READ_BYTES_MIN: Final = 16 << 10
 
 
@@ -68,11 +68,12 @@ class LinkSession:
         received: Callable[[str, list[memoryview]], None],
         ended: Callable[[], None],
     ) -> None:
-        """`received` takes all complete frames of one read; what it raises is the node's fault, not the peer's. `ended`
-        is called once, when the session is closed."""
+        """`received` takes all complete frames of one read; an exception from it is the node's fault, not the
+        peer's. `ended` is called once, when the session is closed.
+        """
         self.peer = hello.name
         self.hello = hello
-        #: Its number among the sessions of the node that adopted it; see choice.
+        #: Its number in the count of the node that adopted it; see choice.
         self.adopted_as = adopted_as
         self._wire = wire
         self._reader = reader
@@ -88,11 +89,11 @@ class LinkSession:
         self._read_s = options.read_s
         self._queue: deque[bytes | memoryview] = deque()
         self._queued_bytes = 0
-        #: The socket is full: `writable` continues when it has room.
+        #: True while the socket is full: `writable` continues when it has room.
         self._blocked = False
-        #: The session takes and passes on no more frames.
+        #: True if the session takes and passes on no more frames.
         self.closed = False
-        #: Why our side ended it, if it did.
+        #: The reason why this side ended it, if it did.
         self.reason = ""
         self._sent_since_tick = True
         self.began = self.heard_at = clock.at(now_s())
@@ -181,7 +182,7 @@ class LinkSession:
     # -- in --------------------------------------------------------------------------------------------------------
 
     def read(self) -> None:
-        """Pass on the frames that one read completes. Raises what the node raises."""
+        """Pass on the frames that one read completes. Exceptions of the node pass through."""
         if self.closed:
             return
         try:
@@ -207,8 +208,9 @@ class LinkSession:
             self._poll.read_again(self)
 
     def _pace(self, took_s: float, count: int) -> None:
-        """Read less at a time while many small frames take long: others of this node wait for all of them. One large frame
-        is read as fast as it comes."""
+        """Read less at a time while many small frames take long, because everything else on this node waits
+        for all of them. One large frame is read as fast as it comes.
+        """
         if took_s > self._read_s and count > 1:
             self._most = max(self._most // 2, READ_BYTES_MIN)
         elif self._most < self._read_bytes and took_s < self._read_s / 4:

@@ -20,7 +20,7 @@ from quorum_queue.links.steady_clock import SteadyClock
 
 logger = logging.getLogger("mqd.links")
 
-#: A session that lasted so long was good: a redial after its end is not a further failure.
+#: A session that lasted this long was good: a redial after its end does not count as a further failure.
 GOOD_SESSION_S = 1.0
 
 START = b"\x01"
@@ -36,7 +36,7 @@ class Candidate:
 
 
 class Pair:
-    """This node and one peer. Kept for ever: there are few names with a proof of the secret."""
+    """This node and one peer. Kept for ever: few names come with a proof of the secret."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -46,7 +46,7 @@ class Pair:
         self.candidate: Candidate | None = None
         self.dialling: trio.CancelScope | None = None
         self.unlinked = trio.Event()
-        #: Attempts and short sessions since the last good session.
+        #: Number of attempts and short sessions since the last good session.
         self.failures = 0
         self.had_session = False
 
@@ -65,9 +65,9 @@ class Sessions:
         self._flush_wanted = trio.Event()
         self.outgoing = OpenSessions(lambda: self._flush_wanted.set())
         self.open = self.outgoing.by_peer
-        #: Sessions that this node has begun because the peer decided so.
+        #: Number of sessions that this node has begun because the peer decided so.
         self._adopted = 0
-        #: Shared by all links: it is filled and emptied between two waits.
+        #: Buffer shared by all links: filled and emptied between two waits.
         self._shared = memoryview(bytearray(options.read_bytes))
         self._clock = SteadyClock(0.0, 2 * options.heartbeat_ms / 1000)
 
@@ -134,7 +134,7 @@ class Sessions:
                 pair.candidate = None
 
     async def _serve(self, pair: Pair, wire: Wire, hello: Hello, adopted_as: int, first: list[bytes]) -> None:
-        """`first` is a frame that the session begins with, if any."""
+        """`first` is the first frame of the session, if it is there already."""
         ended = trio.Event()
         session = LinkSession(
             wire,

@@ -1,5 +1,6 @@
-"""Bytes to and from a socket through TLS, read and sent without waiting, for links and for clients alike. And how a task
-of Trio's waits for a wire: only handshakes do."""
+"""Bytes to and from a socket through TLS, read and sent without waiting, for links and for clients alike; and
+waiting for a wire in a Trio task, which only handshakes do.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import trio
 if TYPE_CHECKING:
     from quorum_queue.links.ports import Wire
 
-#: Bytes encrypted at once; so many may have left the queue and not yet reached the socket.
+#: Bytes encrypted at once: the most that may have left the queue and not reached the socket yet.
 TLS_CHUNK_BYTES = 256 * 1024
 #: Bytes read from the socket at once, to be decrypted.
 TLS_READ_BYTES = 256 * 1024
@@ -38,8 +39,9 @@ class TlsWire:
         self._ended = False
 
     async def handshake(self, turnstile: trio.Lock | None = None) -> None:
-        """`turnstile` is of all that shake hands with strangers: one at a time takes the milliseconds of a signature, and
-        others have their turns in between. Raises ssl.SSLError, OSError."""
+        """All handshakes with strangers share `turnstile`: one at a time takes the milliseconds of a
+        signature, and others have their turns in between. Raises ssl.SSLError, OSError.
+        """
         while True:
             try:
                 if turnstile is None:
@@ -64,12 +66,14 @@ class TlsWire:
                 return
 
     def certificate(self) -> dict[str, Any]:
-        """Return the other side's certificate, which was verified, as of `SSLObject.getpeercert`; empty: it has none."""
+        """Return the other side's verified certificate in the form of `SSLObject.getpeercert`; empty if it
+        has none.
+        """
         return self._tls.getpeercert() or {}
 
     @property
     def version(self) -> str:
-        """Of TLS, as OpenSSL calls it: `TLSv1.3`."""
+        """The version of TLS in OpenSSL's words: `TLSv1.3`."""
         return self._tls.version() or ""
 
     @property

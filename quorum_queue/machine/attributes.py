@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-#: When a publish is confirmed, as its publisher has chosen (`x-confirm`): once a majority of the members has it, once the
-#: leader has it on its disk, or once all members in reach have it, and a majority of all.
+#: Levels of confirmation that a publisher may choose (`x-confirm`): a majority of the members has the
+#: message; the leader has it on disk; all members in reach have it, and a majority of all.
 MAJORITY: Final = 0
 LEADER: Final = 1
 ALL: Final = 2
 
 
 class Attributes(NamedTuple):
-    """What the machine and the edge must know about a message without decoding it. Shared by whole runs."""
+    """Properties of a message that the machine and the edge need without decoding it. Whole runs share them."""
 
     persistent: bool = False
     priority: int = 0
@@ -27,7 +27,7 @@ class Attributes(NamedTuple):
 
     @property
     def confirm_level(self) -> int:
-        """No field: what is on a disk, and what goes to consumers of other nodes, lacks it."""
+        """Not a field: messages on disk, and messages to consumers of other nodes, lack it."""
         return MAJORITY
 
 
@@ -51,5 +51,5 @@ class AllAttributes(Attributes):
         return ALL
 
 
-#: By level.
+#: Classes by level.
 ATTRIBUTES: Final = (Attributes, LeaderAttributes, AllAttributes)

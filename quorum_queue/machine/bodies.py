@@ -1,4 +1,4 @@
-"""The outline of an entry, and its bodies: all that is needed to read messages back by their ordinals.
+"""The outline of an entry, and its bodies: enough to read messages by their ordinals.
 
 See quorum_queue.machine.entries for the whole format.
 """

@@ -17,7 +17,7 @@ from typing import Any, Final
 from quorum_queue.machine.run import Attributes, Run
 
 VERSION: Final = 2
-#: The first parts of what `encode` returns, which hold all that `decode_heads` needs.
+#: Number of the first parts returned by `encode` that `decode_heads` needs.
 HEAD_PARTS: Final = 2
 _PREFIX: Final = struct.Struct(">BI")
 #: messages, mixed heads?, persistent?, priority, ttl_ms (-1 none), channel, frame_bytes, overhead, expires_at
@@ -67,7 +67,7 @@ def size(run: Run) -> int:
 
 
 def head_size(run: Run, index: int) -> int:
-    """Return how many of these one message takes beside its body."""
+    """Return the bytes of one message in a batch beside its body."""
     return 4 if run.heads is None else 8 + len(run.heads[index])
 
 

@@ -121,11 +121,12 @@ class Consumer:
     ) -> None:
         self.key = key
         self.no_ack = no_ack
-        #: Messages that it may hold by itself; 0 is unlimited.
+        #: Its own limit of messages; 0 is unlimited.
         self.own_prefetch = prefetch
-        #: A replica cannot share a window: there its limit is one of each of its consumers; 0 is unlimited.
+        #: On a replica, which cannot share a window, the window's limit applies to each consumer; 0 is
+        #: unlimited.
         self.window_limit = window_limit
-        #: The limit that results from both.
+        #: The smaller limit of the two.
         self.prefetch = _least(prefetch, window_limit)
         self.priority = priority
         self.exclusive = exclusive
@@ -134,12 +135,12 @@ class Consumer:
         self.channel = channel
         #: Where the host sends deliveries; opaque here.
         self.sink = sink
-        #: The way to the client is full; no credit until it drains.
+        #: True while the client's outbox is full: no credit until it drains.
         self.paused = False
         self.attached = True
-        #: It had no room when it was last looked at, and no event that gives it some has come since.
+        #: True if it had no room when last asked, and nothing has given it room since.
         self.full = False
-        #: Where it was last seen among the consumers of its priority.
+        #: Its last known index among the consumers of its priority.
         self.place = 0
         self.next_id = 0
         self.checkout = Checkout()
@@ -154,7 +155,7 @@ class Consumer:
         if self.paused:
             return 0
         if self.no_ack:
-            # It takes no room, but waits until there is some, as in RabbitMQ.
+            # It takes no room, but waits until there is room, as in RabbitMQ.
             return UNLIMITED if self.window is None or self.window.room() > 0 else 0
         room = self.prefetch - self.checkout.count if self.prefetch else UNLIMITED
         if self.window is not None:
@@ -162,7 +163,9 @@ class Consumer:
         return room
 
     def is_full(self) -> bool:
-        """True if it has no room whatever the window has, until it is told otherwise or something of it is settled."""
+        """True if it has no room, whatever the window has, until its limit changes or one of its deliveries
+        is settled.
+        """
         return self.paused or (not self.no_ack and self.prefetch > 0 and self.checkout.count >= self.prefetch)
 
 
@@ -174,7 +177,7 @@ def _least(prefetch: int, window_limit: int) -> int:
 class _Group:
     """The consumers of one priority, in turns.
 
-    Most workers of a queue are busy or most are idle: neither are all looked at for each message.
+    Whether most of them are busy or idle, a message never needs a look at all of them.
     """
 
     __slots__ = ("_detached", "_open", "consumers", "priority", "start")
@@ -182,11 +185,11 @@ class _Group:
     def __init__(self, priority: int) -> None:
         self.priority = priority
         self.consumers: list[Consumer] = []
-        #: Index of the consumer whose turn it is. Those before it come after the last.
+        #: Index of the consumer whose turn it is. The ones before it come after the last.
         self.start = 0
-        #: A byte for each: 0 if it is full.
+        #: One byte for each consumer: 0 if it is full.
         self._open = bytearray()
-        #: Where the last one was that was detached: those of one client mostly stand together.
+        #: Index of the consumer detached last: consumers of one client mostly are neighbours.
         self._detached = 0
 
     def attach(self, consumer: Consumer) -> None:
@@ -290,7 +293,7 @@ class Consumers:
         return dropped
 
     def known(self, consumer: Consumer) -> Consumer:
-        """Return the one with this key, which is this one if there is none."""
+        """Return the known consumer with this key, or else this one."""
         known = self.by_key.get(consumer.key)
         if known is None:
             self.keep(consumer)
@@ -343,12 +346,12 @@ class Consumers:
         return [*self.attached(), *(held for held in self.by_key.values() if not held.attached)]
 
     def takers(self, most: int) -> tuple[list[Consumer], bool]:
-        """Return the consumers whose turn it is, with room in the highest priority that has any, no more than `most`;
-        or only the first of several, and True, if messages must go out one by one.
+        """Return at most `most` consumers with room, in turn, of the highest priority that has any; or only
+        the first of several, and True, if messages must be delivered one by one.
 
-        They must if consumers share room, and for consumers of one channel: messages that a publisher sent through one
-        queue arrive on one channel in order (AMQP 0-9-1, 4.7), whichever of its consumers gets them. Then one look at
-        all of them for each message would be far too many.
+        They must if consumers share room, and for several consumers of one channel: messages that a publisher
+        sent through one queue arrive on one channel in order (AMQP 0-9-1, 4.7), whichever of its consumers
+        gets them. To look at all consumers for each message would take far too long then.
         """
         if self.single_active:
             active = self.active
@@ -364,7 +367,7 @@ class Consumers:
         return [], False
 
     def has_room(self, consumer: Consumer) -> None:
-        """A consumer that was full may have room again."""
+        """Note that a full consumer may have room again."""
         if consumer.full and consumer.attached:
             group = self._group_of(consumer)
             assert group is not None

@@ -1,4 +1,4 @@
-"""Publisher deduplication: which messages a queue has taken, so that none is taken twice.
+"""Publisher deduplication: remembers which messages a queue has taken, so that it takes none twice.
 
 A message identifies itself in one of two ways; the edge encodes either as bytes (`id_of`, `sequence_of`):
 
@@ -22,7 +22,7 @@ from quorum_queue.machine.states import DedupState
 PRODUCER_IDLE_MS = 7 * 24 * 3_600_000
 #: Longer ids and names of producers are remembered by their hash.
 NAME_BYTES_MAX: Final = 128
-#: A sequence is any signed long; bytes have it without sign.
+#: A sequence number is any signed long; its bytes are unsigned.
 _SEQUENCE_LOW: Final = -(1 << 63)
 SEQUENCE_MAX: Final = (1 << 63) - 1
 
@@ -30,12 +30,12 @@ SEQUENCE_MAX: Final = (1 << 63) - 1
 _SEQUENCE_BYTES: Final = 9
 _ID, _SEQUENCE = b"i", b"s"
 
-#: (name of a message, True): taken; (key, False): forgotten.
+#: A change: (name of a message, True) when it is taken, (key, False) when it is forgotten.
 Change = tuple[bytes, bool]
 
 
 class Sequence:
-    """Names of consecutively numbered messages of one producer: a queue has to look only at the first and the last."""
+    """Names of consecutively numbered messages of one producer: a queue looks only at the first and the last."""
 
     __slots__ = ("key", "numbers")
 
@@ -86,7 +86,7 @@ Names = list[bytes | None] | Sequence
 
 
 class Dedup:
-    """What one queue remembers.
+    """The memory of one queue.
 
     A queue remembers names by their keys: the key of an id is the id, that of a sequence its producer. It
     adds changes to `changes` for a host that has a journal: (name, True) taken, (key, False) forgotten.
@@ -132,7 +132,7 @@ class Dedup:
         return known is None or _sequence(name) > known[0]
 
     def taken_of(self, names: Sequence) -> int:
-        """Return how many of these messages, from the first on, were taken already."""
+        """Return how many messages at the beginning of these were taken already."""
         known = self._producers.get(names.key)
         numbers = names.numbers
         return 0 if known is None else min(max(0, known[0] + 1 - numbers.start), len(numbers))

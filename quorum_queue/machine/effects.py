@@ -8,7 +8,7 @@ from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.run import Run
 
 Reason = Literal["rejected", "expired", "maxlen", "delivery_limit"]
-#: Why a consumer was not attached: its key is in use, or it or an attached consumer is exclusive.
+#: Reasons why a consumer was not attached: its key is in use, or it or an attached consumer is exclusive.
 Refusal = Literal["key in use", "exclusive"]
 
 
@@ -57,53 +57,55 @@ class Effects:
         expires_max: int = 1 << 62,
         hands_max: int = 1 << 62,
     ) -> None:
-        #: The host writes a log, so it needs a copy of each run as it was accepted.
+        #: True if the host writes a log, and so needs a copy of each accepted run.
         self.wants_enqueued = wants_enqueued
-        #: The host has messages whose publisher waits only until the disk has them, or a consumer has had them.
+        #: True if the host has messages whose publisher waits only until they are on disk or acked.
         self.wants_acked = wants_acked
-        #: Those of `settled` that a consumer has acked, if requested.
+        #: The part of `settled` that consumers have acked, if requested.
         self.acked: list[Run] = []
-        #: The settings were set anew.
+        #: True if the settings were changed.
         self.configured = False
-        #: Messages handed out in this batch.
+        #: Number of messages delivered in this batch.
         self.burst_messages = self.burst_bytes = 0
-        #: Runs that may yet expire in this batch; the rest expires in the next one.
+        #: Number of runs that may still expire in this batch; the rest expires in the next one.
         self.expires_left = expires_max
-        #: Deliveries, each of one run, after which the rest is handed out in the next batch.
+        #: Number of deliveries, each of one run, after which the rest waits for the next batch.
         self.hands_max = hands_max
-        #: More is left to hand out, or has expired, than one batch may: the machine needs another tick at once.
+        #: True if more messages are to be delivered, or have expired, than one batch may handle: the machine
+        #: needs another tick at once.
         self.more = False
-        #: Nothing is handed out, nor expires into a dead letter, before the host has brought its body into memory.
+        #: True if no message is delivered, or expires into a dead letter, before the host has read its body.
         self.in_memory = in_memory
-        #: The head is out of memory, and somebody waits for it: the machine wants a tick when it is there.
+        #: True if the body of the head is not in memory and a consumer waits for it: the machine wants a tick
+        #: when it is.
         self.paged_out = False
-        #: Gets for the same reason: the host gives them again.
+        #: Gets that wait for a body: the host submits them again.
         self.gets_waiting: list[tuple[Any, ...]] = []
-        #: A client used the queue: the lease of an expiring one begins anew, even if the clock has stood
+        #: True if a client used the queue: renew the lease of an expiring one, even if the clock has stood
         #: still.
         self.used = False
         #: Body bytes taken into the queue.
         self.accepted_bytes = 0
-        #: Runs as accepted, before anything is handed out.
+        #: Accepted runs, before any delivery.
         self.enqueued: list[Run] = []
         #: (consumer, run, first delivery id)
         self.deliveries: list[tuple[Consumer, Run, int]] = []
-        #: (origin, first, last, persistent) by the publisher's own numbers: taken by the queue.
+        #: Taken messages: (origin, first, last, persistent) by the publisher's own numbers.
         self.confirmed: list[tuple[Any, int, int, bool]] = []
-        #: (origin, first, last): not taken, because the queue is full.
+        #: Refused messages, because the queue is full: (origin, first, last).
         self.refused: list[tuple[Any, int, int]] = []
         #: (first position, count, number before), if requested: positions of the messages, by the numbers
         #: that runs came with.
         self.places: list[tuple[int, int, int]] | None = [] if wants_places else None
-        #: Confirmed messages that were duplicates, and were not taken again.
+        #: Number of confirmed duplicates, which were not taken again.
         self.duplicates = 0
-        #: What deduplication remembers and forgets from now on, in order; transient messages are left out.
+        #: Changes of the deduplication's memory, in order, without transient messages.
         self.names: list[tuple[bytes, bool]] = []
         #: Messages that left the queue for good and go to the dead-letter exchange. Messages that never
         #: entered it, because it was full, have no positions: they have the numbers that they came with,
         #: negated.
         self.dead_letters: list[tuple[Run, Reason]] = []
-        #: Runs that came back and were counted against the delivery limit.
+        #: Returned runs that were counted against the delivery limit.
         self.returned: list[Run] = []
         #: Messages that left the queue for good: their entries may be deleted.
         self.settled: list[Run] = []

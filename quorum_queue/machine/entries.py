@@ -30,15 +30,15 @@ from quorum_queue.machine.machine import ENQUEUES, Command
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
 
-#: A consumer's key on a replica is (node, incarnation, *key on the node); those of a channel have this much
-#: in common.
+#: A consumer's key on a replica is (node, incarnation, *key on the node). Keys of one channel share this many
+#: fields.
 CHANNEL_FIELDS: Final = 4
 
 #: verb, origin + 1 (0 none), first, messages, flags, priority, ttl_ms (-1 none), channel, frame_bytes,
 #: overhead, bytes of heads, of ids
 _ENQUEUE: Final = struct.Struct(">BQQIBBqHIIII")
 _MIXED, _PERSISTENT, _WITH_IDS, _WITH_SEQUENCE, _WITH_LETTER = 1, 2, 4, 8, 16
-#: The level of confirmation in these flags stands here, in batches for a queue's home only: the log does not know it.
+#: Place of the level of confirmation in these flags. Only batches for a queue's home have it, not the log.
 _LEVEL_SHIFT: Final = 5
 _LEVEL_MASK: Final = 3
 #: verb, key, first and last delivery id
@@ -100,10 +100,10 @@ class DecodedEntry:
 def encode_batch(
     node: str, incarnation: int, number: int, commands: Iterable[Command], *, levels: bool = False
 ) -> list[bytes]:
-    """Return the parts whose concatenation is the batch; bodies must be in memory, and are not copied.
+    """Return the parts that make up the batch; bodies must be in memory, and are not copied.
 
     Commands are as hosts make them, with the keys that consumers have on their own node, but an origin is a
-    number or None, and so is the token of a purge. `levels`: say when messages are to be confirmed.
+    number or None, and so is the token of a purge. `levels`: include the levels of confirmation.
     """
     keys: dict[Any, int] = {}
     encoded_keys: list[bytes] = []
@@ -258,9 +258,9 @@ class _Decoder:
         self._data = data
         self._offset = 0
         self._sizes = sizes
-        #: Of the batch's first message.
+        #: Ordinal of the batch's first message.
         self._ordinal = ordinal
-        #: Messages of the batch in runs so far.
+        #: Number of messages decoded so far.
         self._taken = 0
 
     def commands(self) -> list[Command]:

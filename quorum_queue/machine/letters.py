@@ -1,4 +1,4 @@
-"""Which dead letters a queue has taken, so that it does not take one twice that is sent again.
+"""Remembers which dead letters a queue has taken, so that it does not take a repeated one twice.
 
 A queue with x-dead-letter-strategy=at-least-once sends a dead letter again whenever it does not know whether
 the target has it, for example after each change of leader. The letter has its source queue, its position
@@ -22,7 +22,7 @@ STRETCHES_MAX: Final = 10_000
 #: Stretches kept although the sender no longer waits for them.
 STRETCHES_KEPT: Final = 1_000
 
-#: (source, first and last + 1 of each stretch, one after the other), least recently used first.
+#: Snapshot: (source, first and last + 1 of each stretch, one after the other), least recently used first.
 State = list[tuple[int, list[int]]]
 
 
@@ -60,7 +60,7 @@ class Letters:
             self._taken = {}
         self._taken[source] = bounds
         at = bisect_left(bounds, position)
-        # The one before ends here, the one behind begins with the next position.
+        # The stretch before ends here, and the one behind begins with the next position.
         joins_before = at < len(bounds) and bounds[at] == position
         behind = at + 1 if joins_before else at
         joins_behind = behind < len(bounds) and bounds[behind] == position + 1

@@ -1,4 +1,4 @@
-"""Where bodies are: positions in the queue to (entry of the log, ordinal of the message within it).
+"""Locations of bodies: maps positions in the queue to (entry of the log, ordinal of the message within it).
 
 A span is a range of positions whose bodies follow one another in one entry. Spans are numbers in arrays,
 found by bisection: a queue of a million messages in entries of a hundred has ten thousand spans, 320 KB. The
@@ -33,7 +33,7 @@ class Locations:
 
     def __init__(self) -> None:
         self._firsts = self._counts = self._entries = self._ordinals = _NONE
-        #: Messages of each entry that are not settled, by the entry's index.
+        #: Number of unsettled messages of each entry, by the entry's index.
         self._live = self._spans_of = _NOTHING
         #: Spans of entries that are released; they stay readable until the next `add`.
         self._gone = 0
@@ -134,7 +134,7 @@ class Locations:
         ]
 
     def count_of(self, entry: int) -> int:
-        """Return how many messages of this entry are not settled."""
+        """Return the number of unsettled messages of this entry."""
         return self._live.get(entry, 0)
 
     def _kept(self) -> tuple[array[int], ...]:
@@ -153,7 +153,7 @@ class Locations:
     # -- the whole state -------------------------------------------------------------------------------------------
 
     def snapshot(self) -> bytes:
-        """Return the spans of what is not settled, the same on every replica."""
+        """Return the spans of unsettled messages, the same on every replica."""
         pinned = self.pinned()
         live = [self._live[entry] for entry in pinned]
         columns = (*self._kept(), array("q", pinned), array("q", live))

@@ -44,7 +44,7 @@ Command = tuple[Any, ...]
 #: Verbs of commands that bring messages: (verb, run, origin, first, …).
 ENQUEUES = ("enqueue", "enqueue_once", "enqueue_letter")
 
-#: Most messages that one batch hands out; the rest waits for the next one, so that the machine notices full
+#: Most messages delivered in one batch; the rest waits for the next one, so that the machine notices full
 #: consumers.
 BURST_MESSAGES: Final = 4096
 BURST_BYTES: Final = 1 << 20
@@ -80,9 +80,9 @@ class Machine:
         self.ready = Ready(settings.priority_max)
         self.consumers = Consumers(single_active=settings.single_active_consumer)
         self.unacked_count = 0
-        #: Dead letters that wait for their targets, by position (at-least-once only).
+        #: Dead letters that wait until their targets have them, by position (at-least-once only).
         self.dead_lettering: dict[int, tuple[Run, Reason]] = NO_DICT
-        #: When a client last used the queue.
+        #: Time when a client last used the queue.
         self.last_used_ms = 0
         self.dedup = _dedup(settings)
         #: Dead letters that came from other queues.
@@ -324,9 +324,10 @@ class Machine:
         self._expire(meta, effects)
 
     def _is_over(self, head: Run, meta: Meta) -> bool:
-        """Whether a head that is due is handed out no more.
+        """True if an expired head must not be delivered any more.
 
-        A message with a TTL of 0 goes to a consumer that waits for it when it comes, and to nobody when it comes back.
+        A message with a TTL of 0 is delivered if a consumer waits for it when it arrives, but not when it is
+        returned.
         """
         return head.expires_at != meta.now_ms or (head.redelivered and self.version >= versions.RETURNED)
 
@@ -349,8 +350,7 @@ class Machine:
     def _expire(self, meta: Meta, effects: Effects, *, whole: bool = False) -> None:
         """Drop expired messages at the head of the queue, and say when the next one will be due.
 
-        As in RabbitMQ a message expires only where it would be handed out next: in a priority queue behind no
-        other.
+        As in RabbitMQ a message expires only at the head: in a priority queue behind no other message.
         """
         ready = self.ready
         while ready.count:
@@ -370,7 +370,7 @@ class Machine:
             self._discard(ready.pop(level, len(head.seqs)), "expired", effects)
 
     def _letter_waits(self, head: Run, effects: Effects) -> bool:
-        """An expired head goes as a dead letter, with its body: True if that has to be brought into memory first."""
+        """True if an expired head becomes a dead letter whose body must be read first."""
         if not effects.in_memory or head.contents is not None or not self.settings.dead_letter:
             return False
         effects.paged_out = True
@@ -446,7 +446,7 @@ class Machine:
             self._discard(run, "rejected", effects)
 
     def _discard(self, run: Run, reason: Reason, effects: Effects) -> None:
-        """Discard messages for another reason than an ack."""
+        """Discard messages without an ack."""
         if not self.settings.dead_letter:
             effects.settled.append(run)
             return
@@ -456,16 +456,16 @@ class Machine:
             return
         for single in run.singles():
             effects.dead_letters.append((single, reason))
-            self.hold(single, reason)
+            self.hold_letter(single, reason)
 
-    def hold(self, letter: Run, reason: Reason) -> None:
+    def hold_letter(self, letter: Run, reason: Reason) -> None:
         """Keep a dead letter until its targets have it."""
         if self.dead_lettering is NO_DICT:
             self.dead_lettering = {}
         self.dead_lettering[letter.seqs.start] = (letter, reason)
 
     def _dead_lettered(self, meta: Meta, command: Command, effects: Effects) -> None:
-        """The targets have these dead letters."""
+        """The targets have got these dead letters."""
         _, low, high = command
         wanted = range(low, high + 1) if high - low < len(self.dead_lettering) else list(self.dead_lettering)
         for seq in wanted:
@@ -473,7 +473,7 @@ class Machine:
                 effects.settled.append(self.dead_lettering.pop(seq)[0])
 
     def _lose(self, meta: Meta, command: Command, effects: Effects) -> None:
-        """Remove messages that have no body any more, wherever they are: they cannot be delivered."""
+        """Remove messages whose bodies are lost, wherever they are: they cannot be delivered."""
         _, low, high = command
         lost = self.ready.take_positions(low, high)
         for consumer in self.consumers.in_turn():
@@ -510,13 +510,14 @@ class Machine:
         key = consumer.key
         self.consumers.detach(consumer)
         if requeue:
-            # Copies: this batch's deliveries are yet to be sent, and returned runs are joined with others.
+            # Use copies: this batch's deliveries have not been sent yet, and returned runs are joined with
+            # others.
             runs = [run.every(0, 1) for run in consumer.checkout.take_all()]
             self._taken(consumer, runs)
             self._give_back(runs, effects)
         self.consumers.by_key.pop(key, None)
         if consumer.checkout.count:
-            # At the end: in the order of detaching, as a snapshot has it.
+            # Move it to the end: in the order of detaching, as in a snapshot.
             self.consumers.keep(consumer)
 
     def _node_down(self, meta: Meta, command: Command, effects: Effects) -> None:
@@ -559,7 +560,7 @@ class Machine:
         effects.settled += self.ready.clear()
 
     def _configure(self, meta: Meta, command: Command, effects: Effects) -> None:
-        # Settings that the state depends on stay as declared.
+        # Keep the declared values of settings on which the state depends.
         self.settings = replace(
             command[1],
             priority_max=self.settings.priority_max,
@@ -570,7 +571,7 @@ class Machine:
         else:
             self.dedup.configure(self.settings)
         if self.dead_lettering and not self.settings.dead_letter and self.version >= versions.UNHELD:
-            # There is nowhere left to send them.
+            # They have no target any more.
             effects.settled += [run for run, _ in self.dead_lettering.values()]
             self.dead_lettering.clear()
         if self.settings.overflow == "drop-head":
@@ -584,7 +585,7 @@ class Machine:
 def _fitting(run: Run, room_bytes: int) -> int:
     """Return how many messages of a run begin within the room.
 
-    The cuts of runs must not change the contents of a batch.
+    How runs are cut must not change the contents of a batch.
     """
     sizes = map(len, run.contents) if run.contents is not None else run.sizes or ()
     return 1 + bisect_left(list(accumulate(sizes))[:-1], room_bytes)
@@ -595,10 +596,11 @@ def _dedup(settings: Settings) -> Dedup | None:
 
 
 def _as_delivered(run: Run) -> Run:
-    """Return the run as the effect carries it: later commands cut the machine's own, or join others to it.
+    """Return a copy of the run for the effect: later commands cut the machine's own run, or join others to
+    it.
 
     Contents are shared nevertheless: if they are in memory, no command settles messages that the same batch
-    hands out.
+    delivers.
     """
     copy = Run(run.seqs, run.contents, run.head, run.attributes, run.expires_at, run.size)
     if run.sizes is not None:
@@ -610,7 +612,7 @@ def _as_delivered(run: Run) -> Run:
 
 
 def _as_accepted(run: Run) -> Run:
-    """Return a copy of the run for the log: handing out cuts the original within the same batch."""
+    """Return a copy of the run for the log: deliveries of the same batch cut the original."""
     copy = Run(
         run.seqs, run.contents and list(run.contents), run.head, run.attributes, run.expires_at, run.size
     )

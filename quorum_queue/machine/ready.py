@@ -1,7 +1,7 @@
 """The ready messages: one FIFO for each priority, with returned messages in their old places.
 
-Returned messages always have smaller sequence numbers than messages that were never handed out (a level is
-handed out from its head only), so a level is two lists: `returned`, then `main`.
+Returned messages always have smaller sequence numbers than messages that were never delivered (a level is
+delivered from its head only), so a level is two lists: `returned`, then `main`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 from quorum_queue.machine.run import Run
 from quorum_queue.nothing import NO_LIST
 
-#: Of the next runs at most so many are looked at.
+#: Most of the next runs that are looked at.
 LOOKS_MAX: Final = 4096
 
 _by_position = attrgetter("seqs.start")
@@ -40,7 +40,9 @@ class Level:
         return self.main[0] if self.main else None
 
     def paged_out(self, start_bytes: int, stop_bytes: int) -> list[Run]:
-        """Return those of the next runs whose bodies are out of memory: from so many bytes on, up to so many."""
+        """Return those of the next runs whose bodies are not in memory, beginning after so many bytes, up to
+        so many.
+        """
         found: list[Run] = []
         ahead = 0
         for run in islice(chain(self.returned, self.main), LOOKS_MAX):
@@ -61,7 +63,7 @@ class Level:
         self.resident.append(run)
 
     def forget_gone(self) -> None:
-        """Forget runs that were handed out."""
+        """Forget runs that were delivered."""
         resident = self.resident
         while resident and not resident[0].ready:
             resident.popleft()
@@ -107,12 +109,12 @@ class Level:
             return run.take(count)
         queue.popleft()
         run.ready = False
-        # Or its bodies would stay in memory after the ack, until another message comes.
+        # Otherwise its bodies would stay in memory after the ack, until another message comes.
         self.forget_gone()
         return run
 
     def take_positions(self, low: int, high: int) -> list[Run]:
-        """Take the messages with these positions, wherever they are."""
+        """Take the messages with these positions out of both lists."""
         taken: list[Run] = []
         self.returned = deque(_without(self.returned, low, high, taken))
         self.main = deque(_without(self.main, low, high, taken))
@@ -180,7 +182,7 @@ class Ready:
 
     def __init__(self, priority_max: int = 0) -> None:
         self.priority_max = priority_max
-        #: Lowest priority first; there are none before the first message, because an empty deque takes 700
+        #: Levels, lowest priority first. Created with the first message, because an empty deque takes 700
         #: bytes.
         self.levels: list[Level] = NO_LIST
         self.count = 0
@@ -227,7 +229,7 @@ class Ready:
         return run
 
     def drop_head(self, count: int) -> Run:
-        """Take up to `count` messages from the head, which for RabbitMQ is that of the highest level."""
+        """Take up to `count` messages from the head of the highest level, as RabbitMQ does."""
         level = self.head_level()
         if level is None:
             raise IndexError("no ready message")
@@ -248,7 +250,7 @@ class Ready:
         return taken
 
     def drop_all(self) -> list[deque[Run]]:
-        """Forget all messages, of which nobody will want to know anything; return what refers to them."""
+        """Forget all messages for good; return the objects that refer to them."""
         levels, self.levels = self.levels, NO_LIST
         self.count = self.bytes = 0
         return [runs for level in levels for runs in (level.main, level.returned, level.resident) if runs]

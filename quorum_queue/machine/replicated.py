@@ -1,9 +1,9 @@
-"""The replica of a queue on each member of its group: the machine, and what replication adds. Pure, like the
-machine.
+"""The replica of a queue on each member of its group: the machine, and the state that replication adds. Pure,
+like the machine.
 
 Every replica applies the same entries and comes to the same state; every node then delivers to its own
-consumers and answers its own publishers. So the state has only names of such objects: a consumer is its key,
-which begins with its node and that node's incarnation, and a publisher is a number that only its own node
+consumers and answers its own publishers. So the state only has names of such objects: a consumer's key, which
+begins with its node and that node's incarnation, and a number for a publisher, which only its own node
 understands.
 
 A node numbers its batches, and replicas apply them only in order. So a node may send all batches that it has
@@ -61,21 +61,21 @@ class Applied:
 
     def __init__(self, index: int) -> None:
         self.index = index
-        #: The settings were set anew.
+        #: True if the settings were changed.
         self.configured = False
         #: Numbers of own batches that were applied.
         self.batches: list[int] = []
-        #: Own batches in an entry that no member can read any more.
+        #: Numbers of own batches in an entry that no member can read any more.
         self.missed = range(0)
         #: (consumer, run without bodies, first delivery id) for own consumers.
         self.deliveries: list[tuple[Consumer, Run, int]] = []
-        #: (origin, first, last) of own publishers.
+        #: Messages of own publishers: (origin, first, last).
         self.confirmed: list[tuple[int, int, int]] = []
         self.refused: list[tuple[int, int, int]] = []
-        #: Own keys.
+        #: Keys of own getters.
         self.attach_refused: list[tuple[Any, Refusal]] = []
         self.got_nothing: list[Any] = []
-        #: Own consumers that were removed because the group took the node for down.
+        #: Own consumers that were removed because the group considered this node down.
         self.consumers_gone: list[Any] = []
         #: (token, messages) of own purges.
         self.purged: list[tuple[int, int]] = []
@@ -87,9 +87,9 @@ class Applied:
         #: Entries whose messages are all settled.
         self.released: list[int] = []
         self.accepted_bytes = 0
-        #: More is left to hand out than one entry may: the leader proposes a tick at once.
+        #: True if more messages are to be delivered than one entry may: the leader proposes a tick at once.
         self.more = False
-        #: The leader begins the lease of an expiring queue anew, by its own clock.
+        #: True if the leader must renew the lease of an expiring queue, by its own clock.
         self.used = False
         #: The leader proposes a tick at this time (ms).
         self.wake_at: int | None = None
@@ -114,12 +114,12 @@ class Replica:
         self.locations = Locations()
 
     def passed_over(self, index: int) -> None:
-        """No member can read the entry with this index any more."""
+        """The entry with this index is lost on all members: pass over it."""
         self.applied = index
         self.gap = {}
 
     def apply(self, index: int, entry: DecodedEntry, own: Member) -> Applied:
-        """Apply the entry with this index; return what it means for the node and incarnation `own`."""
+        """Apply the entry with this index; return its effects for the node and incarnation `own`."""
         if index <= self.applied:
             raise ValueError(f"entry {index} comes after entry {self.applied}")
         self.applied = index
@@ -131,7 +131,7 @@ class Replica:
             is_own = batch.node == own[0] and batch.incarnation == own[1]
             before = self.batches.get(batch.node, (0, 0))
             if not self._is_next(batch, meta, effects):
-                # It came before, or an earlier one was lost.
+                # A duplicate, or an earlier batch was lost.
                 continue
             if is_own:
                 last = before[1] if before[0] == batch.incarnation else 0
@@ -191,7 +191,7 @@ class Replica:
         applied.released = locations.released()
 
     def find(self, seqs: range) -> list[tuple[int, range]]:
-        """Return where bodies are: entries, each with ordinals, in the order of the positions. Raises
+        """Return the locations of bodies: entries, each with ordinals, in the order of the positions. Raises
         KeyError.
 
         Until the next entry is applied this still finds messages that the last one settled, and messages of
@@ -204,7 +204,7 @@ class Replica:
 
     @property
     def dead_lettering(self) -> list[tuple[Run, Reason]]:
-        """Dead letters whose targets have not got them yet, for a new leader."""
+        """Dead letters that their targets have not got yet, for a new leader."""
         return list(self.machine.dead_lettering.values())
 
     def members(self) -> list[Member]:

@@ -1,7 +1,7 @@
 """Runs: consecutive messages that share everything but their content.
 
 A queue of a million messages is a few hundred runs. A prefetch window, an `ack multiple` and two hundred acks
-of one read are each one run, so the machine's work is per run, and the per-message work is slicing, which C
+of one read are each one run. So the machine's work is per run, and the per-message work is slicing, which C
 does.
 """
 
@@ -69,9 +69,10 @@ class Run:
         self.attempts = 0
         #: Bytes of all contents together.
         self.size = sum(map(len, contents)) if size < 0 and contents is not None else size
-        #: In the queue, not held by a consumer.
+        #: True if it is in the queue, not with a consumer.
         self.ready = False
-        #: All bodies are in the spill, whether they are in memory or not: no position is written there twice.
+        #: True if all bodies are in the spill, whether they are in memory or not: no position is written
+        #: there twice.
         self.spilled = False
 
     def __len__(self) -> int:

@@ -15,13 +15,13 @@ class Settings:
     max_length: int | None = None
     max_length_bytes: int | None = None
     overflow: Literal["drop-head", "reject-publish", "reject-publish-dlx"] = "drop-head"
-    #: Discarded messages go to the dead-letter exchange; without one they are dropped.
+    #: True if discarded messages go to the dead-letter exchange; otherwise they are dropped.
     dead_letter: bool = False
-    #: Hold a dead letter until its targets have it, rather than send it once and forget.
+    #: True if a dead letter is held until its targets have it; otherwise it is sent once and forgotten.
     dead_letter_at_least_once: bool = False
     priority_max: int = 0
     single_active_consumer: bool = False
-    #: Every message goes to the log, whatever its own delivery mode (quorum queues).
+    #: True if every message goes to the log, whatever its delivery mode (quorum queues).
     keeps_all: bool = False
     #: Returns allowed for one message before it is dropped; None is unlimited.
     delivery_limit: int | None = None

@@ -31,7 +31,7 @@ class _Run(msgspec.Struct, array_like=True, gc=False):
     start: int
     count: int
     step: int
-    #: One size for all, or an array of them.
+    #: One size for all messages, or an array of sizes.
     sizes: int | bytes
     head: bytes
     heads: list[bytes] | None
@@ -205,7 +205,7 @@ def _machine(state: _MachineWithLetters) -> Machine:
             machine.ready.push(run)
     for reason, plain in state.dead_lettering:
         run = _run(plain)
-        machine.hold(run, reason)
+        machine.hold_letter(run, reason)
     for fields in state.consumers:
         _restore_consumer(machine, fields)
     if machine.dedup is not None and state.dedup is not None:

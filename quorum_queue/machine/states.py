@@ -1,7 +1,7 @@
-"""The records of which snapshots are made.
+"""The records of snapshots.
 
-They are apart from the classes whose state they hold, because mypyc cannot compile a msgspec Struct: a module that
-has one runs interpreted.
+They are in a module of their own because mypyc cannot compile a msgspec Struct: a module with one runs
+interpreted.
 """
 
 import msgspec

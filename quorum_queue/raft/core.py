@@ -4,9 +4,9 @@ thesis.
 Two things differ from the textbook. Groups have no heartbeats: the driver knows for each pair of nodes
 whether they are in contact, and an idle group costs nothing. A follower therefore trusts its leader as long
 as their nodes stay in contact, from the first message of that leader in the present session of their link
-until the session ends (`lost_contact`) or the leader resigns. And the driver tells a member that it lost its
-disk (`amnesiac`): it may have given votes and acknowledged entries that it forgot, so it neither votes nor
-counts until the leader has made it a learner by an entry of the log, and it has that entry.
+until the session ends (`lost_contact`) or the leader resigns. Secondly, the driver tells a member that it
+lost its disk (`amnesiac`). The member may have given votes and acknowledged entries that it forgot, so it
+neither votes nor counts until the leader has made it a learner by an entry of the log, and it has that entry.
 
 Messages may be lost, doubled and reordered without harm. Progress after a loss depends on the sessions: a
 message lost within one is sent again only while the leader waits for an answer.
@@ -98,22 +98,23 @@ class Raft:
         self.set_hard(hard.term, "" if self.amnesiac else hard.vote)
         self.role = self._told_role = FOLLOWER
         self.leader = self._told_leader = ""
-        #: The commit that a leader told, whether its entries are here or not.
+        #: The commit index that a leader told, whether or not the entries are here.
         self.leader_commit = 0
         self.leadership: Leadership | None = None
         self.commit = self._applied = log.snapshot_index
         #: The log equals that of this term's leader up to this index, and the index that the leader was told.
         self.verified = 0
         self.acked = 0
-        #: The last of the entries that the leader has sent in vain, because an unreadable one may be among them.
+        #: The last entry of an append that could not be checked, because an unreadable entry may be among its
+        #: entries.
         self.unjudged = 0
-        #: A snapshot is being written to disk.
+        #: True while a snapshot is being written to disk.
         self.installing_index = 0
-        #: Answers in this candidacy: members and whether they grant.
+        #: Answers in this candidacy: whether each member grants its vote.
         self.granted: dict[str, bool] | None = None
         #: Voters that said in the last candidacies that they have no memory, and have no more in their logs.
         self.forgetful: tuple[str, ...] = ()
-        #: In this candidacy the voters without a memory are not needed: an operator says so.
+        #: True if an operator allows this candidacy to do without voters that have no memory.
         self.reforming = False
         # There may be thousands of idle groups: all empty collections share one object.
         self._messages: list[Message] | None = None
@@ -121,9 +122,9 @@ class Raft:
         self._resting: list[Message] | None = None
         self.snapshots: tuple[str, ...] = ()
         self.offer: Message | None = None
-        #: No client of this node waits for commits; the driver sets this.
+        #: True if no client of this node waits for commits; the driver sets this.
         self.patient = False
-        #: Committed entries are not handed out for now: the turn is too short for all of them.
+        #: True while committed entries wait to be applied, because the turn was too short for all of them.
         self.applies_later = False
         self.elapsed = 0
         self.attempt = 0
@@ -165,7 +166,7 @@ class Raft:
 
     @property
     def quiet(self) -> bool:
-        """True if this group needs no tick until something happens to it."""
+        """True if this group needs no tick until its next event."""
         if self.leadership is not None:
             return self.leadership.quiet
         return bool(self.leader) or not self.may_campaign()
@@ -236,29 +237,30 @@ class Raft:
         return self._leading().propose_members(members)
 
     def transfer(self, to: str) -> None:
-        """Hand over to a voter. Raises NotLeader, MembershipRefused."""
+        """Hand leadership over to a voter. Raises NotLeader, MembershipRefused."""
         self._leading().transfer(to)
 
     def campaign(self) -> None:
-        """Campaign at once: for the member that is to lead a new group."""
+        """Campaign at once. For the member that is to lead a new group."""
         if self.leadership is None and self.may_campaign():
             election.start_pre_vote(self)
 
     def reform(self) -> tuple[str, ...]:
-        """An operator says that the group is to go on without the voters that have no memory.
+        """For an operator: let the group go on without the voters that have no memory.
 
-        Return those that are known, if the others are no majority.
+        Return the known ones, if the others are no majority.
 
-        They keep a majority from forming and cannot give it, until a leader has filled them. Nobody else can lead
-        meanwhile, so this is safe but for entries that only they had, which they have forgotten. All other voters
-        have to agree. See quorum_queue.raft.readmission.
+        Until a leader has filled them, they prevent a majority. No other member can lead meanwhile, so this
+        is safe, except for entries that only they had and have forgotten. All other voters have to agree. See
+        quorum_queue.raft.readmission.
         """
         leadership, needed = self.leadership, self.waits_for_forgetful()
         forgetful = leadership.forgetful() if leadership is not None else self.forgetful
         if leadership is not None and needed and not leadership.transferring:
             leadership.leave_out(forgetful)
         elif leadership is None and not self.leader and self.may_campaign():
-            # They say so in this candidacy. If the others are a majority, that elects as always.
+            # They answer that they have no memory. If the others are a majority, the election works as
+            # always.
             election.start_pre_vote(self, reforming=True)
         return forgetful if needed else ()
 
@@ -268,7 +270,7 @@ class Raft:
         return 2 * (len(self.members.voters) - len(forgetful)) <= len(self.members.voters)
 
     def hurry(self) -> None:
-        """No leader is known, and this node has just reached a majority: campaign at the tick after next.
+        """Campaign at the tick after next: no leader is known, and this node has just reached a majority.
 
         Only for the preferred leader; if it hears of a leader meanwhile, it stays a follower.
         """
@@ -285,11 +287,11 @@ class Raft:
     # -- snapshots -------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """This member is not used any more. A leadership refers to it, so that both would stay."""
+        """This member is no longer used. Break its cycle with the leadership, so that both are freed."""
         self.leadership = None
 
     def compact(self, index: int) -> None:
-        """There is a durable snapshot at this index or later: entries up to it leave the log."""
+        """A durable snapshot at this index or later exists: remove the entries up to it from the log."""
         if not self.log.snapshot_index <= index <= self._applied:
             raise ValueError(f"entry {index} is not applied, or gone already")
         while len(self._configs) > 1 and self._configs[1][0] <= index:
@@ -301,7 +303,7 @@ class Raft:
         return self._leading().snapshot_offer(to, index)
 
     def snapshot_done(self, to: str, index: int, ok: bool) -> None:
-        """The driver has sent the snapshot of a Ready completely, or has given up."""
+        """The driver has sent all of a Ready's snapshot, or has given up."""
         if self.leadership is not None:
             self.leadership.snapshot_done(to, index, ok)
 
@@ -346,7 +348,7 @@ class Raft:
             election.count(self, self.node, True)
 
     def came(self, low: int, high: int) -> None:
-        """The disk gives these entries of the log without a wait now."""
+        """These entries of the log can be read without a wait now."""
         self.log.came(low, high)
         if self.leadership is not None:
             self.leadership.due = True
@@ -365,7 +367,9 @@ class Raft:
             self.restart_clock()
 
     def cut(self, index: int) -> None:
-        """The leader has other entries than this log from here on, or none. The caller truncates the stored log."""
+        """Cut the log: from here on the leader has other entries or none. The caller truncates the stored
+        log.
+        """
         if index <= self.commit:
             raise LogDiverged(f"{self.leader} has no entry {index}, which is committed here")
         while len(self._configs) > 1 and self._configs[-1][0] >= index:
@@ -375,10 +379,11 @@ class Raft:
         self.acked = min(self.acked, index - 1)
 
     def forget(self, amnesiac: int) -> None:
-        """The next entry to be applied is lost here, and the others no longer keep it.
+        """Forget the log after the last applied entry: the next entry is lost here, and the others no longer
+        keep it, so the later entries are useless.
 
-        The entries after it are useless then. They may have been acknowledged, so this counts as a lost disk:
-        see the constructor for the number. The caller truncates the stored log after the last applied entry.
+        They may have been acknowledged, so this counts as a lost disk; for the number see the constructor.
+        The caller truncates the stored log.
         """
         if self.leadership is not None:
             self.step_down()
@@ -427,7 +432,7 @@ class Raft:
         self.reforming, self.forgetful = False, ()
 
     def follow(self, leader: str) -> None:
-        """A message of this term's leader has come."""
+        """Follow the leader of this term, after a message from it."""
         if self.leadership is not None:
             raise LogDiverged(f"{leader} leads in term {self.term} as well")
         if self.leader != leader or self.role != FOLLOWER:
@@ -454,12 +459,14 @@ class Raft:
 
     def set_hard(self, term: int, vote: str) -> None:
         hard = HardState(term, f"{_AMNESIAC}{self.amnesiac:x}" if self.amnesiac else vote)
-        # If an equal hard state was handed out or is durable, keep that one.
+        # If an equal hard state is being written or durable, keep that one.
         if hard != self.hard:
             self.hard = hard
 
     def remember(self) -> None:
-        """End the amnesia. Whatever vote was forgotten, in this term the leader may count as having got it."""
+        """End the amnesia. Whatever vote was forgotten, it is safe to assume that this term's leader has got
+        it.
+        """
         self.amnesiac = 0
         self.set_hard(self.term, self.leader)
         following.acknowledge(self)
@@ -509,7 +516,7 @@ class Raft:
         )
 
     def ready(self) -> Ready:
-        """Return the work to do, each piece once."""
+        """Return the work to do; each piece is returned once."""
         if self.leadership is not None:
             self.leadership.send()
         log = self.log

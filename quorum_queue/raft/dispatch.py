@@ -41,7 +41,7 @@ def step(raft: Raft, message: Message) -> None:
 def _adopt_term(raft: Raft, message: Message) -> None:
     deposed = raft.leader
     if raft.leadership is not None:
-        # Resign in the new term, so that former followers do not wait for this node.
+        # Resign in the new term, so that former followers do not wait for this node as leader.
         raft.set_hard(message.term, "")
         raft.end_leadership(message.sender)
     raft.become_follower(message.term, "")

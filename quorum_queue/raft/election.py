@@ -1,4 +1,4 @@
-"""Elections: a first round that changes nothing (pre-vote, thesis 9.6), then one in earnest."""
+"""Elections: a pre-vote that changes nothing (thesis 9.6), then the vote."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ def on_pre_vote(raft: Raft, message: Message) -> None:
     )
     term = message.term if grant else raft.term
     if raft.amnesiac:
-        # It may have forgotten the candidate's term, and the candidate takes no answer of an earlier one.
+        # This member may have forgotten the candidate's term, and the candidate ignores answers of an earlier
+        # term.
         term = max(term, message.term - 1)
     raft.rest(_answer(raft, PRE_VOTE_ANSWER, message.sender, term, grant=grant))
     if raft.leadership is not None:
@@ -62,7 +63,7 @@ def on_pre_vote(raft: Raft, message: Message) -> None:
 
 
 def on_vote(raft: Raft, message: Message) -> None:
-    # An amnesiac's vote is never free: the number of its disk is in its place.
+    # An amnesiac has no vote to give: the number of its disk takes the place of the vote.
     free = raft.hard.vote == message.sender or (not raft.hard.vote and not raft.leader)
     grant = free and log_is_as_good(raft, message)
     if grant:

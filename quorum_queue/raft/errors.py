@@ -1,4 +1,4 @@
-"""Errors of the Raft core: refused calls and broken data."""
+"""Errors of the Raft core, for refused calls and broken data."""
 
 
 class CodecError(Exception):

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def on_append(raft: Raft, message: Message) -> None:
-    """Take entries that follow on this log, and answer when they are durable."""
+    """Append entries that fit this log, and answer when they are durable."""
     raft.follow(message.sender)
     raft.leader_commit = max(raft.leader_commit, message.hint_term)
     if raft.installing_index:
@@ -24,8 +24,8 @@ def on_append(raft: Raft, message: Message) -> None:
         return
     if not fits(raft, message):
         if raft.log.vague and message.entries and message.index == raft.unjudged:
-            # It follows on such entries. A leader that was told that it does not fit would begin with them again, at
-            # once and without end.
+            # The append follows on such entries. If it was refused, the leader would begin with them again,
+            # at once and without end.
             raft.unjudged += len(message.entries)
             return
         _reject(raft, message)

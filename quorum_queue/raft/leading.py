@@ -44,9 +44,9 @@ class Leadership:
         #: The first entry of this term: all earlier entries are committed when it is.
         self.first_index = raft.log.last_index + 1
         self.peers: dict[str, Progress] = {}
-        #: There may be something to send.
+        #: True if there may be something to send.
         self.due = True
-        #: A tick has passed: also tell the commit to followers that don't mind hearing of it late.
+        #: True after a tick: also tell the commit to followers that may hear of it late.
         self.telling = False
         self.quorum_silent = 0
         self.transferring = ""
@@ -90,14 +90,14 @@ class Leadership:
         return index
 
     def forgetful(self) -> tuple[str, ...]:
-        """Return the voters without a memory; none if another voter is not reached."""
+        """Return the voters without a memory; empty if another voter cannot be reached."""
         peers = {name: self.peers[name] for name in self.raft.members.voters if name != self.raft.node}
         if not all(peer.contact for peer in peers.values()):
             return ()
         return tuple(name for name, peer in peers.items() if peer.amnesiac)
 
     def leave_out(self, names: tuple[str, ...]) -> None:
-        """Take the votes of these members, which have no memory, all at once: see Raft.reform."""
+        """Make these members without a memory learners, all at once: see Raft.reform."""
         members = self.raft.members
         for name in names:
             members = members.demoted(name)
@@ -162,7 +162,7 @@ class Leadership:
             self.due = True
 
     def in_contact(self, node: str) -> None:
-        """A follower's node is in contact (again): tell it who leads, and find out what its log has."""
+        """A follower's node is in contact (again): tell it who leads, and find out how far its log agrees."""
         peer = self.peers.get(node)
         if peer is not None:
             peer.contact = True
@@ -194,7 +194,7 @@ class Leadership:
     # -- sending ---------------------------------------------------------------------------------------------------
 
     def send(self) -> None:
-        """Send what the followers may get now."""
+        """Send the followers everything that flow control permits."""
         self.due = False
         for name, peer in self.peers.items():
             if peer.contact and peer.state != NEEDS_SNAPSHOT:
@@ -276,7 +276,7 @@ class Leadership:
     # -- answers ---------------------------------------------------------------------------------------------------
 
     def on_answer(self, message: Message) -> None:
-        """To APPEND, COMMIT and SNAPSHOT."""
+        """Handle an answer to APPEND, COMMIT or SNAPSHOT."""
         peer = self.peers.get(message.sender)
         if peer is None:
             return
@@ -315,7 +315,7 @@ class Leadership:
         log = self.raft.log
         best = log.last_before_conflict(message.hint, message.hint_term)
         if best == log.snapshot_index and log.snapshot_term > message.hint_term:
-            best -= 1  # Not even there do the logs agree: it needs the snapshot.
+            best -= 1  # The logs do not even agree at its snapshot: it needs ours.
         peer.next = max(peer.match, best) + 1
 
     def snapshot_done(self, node: str, index: int, ok: bool) -> None:

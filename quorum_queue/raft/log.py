@@ -1,10 +1,11 @@
-"""What the core knows about its group's log.
+"""The core's view of its group's log.
 
-Bodies are on disk. This holds the terms (run-length: a log has few), how far the disk is, and the recent
-entries that the disk, the state machine or a reachable follower still needs. An idle group caches nothing.
+Bodies are on disk. This holds the terms (run-length encoded: a log has few), how much is durable, and the
+recent entries that the disk, the state machine or a reachable follower still needs. An idle group caches
+nothing.
 
-Nobody waits for the disk. An entry that is not in memory is asked for first (`Ready.reads`), and read when the host
-has said that it can be read without a wait (`came`).
+Nothing waits for the disk: an entry that is not in memory is requested first (`Ready.reads`), and read when
+the host reports that it can be read without a wait (`came`).
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from quorum_queue.raft.messages import Entry
 
 #: Bytes counted for each cached entry beside its data.
 ENTRY_OVERHEAD: Final = 100
-#: Entries that are asked of the disk at once.
+#: Entries requested from the disk at once.
 READ_ENTRIES_MAX: Final = 64
-#: Spans of entries that are known to be at hand: one for the state machine, one for each follower.
+#: Most spans of entries that are noted as readable: one for the state machine, one for each follower.
 AT_HAND_MAX: Final = 8
 _ENDLESS: Final = 1 << 63
 
@@ -74,11 +75,11 @@ class Log:
         self.snapshot_index = snapshot_index
         self.snapshot_term = snapshot_term
         self.last_index = max(last_index, snapshot_index)
-        #: Durable on this disk up to this index.
+        #: The log is durable on this disk up to this index.
         self.stable_index = self.last_index
         self.terms = tuple((first, term) for first, term in terms if first <= self.last_index)
         self._cut_terms()
-        #: Entries that could not be read, and those of them that were not reported yet.
+        #: Unreadable entries, and those that were not reported yet.
         self.lost: tuple[int, ...] = tuple(sorted(holes))
         self.newly_lost: tuple[int, ...] = self.lost
         #: Unreadable entries whose term is not known, because their neighbours' terms differ or no entry
@@ -91,12 +92,12 @@ class Log:
         #: collections share one object.
         self._cache: list[Entry] | tuple[()] = ()
         self._cache_bytes = 0
-        #: Given to the disk up to this index, and the writes not yet reported done: (last index, its term,
-        #: the index up to which that write still counts, since truncations).
+        #: The last index given to the disk, and the writes that were not reported done yet: (last index, its
+        #: term, the index up to which the write still counts after truncations).
         self._handed = self.last_index
         self._writing: tuple[tuple[int, int, int], ...] = ()
-        #: First and last index of what the disk was asked for and has yet to give, of what was not reported to the
-        #: host yet, and of what the disk has given and nobody has read to its end.
+        #: Spans (first and last index) that were requested and not given yet; that were not reported to the
+        #: host yet; and that the disk has given and nobody has read to the end.
         self._asked: tuple[tuple[int, int], ...] = ()
         self.newly_asked: tuple[tuple[int, int], ...] = ()
         self._at_hand: tuple[tuple[int, int], ...] = ()
@@ -122,7 +123,7 @@ class Log:
 
     @property
     def last_term(self) -> int:
-        """The last entry's, or the highest that it may have."""
+        """The term of the last entry, or the highest that it may have."""
         if self.last_index == self.bounded_index or (self.vague and self.vague[-1] == self.last_index):
             return self.term_bound
         return self.terms[-1][1] if self.terms else self.snapshot_term
@@ -214,7 +215,7 @@ class Log:
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def read(self, low: int, high: int, max_bytes: int) -> tuple[Entry, ...]:
-        """Return entries from low up to a lost one or one that the disk has yet to give; none if the first is one."""
+        """Return entries from `low` up to a lost one or one that needs a wait for the disk; perhaps none."""
         first = self._cache_first()
         if low < first:
             high = self._last_sound(low, min(high, first - 1))
@@ -223,7 +224,7 @@ class Log:
         return self.read_now(low, high, max_bytes)
 
     def read_now(self, low: int, high: int, max_bytes: int) -> tuple[Entry, ...]:
-        """Return entries from low up to a lost one, whether the disk has to be waited for or not."""
+        """Return entries from `low` up to a lost one; waits for the disk if necessary."""
         high = self._last_sound(low, high)
         if low > high:
             return ()
@@ -258,7 +259,9 @@ class Log:
         return high
 
     def _last_at_hand(self, low: int, high: int) -> int:
-        """Return the last of these entries that can be read without a wait. If there is none, ask for the first ones."""
+        """Return the last of these entries that can be read without a wait. If there is none, request the
+        first ones.
+        """
         for begin, end in self._at_hand:
             if begin <= low <= end:
                 return min(high, end)
@@ -269,14 +272,14 @@ class Log:
         return low - 1
 
     def waits(self, index: int) -> bool:
-        """Return whether the disk was asked for this entry, and has yet to give it."""
+        """True if this entry was requested from the disk and has not been given."""
         for begin, end in self._asked:  # noqa: SIM110 (a generator would be an object for each call)
             if begin <= index <= end:
                 return True
         return False
 
     def came(self, low: int, high: int) -> None:
-        """The disk gives these entries without a wait now."""
+        """These entries can be read without a wait now."""
         self._asked = tuple(span for span in self._asked if span != (low, high))
         self._at_hand = (*self._at_hand[1 - AT_HAND_MAX :], (low, high))
 

@@ -75,7 +75,7 @@ class Members:
         return members
 
     def problem(self) -> str:
-        """Return why these members are invalid, or nothing."""
+        """Return the reason why these members are invalid, or an empty string."""
         everyone = self.everyone()
         if not self.voters:
             return "a group needs a voter"

@@ -4,7 +4,8 @@
     receiver [u64 hint, hint_term, context, amnesiac] | sender | receiver [u16 bytes of members | members]
     [u32 entries | (u64 term | u8 kind | u32 bytes) each | data of all entries]
 
-Parts in brackets are there if their flag is set. Entries follow `index` one by one, so theirs are not sent.
+Parts in brackets are there if their flag is set. Entries follow `index` one by one, so their indexes are not
+sent.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from quorum_queue.raft.members import Members
 NORMAL: Final = 0
 MEMBERS: Final = 1
 EMPTY: Final = 2
-#: Data of an EMPTY entry that replaces one which no member can read any more.
+#: Data of an EMPTY entry that replaces one that no member can read any more.
 PASSED_OVER: Final = b"lost"
 
 # Kinds of messages.
@@ -30,7 +31,7 @@ APPEND: Final = 1
 #: Answer to APPEND, COMMIT and SNAPSHOT. `index`: durable and as the leader has it; `commit`: the sender's.
 #: With `reject`, `index` is the one that did not fit, (hint, hint_term) the next to try.
 APPEND_ANSWER: Final = 2
-#: May I campaign for `term`, with a log that ends at (index, log_term)?
+#: Asks for support of a candidacy in `term`, with a log that ends at (index, log_term).
 PRE_VOTE: Final = 3
 PRE_VOTE_ANSWER: Final = 4
 #: The request for a real vote. `context` is 1 if the leader itself asked for the election.
@@ -59,7 +60,7 @@ _HAS_MEMBERS: Final = 4
 _HAS_ENTRIES: Final = 8
 _PATIENT: Final = 16
 _FLAGS: Final = 31
-#: Indexes and terms stay below, so that sums of them still fit in 64 bits.
+#: Indexes and terms stay below this, so that sums of them still fit in 64 bits.
 _NUMBER_MAX: Final = 1 << 62
 
 
@@ -86,7 +87,7 @@ class Message(NamedTuple):
     context: int = 0
     members: Members | None = None
     #: In answers: the sender has lost its disk, and this is the number of its new one. In appends the leader
-    #: says it back, and from which index on (`hint`) that member may remember again.
+    #: repeats it, with the index (`hint`) from which on that member counts as remembering again.
     amnesiac: int = 0
     #: In answers: no client of the sender waits for commits, so the leader may tell it late.
     patient: bool = False
@@ -118,7 +119,7 @@ def encode_message(group: int, message: Message) -> list[bytes]:
 
 
 def decode_message(data: memoryview | bytes) -> tuple[int, Message]:
-    """Return the group and the message. Raises CodecError on anything that `encode_message` does not make."""
+    """Return the group and the message. Raises CodecError for bytes that `encode_message` cannot have made."""
     try:
         return _decode(memoryview(data))
     except (struct.error, UnicodeDecodeError) as error:
@@ -138,7 +139,7 @@ def _decode(data: memoryview) -> tuple[int, Message]:
         offset += _MORE.size
     if max(term, index, log_term, commit, hint, hint_term) >= _NUMBER_MAX:
         raise CodecError("a message has a number out of bounds")
-    # There are few nodes, and thousands of groups keep their names.
+    # Share the strings: there are few nodes, and thousands of groups keep their names.
     sender = intern(_slice(data, offset, sender_bytes).decode())
     offset += sender_bytes
     to = intern(_slice(data, offset, to_bytes).decode())

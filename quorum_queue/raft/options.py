@@ -8,10 +8,9 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Options:
     #: Silence of the leader after which a follower campaigns, and of a quorum after which a leader steps
-    #: down. A candidate waits up to twice as long, each member of a group another time.
+    #: down. Candidates wait up to twice as long, each member of a group for another time.
     election_ticks: int = 10
-    #: The same once the link to the leader's node is known to be lost: least wait, and the spread between
-    #: members.
+    #: The same after the link to the leader's node was lost: least wait, and the spread between members.
     lost_ticks_min: int = 0
     lost_ticks_jitter: int = 3
     #: Entry bytes of one append (a single larger entry goes by itself).
@@ -23,10 +22,10 @@ class Options:
     inflight_bytes_max: int = 8 << 20
     #: Entry bytes handed out for applying in one Ready.
     apply_bytes_max: int = 4 << 20
-    #: Entries of one Ready; then the turn may be over.
+    #: Entries of one Ready; in between the turn may end.
     apply_entries_max: int = 64
     #: Entries kept in memory for followers that are behind. Entries that are not yet durable or applied are
     #: always kept.
     cache_bytes_max: int = 4 << 20
-    #: How long a follower may take to answer after a snapshot was sent to its end.
+    #: How long a follower may take to answer after all of a snapshot was sent.
     snapshot_ticks: int = 200

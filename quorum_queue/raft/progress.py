@@ -1,4 +1,4 @@
-"""What a leader knows about one follower, and how much it may send to it."""
+"""A leader's knowledge of one follower, and how much it may send to it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quorum_queue.raft.options import Options
 PROBE: Final = 0
 #: In step: appends are sent ahead of the answers.
 REPLICATE: Final = 1
-#: Its next entry is gone from the log: it gets a snapshot first.
+#: The log no longer has its next entry: it gets a snapshot first.
 SNAPSHOT: Final = 2
 
 
@@ -36,16 +36,16 @@ class Progress:
         #: Its log is durable and equal to the leader's up to this index.
         self.match = 0
         self.next = next_index
-        #: There is a link to its node. Assumed until the driver says otherwise.
+        #: True if there is a link to its node. Assumed until the driver says otherwise.
         self.contact = True
-        #: A probe is due.
+        #: True if a probe is due.
         self.due = True
-        #: Sent and not yet answered: (last index, bytes).
+        #: Unanswered appends: (last index, bytes).
         self.inflight: list[tuple[int, int]] = []
         self.inflight_bytes = 0
-        #: The highest commit it was told.
+        #: The highest commit that it was told.
         self.told = 0
-        #: It may hear of the commit a tick late.
+        #: True if it may hear of the commit a tick late.
         self.patient = False
         #: Ticks without an answer.
         self.silent = 0
@@ -87,5 +87,5 @@ class Progress:
         )
 
     def is_behind(self, last_index: int) -> bool:
-        """Return whether something is still expected from it."""
+        """Return whether the leader still expects an answer from it."""
         return self.match < last_index or self.state != REPLICATE or self.amnesiac != 0

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 def memory_changed(message: Message, peer: Progress) -> None:
-    """An answer has the number of another memory than was known."""
+    """An answer has another number of a memory than before."""
     if not message.amnesiac and message.index < peer.floor:
-        return  # From before the loss.
+        return  # The answer is from before the loss.
     peer.amnesiac = message.amnesiac
     peer.floor = -1
     if message.amnesiac:

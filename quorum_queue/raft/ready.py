@@ -1,4 +1,4 @@
-"""The work that the core asks for, as data."""
+"""The work that the core requests, as data."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Ready(NamedTuple):
     offer: Message | None
     #: Entries of this disk that cannot be read: fetch them from a peer, store them, and say `found(index)`.
     lost: tuple[int, ...]
-    #: First and last index of entries of the log that are to be read: see to it that they can be without a wait.
+    #: First and last index of entries to be read soon: make them readable without a wait.
     reads: tuple[tuple[int, int], ...]
     role_changed: bool
     leader_changed: bool

@@ -1,4 +1,4 @@
-"""When each member campaigns. Times differ by member and by try, but are computed, not random."""
+"""Timeouts after which members campaign. They differ by member and by try, but are computed, not random."""
 
 from __future__ import annotations
 

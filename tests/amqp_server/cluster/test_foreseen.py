@@ -24,7 +24,7 @@ class Node:
     def __init__(self) -> None:
         self.broker = Disk().broker("n1")
         # Their hosts are not looked at here.
-        self.broker.host_parts.begin = lambda *given: None  # type: ignore[method-assign]
+        self.broker.background.host_parts.begin = lambda *given: None  # type: ignore[method-assign]
         self.catalog = Catalog("n1", 1, self.broker.topology, Roster(), Deaf())
         self.number = self.index = 0
         self.ready: list[int] = []

@@ -5,10 +5,15 @@ The client is at b; the queue begins to be kept by b, ceases to be, or moves fro
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from pamqp import commands
+from pamqp import commands, header
 
 from amqp_server.broker.operations import SetMembers
+from amqp_server.channel import publish
+from amqp_server.connection.incoming import Incoming
+from amqp_server.wire import frames
 from quorum_queue.cluster.remote_host import RemoteHost
 from tests.amqp_server.cluster.simulation.clients import Client
 from tests.amqp_server.cluster.simulation.planting import plants_of
@@ -145,6 +150,51 @@ def test_handed_over_during_the_move(how: str, move: str) -> None:
     before, after = MOVES[move]
     assert min(found) == COUNT or ("b" in before and "b" not in after)
     assert found[0] == COUNT
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_a_queue_moves_while_a_wide_publish_is_handed_over(
+    move: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A publish to many queues takes several turns; what it has for a queue goes to where the queue is then."""
+    world = Move("confirm", move)
+    scene, client = world.scene, world.client
+    other = scene.client("c")
+    scene.declare(other, "classic")
+    continued: Any = Incoming._hand_over
+    begun: list[Incoming] = []
+
+    def waits(self: Incoming, whole: bool) -> bool:
+        """The first queue gets it now, the other one when the move is over."""
+        if self not in begun:
+            begun.append(self)
+            assert self._wide is not None
+            next(self._wide)
+        return False
+
+    monkeypatch.setattr(publish, "PART_QUEUES", 1)
+    monkeypatch.setattr(Incoming, "_hand_over", waits)
+    body = scene.messages.publish(world.queue_id, ("/", QUEUE), late=True)
+    client.published += 1
+    client.unconfirmed[client.published] = body, QUEUE
+    world.bodies = [body]
+    properties = commands.Basic.Properties(delivery_mode=2, headers={"CC": [QUEUE]})
+    client.send(
+        commands.Basic.Publish(routing_key="classic"),
+        frames.raw_frame(2, client.channel, header.ContentHeader(0, len(body), properties).marshal()),
+        frames.raw_frame(3, client.channel, body),
+    )
+    world.node.end_turn()
+    assert begun
+    world.begin()
+    scene.ticks(MOVED_TICKS)
+    monkeypatch.setattr(Incoming, "_hand_over", continued)
+    scene.settle()
+    assert client.nacked == [] and not client.unconfirmed
+    reader = scene.client("c")
+    reader.get(QUEUE)
+    scene.wait_for(reader)
+    assert reader.received == [body]
 
 
 @pytest.mark.parametrize("members", ["a", "ba", "b"])

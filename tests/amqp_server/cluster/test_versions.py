@@ -11,7 +11,7 @@ from pamqp import commands
 from amqp_server.broker import operations
 from amqp_server.broker.records import QueueRecord, encoded
 from amqp_server.broker.topology_snapshot import LATER_FIELDS
-from amqp_server.cluster.catalog import GROUP, Catalog, RaiseVersion
+from amqp_server.cluster.catalog import GROUP, Catalog, Change, RaiseVersion
 from amqp_server.cluster.parts import FEATURES
 from amqp_server.streams.replicated_group import ReplicatedGroupHost
 from quorum_queue.boundary import Fatal
@@ -130,22 +130,28 @@ def test_a_version_that_this_mqd_does_not_know_ends_the_process() -> None:
     assert GROUP in scene.nodes["a"].cluster.replicas.groups
 
 
-def test_a_proposal_that_this_mqd_does_not_know_ends_the_process() -> None:
-    class Later(msgspec.Struct, frozen=True, array_like=True, tag=199):
-        what: str
+class Later(msgspec.Struct, frozen=True, array_like=True, tag=199):
+    what: str
 
-    class Batch(msgspec.Struct, frozen=True, array_like=True):
-        node: str
-        incarnation: int
-        number: int
-        proposal: Later
 
-    scene = Scene()
-    node = scene.nodes["a"]
-    batch = msgspec.msgpack.encode(Batch("z", 1, 1, Later("?")))
-    entry = node.cluster.catalog.encode([batch])
+class Batch(msgspec.Struct, frozen=True, array_like=True):
+    node: str
+    incarnation: int
+    number: int
+    proposal: Later | Change
+
+
+@pytest.mark.parametrize(
+    "proposal",
+    [Later("?"), Change(b"\x01" + msgspec.msgpack.encode(Later("?")))],
+    ids=["proposal", "operation"],
+)
+def test_what_this_mqd_does_not_know_in_the_topologys_log_ends_the_process(proposal: Later | Change) -> None:
+    """It passes nothing over: the other nodes apply it."""
+    catalog = Scene().nodes["a"].cluster.catalog
+    entry = catalog.encode([msgspec.msgpack.encode(Batch("z", 1, 1, proposal))])
     with pytest.raises(Fatal, match=r"entry 1000 .* can't be read by this version of mqd"):
-        Catalog.apply(node.cluster.catalog, 1000, entry)
+        Catalog.apply(catalog, 1000, entry)
 
 
 def declared(scene: Scene, name: str, **arguments: str) -> list[str]:

@@ -84,7 +84,7 @@ class Node:
 
     def settle(self) -> None:
         self.log.note(*self.sent.pop(0))
-        self.names.settled(self.log.replica.names)
+        self.names.logged(self.log.replica.names)
         self.names.flush(self.progress)
 
 

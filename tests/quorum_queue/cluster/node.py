@@ -27,6 +27,7 @@ from quorum_queue.cluster.handover import HandOver
 from quorum_queue.cluster.options import ReplicationOptions
 from quorum_queue.cluster.reach import Reach
 from quorum_queue.cluster.replicas import Replicas
+from quorum_queue.cluster.undeclared import UndeclaredQueues
 from quorum_queue.local import NodeServices
 from quorum_queue.raft.options import Options
 from tests.clocks import ManualClock
@@ -187,7 +188,9 @@ class SimulatedNode:
             self.reach,
             nothing,
         )
-        self.guests = Guests(self, self.turn, self.hosts.host_of)
+        # All queues are declared from the beginning.
+        undeclared = UndeclaredQueues(lambda queue_id: False, 0)
+        self.guests = Guests(self, self.turn, self.hosts.host_of, undeclared)
         self.dispatch = Dispatch(self.replicas, self, self.guests, self.hosts, self.reach)
         replication: Any = Proposals(self._members_changed)
         self.maintenance = Maintenance(

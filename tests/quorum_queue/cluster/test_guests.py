@@ -11,6 +11,7 @@ import pytest
 from quorum_queue.cluster import events, frames
 from quorum_queue.cluster.guests import Guests
 from quorum_queue.cluster.remote_host import RemoteHost
+from quorum_queue.cluster.undeclared import UndeclaredQueues
 from quorum_queue.machine.entries import encode_batch
 from quorum_queue.ports import Refused
 from tests.quorum_queue.cluster.scene import Scene, sync
@@ -204,7 +205,7 @@ def test_a_batch_that_a_host_refuses_is_not_answered_as_done(ended: str, told: i
     links: Any = Links()
     turn: Any = Turn()
     host: Any = Ending()
-    guests = Guests(links, turn, lambda queue_id: host)
+    guests = Guests(links, turn, lambda queue_id: host, UndeclaredQueues(lambda queue_id: False, 0))
     batch = b"".join(encode_batch("b", 1, 1, [("settle", (1, 1, "c", 1), 0, 0)]))
     guests.received("b", memoryview(b"".join(frames.queue(7, [batch]))))
     guests.flush()
