@@ -29,7 +29,11 @@ async def serve(poller: Poller) -> None:
 
 
 async def serve_directly(poller: Poller) -> None:
-    """The same, with Trio's clock and without another node in this Trio loop: while nothing is ready, no task has a step."""
+    """The same, with Trio's clock and without another node in this Trio loop: while nothing is ready, no task has a step.
+
+    A turn may do all that wakes a task: set events, cancel tasks that wait, call `run_sync_soon`. What concerns no task yet is
+    seen after the next wake only: a turn must not move the deadline of a scope, nor cancel this task alone.
+    """
     trio_fd = _trio_fd()
     if trio_fd is None:
         await serve(poller)
@@ -38,8 +42,10 @@ async def serve_directly(poller: Poller) -> None:
     trio.lowlevel.add_instrument(scheduled)
     try:
         poller.include(trio_fd)
+        # Those that were scheduled before it was noted have their steps with this task's next one, and maybe after it.
+        await trio.lowlevel.checkpoint()
         while True:
-            # All others have a step, and so have those that were scheduled before that was noted.
+            # All others have a step.
             await trio.lowlevel.checkpoint()
             left_s = trio.lowlevel.current_statistics().seconds_to_next_deadline
             poller.serve_until(monotonic() + left_s, scheduled.tasks)

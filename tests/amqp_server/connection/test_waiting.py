@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -9,6 +11,7 @@ from time import monotonic
 
 import pytest
 import trio
+import trio.lowlevel
 
 from amqp_server.connection import waiting
 from amqp_server.connection.poller import Poller
@@ -49,6 +52,14 @@ def run(poller: Poller, task: Callable[[], Awaitable[None]], waits: Waits | None
             nursery.cancel_scope.cancel()
 
     trio.run(main, instruments=[] if waits is None else [waits])
+
+
+def with_patience(main: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        with trio.fail_after(PATIENCE_S):
+            await main()
+
+    trio.run(bounded)
 
 
 def in_turns(link: Link, came: threading.Event) -> None:
@@ -131,6 +142,73 @@ def test_deadlines_are_kept_while_nothing_comes_and_while_sockets_never_rest(nod
     run(node.poller, task)
     assert len(link.told) > 1
     link.close()
+
+
+def test_what_trio_waits_for_has_its_turn_while_sockets_never_rest(node: PolledNode) -> None:
+    link, ends = Link(node, []), threading.Event()
+    received = link.session._received
+    ours, other = trio.socket.socketpair()
+
+    def more(peer: str, frames: list[memoryview]) -> None:
+        received(peer, frames)
+        if not ends.is_set():
+            link.send(b"more")
+
+    link.session._received = more
+
+    async def echo() -> None:
+        for _ in range(FRAMES):
+            await other.send(await other.recv(1))
+
+    async def task() -> None:
+        link.send(b"more")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(echo)
+            for number in range(FRAMES):
+                await ours.send(bytes([number]))
+                assert await ours.recv(1) == bytes([number])
+        ends.set()
+        ours.close()
+        other.close()
+
+    run(node.poller, task)
+    # Neither has a turn more often than now and then: the flood has had some of them, and two for each wake at most.
+    assert 1 < len(link.told) <= 5 * FRAMES
+    link.close()
+
+
+def test_tasks_that_began_before_have_their_steps(node: PolledNode) -> None:
+    """In whatever order Trio takes them: it throws a coin."""
+
+    async def task() -> None:
+        for _ in range(3):
+            await trio.lowlevel.checkpoint()
+
+    for _ in range(20):
+        run(PolledNode().poller, task)
+
+
+def test_a_signal_ends_the_wait(node: PolledNode) -> None:
+    async def task() -> None:
+        with trio.open_signal_receiver(signal.SIGUSR1) as signals:
+            timer = threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGUSR1))
+            timer.start()
+            assert await anext(signals) == signal.SIGUSR1
+            timer.join()
+
+    run(node.poller, task)
+
+
+def test_a_turn_may_cancel_the_task_that_waits_with_all_others(node: PolledNode) -> None:
+    """As a turn does that finds that the node must stop."""
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(waiting.serve_directly, node.poller)
+            nursery.start_soon(trio.sleep_forever)
+            threading.Thread(target=lambda: node.poller.report(nursery.cancel_scope.cancel)).start()
+
+    with_patience(main)
 
 
 def test_sockets_are_served_though_tasks_never_rest(node: PolledNode) -> None:
