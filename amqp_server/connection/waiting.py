@@ -13,6 +13,7 @@ from time import monotonic
 import trio
 
 from amqp_server.connection.poller import Poller
+from persistence.reports import to_this_loop
 
 
 async def serve(poller: Poller) -> None:
@@ -25,7 +26,7 @@ async def serve(poller: Poller) -> None:
                 await trio.lowlevel.checkpoint()
     finally:
         trio.lowlevel.notify_closing(poller.fileno())
-        poller.close(trio.lowlevel.current_trio_token().run_sync_soon)
+        poller.close(to_this_loop())
 
 
 async def serve_directly(poller: Poller) -> None:
@@ -51,7 +52,7 @@ async def serve_directly(poller: Poller) -> None:
             poller.serve_until(monotonic() + left_s, scheduled.tasks)
     finally:
         trio.lowlevel.remove_instrument(scheduled)
-        poller.close(trio.lowlevel.current_trio_token().run_sync_soon)
+        poller.close(to_this_loop())
 
 
 class Scheduled(trio.abc.Instrument):

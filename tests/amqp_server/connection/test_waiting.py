@@ -211,6 +211,23 @@ def test_a_turn_may_cancel_the_task_that_waits_with_all_others(node: PolledNode)
     with_patience(main)
 
 
+def test_what_is_reported_after_the_end_is_called_on_the_loop_or_never(node: PolledNode) -> None:
+    called: list[int] = []
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(waiting.serve_directly, node.poller)
+            await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+        node.poller.report(lambda: called.append(1))
+        await trio.sleep(0.001)
+
+    with_patience(main)
+    assert called == [1]
+    node.poller.report(lambda: called.append(2))
+    assert called == [1]
+
+
 def test_sockets_are_served_though_tasks_never_rest(node: PolledNode) -> None:
     link, came = Link(node, []), threading.Event()
     received = link.session._received
