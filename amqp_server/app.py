@@ -530,7 +530,7 @@ def _serve(config: Config, reread: Reread | None) -> int:
     faulthandler.enable()
     _raise_file_limit()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    # Modules and recovered objects stay, so a collection while they are loaded would find no garbage.
+    # Modules stay, and so do the objects that are read back now: the collector is off until they are there.
     gc.freeze()
     gc.disable()
     try:

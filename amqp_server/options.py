@@ -10,10 +10,8 @@ import os
 import re
 import stat
 import sys
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, fields
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -124,6 +122,9 @@ def _option(declared: Field[Any]) -> click.Option:
 def _read_file(ctx: click.Context, param: click.Parameter, path: str | None) -> None:
     if path is None:
         return
+    # Most nodes have no file, and a start is to be short.
+    import tomllib
+
     try:
         with open(path, "rb") as file:
             values = tomllib.load(file)
@@ -135,8 +136,8 @@ def _read_file(ctx: click.Context, param: click.Parameter, path: str | None) -> 
     known = {declared.name for declared in fields(Config)}
     for key in values:
         if key not in known:
-            close = get_close_matches(key, known, 1)
-            hint = f"; did you mean {close[0]}?" if close else ""
+            close = _closest(key, known)
+            hint = f"; did you mean {close}?" if close else ""
             raise click.BadParameter(f"{path}: there is no option {key}{hint}", ctx, param)
     switches = {declared.name for declared in fields(Config) if isinstance(declared.default, bool)}
     for key in switches & values.keys():
@@ -150,6 +151,13 @@ def _read_file(ctx: click.Context, param: click.Parameter, path: str | None) -> 
         )
     ctx.default_map = values
     ctx.meta["file"] = path
+
+
+def _closest(name: str, known: set[str], least: float = 0.6) -> str:
+    """Return the name that is most like this one; nothing if none is so much like it."""
+    from difflib import get_close_matches
+
+    return next(iter(get_close_matches(name, known, 1, least)), "")
 
 
 def _show_version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
@@ -237,10 +245,9 @@ def _warn_of_strange_variables(environment: Mapping[str, str]) -> None:
     known = {ENVIRONMENT + declared.name.upper() for declared in fields(Config)} | {f"{ENVIRONMENT}CONFIG"}
     for name in sorted(environment.keys() - _OF_THE_BUILD):
         if name.startswith(ENVIRONMENT) and name not in known and not _OF_A_SERVICE.search(name):
-            close = get_close_matches(name, known, 1, 0)
             click.echo(
                 f"{PROGRAM}: warning: {name} in the environment is no option, and is ignored; "
-                f"the nearest one is {close[0]}",
+                f"the nearest one is {_closest(name, known, 0)}",
                 err=True,
             )
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import pytest
 
 from conformance_tests.api import Api
 from conformance_tests.broker import Broker
-from conformance_tests.conftest import Connect, Name
+from conformance_tests.conftest import Alarm, Connect, Name
+from conformance_tests.expect import eventually
 
 OK = [
     "alarms",
@@ -28,6 +29,46 @@ OK = [
 def test_all_is_well(api: Api, check: str) -> None:
     answer = api.ask("GET", f"health/checks/{check}")
     assert (answer.status, answer.json["status"]) == (200, "ok")
+
+
+def test_an_alarm_is_told_with_its_node(api: Api, memory_alarm: Alarm) -> None:
+    node = api.ask("GET", "overview").json["node"]
+    memory_alarm(True)
+    told = [{"node": node, "resource": "memory"}]
+    answer = eventually(lambda: _failed(api, "health/checks/alarms"))
+    assert answer == {
+        "status": "failed",
+        "reason": "There are alarms in effect in the cluster",
+        "alarms": told,
+    }
+    answer = _failed(api, "health/checks/local-alarms")
+    assert answer == {"status": "failed", "reason": "There are alarms in effect on the node", "alarms": told}
+    for path in ("healthchecks/node", f"healthchecks/node/{quote(node, safe='')}"):
+        assert _failed(api, path)["reason"].startswith("resource alarm(s) in effect:")
+    memory_alarm(False)
+    eventually(lambda: api.ask("GET", "health/checks/alarms").status == 200)
+
+
+def _failed(api: Api, path: str) -> Any:
+    answer = api.ask("GET", path)
+    return answer.json if answer.status == 503 else None
+
+
+def test_logins_are_counted(api: Api) -> None:
+    node = quote(api.ask("GET", "overview").json["node"], safe="")
+
+    def failed() -> int:
+        rows = api.ask("GET", f"auth/attempts/{node}").json
+        (row,) = (row for row in rows if row["protocol"] == "http")
+        assert row["auth_attempts"] == row["auth_attempts_failed"] + row["auth_attempts_succeeded"]
+        return int(row["auth_attempts_failed"])
+
+    before = failed()
+    assert api.ask("GET", "whoami", login="guest:wrong").status == 401
+    eventually(lambda: failed() == before + 1)
+    assert api.ask("GET", f"auth/attempts/{node}/source").json == []
+    assert api.ask("GET", "auth/attempts/nosuch").status == 404
+    assert api.ask("DELETE", f"auth/attempts/{node}").status == 204
 
 
 def test_a_listener_that_there_is_and_one_that_there_is_not(api: Api, broker: Broker) -> None:

@@ -297,6 +297,7 @@ def test_topic_permissions(api: Api, connect: Connect, vhost: str, user: str) ->
     shown = {"user": user, "vhost": vhost} | told
     assert api.ask("GET", path).json == [shown]
     assert shown in api.ask("GET", "topic-permissions").json
+    assert api.ask("GET", f"topic-permissions/%2F/{user}").status == 404
     for other in (f"users/{user}", f"vhosts/{vhost}"):
         assert api.ask("GET", f"{other}/topic-permissions").json == [shown]
     connection = connect(user=user, vhost=vhost)

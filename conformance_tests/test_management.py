@@ -6,7 +6,7 @@ from urllib.parse import quote
 import pytest
 
 from conformance_tests.api import Api
-from conformance_tests.conftest import Name
+from conformance_tests.conftest import Connect, Name
 from conformance_tests.expect import eventually
 
 
@@ -295,3 +295,18 @@ def test_the_memory_of_a_node(api: Api) -> None:
     relative = api.ask("GET", f"nodes/{node}/memory/relative").json["memory"]
     assert relative.pop("total") == 100
     assert all(type(value) is int and 0 <= value <= 100 for value in relative.values())
+
+
+def test_the_default_exchange_has_no_name_in_a_path(api: Api, connect: Connect, name: Name) -> None:
+    """As today's rabbitmqadmin publishes."""
+    queue = name("q")
+    connect().channel().queue_declare(queue)
+    message = {"routing_key": queue, "payload": "x", "payload_encoding": "string", "properties": {}}
+    answer = api.ask("POST", "exchanges/%2F//publish", message)
+    assert (answer.status, answer.json) == (200, {"routed": True})
+    assert api.ask("GET", "exchanges/%2F//").json["name"] == ""
+    assert queue in [each["destination"] for each in api.ask("GET", "exchanges/%2F//bindings/source").json]
+    assert api.ask("GET", f"bindings/%2F/e//q/{queue}").status == 200
+    assert api.ask("DELETE", "exchanges/%2F//").status == 401
+    for path in ("queues/%2F//", "queues//", "exchanges//amq.direct"):
+        assert api.ask("GET", path).status == 404

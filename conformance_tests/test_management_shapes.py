@@ -202,6 +202,58 @@ def test_queues(api: Api, broker: Broker, scene: Scene, kind: str) -> None:
     faultless(scene, look)
 
 
+def test_what_consumers_hold_is_counted(api: Api, broker: Broker, scene: Scene) -> None:
+    channel = scene.connection.channel()
+    queue = channel.queue_declare("", exclusive=True).method.queue
+    for number in range(4):
+        properties = pika.BasicProperties(timestamp=1_700_000_000 + number)
+        channel.basic_publish("", queue, b"x" * 100, properties)
+
+    def look() -> list[str]:
+        (row,) = rows(api, "queues/%2F", name=queue)
+        assert (row["messages"], row["messages_ready"], row["messages_unacknowledged"]) == wanted
+        each = row["message_bytes"] / 4
+        assert each >= 100
+        assert (row["message_bytes_ready"], row["message_bytes_unacknowledged"]) == (
+            wanted[1] * each,
+            wanted[2] * each,
+        )
+        return []
+
+    wanted = (4, 4, 0)
+    faultless(scene, look)
+    assert get(api, f"queues/%2F/{queue}")["head_message_timestamp"] == 1_700_000_000
+    for _ in range(3):
+        channel.basic_get(queue)
+    wanted = (4, 1, 3)
+    faultless(scene, look)
+    channel.close()
+
+
+def test_messages_of_a_stream_are_counted_once(api: Api, scene: Scene) -> None:
+    """Those that a consumer holds are in the stream as well."""
+    channel = scene.connection.channel()
+    channel.basic_qos(prefetch_count=10)
+    channel.basic_consume(
+        scene.queues["stream"], lambda *_: None, arguments={"x-stream-offset": "first"}, consumer_tag="holds"
+    )
+
+    def look() -> list[str]:
+        (row,) = rows(api, "queues/%2F", name=scene.queues["stream"])
+        (held,) = rows(api, "channels", name=f"{row_of(api)['name']} ({channel.channel_number})")
+        assert held["messages_unacknowledged"] == 4
+        assert (row["messages"], row["messages_ready"], row["messages_unacknowledged"]) == (4, 4, 0)
+        return []
+
+    faultless(scene, look)
+    channel.close()
+
+
+def row_of(api: Api) -> dict[str, Any]:
+    (row,) = rows(api, "connections", user_provided_name="shapes")
+    return row
+
+
 def test_bindings(api: Api, scene: Scene) -> None:
     queue = scene.queues["classic"]
     for path in (

@@ -140,6 +140,13 @@ def test_arguments_that_are_wrong(ch: BlockingChannel, name: Name, argument: str
         ch.queue_declare(name("stream"), durable=True, arguments={**STREAM, argument: value})
 
 
+def test_the_largest_segment(ch: BlockingChannel, name: Name) -> None:
+    largest = 3_000_000_000
+    declare(ch, name, stream_max_segment_size_bytes=largest)
+    with expect_channel_close(406, "Exceeded max value for x-stream-max-segment-size-bytes"):
+        declare(ch, name, stream_max_segment_size_bytes=largest + 1)
+
+
 @pytest.mark.parametrize(
     ("argument", "value"),
     [

@@ -17,6 +17,7 @@ class FailedHost(QueueHost):
     ready_count = 0
     ready_bytes = 0
     unacked_count = 0
+    unacked_bytes = 0
     consumer_count = 0
     resident_bytes = 0
 

@@ -68,8 +68,9 @@ class QueueHost:
         "queue",
     )
 
-    #: See quorum_queue.ports.Host.
+    #: See quorum_queue.ports.Host and Recipient.
     shares_windows = False
+    in_journal = True
 
     def __init__(self, queue: Hosted, turn: Turn) -> None:
         #: The topology's queue.

@@ -177,6 +177,10 @@ class LocalHost(DeadLettering):
         return self.machine.unacked_count
 
     @property
+    def unacked_bytes(self) -> int:
+        return self.machine.unacked_bytes
+
+    @property
     def consumer_count(self) -> int:
         return self.machine.consumers.count
 

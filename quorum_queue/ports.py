@@ -234,6 +234,9 @@ class Recipient(Protocol):
     """
 
     pending: list[Any]
+    #: True if a crash of this node undoes or keeps its changes together with those of other such hosts: they
+    #: are in the node's own journal. Otherwise another node or a log of its own has them.
+    in_journal: bool
 
     @property
     def counts_bytes(self) -> bool:
@@ -281,6 +284,10 @@ class Host(Recipient, Protocol):
 
     @property
     def unacked_count(self) -> int: ...
+
+    @property
+    def unacked_bytes(self) -> int:
+        """As `ready_bytes` counts. Known where the machine is; 0 elsewhere."""
 
     @property
     def consumer_count(self) -> int:

@@ -397,6 +397,14 @@ def sink_options(given: Mapping[str, str]) -> SinkOptions:
             raise BadOption("option 'stream' is empty: name the stream to write to")
     if "packrows" in names and read["packing"] == "none":
         raise BadOption("option 'packRows' does something only with packing=arrow: set 'packing' too")
+    if "deduplication" in names and read["delivery"] != "exactly-once":
+        raise BadOption(
+            "option 'deduplication' does something only with delivery=exactly-once: set 'delivery' too"
+        )
+    if "ledgerexpiresms" in names and read["delivery"] not in ("exactly-once", "ledger"):
+        raise BadOption(
+            "option 'ledgerExpiresMs' does something only with delivery=exactly-once or ledger: set 'delivery' too"
+        )
     return _make(SinkOptions, _login(given, read), read)
 
 
@@ -437,19 +445,29 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
 def query_options(given: Mapping[str, str]) -> SourceOptions:
     """As source_options, for `spark.readStream`. Raises BadOption."""
     options = source_options(given)
+    for name in _given(given, "ack", "maxMessages"):
+        raise BadOption(
+            f"option '{name}' is for spark.read: a query acks what Spark has committed, and goes on until it is stopped"
+        )
     if options.ending_offsets is not None:
-        raise BadOption("option 'endingOffsets' is for batch reads: a query has no end")
+        raise BadOption("option 'endingOffsets' is for spark.read: a query has no end")
     return options
 
 
 def read_options(given: Mapping[str, str]) -> SourceOptions:
     """As source_options, for `spark.read`. Raises BadOption."""
     options = source_options(given)
-    if options.max_offsets_per_trigger is not None:
-        raise BadOption("option 'maxOffsetsPerTrigger' is for spark.readStream: a batch read has no triggers")
+    for name in _given(given, "maxOffsetsPerTrigger", "maxMessagesPerTrigger"):
+        raise BadOption(f"option '{name}' is for spark.readStream: a batch read has no triggers")
     if options.starting_offsets == "latest" or LATEST in _given_offsets(options.starting_offsets):
         raise BadOption("option 'startingOffsets' cannot be latest in a batch read: nothing would be read")
     return options
+
+
+def _given(given: Mapping[str, str], *names: str) -> Iterable[str]:
+    """Return which of these options are given."""
+    lower = {name.lower() for name in given}
+    return [name for name in names if name.lower() in lower]
 
 
 def _given_offsets(offsets: StartingOffsets | None) -> Iterable[int]:

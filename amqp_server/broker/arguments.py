@@ -181,7 +181,8 @@ def _compaction(value: object, type: str) -> str:
 def _segment_bytes(value: object, type: str) -> int:
     size = _above_zero(_natural(value, type))
     if size > SEGMENT_BYTES_MAX:
-        raise _Invalid(f"{{value_too_large,{size}}}")
+        # RabbitMQ's text, which is unlike its others.
+        raise PreconditionFailed("Exceeded max value for x-stream-max-segment-size-bytes")
     return size
 
 

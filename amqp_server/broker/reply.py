@@ -27,6 +27,7 @@ class ReplyHost:
 
     counts_bytes = False
     wants_ids = False
+    in_journal = True
 
     def __init__(self, turn: Turn, sink: Sink, node: str) -> None:
         self.name = f"{PSEUDO_QUEUE}.g1h{secrets.token_hex(16)}.{node}"

@@ -83,18 +83,27 @@ class Traffic:
         )
 
 
+class Logins:
+    """Logins by one protocol since the node began."""
+
+    __slots__ = ("accepted", "refused")
+
+    def __init__(self) -> None:
+        self.accepted = self.refused = 0
+
+
 class Ended:
     """Counts of closed channels, connections and deleted queues, since the start of the node."""
 
     __slots__ = (
+        "amqp_logins",
         "by_type",
         "channels_closed",
         "channels_created",
         "connections_closed",
         "connections_created",
         "expecting",
-        "logins_accepted",
-        "logins_refused",
+        "http_logins",
         "published",
         "queues_created",
         "queues_declared",
@@ -114,10 +123,14 @@ class Ended:
         self.received_bytes = self.sent_bytes = 0
         #: Published in confirm mode.
         self.expecting = 0
-        self.logins_accepted = self.logins_refused = 0
+        self.amqp_logins, self.http_logins = Logins(), Logins()
         self.connections_created = self.connections_closed = 0
         self.channels_created = self.channels_closed = 0
         self.queues_declared = self.queues_created = self.queues_deleted = 0
+
+    def logins(self) -> dict[str, Logins]:
+        """Return the logins by RabbitMQ's names of the protocols."""
+        return {"amqp091": self.amqp_logins, "http": self.http_logins}
 
     def churn(self) -> tuple[int, ...]:
         """Return how many came and went: connections, channels, queues (declared, created, deleted)."""

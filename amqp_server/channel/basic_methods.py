@@ -367,19 +367,58 @@ def tx_commit(channel: Channel, method: commands.Tx.Commit) -> None:
             raise PreconditionFailed("partial tx completion")
         channel.send(commands.Tx.CommitOk())
 
+    def published(refused: Refused | None = None) -> None:
+        """All queues have the messages: now the acks. If one has not, the channel closes, and they come again."""
+        if refused is not None or transaction.partial:
+            committed(refused)
+        else:
+            _commit(channel, transaction, _answered, committed)
+
+    if transaction.in_two:
+        _commit(channel, transaction, _stored, published, acks=False)
+    else:
+        _commit(channel, transaction, _answered, committed)
+
+
+def _commit(
+    channel: Channel,
+    transaction: Transaction,
+    answered: Callable[[Channel, Transaction, list[Recipient], Callable[..., None]], None],
+    then: Callable[..., None],
+    *,
+    acks: bool = True,
+) -> None:
+    """Hand the transaction to the queues, without the acks if not `acks`; then go on as soon as `answered` calls back."""
     if transaction.is_large:
-        large = LargeCommit(channel, transaction)
+        large = LargeCommit(channel, transaction, acks=acks)
         channel.connection.after(
-            lambda done: large.begin(lambda: _answered(transaction, list(large.hosts), done)), committed
+            lambda done: large.begin(lambda: answered(channel, transaction, list(large.hosts), done)), then
         )
         return
-    hosts = transaction.commit()
+    hosts = transaction.commit(acks=acks)
     # All parts of the transaction reach the disk at once.
     channel.broker.turn.apply(whole=True)
-    channel.connection.after(lambda done: _answered(transaction, hosts, done), committed)
+    channel.connection.after(lambda done: answered(channel, transaction, hosts, done), then)
 
 
-def _answered(transaction: Transaction, hosts: list[Recipient], done: Callable[..., None]) -> None:
+def _stored(
+    channel: Channel, transaction: Transaction, hosts: list[Recipient], done: Callable[..., None]
+) -> None:
+    """Call `done` when all hosts have answered, and this node's own disk has what its journal got."""
+
+    def passed(*why: Refused) -> None:
+        commits = channel.broker.services.commits
+        if why or not commits.unsynced:
+            done(*why)
+        else:
+            commits.request(done)
+
+    _answered(channel, transaction, hosts, passed)
+
+
+def _answered(
+    channel: Channel, transaction: Transaction, hosts: list[Recipient], done: Callable[..., None]
+) -> None:
     """Call `done` when all hosts have answered, and all messages that chose their level of confirmation."""
     answers = transaction.take_answers()
     if answers is None:

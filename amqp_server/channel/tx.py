@@ -9,6 +9,7 @@ their answers, and each queue takes its part by itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from amqp_server.channel.publish import begin_publish, hand_over, publish
@@ -175,13 +176,34 @@ class Transaction:
         self._part_count -= count - len(pieces)
         self._join_from = 2 * len(pieces) + JOIN_FROM
 
-    def commit(self) -> list[Recipient]:
+    @property
+    def in_two(self) -> bool:
+        """True if the acks must wait until all queues have the messages on disk.
+
+        Queues of which not all are in this node's journal take their parts of a commit one by one. If a node
+        fails in between, a message that was acked and not published would be lost; one that was published and
+        not acked comes again, flagged.
+        """
+        if not (self.segments and self.settlements) or not self._channel.broker.replication.clustered:
+            return False
+        queues = self._channel.vhost.queues
+        acked = (piece.holder.queue for _, pieces in self.settlements for piece in pieces)
+        targets = (
+            queues.get(target.name) if target.deleted else target
+            for segment in self.segments
+            for target in segment.route.targets
+        )
+        return not all(queue is None or queue.host.in_journal for queue in chain(acked, targets))
+
+    def commit(self, *, acks: bool = True) -> list[Recipient]:
         """Hand everything to the queues. Return the hosts with a part in it, except hosts that only have
         messages of the level `leader`: the commit waits for their answers, and not until a majority has them.
         """
         segments = self._published()
-        self._unfinished.finished += 1
-        settlements = self._settlements()
+        settlements: list[tuple[str, list[Piece]]] = []
+        if acks:
+            settlements = self._settlements()
+            self._unfinished.finished += 1
         hosts: dict[Recipient, None] = {}
         for segment in segments:
             found = publish(segment, self)
@@ -201,12 +223,13 @@ class Transaction:
                 self.partial = True
         self._channel.settle(verb, pieces)
 
-    def commit_in_parts(self, hosts: dict[Recipient, None]) -> Iterator[None]:
+    def commit_in_parts(self, hosts: dict[Recipient, None], *, acks: bool = True) -> Iterator[None]:
         """The same, some parts at a time; note those hosts in `hosts`."""
-        segments, settlements = self._published(), self.settlements
-        self._unfinished.finished += 1
-        self.settlements = []
-        self._part_count, self._join_from = 0, JOIN_FROM
+        segments, settlements = self._published(), self.settlements if acks else []
+        if acks:
+            self.settlements = []
+            self._part_count, self._join_from = 0, JOIN_FROM
+            self._unfinished.finished += 1
         given = 0
         for segment in segments:
             targets, origin, first = begin_publish(segment, self)
@@ -301,10 +324,10 @@ class LargeEnd:
 class LargeCommit(LargeEnd):
     __slots__ = ("hosts",)
 
-    def __init__(self, channel: Channel, transaction: Transaction) -> None:
+    def __init__(self, channel: Channel, transaction: Transaction, *, acks: bool = True) -> None:
         #: Hosts with a part in the transaction.
         self.hosts: dict[Recipient, None] = {}
-        super().__init__(channel, transaction.commit_in_parts(self.hosts))
+        super().__init__(channel, transaction.commit_in_parts(self.hosts, acks=acks))
 
     def begin(self, done: Callable[[], None]) -> None:
         self._done = done

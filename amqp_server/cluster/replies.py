@@ -24,6 +24,7 @@ class RemoteReply:
 
     counts_bytes = False
     wants_ids = False
+    in_journal = True
     deleted = False
 
     def __init__(self, turn: Turn, token: str, home: str, links: Links, node: str, incarnation: int) -> None:

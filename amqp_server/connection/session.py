@@ -520,10 +520,10 @@ class Session:
         if accepted and not self.broker.access.users.may_connect_from(user, self.client.peer):
             accepted, reason = False, "user can only connect via localhost"
         if accepted:
-            self.broker.counts.ended.logins_accepted += 1
+            self.broker.counts.ended.amqp_logins.accepted += 1
             events.logged_in(self, user)
         else:
-            self.broker.counts.ended.logins_refused += 1
+            self.broker.counts.ended.amqp_logins.refused += 1
             events.logged_in(self, user, reason)
             log.login_refused(self, user, reason)
             text = (

@@ -8,7 +8,6 @@ their address, and a login that goes away stops no fetch. No part of a token is 
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import ssl
 import time
@@ -17,6 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import trio
 
 from amqp_server.broker.grants import SCOPES_MAX, Token
@@ -319,8 +319,8 @@ async def _get_json(client: httpx.AsyncClient, most: int, url: str) -> dict[str,
     if text is None:
         raise KeysUnavailable(f"the answer of {url} has more than {most} bytes")
     try:
-        told = await trio.to_thread.run_sync(json.loads, text)
-    except ValueError:
+        told = await trio.to_thread.run_sync(msgspec.json.decode, text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise KeysUnavailable(f"the answer of {url} is no JSON") from None
     if not isinstance(told, dict):
         raise KeysUnavailable(f"the answer of {url} is no JSON object")

@@ -13,6 +13,7 @@ from amqp_server.broker.permissions import Access
 from amqp_server.errors import AMQPError
 from amqp_server.management.answer import Answer, bad_request, refusal_of
 from amqp_server.management.call import Call
+from amqp_server.management.everywhere import ask_node, ask_others
 
 ALIVENESS_QUEUE = "aliveness-test"
 #: Names of protocols as clients ask for them.
@@ -26,12 +27,46 @@ def _failed(reason: str, **more: Any) -> Answer:
     return Answer(503, {"status": "failed", "reason": reason, **more})
 
 
-async def alarms(call: Call) -> Any:
+def _alarms_here(call: Call) -> list[dict[str, str]]:
     told = call.broker.node.view()
     raised = [name for name, is_on in (("memory", told.mem_alarm), ("disk", told.disk_free_alarm)) if is_on]
+    return [{"node": call.broker.name, "resource": name} for name in raised]
+
+
+async def alarms(call: Call) -> Any:
+    """Those of all nodes. One that does not answer raises none: other checks are for that."""
+    raised = _alarms_here(call)
+    if call.local:
+        return {"alarms": raised}
+    for body in (await ask_others(call)).bodies.values():
+        raised += body["alarms"]
     if not raised:
         return {"status": "ok"}
-    return _failed("There are alarms in effect", alarms=raised)
+    return _failed("There are alarms in effect in the cluster", alarms=raised)
+
+
+async def local_alarms(call: Call) -> Any:
+    raised = _alarms_here(call)
+    if not raised:
+        return {"status": "ok"}
+    return _failed("There are alarms in effect on the node", alarms=raised)
+
+
+async def node(call: Call) -> Any:
+    """What old clients ask, of one node: this one unless the path names another one."""
+    name = call.path.get("node", call.broker.name)
+    if name != call.broker.name:
+        answers = await ask_node(call, name)
+        if name in answers.missing:
+            return _failed(f"node {name} does not answer")
+        raised = answers.bodies[name]["alarms"]
+    else:
+        raised = _alarms_here(call)
+    if call.local:
+        return {"alarms": raised}
+    if not raised:
+        return {"status": "ok"}
+    return _failed(f"resource alarm(s) in effect: {', '.join(each['resource'] for each in raised)}")
 
 
 async def virtual_hosts(call: Call) -> Any:
@@ -61,9 +96,9 @@ async def certificate_expiration(call: Call) -> Any:
     """Whether a certificate of a listener ends within this time."""
     within, unit = call.path["within"], call.path["unit"]
     if not (within.isascii() and within.isdigit() and 0 < int(within[:10]) <= WITHIN_MAX):
-        raise bad_request("Expiration period is not a number")
+        raise bad_request("Invalid expiration value.")
     if unit not in UNITS_S:
-        raise bad_request(f"Invalid expiration unit: {unit}; there are {', '.join(UNITS_S)}")
+        raise bad_request(f"Time unit not recognised. Supported units: {', '.join(UNITS_S)}.")
     until = time.time() + int(within) * UNITS_S[unit]
     expired = [
         {"file": file, "cert_expires_on": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(ends))}

@@ -10,7 +10,7 @@ import msgspec
 import trio
 
 from amqp_server.errors import AMQPError
-from amqp_server.management.answer import Answer, Refusal, encode, refusal_of
+from amqp_server.management.answer import Answer, Refusal, encode, not_found, refusal_of
 from amqp_server.management.listing import Rows
 
 if TYPE_CHECKING:
@@ -112,6 +112,14 @@ async def ask_others(call: Call, nodes: Sequence[str] | None = None) -> Answers:
     answers.missing.sort()
     call.missing = sorted({*call.missing, *answers.missing})
     return answers
+
+
+async def ask_node(call: Call, name: str) -> Answers:
+    """Ask one other node. Raises Refusal if there is none of this name."""
+    others = call.broker.others
+    if call.local or others is None or name not in others.names():
+        raise not_found()
+    return await ask_others(call, [name])
 
 
 Handler = Callable[["Call"], Awaitable[Any]]

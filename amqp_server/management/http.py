@@ -6,6 +6,7 @@ Paths are matched before their percent signs are decoded: `/api/queues/%2F/a%2Fb
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING
@@ -25,7 +26,7 @@ from amqp_server.errors import AMQPError
 from amqp_server.management import everywhere
 from amqp_server.management.answer import Answer, Refusal, encode, not_authorised, not_found, refusal_of
 from amqp_server.management.bodies import read_body
-from amqp_server.management.call import MAY, REASON_HEADER, Call
+from amqp_server.management.call import DEFAULT_EXCHANGE, MAY, REASON_HEADER, Call
 from amqp_server.management.endpoints import ANYBODY, ENDPOINTS, Endpoint
 from amqp_server.management.listing import Rows, picked
 from amqp_server.management.login import Caller, Login
@@ -63,6 +64,10 @@ QUERY_BYTES_MAX = 8_192
 LOGINS_SHARE = 8
 
 
+#: Where a path has an exchange without a name: the default exchange, as RabbitMQ's rabbitmqadmin writes it.
+_NAMELESS = re.compile(r"^(/api/(?:exchanges/[^/]+|bindings/[^/]+/e)/)/")
+
+
 class Gate:
     """Ahead of the router: only HTTP, and the path as it was sent."""
 
@@ -81,6 +86,8 @@ class Gate:
             await refuse(Refusal(414, "bad_request", "URI too long"))(scope, receive, send)
             return
         path = raw_path.decode("latin-1")
+        if "//" in path:
+            path = _NAMELESS.sub(rf"\1{DEFAULT_EXCHANGE}/", path)
         # Several clients end every path with a slash.
         if path != "/" and path.endswith("/") and not path.endswith("//"):
             path = path[:-1]

@@ -7,7 +7,7 @@ import binascii
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from amqp_server.broker.grants import Grant
@@ -39,6 +39,7 @@ class Login:
         """`waiting_max`: requests of one address that may wait for their password to be checked."""
         self._waiting_max = waiting_max
         self._users = broker.users
+        self._logins = broker.logins["http"]
         self._checks = broker.password_checks
         self._authentication = broker.authentication
         self._session_s = broker.config.auth_http_session_s
@@ -47,16 +48,34 @@ class Login:
 
     async def caller(self, authorization: str, peer: str) -> Caller:
         """Raises the same refusal for an unknown user as for a wrong password."""
+        if not authorization:
+            # As browsers ask first: nobody has tried a password.
+            raise login_failed()
+        return await self._counted(self._caller(authorization, peer))
+
+    async def by_password(self, name: str, password: str, peer: str) -> Caller:
+        """Where tokens are taken, one may stand in the place of the password."""
+        return await self._counted(self._by_password(name, password, peer))
+
+    async def _counted(self, found: Awaitable[Caller]) -> Caller:
+        try:
+            caller = await found
+        except Refusal:
+            self._logins.refused += 1
+            raise
+        self._logins.accepted += 1
+        return caller
+
+    async def _caller(self, authorization: str, peer: str) -> Caller:
         tokens = self._tokens
         if tokens is None:
             return await self._user(*_parse(authorization), peer)
         scheme, _, secret = authorization.partition(" ")
         if scheme.lower() == "bearer":
             return await self._by_token(tokens, secret.strip(), peer)
-        return await self.by_password(*_parse(authorization, tokens.bytes_max), peer)
+        return await self._by_password(*_parse(authorization, tokens.bytes_max), peer)
 
-    async def by_password(self, name: str, password: str, peer: str) -> Caller:
-        """Where tokens are taken, one may stand in the place of the password."""
+    async def _by_password(self, name: str, password: str, peer: str) -> Caller:
         if self._tokens is not None and is_token(password):
             return await self._by_token(self._tokens, password, peer)
         return await self._user(name, password, peer)

@@ -71,6 +71,8 @@ class ManagedBroker:
         self.json_bytes_max = broker.config.http_json_bytes_max
         self.build = BUILD
         self.users = broker.access.users
+        #: By protocol.
+        self.logins = broker.counts.ended.logins()
         self.permissions = broker.access.permissions
         self.vhosts = broker.vhost_records
         self.parameters = broker.runtime.parameters

@@ -26,6 +26,8 @@ from quorum_queue.consumer_groups.partition import Partition
 from quorum_queue.ports import Host, Refused
 
 _NAMES = {"first": Start("first"), "last": Start("last"), "next": NEXT}
+#: Of an offset: more than any has.
+_DIGITS_MAX = 20
 
 
 def parse_to(text: str) -> Start:
@@ -33,7 +35,7 @@ def parse_to(text: str) -> Start:
     found = _NAMES.get(text)
     if found is not None:
         return found
-    if text.isdecimal():
+    if text.isascii() and text.isdecimal() and len(text) <= _DIGITS_MAX:
         return Start(offset=int(text))
     try:
         if text.startswith("-"):

@@ -15,7 +15,8 @@ from amqp_server.management.direct import Direct
 from amqp_server.management.stats import Stats
 from amqp_server.management.views import QueueView
 from amqp_server.streams.host import StreamHost
-from amqp_server.wire import methods
+from amqp_server.wire import content, methods
+from quorum_queue.local import LocalHost
 from quorum_queue.ports import Host
 
 if TYPE_CHECKING:
@@ -79,8 +80,9 @@ class ManagedQueues:
             messages=ready + unacked,
             messages_ready=ready,
             messages_unacknowledged=unacked,
-            message_bytes=host.ready_bytes,
+            message_bytes=host.ready_bytes + host.unacked_bytes,
             message_bytes_ready=host.ready_bytes,
+            message_bytes_unacknowledged=host.unacked_bytes,
             message_bytes_ram=host.resident_bytes,
             memory=host.resident_bytes,
             owner_pid_details=owner,
@@ -89,6 +91,7 @@ class ManagedQueues:
                 (subscription.tag for subscription in queue.subscriptions.values() if subscription.exclusive),
                 None,
             ),
+            head_message_timestamp=_head_timestamp(host) if isinstance(host, LocalHost) else None,
             stats={} if stats is None else stats.queue(queue),
             stream=_stream(host) if isinstance(host, StreamHost) else {},
         )
@@ -171,6 +174,14 @@ def _stream(host: StreamHost) -> dict[str, Any]:
         "compression": host.codec,
         "compacted_offset": None if host.compacting is None else host.compacting.stop,
     }
+
+
+def _head_timestamp(host: LocalHost) -> int | None:
+    """The timestamp of the message that is handed out next, if it has one, and is in memory."""
+    head = host.machine.ready.head()
+    if head is None or head.contents is None:
+        return None
+    return content.Properties.parse(content.header_of(head.contents[0]), checked=True).timestamp
 
 
 def _single_active(queue: Queue) -> str | None:

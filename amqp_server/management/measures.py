@@ -122,11 +122,12 @@ class Measures:
         syncs = self._node.commits.syncs
         return syncs.count, round(syncs.seconds, 6), syncs.count
 
-    def login_values(self) -> Values:
-        """Return the values of metrics.LOGINS."""
-        ended = self.ended
-        accepted, refused = ended.logins_accepted, ended.logins_refused
-        return accepted + refused, accepted, refused
+    def login_values(self) -> dict[str, Values]:
+        """Return the values of metrics.LOGINS by protocol."""
+        return {
+            protocol: (logins.accepted + logins.refused, logins.accepted, logins.refused)
+            for protocol, logins in self.ended.logins().items()
+        }
 
     def object_values(self, looked: Looked) -> Values:
         """Return the values of metrics.OBJECTS."""

@@ -168,8 +168,9 @@ QUEUE = (
         ("queue_consumer_utilisation", "Same as consumer capacity"),
         ("queue_process_memory_bytes", "Memory in bytes used by the bodies of the queue"),
         ("queue_messages_ram_bytes", "Size of message bodies stored in memory"),
-        ("queue_messages_bytes", "Size in bytes of message bodies that are ready"),
+        ("queue_messages_bytes", "Size in bytes of ready and unacknowledged messages"),
         ("queue_messages_ready_bytes", "Size in bytes of ready messages"),
+        ("queue_messages_unacked_bytes", "Size in bytes of all unacknowledged messages"),
     ),
 )
 #: Sums of these mean nothing.
@@ -300,15 +301,22 @@ def labels(**values: str) -> str:
 def queue_values(queue: Queue) -> tuple[float, ...]:
     """Return the values of QUEUE."""
     host = queue.host
-    ready, unacked, consumers, size = (
-        host.ready_count,
-        host.unacked_count,
-        host.consumer_count,
-        host.ready_bytes,
-    )
+    ready, unacked, consumers = host.ready_count, host.unacked_count, host.consumer_count
+    ready_bytes, unacked_bytes, resident = host.ready_bytes, host.unacked_bytes, host.resident_bytes
     keeps_up = 1 if consumers and not ready else 0
-    resident = host.resident_bytes
-    return ready, unacked, ready + unacked, consumers, keeps_up, keeps_up, resident, resident, size, size
+    return (
+        ready,
+        unacked,
+        ready + unacked,
+        consumers,
+        keeps_up,
+        keeps_up,
+        resident,
+        resident,
+        ready_bytes + unacked_bytes,
+        ready_bytes,
+        unacked_bytes,
+    )
 
 
 def channel_values(channel: Channel) -> tuple[float, ...]:
@@ -468,7 +476,6 @@ class Scrape:
             (NODE, measures.node_values(), ""),
             (CHURN, measures.churn_values(), ""),
             (DISK, measures.disk_values(), ""),
-            (LOGINS, measures.login_values(), labels(protocol="amqp091")),
         )
         text = "".join(
             _head(self._prefix + metric.name, metric.kind, metric.help)
@@ -477,7 +484,16 @@ class Scrape:
             for metric, value in zip(metrics, values, strict=True)
             if self._wants(metric)
         )
-        return text.encode()
+        return (text + self._logins()).encode()
+
+    def _logins(self) -> str:
+        told = {labels(protocol=name): values for name, values in self._measures.login_values().items()}
+        return "".join(
+            _head(self._prefix + metric.name, metric.kind, metric.help)
+            + "".join(f"{self._prefix}{metric.name}{name} {values[at]}\n" for name, values in told.items())
+            for at, metric in enumerate(LOGINS)
+            if self._wants(metric)
+        )
 
     def _totals(self) -> bytes:
         measures, looked = self._measures, self._looked

@@ -12,7 +12,7 @@ from amqp_server.config import InvalidOption
 from amqp_server.management.answer import NO_CONTENT, Answer, bad_request, not_found
 from amqp_server.management.call import Call
 from amqp_server.management.counts import count_messages
-from amqp_server.management.everywhere import Answers, ask_others
+from amqp_server.management.everywhere import Answers, ask_node, ask_others
 from amqp_server.management.history import DETAILED, GLOBAL
 from amqp_server.management.listing import listing
 from amqp_server.management.stats import merged
@@ -168,10 +168,7 @@ async def node(call: Call) -> Any:
 
 async def _of_other(call: Call, name: str, down: dict[str, Any]) -> Any:
     """Return what another node tells of itself, or what is told of it while it is down."""
-    others = call.broker.others
-    if call.local or others is None or name not in others.names():
-        raise not_found()
-    return (await ask_others(call, [name])).bodies.get(name) or down
+    return (await ask_node(call, name)).bodies.get(name) or down
 
 
 #: RabbitMQ's parts of the memory, of which we know `queue_procs` (bodies of messages) and what is left.
@@ -280,11 +277,6 @@ async def enable_feature(call: Call) -> Answer:
 async def reset_statistics(call: Call) -> Answer:
     """There are none that could be reset."""
     return NO_CONTENT
-
-
-async def healthy(call: Call) -> Any:
-    _require_node(call)
-    return {"status": "ok"}
 
 
 def _require_node(call: Call) -> None:

@@ -19,10 +19,20 @@ if TYPE_CHECKING:
     from amqp_server.broker.queue import Queue
 
 #: Of queues of one type only, as in RabbitMQ.
-CLASSIC_ONLY = ("exclusive_consumer_tag", "message_bytes_ram", "single_active_consumer_tag")
+CLASSIC_ONLY = (
+    "exclusive_consumer_tag",
+    "head_message_timestamp",
+    "message_bytes_ram",
+    "single_active_consumer_tag",
+)
 REPLICATED_ONLY = ("leader", "members", "online")
 #: Not of streams.
-NOT_OF_STREAMS = ("consumer_capacity", "consumer_utilisation", "message_bytes_ready")
+NOT_OF_STREAMS = (
+    "consumer_capacity",
+    "consumer_utilisation",
+    "message_bytes_ready",
+    "message_bytes_unacknowledged",
+)
 #: All that `disable_stats` leaves, and what `enable_queue_totals` adds.
 BASIC = (
     "arguments",
@@ -50,7 +60,7 @@ def _shown(queue: QueueView) -> dict[str, Any]:
     if queue.type == "quorum":
         # RabbitMQ has another name for it there.
         row["single_active_consumer_ctag"] = row["single_active_consumer_tag"]
-        del row["exclusive_consumer_tag"]
+        del row["exclusive_consumer_tag"], row["head_message_timestamp"]
     elif queue.type == "stream":
         for name in (*CLASSIC_ONLY, *NOT_OF_STREAMS):
             del row[name]

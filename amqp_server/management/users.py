@@ -218,6 +218,8 @@ async def topic_permissions(call: Call) -> Any:
         for topic in call.broker.permissions.topics()
         if user in (None, topic.user) and vhost in (None, topic.vhost)
     ]
+    if not found and user is not None and vhost is not None:
+        raise not_found()
     return await listing(call, found)
 
 

@@ -37,8 +37,11 @@ class QueueView(msgspec.Struct, kw_only=True):
     messages_unacknowledged: int = 0
     message_bytes: int = 0
     message_bytes_ready: int = 0
+    message_bytes_unacknowledged: int = 0
     message_bytes_ram: int = 0
     memory: int = 0
+    #: Seconds since 1970, as its publisher says.
+    head_message_timestamp: int | None = None
     exclusive_consumer_tag: str | None = None
     #: `{"name": connection}` of an exclusive queue's owner.
     owner_pid_details: Details = {}

@@ -54,6 +54,12 @@ def status(invocation: Invocation) -> None:
         click.echo(f"the disk of {told['node']} does not take what it is given: it leads nothing")
 
 
+@mqctl.command("cluster_status", help="As `mqctl cluster status`.")
+@click.pass_context
+def cluster_status(ctx: click.Context) -> None:
+    ctx.invoke(status)
+
+
 def _leads(told: dict[str, Any], name: str) -> bool:
     return told["topology"] is not None and told["topology"]["leader"] == name
 
@@ -100,6 +106,13 @@ def forget(invocation: Invocation, name: str) -> None:
     if name in running:
         raise Failure(f"node {name} is up: stop it first, or use `mqctl cluster leave` at it", UNAVAILABLE)
     invocation.client.delete("cluster", "nodes", name)
+
+
+@mqctl.command("forget_cluster_node", help="As `mqctl cluster forget`.")
+@click.argument("name")
+@click.pass_context
+def forget_cluster_node(ctx: click.Context, name: str) -> None:
+    ctx.invoke(forget, name=name)
 
 
 @cluster.command("transfer-leader", help="Has QUEUE led by NODE from now on.")

@@ -12,6 +12,7 @@ from amqp_server.mqctl import (
     cluster,
     completion,
     definitions,
+    diagnostics,
     lists,
     node,
     parameters,
@@ -24,7 +25,19 @@ from amqp_server.mqctl.client import USAGE, Failure
 from amqp_server.mqctl.command import mqctl
 
 #: The modules whose commands are part of `mqctl`; importing them is what makes them so.
-COMMANDS = (cluster, completion, definitions, lists, node, parameters, policies, shovels, topology, users)
+COMMANDS = (
+    cluster,
+    completion,
+    definitions,
+    diagnostics,
+    lists,
+    node,
+    parameters,
+    policies,
+    shovels,
+    topology,
+    users,
+)
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:

@@ -51,6 +51,13 @@ def stop(invocation: Invocation, timeout: float) -> None:
     invocation.say(f"Node {name} has stopped")
 
 
+@mqctl.command("shutdown", help="The same, as rabbitmqctl calls it.")
+@click.option("--timeout", default=60.0, show_default=True, metavar="S", help="Wait for so long.")
+@click.pass_context
+def shutdown(ctx: click.Context, timeout: float) -> None:
+    ctx.invoke(stop, timeout=timeout)
+
+
 @mqctl.command("status", help="Says how the node is.")
 @pass_invocation
 def status(invocation: Invocation) -> None:
@@ -64,6 +71,9 @@ def status(invocation: Invocation) -> None:
         return
     click.echo(f"{overview['product_name']} {overview['product_version']}, {overview['build']}")
     for node in nodes:
+        if not node["running"]:
+            click.echo(f"node {node['name']} does not answer")
+            continue
         alarms = [name for name in ("mem_alarm", "disk_free_alarm") if node[name]]
         click.echo(f"node {node['name']}, process {node['os_pid']}, up {node['uptime'] // 1000} s")
         click.echo(f"memory {node['mem_used']} of {node['mem_limit']} bytes")
@@ -107,6 +117,14 @@ def _name(invocation: Invocation) -> str:
 @pass_invocation
 def close_connection(invocation: Invocation, name: str, reason: str) -> None:
     invocation.client.delete("connections", name, reason=reason)
+
+
+@mqctl.command("close_all_user_connections", help="Closes all connections of a user.")
+@click.argument("user")
+@click.argument("reason")
+@pass_invocation
+def close_all_user_connections(invocation: Invocation, user: str, reason: str) -> None:
+    invocation.client.delete("connections", "username", user, reason=reason)
 
 
 @mqctl.command("close_all_connections", help="Closes all connections.")

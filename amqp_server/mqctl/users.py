@@ -67,6 +67,14 @@ def change_password(invocation: Invocation, user: str, password: str | None) -> 
     invocation.client.put("users", user, body={"password": password_argument(password, new=True)})
 
 
+@mqctl.command("clear_password", help="Nobody logs in as this user with a password until it is given one.")
+@click.argument("user")
+@pass_invocation
+def clear_password(invocation: Invocation, user: str) -> None:
+    _require_user(invocation, user)
+    invocation.client.put("users", user, body={"password_hash": ""})
+
+
 @mqctl.command(
     "set_user_tags", help="Sets a user's tags: administrator, monitoring, policymaker, management."
 )
@@ -112,6 +120,19 @@ def add_vhost(invocation: Invocation, vhost: str, description: str, default_queu
     body = {"description": description}
     if default_queue_type is not None:
         body["default_queue_type"] = default_queue_type
+    invocation.client.put("vhosts", vhost, body=body)
+
+
+@mqctl.command("set_vhost_tags", help="Sets a virtual host's tags, which are for its operators to read.")
+@click.argument("vhost")
+@click.argument("tags", nargs=-1)
+@pass_invocation
+def set_vhost_tags(invocation: Invocation, vhost: str, tags: tuple[str, ...]) -> None:
+    _require_vhost(invocation, vhost)
+    kept = invocation.client.get("vhosts", vhost)
+    body = {"description": kept["description"], "tags": list(tags)}
+    if kept["default_queue_type"] != "undefined":
+        body["default_queue_type"] = kept["default_queue_type"]
     invocation.client.put("vhosts", vhost, body=body)
 
 

@@ -15,6 +15,7 @@ from amqp_server.reference.markdown import cell, code, head, prose, table
 #: The modules of mqctl, in the order of the page.
 TITLES = {
     "node": "The node",
+    "diagnostics": "Checks and diagnostics",
     "lists": "Lists",
     "topology": "Queues, exchanges, messages",
     "users": "Users, virtual hosts, permissions",
@@ -22,7 +23,7 @@ TITLES = {
     "parameters": "Parameters and limits",
     "definitions": "Definitions",
     "shovels": "Shovels",
-    "cluster": "Clusters and checks",
+    "cluster": "Clusters",
     "completion": "The shell",
 }
 #: Of every command.

@@ -50,7 +50,7 @@ class Answers:
             host.names.note_for(data, reply)
         elif what in (frames.ASK_READ, frames.ASK_FOLLOW):
             self._answer_read(peer, what, value, reply)
-        elif not host.group.informed:
+        elif not host.group.informed or (what in (frames.ASK_LAST, frames.ASK_FIND) and host.missing_count):
             reply(ABSENT)
         elif what == frames.ASK_LAST:
             host.finding.find(Start("last"), lambda offset: reply(host.word(frames.TOLD_FOUND, offset)))

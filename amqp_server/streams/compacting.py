@@ -18,6 +18,8 @@ logger = logging.getLogger("mqd.streams")
 
 #: What a key takes up while a pass runs, bytes.
 KEY_BYTES = 200
+#: Time until another pass is begun after the disk has failed one, ms: it may be full for a while.
+REST_MS = 60_000
 
 
 class Store(Protocol):
@@ -50,6 +52,7 @@ class Compacting:
         "_log",
         "_name",
         "_now_ms",
+        "_rests_until_ms",
         "_settings",
         "_store",
         "passes",
@@ -77,8 +80,9 @@ class Compacting:
         #: For the log.
         self._name = name
         self.running = False
-        #: Where sealed segments ended when a pass has failed: it begins anew when there are more.
+        #: Where sealed segments ended when a defect has failed a pass: it begins anew when there are more.
         self._failed_at = -1
+        self._rests_until_ms = 0
         #: That came to their end.
         self.passes = 0
 
@@ -92,7 +96,7 @@ class Compacting:
         log = self._log
         if self.running or not compaction.is_due(log, self._settings.dirty_percent):
             return
-        if log.sealed[-1].stop == self._failed_at:
+        if log.sealed[-1].stop == self._failed_at or self._now_ms() < self._rests_until_ms:
             return
         self.running = True
         settings = self._settings
@@ -156,18 +160,14 @@ class Compacting:
             return outcome.unwrap()
         except (Stopped, Ended):
             return None
+        except OSError as error:
+            self._rests_until_ms = self._now_ms() + REST_MS
+            logger.warning("%s is not compacted for %d s: %r", self._name, REST_MS // 1000, error)
         except Exception as error:
-            self.running = False
             self._failed_at = self._log.sealed[-1].stop if self._log.sealed else -1
-            defect = not isinstance(error, OSError)
-            logger.log(
-                logging.ERROR if defect else logging.WARNING,
-                "%s is not compacted until more is sealed: %r",
-                self._name,
-                error,
-                exc_info=error if defect else None,
-            )
-            return None
+            logger.exception("%s is not compacted until more is sealed: %r", self._name, error)
+        self.running = False
+        return None
 
 
 __all__ = ["Compacting", "Compaction"]

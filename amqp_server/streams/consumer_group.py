@@ -117,6 +117,10 @@ class ConsumerGroupHost(QueueHost):
         return sum([member.count for member in members])
 
     @property
+    def unacked_bytes(self) -> int:
+        return 0
+
+    @property
     def consumer_count(self) -> int:
         return len(self.group.members)
 
@@ -355,6 +359,8 @@ class ConsumerGroupHost(QueueHost):
             reader = self._readers.pop(stream_id)
             reader.close()
             group.remove(stream_id)
+            # What has died of it is nowhere to be read.
+            self._dead.go_on()
         places = self._places
         numbers = places.free_numbers(group.partitions.values(), len(streams))
         for stream_id, stream in streams.items():
@@ -423,6 +429,7 @@ class ConsumerGroupHost(QueueHost):
     def began(self, reader: Reader, offset: int) -> None:
         """It is known where a reader begins."""
         partition = reader.partition
+        self._dead.go_on()
         if partition.cursor < 0:
             self.group.begin(partition, offset)
         else:

@@ -30,6 +30,8 @@ class DeadMessages:
         self._services = services
         self._turn = turn
         self._waiting: deque[Dead] = deque()
+        #: Those of streams that have failed: they go on when these serve.
+        self._resting: list[Dead] = []
         #: Answers that the first ones still lack.
         self._left = 0
         #: One with many targets, some of which lack it: what is to be gone through.
@@ -40,6 +42,7 @@ class DeadMessages:
 
     def clear(self) -> None:
         self._waiting.clear()
+        self._resting.clear()
         self._wide = None
 
     def bury(self, host: ConsumerGroupHost) -> None:
@@ -50,6 +53,11 @@ class DeadMessages:
         else:
             for partition, span, _ in dead:
                 host.group.buried(partition, span.low, span.stop)
+
+    def go_on(self) -> None:
+        """A stream serves again."""
+        self._waiting.extendleft(reversed(self._resting))
+        self._resting.clear()
 
     def send_next(self, host: ConsumerGroupHost) -> None:
         """Read and send some of those that have died, one after the other."""
@@ -66,17 +74,25 @@ class DeadMessages:
             dead = self._waiting[0]
             reader = host.reader(dead.partition.stream_id)
             stream = None if reader is None else reader.stream.host
-            if reader is None or reader.partition is not dead.partition or not isinstance(stream, StreamHost):
-                # They come again when the stream serves.
+            if reader is None or reader.partition is not dead.partition:
+                # The stream is deleted.
                 self._waiting.popleft()
+                continue
+            if not isinstance(stream, StreamHost):
+                self._resting.append(self._waiting.popleft())
                 continue
             self._left = 1
             stream.fetch(dead.span.low, dead.span.stop, LETTERS_MAX, partial(self._send, host, reader, dead))
 
-    def _send(self, host: ConsumerGroupHost, reader: Reader, dead: Dead, found: list[Batch]) -> None:
+    def _send(self, host: ConsumerGroupHost, reader: Reader, dead: Dead, found: list[Batch] | None) -> None:
         if host.ended:
             return
         self._waiting.popleft()
+        if found is None:
+            self._resting.append(dead)
+            self._left = 0
+            host.schedule()
+            return
         partition, span = dead.partition, dead.span
         stop = found[-1].base + 1 if len(found) == LETTERS_MAX else span.stop
         if stop < span.stop:

@@ -16,7 +16,7 @@ from amqp_server.streams.taken import last_names
 from amqp_server.wire import content, tables
 from amqp_server.wire.content import Properties
 from persistence.streams import batch as batches
-from persistence.streams.batch import COUNT_MAX, FILTER_BYTES_MAX, Batch, Shape
+from persistence.streams.batch import ALIKE, COUNT_MAX, DENSE, FILTER_BYTES_MAX, KEYED, Batch, Shape
 from quorum_queue.machine.dedup import Names
 from quorum_queue.machine.run import Run
 
@@ -26,6 +26,9 @@ BATCH_BYTES: Final = 256 * 1024
 LAYOUTS_MAX: Final = 1024
 LAYOUT_BYTES_MAX: Final = 1024
 OFFSET: Final = b"x-stream-offset"
+#: By which a group names the stream of a message.
+STREAM: Final = b"x-stream"
+_STREAM_NAME: Final = bytes((len(STREAM),)) + STREAM
 FILTER: Final = b"x-stream-filter-value"
 #: Content encodings of what need not be compressed once more.
 COMPRESSIONS: Final = frozenset(
@@ -59,12 +62,24 @@ _flatten = chain.from_iterable
 class Layout:
     """How the properties of a message are written around its offset."""
 
-    __slots__ = ("after", "before", "dense", "value")
+    __slots__ = ("after", "before", "dense", "names_stream", "opening", "value")
 
-    def __init__(self, before: bytes, after: bytes, value: bytes | None, dense: bool) -> None:
-        #: From the property flags to the offset.
+    def __init__(
+        self,
+        before: bytes,
+        opening: int,
+        after: bytes,
+        value: bytes | None,
+        dense: bool,
+        *,
+        names_stream: bool,
+    ) -> None:
+        #: From the property flags to the offset; and how many bytes of that come before the first header.
         self.before = before
+        self.opening = opening
         self.after = after
+        #: Something in its headers looks like one by which a group names the stream.
+        self.names_stream = names_stream
         #: Its filter value.
         self.value = value
         #: Its publisher has compressed it.
@@ -123,14 +138,22 @@ def _layout(header: bytes) -> Layout:
     before = [flags.to_bytes(2, "big")]
     after: list[bytes] = []
     part = before
+    fields = table[4:] + bytes((len(OFFSET),)) + OFFSET + b"l"
     for name in content.PROPERTIES:
         if name == "headers":
-            fields = table[4:] + bytes((len(OFFSET),)) + OFFSET + b"l"
             part.append((len(fields) + 8).to_bytes(4, "big") + fields)
             part = after
         elif name in properties.raw:
             part.append(properties.raw[name])
-    return Layout(b"".join(before), b"".join(after), _filter_value(table), _is_dense(properties))
+    joined = b"".join(before)
+    return Layout(
+        joined,
+        len(joined) - len(fields),
+        b"".join(after),
+        _filter_value(table),
+        _is_dense(properties),
+        names_stream=_STREAM_NAME in fields,
+    )
 
 
 def _is_dense(properties: Properties) -> bool:
@@ -178,14 +201,18 @@ class Encoder:
     """Makes batches of runs of messages."""
 
     __slots__ = (
+        "_alike",
         "_base",
         "_count",
         "_dense_bytes",
         "_done",
         "_filters",
         "_items",
+        "_keyed",
         "_layouts",
         "_named",
+        "_opening_stop",
+        "_pre",
         "_shapes",
         "_short",
         "_short_channel",
@@ -216,6 +243,9 @@ class Encoder:
         self._short_heads: list[bytes] = []
         self._short_channel = 0
         self._stamps: list[tuple[int, int, int]] | None = [] if stamped else None
+        #: See Batch; what the last message begins with, and where the opening of its headers ends in that.
+        self._alike, self._keyed = True, False
+        self._pre, self._opening_stop = b"", 0
 
     @property
     def next_offset(self) -> int:
@@ -338,7 +368,7 @@ class Encoder:
                 self._put_headed(part, heads[start : start + room], pre, post, at)
             if self._stamps is not None:
                 self._stamps.append((len(part), shape.size, len(pre)))
-            self._note(shape._replace(count=len(part)), layout)
+            self._note(shape._replace(count=len(part)), layout, pre, keyed=len(heads) > 1)
             start += len(part)
 
     def _put(self, contents: list[bytes], pre: bytes, post: bytes, at: int) -> None:
@@ -380,17 +410,27 @@ class Encoder:
             offset += part
             done += part
 
-    def _note(self, shape: Shape, layout: Layout) -> None:
+    def _note(self, shape: Shape, layout: Layout, pre: bytes, *, keyed: bool) -> None:
         if layout.dense:
             self._dense_bytes += shape.count * shape.size
         value = layout.value
         self._count += shape.count
         self._size += shape.count * shape.size
         last = self._shapes[-1] if self._shapes else None
+        stop = len(pre) - len(layout.before) + layout.opening
+        self._keyed = self._keyed or keyed
+        if layout.names_stream:
+            self._alike = False
         if last is not None and last[1:] == shape[1:]:
             self._shapes[-1] = last._replace(count=last.count + shape.count)
+            before, routing = self._pre, 1 + shape.first
+            if before[:routing] != pre[:routing]:
+                self._keyed = True
+            if before[routing : self._opening_stop] != pre[routing:stop]:
+                self._alike = False
         else:
             self._shapes.append(shape)
+        self._pre, self._opening_stop = pre, stop
         number = self._values.setdefault(value, len(self._values))
         self._filters += [number] * shape.count
 
@@ -404,16 +444,21 @@ class Encoder:
             for _, part in named:
                 names += last_names(part, 0, len(part))
             named = []
-        dense = self._dense_bytes * 2 > self._size
+        flags = DENSE if self._dense_bytes * 2 > self._size else 0
+        if self._alike:
+            flags |= ALIKE
+        if self._keyed:
+            flags |= KEYED
         parts = batches.encode(
-            self._base, self._time_ms, self._shapes, items, values, filters, names, dense=dense
+            self._base, self._time_ms, self._shapes, items, values, filters, names, flags=flags
         )
         size = sum(map(len, parts))
-        batch = Batch(self._base, self._time_ms, self._shapes, items, values, filters, size)
+        batch = Batch(self._base, self._time_ms, self._shapes, items, values, filters, size, flags=flags)
         self._done.append(Encoded(batch, parts, names, self._stamps, named))
         self._base += self._count
         self._count = self._size = self._dense_bytes = 0
         self._items, self._shapes, self._values, self._filters = [], [], {}, []
+        self._alike, self._keyed = True, False
         if self._stamps is not None:
             self._stamps = []
 

@@ -226,8 +226,8 @@ def without(append: Append, kept: list[range]) -> Append:
         shapes += [shape._replace(count=len(part)) for part in _within(kept, number, shape.count)]
         number += shape.count
     filters = [whole.filters[each] for part in kept for each in part] if whole.filters else []
-    dense = bool(head.flags & batches.DENSE)
-    parts = batches.encode(0, 0, shapes, b"".join(items), whole.values, filters, dense=dense)
+    flags = head.flags & (batches.DENSE | batches.ALIKE | batches.KEYED)
+    parts = batches.encode(0, 0, shapes, b"".join(items), whole.values, filters, flags=flags)
     return Append(parts[0], parts[1], parts[2], stamps)
 
 

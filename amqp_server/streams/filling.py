@@ -56,6 +56,8 @@ class Filling:
         self._turns = 0
         self._failures = 0
         self._damaged_at: dict[str, None] = {}
+        #: The offset that was asked for last.
+        self._asked = -1
 
     @property
     def has_snapshot(self) -> bool:
@@ -120,6 +122,10 @@ class Filling:
         return [name for name in names if name != self._host.replicas.node]
 
     def _ask(self, offset: int, stop: int, prefer: str, done: Done) -> None:
+        if offset != self._asked:
+            # What members have damaged somewhere else says nothing of it.
+            self._asked = offset
+            self._damaged_at.clear()
         members = self._others()
         others = [name for name in members if self._asks.linked(name)]
         if not members:

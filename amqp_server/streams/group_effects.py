@@ -8,6 +8,7 @@ from amqp_server.streams.group_coordinator import Coordinator
 from amqp_server.streams.group_letters import Letters
 from amqp_server.streams.group_requests import Requests
 from amqp_server.streams.group_view import GroupView
+from amqp_server.streams.group_watch import MemberWatch
 from quorum_queue.cluster import events
 from quorum_queue.cluster.guests import Guest
 from quorum_queue.consumer_groups.entries import CodecError
@@ -28,6 +29,7 @@ class GroupEffects(GroupView):
     _requests: Requests
     _coordinator: Coordinator
     _letters: Letters
+    watch: MemberWatch
     #: How far the time of the group is ahead of this node's clock.
     _ahead_ms: int
 
@@ -45,12 +47,12 @@ class GroupEffects(GroupView):
             self._ahead_ms = ahead_ms
 
     @property
-    def _time_ahead_ms(self) -> int:
+    def time_ahead_ms(self) -> int:
         return max(self._ahead_ms, self._services.queue_time.ahead_ms)
 
     def last_own_batch(self) -> int:
-        incarnation, number = self.replica.batches.get(self._own[0], (0, 0))
-        return number if incarnation == self._own[1] else 0
+        incarnation, number = self.replica.batches.get(self.own[0], (0, 0))
+        return number if incarnation == self.own[1] else 0
 
     def load(self, state: bytes) -> None:
         """Start from this node's own snapshot. Raises Unreadable."""
@@ -70,7 +72,7 @@ class GroupEffects(GroupView):
         self._keep_time()
         self._deliveries.forget_all()
         last_own = self.last_own_batch()
-        group, own = self.replica.group, self._own
+        group, own = self.replica.group, self.own
         asked = self._requests.until(last_own)
         on_the_way = self._requests.keys("attach")
         on_the_way += [each[1].key for each in self.pending if each[0] == "attach"]
@@ -93,7 +95,7 @@ class GroupEffects(GroupView):
 
     def _answer_getters(self) -> None:
         """Answer those whose answers were in entries that a snapshot stands for."""
-        own = self._own
+        own = self.own
         for key in list(self.asking.getting):
             whole = (*own, *key)
             coming = self._requests.keys("get").count(key)
@@ -136,6 +138,7 @@ class GroupEffects(GroupView):
                     self._deliveries.takers.pop(key, None)
                 self._attached(key, refused.get(key))
         self._coordinator.applied(number)
+        self.watch.applied(number, self._services.clock.monotonic_ms())
 
     def _missed(self, batches: range) -> None:
         """What this node's clients did in these batches is lost: answer them, or attach consumers again."""

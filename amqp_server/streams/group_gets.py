@@ -59,7 +59,7 @@ class Gets:
         reader: Reader,
         readers: deque[Reader],
         low: int,
-        found: list[Batch],
+        found: list[Batch] | None,
     ) -> None:
         reader.getting = False
         partition = reader.partition

@@ -182,11 +182,8 @@ class StreamGroupHost(MemberReaders):
             self._progressed()
             self._retain()
             self._schedule_upkeep()
-        if (self._beginning or self._when_whole) and self.group.informed:
-            beginning, self._beginning = self._beginning, {}
-            for consumer, start in beginning.items():
-                if not consumer.detached:
-                    self._begin(consumer, start)
+        self._begin_waiting()
+        if self._when_whole and self.group.informed:
             whole, self._when_whole = self._when_whole, []
             for then in whole:
                 then()

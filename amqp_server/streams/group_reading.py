@@ -84,6 +84,9 @@ class Taker:
         """The next messages are gone."""
         raise NotImplementedError
 
+    def nothing_there(self, stream_id: int, low: int, stop: int) -> None:
+        """Behind what it was given is nothing either, from `low` up to `stop`."""
+
 
 class Due:
     """Messages that somebody was given and has not got yet: those from `low` up to `stop`, by ids from `first` on."""
@@ -264,8 +267,11 @@ class Reading(Attached):
             due, offset = dues[0], reader.offset
             if self.position == due.low < offset:
                 # What is between is gone.
-                self._pass(min(offset, due.stop))
                 self.position = min(offset, due.stop)
+                self._pass(self.position)
+                if self.position < offset and (not dues or dues[0].low != self.position):
+                    # Else it would be given all of that, as much at a time as it may hold: compaction leaves gaps of any size.
+                    due.taker.nothing_there(due.stream_id, self.position, offset)
                 continue
             if due.low != offset:
                 if offset < due.low < reader.batch.stop:

@@ -51,6 +51,9 @@ class Client(Taker):
         self._host.sent(self, due, count)
         self._host.submit(("settle", self.key, due.first, due.first + count - 1))
 
+    def nothing_there(self, stream_id: int, low: int, stop: int) -> None:
+        self._host.submit(("passed", stream_id, low, stop))
+
     def _taken(self, due: Due, count: int) -> None:
         stop = due.first + count
         if self.no_ack:
@@ -88,6 +91,9 @@ class Getter(Taker):
         self._host.sent(self, due, count)
         self._consumer.next_id = due.first + count
         self._host.submit(("settle", self.key, due.first, due.first + count - 1), ("get", self._consumer))
+
+    def nothing_there(self, stream_id: int, low: int, stop: int) -> None:
+        self._host.submit(("passed", stream_id, low, stop))
 
 
 __all__ = ["Client", "Getter"]

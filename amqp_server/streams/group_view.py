@@ -30,7 +30,7 @@ class GroupView(DeferredHost):
     #: Returns the partitions as the topology has them now.
     _streams: Callable[[], list[Any]]
     #: This node, and its start.
-    _own: tuple[str, int]
+    own: tuple[str, int]
     _deliveries: Deliveries
 
     @property
@@ -66,12 +66,16 @@ class GroupView(DeferredHost):
         return sum([each.held.count for each in self.replica.group.partitions.values()])
 
     @property
+    def unacked_bytes(self) -> int:
+        return 0
+
+    @property
     def consumer_count(self) -> int:
         return len(self.replica.group.members)
 
     def consumers(self) -> list[ConsumerState]:
         # Only its own node knows whether a consumer needs acks.
-        takers, own = self._deliveries.takers, self._own
+        takers, own = self._deliveries.takers, self.own
         found: list[ConsumerState] = []
         for each in self.replica.group.members.values():
             taker = takers.get(each.key[2:]) if each.key[:2] == own else None

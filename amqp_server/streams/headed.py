@@ -1,7 +1,7 @@
 """Messages of a stream with more headers than they are stored with, as members of a group get them.
 
-Neighbours of one size mostly begin alike up to their headers. Then the headers are put in by the hot loop itself (deliver.py).
-Else they are made anew, a piece of the batch at a time.
+Neighbours of one size are mostly alike between their routing and their headers, and one that has a size of its own is like
+itself. Then the headers are put in by the hot loop (deliver.py). Else they are made anew, a piece of the batch at a time.
 """
 
 from __future__ import annotations
@@ -12,19 +12,16 @@ from itertools import chain, repeat
 from typing import Final
 
 from amqp_server.streams.deliver import BatchReader
-from amqp_server.streams.encode import OFFSET
-from amqp_server.streams.item import begins_alike, longer, table_at
+from amqp_server.streams.encode import STREAM
+from amqp_server.streams.item import is_alike, longer, table_at
 from amqp_server.wire import tables
 from amqp_server.wire.frames import SHORT_STRING_MAX
 from persistence.streams.batch import Batch, Shape
 
-STREAM: Final = b"x-stream"
 DELIVERY_COUNT: Final = b"x-delivery-count"
-#: What the offset takes of the headers, with its name.
-_OFFSET_BYTES: Final = 1 + len(OFFSET) + 1 + 8
-#: Messages that do not begin alike get their headers so many at a time, and one by one: 10 to 20 us each.
+#: Messages that are not alike get their headers so many at a time, and one by one: 10 to 20 us each.
 PIECE: Final = 256
-#: In batches with more sizes than that they are taken for such.
+#: Of a batch with more sizes than that consumers take no more at a time, either.
 SHAPES_MAX: Final = 256
 _flatten = chain.from_iterable
 
@@ -32,22 +29,23 @@ _flatten = chain.from_iterable
 class Headers:
     """Puts the headers of a group into the messages of one stream."""
 
-    __slots__ = ("_added", "_alike", "_fields", "_headed", "_source")
+    __slots__ = ("_added", "_alike", "_fields", "_headed", "_keyed", "_source")
 
     def __init__(self, name: str) -> None:
         """`name` is that of the stream."""
         self._fields = stream_field(name)
         self._added = _encoded(self._fields)
-        #: The batch that was read last, whether its messages begin alike, and all of it or the next ones with these headers.
+        #: The batch that was read last, whether its messages are alike but for their routing, whether that differs, and all of
+        #: it or the next ones with these headers.
         self._source: Batch | None = None
-        self._alike = False
+        self._alike = self._keyed = False
         self._headed: BatchReader | None = None
 
     def most(self, reader: BatchReader) -> int:
         """Return for how many of the next messages `reader` is good at once."""
         self._look_at(reader.batch)
         if self._alike:
-            return reader.left
+            return reader.left if len(reader.batch.shapes) <= SHAPES_MAX else min(reader.left, PIECE)
         headed = self._headed
         if headed is not None and headed.left and headed.offset == reader.offset:
             return headed.left
@@ -59,7 +57,7 @@ class Headers:
         found = self._headed
         if self._alike:
             if found is None or found.index > reader.index:
-                found = self._headed = BatchReader(reader.batch, self._added)
+                found = self._headed = BatchReader(reader.batch, self._added, keyed=self._keyed)
             found.skip(reader.index - found.index)
         elif found is None or not found.left or found.offset != reader.offset:
             piece = reader.copy().cut(min(reader.left, PIECE))
@@ -70,7 +68,10 @@ class Headers:
         if self._source is not batch:
             self._source = batch
             self._headed = None
-            self._alike = _begin_alike(batch, self._fields)
+            if batch.alike:
+                self._alike, self._keyed = True, batch.keyed
+            else:
+                self._alike, self._keyed = _are_alike(batch), _have_keys(batch)
 
     def forget(self) -> None:
         self._source = self._headed = None
@@ -92,19 +93,28 @@ def count_field(attempts: int) -> dict[bytes, bytes]:
     return {DELIVERY_COUNT: b"l" + attempts.to_bytes(8, "big")}
 
 
-def _begin_alike(batch: Batch, fields: dict[bytes, bytes]) -> bool:
-    """Return whether the hot loop can put these headers into all messages of the batch."""
-    if len(batch.shapes) > SHAPES_MAX:
-        return False
+def _are_alike(batch: Batch) -> bool:
+    """Return whether the hot loop can put the stream's name into all messages of a batch that does not tell: one that an
+    earlier version has written, or that was compacted."""
     view, at = memoryview(batch.items), 0
-    others = False
     for shape in batch.shapes:
-        front = bytes(view[at : at + table_at(view[at : at + shape.size], shape.first) + 4])
-        if not begins_alike(view, at, shape, front):
-            return False
-        others = others or int.from_bytes(front[-4:], "big") > _OFFSET_BYTES
+        if shape.count > 1:
+            routing = 1 + shape.first
+            opening = bytes(view[at + routing : at + table_at(view, shape.first, at) + 4])
+            if not is_alike(view, at, shape, routing, opening):
+                return False
         at += shape.count * shape.size
-    return not others or _has_none(bytes(batch.items), fields)
+    return _has_none(bytes(batch.items), {STREAM: b""})
+
+
+def _have_keys(batch: Batch) -> bool:
+    """Return whether messages of one shape have different routing."""
+    view, at = memoryview(batch.items), 0
+    for shape in batch.shapes:
+        if not is_alike(view, at, shape, 0, bytes(view[at : at + 1 + shape.first])):
+            return True
+        at += shape.count * shape.size
+    return False
 
 
 def _encoded(fields: dict[bytes, bytes]) -> bytes:
@@ -152,12 +162,10 @@ def _put_alike(
     items: memoryview, shape: Shape, added: bytes, shapes: list[Shape], parts: list[bytes]
 ) -> bool:
     """Put messages whose properties begin alike; return whether they do."""
-    first = items[: shape.size]
-    fields_at = table_at(first, shape.first) + 4
-    front = bytes(first[:fields_at])
-    if not begins_alike(items, 0, shape, front):
+    routing, fields_at = 1 + shape.first, table_at(items, shape.first) + 4
+    if not is_alike(items, 0, shape, 0, bytes(items[:fields_at])):
         return False
-    front = longer(front, shape.first, len(added)) + added
+    front = bytes(items[:routing]) + longer(bytes(items[routing:fields_at]), len(added)) + added
     rests = _flatten(struct.iter_unpack(f"{fields_at}x{shape.size - fields_at}s", items))
     parts.append(b"".join(_flatten(zip(repeat(front), rests))))
     shapes.append(shape._replace(size=shape.size + len(added), second=shape.second + len(added)))
@@ -174,8 +182,9 @@ def _put_one(
     rest = tables.replaced(before, dict.fromkeys(fields))[4:]
     added = _encoded(fields)
     more = len(added) + len(rest) + 4 - len(before)
-    front = longer(bytes(item[: at + 4]), shape.first, more)
-    parts.append(b"".join((front, added, rest, item[stop:])))
+    routing = 1 + shape.first
+    opening = longer(bytes(item[routing : at + 4]), more)
+    parts.append(b"".join((item[:routing], opening, added, rest, item[stop:])))
     shapes.append(shape._replace(count=1, size=shape.size + more, second=shape.second + more))
 
 

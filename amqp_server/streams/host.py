@@ -87,7 +87,8 @@ class StreamHost(StreamReaders):
                 f"stream '{queue.name}' in vhost '{queue.vhost.name}'",
             )
         self._last_ms = 0
-        self._writing = False
+        #: A thread has something to write, which may have to wait for room, or segments to delete.
+        self._writing = self._trims = False
         #: Offsets kept by name.
         self._names = Names(services.options.names_max)
         self._recover()
@@ -314,19 +315,21 @@ class StreamHost(StreamReaders):
             self._schedule_upkeep()
 
     def _schedule_upkeep(self) -> None:
-        if self._writing:
-            # It is done again when that is on the disk.
-            return
         services = self._services
-        if self._tail:
+        if self._tail and not self._writing:
             if services.options.flushes(len(self._tail), self._tail_bytes):
                 self._flush()
             else:
                 services.timers.wake(self, services.clock.monotonic_ms() + services.options.flush_ms)
         if self.compacting is not None:
             self.compacting.look()
+        self._wake_to_retain()
+
+    def _wake_to_retain(self) -> None:
+        """Look again when the oldest segment has to go."""
+        services = self._services
         due = due_ms(self._log.segments, self._limits)
-        if due is not None and not self._writing:
+        if due is not None and not self._trims:
             services.timers.wake(self, max(due - services.queue_time.ahead_ms, 0))
 
     def _flush(self) -> None:
@@ -372,17 +375,17 @@ class StreamHost(StreamReaders):
         services.commits.request()
 
     def _retain(self) -> None:
-        """Delete segments that are too old or too many."""
-        if self._writing:
+        """Delete segments that are too old or too many, also while something waits for room: it may be what makes room."""
+        if self._trims:
             return
         segments = self._log.segments
         count = outdated(segments, self._limits, self._services.queue_time.now_ms())
         if count:
-            self._writing = True
+            self._trims = True
             self._services.store.write(partial(self._log.trim_to, segments[count - 1].stop), self._trimmed)
 
     def _trimmed(self, result: object) -> None:
-        self._writing = False
+        self._trims = False
         if not self.ended:
             self._schedule_upkeep()
 

@@ -11,43 +11,46 @@ from persistence.streams.batch import Shape
 #: From the end of the routing on: the end of the method frame, the head of the header frame, and in its payload class, weight
 #: and size of the body. Then come the property flags.
 _FLAGS_AT: Final = 1 + 7 + 12
-_CONTENT_TYPE: Final = 0x8000
-_CONTENT_ENCODING: Final = 0x4000
+_CONTENT_TYPE: Final = 0x80
+_CONTENT_ENCODING: Final = 0x40
 _flatten = chain.from_iterable
 
 
-def table_at(item: memoryview, head_bytes: int) -> int:
-    """Return where the headers begin, with their length: every message has some, its offset at least."""
-    at = 1 + head_bytes + _FLAGS_AT
-    flags = int.from_bytes(item[at : at + 2], "big")
+def table_at(items: bytes | memoryview, head_bytes: int, start: int = 0) -> int:
+    """Return where in the item at `start` the headers begin, with their length: every message has some, its offset at least."""
+    at = start + 1 + head_bytes + _FLAGS_AT
+    flags = items[at]
     at += 2
-    for flag in (_CONTENT_TYPE, _CONTENT_ENCODING):
-        if flags & flag:
-            at += 1 + item[at]
-    return at
+    if flags & _CONTENT_TYPE:
+        at += 1 + items[at]
+    if flags & _CONTENT_ENCODING:
+        at += 1 + items[at]
+    return at - start
 
 
-def longer(front: bytes, head_bytes: int, more: int) -> bytes:
-    """Return what an item has up to its first header, with the lengths of frame and table that they have with so much more."""
-    size_at = head_bytes + 5
-    frame = int.from_bytes(front[size_at : size_at + 4], "big") + more
-    table = int.from_bytes(front[-4:], "big") + more
-    return b"".join(
-        (front[:size_at], frame.to_bytes(4, "big"), front[size_at + 4 : -4], table.to_bytes(4, "big"))
-    )
+def longer(opening: bytes, more: int) -> bytes:
+    """Return what an item has between its routing and its first header, with the lengths of frame and table that they have
+    with so much more."""
+    frame = int.from_bytes(opening[4:8], "big") + more
+    table = int.from_bytes(opening[-4:], "big") + more
+    return b"".join((opening[:4], frame.to_bytes(4, "big"), opening[8:-4], table.to_bytes(4, "big")))
 
 
-def begins_alike(items: bytes | memoryview, start: int, shape: Shape, front: bytes) -> bool:
-    """Return whether all messages of a shape, the first of them at `start`, begin like this."""
+def is_alike(items: bytes | memoryview, start: int, shape: Shape, low: int, part: bytes) -> bool:
+    """Return whether all messages of a shape, the first of them at `start`, have this part there."""
     count = shape.count
     if count == 1:
         return True
-    fronts = cut_out(items, start, count, shape.size, f"{len(front)}s{shape.size - len(front)}x")
-    return fronts.count(front) == count
+    rest = shape.size - low - len(part)
+    parts = cut_out(items, start, count, shape.size, f"{low}x{len(part)}s{rest}x")
+    return parts.count(part) == count
 
 
-def cut_out(items: bytes | memoryview, at: int, count: int, size: int, what: str) -> list[bytes]:
-    """Return what this format of struct says of each of so many items, the first of them at `at`. C goes through them.
+def cut_out(
+    items: bytes | memoryview, at: int, count: int, size: int, what: str, parts: int = 1
+) -> list[bytes]:
+    """Return what this format of struct says of each of so many items, the first of them at `at`: so many parts of each. C
+    goes through them.
 
     A run is cut by 256: struct remembers formats, but not one for each length. The last 256 may have some of those before.
     """
@@ -58,8 +61,8 @@ def cut_out(items: bytes | memoryview, at: int, count: int, size: int, what: str
     for number in range(0, count - 255, 256):
         found += struct.unpack_from(by_256, items, at + number * size)
     if left := count & 255:
-        found += struct.unpack_from(by_256, items, at + (count - 256) * size)[256 - left :]
+        found += struct.unpack_from(by_256, items, at + (count - 256) * size)[(256 - left) * parts :]
     return found
 
 
-__all__ = ["begins_alike", "cut_out", "longer", "table_at"]
+__all__ = ["cut_out", "is_alike", "longer", "table_at"]

@@ -30,7 +30,7 @@ class MemberReaders(MemberSegments):
     finding: Finding
     names: LoggedNames
     _answers: Answers
-    #: Consumers that begin as soon as this member knows what is committed.
+    #: Consumers that begin as soon as this member knows what is committed, and has all of that.
     _beginning: dict[StreamConsumer, Start]
 
     # -- where the stream begins and ends --------------------------------------------------------------------------
@@ -110,9 +110,20 @@ class MemberReaders(MemberSegments):
             self._begins(consumer, self.first_offset)
         elif start.name == "next" or start.offset is not None:
             super()._begin(consumer, start)
+        elif self.missing_count:
+            # The place may be in what other members are asked for.
+            self._beginning[consumer] = start
         else:
             consumer.reading = True
             self.finding.find(start, partial(self._found, consumer))
+
+    def _begin_waiting(self) -> None:
+        """Begin the consumers that had to wait, as far as they can begin now."""
+        if self._beginning and self.group.informed:
+            beginning, self._beginning = self._beginning, {}
+            for consumer, start in beginning.items():
+                if not consumer.detached:
+                    self._begin(consumer, start)
 
     def time_meant(self, start: Start) -> int:
         """Return the time that a consumer begins at, in ms."""
@@ -178,6 +189,7 @@ class MemberReaders(MemberSegments):
 
     def _progressed(self) -> None:
         """There may be more for consumers, here and on other nodes."""
+        self._begin_waiting()
         if self._consumers:
             self._to_serve.update(dict.fromkeys(self._consumers.values()))
             self._serve_all()

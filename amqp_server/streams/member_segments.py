@@ -20,7 +20,7 @@ from amqp_server.streams.host import StreamHost
 from amqp_server.streams.replicated import Replica, StreamState
 from amqp_server.streams.stable import Stable
 from persistence.streams.log import Lost, Stored, StreamLog
-from persistence.streams.retention import due_ms, outdated
+from persistence.streams.retention import outdated
 from quorum_queue.cluster.group import Group
 from quorum_queue.cluster.replicas import Replicas
 
@@ -30,6 +30,7 @@ logger = logging.getLogger("mqd.streams")
 class MemberSegments(StreamHost):
     """The part of a member's host that looks after them. See StreamGroupHost."""
 
+    in_journal = False
     replicas: Replicas
     group: Group
     replica: Replica
@@ -144,10 +145,10 @@ class MemberSegments(StreamHost):
             super().wake()
 
     def _schedule_upkeep(self) -> None:
-        if self._writing or self.ended:
+        if self.ended:
             return
         services = self._services
-        if self._tail:
+        if self._tail and not self._writing:
             if services.options.flushes(len(self._tail), self._tail_bytes):
                 self._flush()
             else:
@@ -155,9 +156,7 @@ class MemberSegments(StreamHost):
         if self.compacting is not None and self._opened:
             self.compacting.look()
         if self.group.is_leader and self._trimming <= self.replica.first_offset:
-            due = due_ms(self._log.segments, self._limits)
-            if due is not None and not self._writing:
-                services.timers.wake(self, max(due - services.queue_time.ahead_ms, 0))
+            self._wake_to_retain()
 
     def _flush(self) -> None:
         """Have all that is applied written to the segments."""
@@ -205,8 +204,8 @@ class MemberSegments(StreamHost):
         services.memory.used -= size
 
     def _retain(self) -> None:
-        """The leader says which messages go, and every member deletes their segments."""
-        if self._writing or self.ended:
+        """The leader says which messages go, and every member deletes their segments, also while something waits for room."""
+        if self.ended:
             return
         segments, first = self._log.segments, self.replica.first_offset
         if self.group.is_leader and self._trimming <= first:
@@ -216,12 +215,12 @@ class MemberSegments(StreamHost):
                 if wanted > first:
                     self._trimming = wanted
                     self._submit([], wanted)
-        if segments and segments[0].size and segments[0].stop <= first:
-            self._writing = True
+        if segments and segments[0].size and segments[0].stop <= first and not self._trims:
+            self._trims = True
             self._services.store.write(partial(self._log.trim_to, first), self._has_trimmed)
 
     def _has_trimmed(self, result: object) -> None:
-        self._writing = False
+        self._trims = False
         if self.ended:
             return
         first = self.first_offset
@@ -236,7 +235,7 @@ class MemberSegments(StreamHost):
     @property
     def writing(self) -> bool:
         """Return whether a thread writes to the segments: one thing at a time."""
-        return self._writing
+        return self._writing or self._trims
 
     def write(self, call: Callable[[], Any], done: Callable[[Any], None]) -> None:
         self._writing = True
@@ -260,6 +259,7 @@ class MemberSegments(StreamHost):
         """No member has what is between the end of the segments and this offset."""
         self._log.skip_to(offset)
         self._stored = self._log.stop
+        self._progressed()
         self._go_on()
 
     def has_mended(self) -> None:

@@ -129,7 +129,12 @@ class StreamReaders(QueueHost):
 
     @property
     def unacked_count(self) -> int:
-        return sum([each.prefetch - each.credit for each in self._consumers.values() if not each.for_group])
+        """What consumers hold stays in the stream, and is counted there."""
+        return 0
+
+    @property
+    def unacked_bytes(self) -> int:
+        return 0
 
     @property
     def consumer_count(self) -> int:
@@ -284,26 +289,29 @@ class StreamReaders(QueueHost):
         consumer.credit = BOUNDLESS
         self.submit(("pause", key, False))
 
-    def fetch(self, low: int, stop: int, most: int, done: Callable[[list[Batch]], None]) -> None:
-        """Look for messages from one offset up to another; `done` is told of them, each a batch of its own."""
+    def fetch(self, low: int, stop: int, most: int, done: Callable[[list[Batch] | None], None]) -> None:
+        """Look for messages from one offset up to another; `done` is told of them, each a batch of its own, or None if the
+        stream cannot be read."""
         self._fetch(low, stop, most, done, [])
 
     def _fetch(
-        self, low: int, stop: int, most: int, done: Callable[[list[Batch]], None], found: list[Batch]
+        self, low: int, stop: int, most: int, done: Callable[[list[Batch] | None], None], found: list[Batch]
     ) -> None:
         stop = min(stop, self._synced)
         tail = self._tail
-        if tail and low >= tail[0].batch.base:
+        if self.ended:
+            done(None)
+        elif tail and low >= tail[0].batch.base:
             for encoded in tail[max(bisect_right(tail, low, key=_base_of) - 1, 0) :]:
                 _cut_out(encoded.batch, low, stop, most, found)
             done(found)
-        elif self.ended or low >= stop or len(found) >= most:
+        elif low >= stop or len(found) >= most:
             done(found)
         else:
 
             def has_read(outcome: Outcome[Read]) -> None:
                 if isinstance(outcome, Error):
-                    done(found)
+                    done(None)
                     self._turn.contain(self, outcome.unwrap)
                     return
                 read = outcome.unwrap()

@@ -65,6 +65,7 @@ class StreamRemoteHost(StreamHost):
 
     knows_taken = False
     shares_names = True
+    in_journal = False
 
     def __init__(
         self,
@@ -84,9 +85,9 @@ class StreamRemoteHost(StreamHost):
         self._home = home
         self._pending_barriers: list[Callable[..., None]] = []
         self._following = self._caught_up = False
-        #: The member that could not answer, and those that have what is asked for damaged.
+        #: The member that could not answer, and those that have what is at an offset damaged.
         self._avoid = ""
-        self._damaged_at: dict[str, None] = {}
+        self._damaged_at: dict[int, dict[str, None]] = {}
         #: What a member has told of the stream, and when it was asked.
         self._word = NOTHING
         self._asked_ms = -FRESH_MS
@@ -232,19 +233,24 @@ class StreamRemoteHost(StreamHost):
             self._wait()
             done(NOTHING)
             return
-        self._asks.ask(peer, self.queue_id, what, value, self, partial(self._told, peer, done), data)
+        self._asks.ask(peer, self.queue_id, what, value, self, partial(self._told, peer, value, done), data)
 
-    def _told(self, peer: str, done: Callable[[StreamWord], None], word: StreamWord) -> None:
+    def _told(self, peer: str, value: int, done: Callable[[StreamWord], None], word: StreamWord) -> None:
         if self.ended:
             return
         if word.what in (frames.TOLD_FOUND, frames.TOLD_GONE, frames.TOLD_LOST):
             self._note(word)
-            self._damaged_at.clear()
+            self._damaged_at.pop(value, None)
         else:
             self._avoid = peer
             if word.what == frames.TOLD_DAMAGED:
-                self._damaged_at[peer] = None
+                self._damaged_at.setdefault(value, {})[peer] = None
         done(word)
+
+    def _is_damaged(self, offset: int) -> bool:
+        """Return whether all members have said that they cannot read what is there."""
+        damaged_at = self._damaged_at.get(offset, {})
+        return all(name in damaged_at for name in self._members())
 
     def _wait(self) -> None:
         self._services.timers.wake(self, self._services.clock.monotonic_ms() + RETRY_MS)
@@ -446,10 +452,8 @@ class StreamRemoteHost(StreamHost):
         if word.what == frames.TOLD_GONE:
             consumer.next_offset = max(consumer.next_offset, word.value)
             self._serve(consumer)
-        elif word.what == frames.TOLD_LOST or (
-            word.what == frames.TOLD_DAMAGED and all(name in self._damaged_at for name in self._members())
-        ):
-            self._damaged_at.clear()
+        elif word.what == frames.TOLD_LOST or (word.what == frames.TOLD_DAMAGED and self._is_damaged(offset)):
+            self._damaged_at.pop(offset, None)
             self._note_lost(Lost(offset, word.value, "no member of the stream can read them"))
             consumer.next_offset = max(consumer.next_offset, word.value)
             self._serve(consumer)

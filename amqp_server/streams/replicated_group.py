@@ -22,6 +22,7 @@ from amqp_server.streams.group_options import RETRY_MS, GroupOptions
 from amqp_server.streams.group_reading import Due, Taker
 from amqp_server.streams.group_requests import Requests
 from amqp_server.streams.group_takers import Client, Getter
+from amqp_server.streams.group_watch import MemberWatch
 from quorum_queue.cluster.deferred_host import DeferredHost
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.consumer_groups.entries import (
@@ -96,19 +97,20 @@ class ReplicatedGroupHost(GroupEffects):
         self._services = services
         self._settings = settings
         self._streams = streams
-        self._own = replicas.own_in(queue_id)
+        self.own = replicas.own_in(queue_id)
         self._ahead_ms = -(1 << 62)
         self._requests = Requests(self)
         #: Barriers of those who declared the group, and wait until it is known where it begins.
         self._beginning: list[Callable[..., None]] = []
         self._deliveries = Deliveries(self)
-        #: When a stream is tried again, and members are looked after; below zero if not.
-        self._retry_at = self._watch_at = -1
+        #: When a stream is tried again; below zero if not.
+        self._retry_at = -1
         #: The leader looks for consumers of nodes that are gone once it has applied this entry.
         self._gone_after = 0
         # What only the leader has.
         self._coordinator = Coordinator(self, streams, has_heard_of)
         self._letters = Letters(self, services)
+        self.watch = MemberWatch(self)
 
     def contain(self, sink: Any, call: Callable[..., None], *arguments: Any) -> None:
         """Call; if that raises, the connection of a client has failed and not the group."""
@@ -126,8 +128,7 @@ class ReplicatedGroupHost(GroupEffects):
             self._coordinator.coordinate()
             if self.replica.dead:
                 self._letters.bury()
-            if self._watch_at < 0:
-                self._watch_members()
+            self.watch.look_out()
         if self.pending or self._pending_barriers:
             self._send_pending()
 
@@ -144,7 +145,7 @@ class ReplicatedGroupHost(GroupEffects):
             self._beginning.append(done)
 
     def _send_pending(self) -> None:
-        node, incarnation = self._own
+        node, incarnation = self.own
         group = self.group
         commands: list[Command] = []
         for command in self._outgoing():
@@ -216,6 +217,8 @@ class ReplicatedGroupHost(GroupEffects):
         deliveries.drop(key)
         if gone:
             self._next_ids.pop(key, None)
+            # Nobody waits for what it got.
+            self.asking.getting.pop(key, None)
         commands.append(("detach", key, gone))
         return commands
 
@@ -253,12 +256,12 @@ class ReplicatedGroupHost(GroupEffects):
 
     def encode(self, batches: list[bytes]) -> bytes:
         self._keep_time()
-        return encode_entry(self._services.clock.monotonic_ms() + self._time_ahead_ms, batches)
+        return encode_entry(self._services.clock.monotonic_ms() + self.time_ahead_ms, batches)
 
     def apply(self, index: int, data: bytes) -> None:
         try:
             now_ms, found = decode_entry(data)
-            applied = self.replica.apply(index, now_ms, found, self._own)
+            applied = self.replica.apply(index, now_ms, found, self.own)
         except CodecError as error:
             raise Unreadable(
                 f"entry {index} of its log can't be read by this version of mqd: {error}"
@@ -322,9 +325,9 @@ class ReplicatedGroupHost(GroupEffects):
 
     def begin(self) -> None:
         """The group is open."""
-        if self._own != self.replicas.own:
+        if self.own != self.replicas.own:
             # The member failed or left before: the first batch of this start ends the earlier one.
-            self.group.submit(encode_batch(*self._own, self.group.next_number, []))
+            self.group.submit(encode_batch(*self.own, self.group.next_number, []))
 
     # -- time ---------------------------------------------------------------------------------------------------------
 
@@ -345,28 +348,19 @@ class ReplicatedGroupHost(GroupEffects):
             self._retry_at = -1
             self._coordinator.stale = True
             self.schedule()
-        if 0 <= self._watch_at <= now:
-            self._watch_at = -1
-            if self.group.is_leader:
-                before = now + self._time_ahead_ms - self.options.consumer_timeout_ms
-                if self.replica.group.stuck(before):
-                    self.submit(("stuck", before))
-                self.schedule()
-        for at_ms in (self._retry_at, self._watch_at):
+        self.watch.wake(now)
+        for at_ms in (self._retry_at, self.watch.at_ms):
             if at_ms >= 0:
                 timers.wake(self, at_ms)
 
-    def _watch_members(self) -> None:
-        """Be woken when the first member may be stuck."""
-        due = self.replica.group.due_ms()
-        if due is not None:
-            self._watch_at = due + self.options.consumer_timeout_ms - self._time_ahead_ms + 1
-            self._services.timers.wake(self, self._watch_at)
+    def wake_at(self, at_ms: int) -> None:
+        self._services.timers.wake(self, at_ms)
 
     # -- leaders and members ---------------------------------------------------------------------------------------
 
     def leader_changed(self) -> None:
         self._coordinator.begin_anew()
+        self.watch.begin_anew()
         self._letters.close()
         if self.group.is_leader:
             self._coordinator.stale = True
@@ -445,6 +439,7 @@ class ReplicatedGroupHost(GroupEffects):
         self._coordinator.let_go()
         self._letters.let_go()
         self._requests.let_go()
+        self.watch.let_go()
 
 
 def _as_asked(command: Command) -> Command:

@@ -14,6 +14,8 @@ from persistence.streams.log import Wanted
 
 #: Filter values of one consumer.
 FILTERS_MAX = 1024
+#: A later time is this one: nodes tell each other times in 64 bits.
+TIME_MS_MAX = (1 << 63) - 1
 
 
 class Start(NamedTuple):
@@ -82,7 +84,9 @@ def parse_start(
         aware = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
         return Start(time_ms=int(aware.timestamp() * 1000))
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return Start(time_ms=value * 1000) if kind == "timestamp" else Start(offset=value)
+        if kind == "timestamp":
+            return Start(time_ms=min(value * 1000, TIME_MS_MAX))
+        return Start(offset=value)
     raise _refused(name, value, kind, place)
 
 

@@ -86,6 +86,12 @@ class Properties:
         value = self.raw.get(name)
         return None if value is None else value[1:].decode(errors="replace")
 
+    @property
+    def timestamp(self) -> int | None:
+        """Seconds since 1970, as the publisher says."""
+        value = self.raw.get("timestamp")
+        return None if value is None else int.from_bytes(value, "big")
+
     def octet(self, name: str) -> int | None:
         value = self.raw.get(name)
         return None if value is None else value[0]
@@ -130,6 +136,12 @@ def split(content: bytes) -> tuple[bytes, bytes]:
         bodies.append(content[offset + 7 : offset + 7 + size])
         offset += size + 8
     return header, bodies[0] if len(bodies) == 1 else b"".join(bodies)
+
+
+def header_of(content: bytes) -> bytes:
+    """Return a content's header payload alone: bodies are large."""
+    _, _, size = frames.prefix.unpack_from(content)
+    return content[7 : 7 + size]
 
 
 def body_bytes(content: bytes) -> int:

@@ -42,6 +42,10 @@ class MqdProcess:
     def url(self) -> str:
         return f"amqp://guest:guest@{self.amqp}/%2F"
 
+    @property
+    def http_url(self) -> str:
+        return f"http://guest:guest@{self.http}"
+
     def start(self) -> None:
         self._errors = (self._directory / "mqd.log").open("a")
         self._process = subprocess.Popen(

@@ -25,11 +25,15 @@ from conformance_tests.clients.toolchain import HERE, TOOLCHAINS, PrepareFailed,
 # The programs give up by themselves a little earlier, and say where they hung.
 PROGRAM_SECONDS = 240
 BROKER_SECONDS = 60
+#: Programs that ask the management API.
+MANAGEMENT = ("tools", "hop")
 
 
 @dataclass(frozen=True)
 class Broker:
     url: str
+    #: Of its management API; empty: tools of that are left out.
+    http_url: str
     restart_command: str
     #: Of streams.
     has_groups: bool
@@ -69,7 +73,12 @@ def main() -> int:
                     outcomes.append(trouble)
                     continue
                 for program in toolchain.programs(options.cache):
-                    if wanted(options.only, toolchain, program):
+                    if not wanted(options.only, toolchain, program):
+                        continue
+                    if program.name in MANAGEMENT and not broker.http_url:
+                        print(f"skip {program.name}: --http-url is not given")
+                        outcomes.append(Outcome(program.name, toolchain.name, skipped=1, missing=True))
+                    else:
                         wait_for(broker.url)
                         outcomes.append(run_program(program, toolchain, broker, options.cache))
     except BrokerFailed as error:
@@ -81,6 +90,7 @@ def main() -> int:
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Drive a broker with stock AMQP clients as they come.")
     parser.add_argument("--amqp-url", help="the broker to judge; without it mqd is started on free ports")
+    parser.add_argument("--http-url", help="its management API, http://guest:guest@127.0.0.1:15672")
     parser.add_argument("--restart-cmd", help="restarts that broker and returns when it serves again")
     parser.add_argument(
         "--consumer-groups", action="store_true", help="that broker has mqd's consumer groups"
@@ -130,7 +140,8 @@ def prepared(toolchain: Toolchain, cache: Path) -> Outcome | None:
 @contextmanager
 def broker_of(options: argparse.Namespace) -> Iterator[Broker]:
     if options.amqp_url:
-        yield Broker(options.amqp_url, options.restart_cmd or "", options.consumer_groups)
+        http_url = options.http_url or ""
+        yield Broker(options.amqp_url, http_url, options.restart_cmd or "", options.consumer_groups)
         return
     executable = find_mqd()
     if executable is None:
@@ -144,7 +155,7 @@ def broker_of(options: argparse.Namespace) -> Iterator[Broker]:
             with RestartDoor(mqd, directory / "restart"):
                 script = HERE / "restart.py"
                 command = shlex.join([sys.executable, str(script), str(directory / "restart")])
-                yield Broker(mqd.url, command, has_groups=True)
+                yield Broker(mqd.url, mqd.http_url, command, has_groups=True)
         finally:
             mqd.stop()
 
@@ -175,6 +186,7 @@ def run_program(program: Program, toolchain: Toolchain, broker: Broker, cache: P
                 **os.environ,
                 **toolchain.environment(cache),
                 "AMQP_URL": broker.url,
+                "HTTP_URL": broker.http_url,
                 "RESTART_CMD": broker.restart_command,
                 "CONSUMER_GROUPS": "1" if broker.has_groups else "",
                 "PYTHONUNBUFFERED": "1",

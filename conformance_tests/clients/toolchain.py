@@ -93,6 +93,7 @@ def _python_programs(cache: Path) -> list[Program]:
             ("aio-pika", "aio_pika_program"),
             ("kombu-celery", "kombu_celery_program"),
             ("amqpstorm", "amqpstorm_program"),
+            ("tools", "management_program"),
         )
     ]
 
@@ -145,9 +146,8 @@ JAVA = Toolchain(
         ["mvn", "--quiet", "--batch-mode", f"-Dmaven.repo.local={cache / 'maven'}", "process-classes"]
     ],
     programs=lambda cache: [
-        Program(
-            "java-client", ("java", "-cp", "target/classes:target/dependency/*", "Program"), HERE / "java"
-        )
+        Program(name, ("java", "-cp", "target/classes:target/dependency/*", class_), HERE / "java")
+        for name, class_ in (("java-client", "Program"), ("hop", "Management"))
     ],
 )
 

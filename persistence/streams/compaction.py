@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 from persistence.streams import batch as batches
 from persistence.streams.batch import COUNT_MAX, Batch, Shape
 from persistence.streams.log import Ended, Place, Segment, StreamLog
+from persistence.streams.rewritten import Rewritten
 
 #: A batch is closed when it has so many bytes; so many are written at once.
 BATCH_BYTES = 256 * 1024
@@ -139,10 +141,33 @@ def rewrite(
 ) -> Segment | None:
     """Write a group of segments anew; return what is to be put in their place, None if they are to stay.
 
-    Tombstones go that are as old as `tombstones_until_ms`. Raises Stopped, Ended, OSError.
+    Tombstones go that are as old as `tombstones_until_ms`. Raises Stopped, Ended, OSError, and leaves nothing on the disk then.
     """
+    new = log.rewritten(group[0].base, group[-1].stop)
+    try:
+        if _is_rewritten(log, group, new, latest, keys, tombstones_until_ms, codec, throttle):
+            return new.finish()
+        new.drop()
+    except Exception:
+        # Each try has a file of its own: on a full disk they would take what room comes.
+        with suppress(Ended, OSError):
+            new.drop()
+        raise
+    return None
+
+
+def _is_rewritten(
+    log: StreamLog,
+    group: Sequence[Segment],
+    new: Rewritten,
+    latest: Latest,
+    keys: Keys,
+    tombstones_until_ms: int,
+    codec: str,
+    throttle: Throttle,
+) -> bool:
+    """Write what stays of a group; return whether that is to take its place. Raises Stopped, Ended, OSError."""
     base, stop = group[0].base, group[-1].stop
-    new = log.rewritten(base, stop)
     writer = _Writer(base, codec, lambda parts: new.append(parts))
     place: Place | None = None
     offset, gone = base, 0
@@ -150,8 +175,7 @@ def rewrite(
         read = log.read(offset, place)
         if read.lost or any(each not in log.segments for each in group):
             # What is damaged has to show as such.
-            new.drop()
-            return None
+            return False
         for batch in read.batches:
             if batch.base < stop:
                 kept, dead = _kept(batch, keys, latest, tombstones_until_ms)
@@ -162,10 +186,9 @@ def rewrite(
         if place.base < 0:
             break
     if len(group) == 1 and not gone:
-        new.drop()
-        return None
+        return False
     writer.close(stop)
-    return new.finish()
+    return True
 
 
 def _kept(batch: Batch, keys: Keys, latest: Latest, tombstones_until_ms: int) -> tuple[list[int], bool]:

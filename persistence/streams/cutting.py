@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from persistence.streams import batch as batches
-from persistence.streams.batch import DENSE, Batch, Head
+from persistence.streams.batch import ALIKE, DENSE, KEYED, Batch, Head
 
 
 def within(data: bytes, heads: Sequence[tuple[int, Head]], low: int, stop: int) -> bytes:
@@ -50,7 +50,7 @@ def _cut(batch: Batch, head: Head, low: int, stop: int) -> list[bytes]:
         b"".join(pieces),
         batch.values,
         list(batch.filters[first:end]),
-        dense=bool(head.flags & DENSE),
+        flags=head.flags & (DENSE | ALIKE | KEYED),
         span=stop - low,
         offsets=[each + batch.base - low for each in offsets[first:end]],
     )

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+#: The disk has no room.
+FULL = (errno.ENOSPC, errno.EDQUOT)
 #: What the kernel takes in one call.
 PARTS_MAX = 512
+#: What a disk reads, or cannot read, at once.
+SECTOR_BYTES = 4096
 
 
 class Files(Protocol):
@@ -24,7 +29,10 @@ class Files(Protocol):
     def size(self, path: Path) -> int: ...
 
     def read(self, path: Path, position: int, size: int) -> bytes:
-        """Return fewer bytes only at the end of the file."""
+        """Return fewer bytes only at the end of the file.
+
+        Where the disk cannot read some of them, they are zeros: checksums tell.
+        """
 
     def write(self, path: Path, position: int, parts: Sequence[bytes]) -> None:
         """The file is made where it is missing."""
@@ -66,15 +74,11 @@ class DiskFiles:
     def read(self, path: Path, position: int, size: int) -> bytes:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            data = os.pread(file, size, position)
-            if len(data) == size or not data:
-                return data
-            parts = [data]
-            while data and (size := size - len(data)):
-                position += len(data)
-                data = os.pread(file, size, position)
-                parts.append(data)
-            return b"".join(parts)
+            return _read(file, position, size)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return _readable(file, position, size)
         finally:
             os.close(file)
 
@@ -122,3 +126,45 @@ class DiskFiles:
         if directory.exists():
             shutil.rmtree(directory)
             self.sync_names(directory.parent)
+
+
+def _read(file: int, position: int, size: int) -> bytes:
+    data = os.pread(file, size, position)
+    if len(data) == size or not data:
+        return data
+    parts = [data]
+    while data and (size := size - len(data)):
+        position += len(data)
+        data = os.pread(file, size, position)
+        parts.append(data)
+    return b"".join(parts)
+
+
+def _readable(file: int, position: int, size: int) -> bytes:
+    """Read sector by sector what the disk can read. Raises OSError if it cannot read anything else of the file either: then it
+    may be gone, and not what is on it.
+    """
+    total = os.fstat(file).st_size
+    end = min(position + size, total)
+    parts: list[bytes] = []
+    readable = False
+    while position < end:
+        count = min(SECTOR_BYTES - position % SECTOR_BYTES, end - position)
+        found = _sector(file, position, count)
+        readable = readable or found is not None
+        parts.append(bytes(count) if found is None else found)
+        position += count
+    others = (end - size - SECTOR_BYTES, end, 0, total - 1)
+    if not readable and all(_sector(file, at, 1) is None for at in others if 0 <= at < total):
+        raise OSError(errno.EIO, "nothing of it can be read")
+    return b"".join(parts)
+
+
+def _sector(file: int, position: int, size: int) -> bytes | None:
+    """Return what is there; None if the disk cannot read it."""
+    try:
+        return os.pread(file, size, position)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return None

@@ -107,6 +107,8 @@ class Span(NamedTuple):
     end: int = 0
     #: Where the entry behind that one points at; 0 if there is none.
     end_after: int = 0
+    #: The offset of the first batch; -1 if it is the first one of the segment.
+    offset: int = -1
 
 
 def span_of(entries: Sequence[Entry], offset: int) -> Span:
@@ -121,9 +123,9 @@ def span_before(entries: Sequence[Entry], time_ms: int) -> Span:
 
 def _span_at(entries: Sequence[Entry], at: int) -> Span:
     at = _batch_at(entries, at)
-    start = entries[at].position if at >= 0 else 0
+    start, offset = (entries[at].position, entries[at].offset) if at >= 0 else (0, -1)
     end, end_after = [entries[each].position if each < len(entries) else 0 for each in (at + 1, at + 2)]
-    return Span(start, end, end_after)
+    return Span(start, end, end_after, offset)
 
 
 def time_at(entries: Sequence[Entry], offset: int) -> int:

@@ -19,7 +19,6 @@ damaged before that offset was damaged by the disk: it is reported, stays a hole
 
 from __future__ import annotations
 
-import errno
 import logging
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +30,7 @@ from persistence.streams import batch as batches
 from persistence.streams import index
 from persistence.streams.batch import HEAD_BYTES, Damaged
 from persistence.streams.compression import NONE
-from persistence.streams.files import Files
+from persistence.streams.files import FULL, Files
 from persistence.streams.index import Entry
 from persistence.streams.mending import Mending
 from persistence.streams.names import Keeper, Named, NamesFile
@@ -63,8 +62,6 @@ logger = logging.getLogger("mqd.streams")
 
 T = TypeVar("T")
 
-#: The disk has no room.
-FULL = (errno.ENOSPC, errno.EDQUOT)
 _FIRST, _CLEAN = "first", "compacted"
 #: An offset and its checksum.
 _NOTE = struct.Struct(">QI")
@@ -149,7 +146,18 @@ class StreamLog(SegmentReader):
         """Write batches, and return when they are on the disk. Raises OSError, and then all of it can be tried again."""
         if self._ended:
             return
-        segments, writing = list(self.segments), self.writing
+        segments = list(self.segments)
+        try:
+            self._append(segments, stored)
+        except OSError:
+            # The next try may begin segments elsewhere, because retention has been there, or their size is another one.
+            for segment in segments[len(self.segments) :]:
+                self.remove(segment.where)
+            raise
+
+    def _append(self, segments: list[Segment], stored: Sequence[Stored]) -> None:
+        """`segments` are those before, and become those with these batches."""
+        writing = self.writing
         if not segments:
             self.files.make(self.directory)
         if self._codec != NONE:
@@ -262,6 +270,9 @@ class StreamLog(SegmentReader):
         try:
             data = self.files.read(self.directory / name, 0, _NOTE.size)
         except FileNotFoundError:
+            return 0
+        except OSError as error:
+            logger.warning("%s cannot be read: %s", self.directory / name, error)
             return 0
         if len(data) < _NOTE.size or _NOTE.unpack(data)[1] != crc32(data[:8]):
             logger.warning("%s is damaged", self.directory / name)
@@ -383,7 +394,6 @@ def _compressed(stored: Stored, codec: str) -> Stored:
 
 
 __all__ = [
-    "FULL",
     "READ_BYTES",
     "Ended",
     "Lost",

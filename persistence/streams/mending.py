@@ -40,6 +40,9 @@ class Mending:
         """
         heads = list(heads_of(data))
         base, end = heads[0][1].base, heads[-1][1].stop
+        if end <= self._log.first_kept:
+            # Retention was faster.
+            return
         low, stop = (base, end) if low < 0 else (low, stop)
         segment = self._log.segment_of(low)
         if segment is None or segment.base > low:

@@ -76,6 +76,9 @@ class NamesFile:
             data = self._files.read(path, 0, self._files.size(path))
         except FileNotFoundError:
             return
+        except OSError as error:
+            logger.warning("%s cannot be read, the names are read from the log: %s", path, error)
+            return
         try:
             self._stop, pieces = _decode(data)
             self._keeper.restore(pieces)

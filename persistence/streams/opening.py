@@ -14,9 +14,9 @@ from pathlib import Path
 from persistence.streams import batch as batches
 from persistence.streams import index
 from persistence.streams.batch import HEAD_BYTES, Damaged, Head
-from persistence.streams.files import Files
+from persistence.streams.files import FULL, Files
 from persistence.streams.index import Entry
-from persistence.streams.segment import INDEX, NEW, SEGMENT, Lost, Segment, Writing, spaced
+from persistence.streams.segment import INDEX, NEW, SEGMENT, Lost, Segment, Where, Writing, spaced
 from persistence.streams.segment_files import SegmentFiles
 from persistence.streams.summaries import Summaries
 
@@ -126,8 +126,21 @@ class Opening(SegmentFiles):
         where = stem or base
         size = self.files.size(self.path(where, SEGMENT))
         entries, first_ms = self.entries_anew(where, base, size)
-        self.write_index(where, entries)
+        self._keep_index(where, entries)
         return Segment(base, size, entries[-1].offset, first_ms, entries[-1].time_ms, stem)
+
+    def _keep_index(self, where: Where, entries: list[Entry]) -> bool:
+        """Write an index; return whether the disk had room for it. Without it a search goes through the segment."""
+        try:
+            self.write_index(where, entries)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            logger.warning("the disk is full: %s", error)
+            # What it had before may be wrong.
+            self.files.remove(self.path(where, INDEX))
+            return False
+        return True
 
     def _open_last(
         self, base: int, stem: str, stored_stop: int, *, mendable: bool
@@ -172,9 +185,9 @@ class Opening(SegmentFiles):
             # What is sound but was not known to be synced counts as stored from now on.
             self.files.sync(path)
         entries += spaced(found, entries[-1].position if entries else -1)
-        if b"".join(map(index.encode, entries)) != data:
-            self.write_index(base, entries)
         first_ms = entries[0].time_ms if entries else 0
+        if b"".join(map(index.encode, entries)) != data and not self._keep_index(base, entries):
+            entries = []
         indexed = entries[-1].position if entries else -1
         writing = Writing(len(entries) * index.ENTRY_BYTES, indexed, sealed)
         return Segment(base, end, expected, first_ms, last_ms), writing

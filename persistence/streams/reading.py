@@ -103,7 +103,7 @@ class SegmentReader(IndexedSegments):
     def find(self, time_ms: int) -> int:
         """Return the offset of the first batch at or after this time; the end of the log if there is none.
 
-        Where the segment is missing that is its first offset: who reads there finds the damage.
+        Where the batch, or its segment, is damaged or missing that is its first offset: who reads there finds the damage.
         """
         while True:
             for segment in self.segments:
@@ -125,10 +125,13 @@ class SegmentReader(IndexedSegments):
         # The batch that is found is read next: at once with those before it, that is one wait for a cold disk.
         ahead = _bytes_of(span.start, span.end_after or segment.size)
         heads = self.heads(segment.where, span.start, segment.base, segment.size, whole=False, ahead=ahead)
+        reached = max(span.offset, segment.base)
         for _, head, _ in heads:
             if head.time_ms >= time_ms:
-                return head.base
-        return self.behind(segment)
+                # What cannot be read before it may be the first one.
+                return min(reached, head.base)
+            reached = head.stop
+        return reached if reached < segment.stop else self.behind(segment)
 
     def time_of(self, offset: int) -> int | None:
         """Return about when the message with this offset came, or the first one behind it; None behind the end.

@@ -19,8 +19,8 @@ from persistence.errors import CommitFailed
 from persistence.reports import to_this_loop
 from persistence.streams.compaction import Throttle
 from persistence.streams.compression import NONE
-from persistence.streams.files import DiskFiles, Files
-from persistence.streams.log import FULL, StreamLog
+from persistence.streams.files import FULL, DiskFiles, Files
+from persistence.streams.log import StreamLog
 from persistence.streams.names import Keeper
 from persistence.worker import Worker
 

@@ -47,6 +47,9 @@ class Summaries:
             data = self._files.read(path, 0, self._files.size(path))
         except FileNotFoundError:
             return {}
+        except OSError as error:
+            logger.warning("%s cannot be read: %s", path, error)
+            return {}
         self._count = len(data) // RECORD_BYTES
         found = [_decode(data, at * RECORD_BYTES) for at in range(self._count)]
         return {segment.where: segment for segment in found if segment is not None}

@@ -50,6 +50,9 @@ class DeferredHost(QueueHost):
 
     __slots__ = ("_consumers", "_next_ids", "_pending_barriers", "_publishes", "_returned", "_sinks")
 
+    #: See quorum_queue.ports.Recipient.
+    in_journal = False
+
     def __init__(self, queue: Hosted, turn: Turn) -> None:
         super().__init__(queue, turn)
         #: Attached consumers by their keys on this node, ready to be attached again.

@@ -138,6 +138,10 @@ class GroupHost(DeferredHost):
         return self.replica.machine.unacked_count
 
     @property
+    def unacked_bytes(self) -> int:
+        return self.replica.machine.unacked_bytes
+
+    @property
     def consumer_count(self) -> int:
         return self.replica.machine.consumers.count
 

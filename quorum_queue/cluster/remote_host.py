@@ -100,6 +100,10 @@ class RemoteHost(DeferredHost):
         return self._stats.unacked
 
     @property
+    def unacked_bytes(self) -> int:
+        return 0
+
+    @property
     def consumer_count(self) -> int:
         return self._stats.consumers
 

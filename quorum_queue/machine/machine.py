@@ -69,6 +69,7 @@ class Machine:
         "next_seq",
         "ready",
         "settings",
+        "unacked_bytes",
         "unacked_count",
         "version",
     )
@@ -79,7 +80,7 @@ class Machine:
         self.next_seq = next_seq
         self.ready = Ready(settings.priority_max)
         self.consumers = Consumers(single_active=settings.single_active_consumer)
-        self.unacked_count = 0
+        self.unacked_count = self.unacked_bytes = 0
         #: Dead letters that wait until their targets have them, by position (at-least-once only).
         self.dead_lettering: dict[int, tuple[Run, Reason]] = NO_DICT
         #: Time when a client last used the queue.
@@ -343,6 +344,7 @@ class Machine:
             return
         consumer.checkout.add(first_id, run)
         self.unacked_count += count
+        self.unacked_bytes += run.counted_bytes
         if consumer.window is not None:
             consumer.window.use(count)
         effects.deliveries.append((consumer, _as_delivered(run), first_id))
@@ -406,7 +408,10 @@ class Machine:
         return runs
 
     def _taken(self, consumer: Consumer, runs: list[Run]) -> None:
-        count = sum(len(run.seqs) for run in runs)
+        count = 0
+        for run in runs:
+            count += len(run.seqs)
+            self.unacked_bytes -= run.counted_bytes
         self.unacked_count -= count
         if consumer.window is not None:
             consumer.window.use(-count)

@@ -225,7 +225,9 @@ def _restore_consumer(machine: Machine, fields: _Consumer) -> None:
     )
     consumer.paused, consumer.next_id = fields.paused, fields.next_id
     for first, plain in fields.held:
-        consumer.checkout.add(first, _run(plain))
+        run = _run(plain)
+        consumer.checkout.add(first, run)
+        machine.unacked_bytes += run.counted_bytes
     machine.unacked_count += consumer.checkout.count
     if fields.attached:
         machine.consumers.attach(consumer)

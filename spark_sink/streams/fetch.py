@@ -45,12 +45,10 @@ LOOK_S = 0.2
 
 
 def nearest_host(hosts: Sequence[Host], number: int) -> int:
-    """Return which host to begin with: one on this machine, else each task another one."""
+    """Return which host to begin with: one on this machine if there is any, and each task another one of those."""
     local = {"localhost", "127.0.0.1", "::1", socket.gethostname(), socket.getfqdn()}
-    for index, host in enumerate(hosts):
-        if host.name in local:
-            return index
-    return number % len(hosts)
+    near = [index for index, host in enumerate(hosts) if host.name in local] or range(len(hosts))
+    return near[number % len(near)]
 
 
 class _Intake(RunIntake):

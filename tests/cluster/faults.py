@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.cluster import disks
 from tests.cluster.links import Unsupported, deafen, isolate, mute, sever
 from tests.cluster.load import BODY_BYTES
-from tests.cluster.logs import Log, LogLoad, watched
+from tests.cluster.logs import Log, LogLoad, changed, watched
 from tests.cluster.mqd import MqdCluster
 from tests.cluster.nodes import wait_for
 from tests.cluster.scene import Scene
@@ -34,6 +34,10 @@ DELAY_MS = 40
 THROTTLE_BYTES_PER_S = 200_000
 MIXED_ROUNDS = 10
 KILLS = 3
+STEP_KILLS = 12
+#: Kills at any step: share of them with which a disk is lost, and the files whose coming or going is waited for.
+STEP_LOST_DISKS = 0.2
+STEP_FILES = (".segment", ".index", ".new", "first", "compacted", "sealed")
 #: A damage is far from the end, in a segment that is not written any more.
 DAMAGED_MIN = 200
 
@@ -466,6 +470,33 @@ def kill_during_fill(scene: Scene) -> None:
             pass
 
 
+def kill_at_any_step(scene: Scene) -> None:
+    """Any node, as soon as anything changes among the files of its streams; now and then its disk is lost with it.
+
+    Nobody waits for replicas to agree in between, unless a disk was lost.
+    """
+    cluster, _ = _streams(scene)
+    whole = True
+    for _ in range(STEP_KILLS):
+        name = scene.random.choice(cluster.names)
+        if scene.random.random() < STEP_LOST_DISKS:
+            scene.caught_up()
+            whole = False
+        changed(cluster, name, scene.random.choice(STEP_FILES))
+        with scene.killed(name):
+            if not whole:
+                cluster.wipe(name)
+            scene.hold(scene.random.uniform(0.0, 1.0))
+        if not whole:
+            whole = True
+            if scene.random.random() < 0.5:
+                # Once more, while it is filled.
+                changed(cluster, name, ".segment")
+                with scene.killed(name):
+                    pass
+            scene.caught_up()
+
+
 def rolling_restart(scene: Scene) -> None:
     for name in scene.cluster.names:
         with scene.stopped(name):
@@ -544,6 +575,7 @@ FAULTS: dict[str, Fault] = {
     "kill during retention": kill_during_retention,
     "kill during compaction": kill_during_compaction,
     "kill during fill": kill_during_fill,
+    "kill at any step": kill_at_any_step,
     "rolling restart": rolling_restart,
     "mixed": mixed,
 }

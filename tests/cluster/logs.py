@@ -39,6 +39,7 @@ NEIGHBOURS = 2
 STREAM: dict[str, Any] = {"x-queue-type": "stream", "x-stream-max-segment-size-bytes": 16_384}
 TRIMMED = {"x-max-length-bytes": 60_000}
 COMPACTED = {"x-stream-compaction": "header:key"}
+PACKED = {"x-stream-compression": "zstd"}
 #: Options of a node with which what is published is in the segments soon.
 OPTIONS = ("--stream-flush-ms", "50", "--stream-compaction-dirty-percent", "25")
 _OFFSET = b"\x0fx-stream-offsetl"
@@ -120,13 +121,13 @@ class Log:
         self, confirmed: Iterable[int], first: int, stop: int, latest: Mapping[bytes, int]
     ) -> None:
         unseen = sorted(message for message in confirmed if message not in self._offsets)
-        if self.compacted:
-            later = {key: self.messages[offset] for key, offset in latest.items()}
-            unseen = [message for message in unseen if later.get(key_of(message), -1) < message]
         if self.trimmed:
             # So many were gone before anybody read them.
             gone = sum(offset not in self.messages for offset in range(min(first, stop)))
             unseen = unseen[gone:]
+        if self.compacted:
+            later = {key: self.messages[offset] for key, offset in latest.items()}
+            unseen = [message for message in unseen if later.get(key_of(message), -1) < message]
         for message in unseen:
             self._break("lost", place(message))
 
@@ -136,8 +137,9 @@ class Log:
             latest = {key_of(self.messages[offset]): offset for offset in sorted(self.messages)}
             wanted = set(latest.values())
         else:
-            wanted = set(range(min(offsets, default=0) if self.trimmed else 0, stop))
-        return sorted(wanted - offsets)
+            wanted = set(range(stop))
+        first = min(offsets, default=stop) if self.trimmed else 0
+        return sorted(offset for offset in wanted - offsets if offset > first)
 
 
 class Topic(Ledger):
@@ -166,6 +168,8 @@ class Topics(Ledger):
                   {"x-partitions": PARTITIONS, "x-stream-max-segment-size-bytes": 16_384}),
             Topic("", f"{name}-short", [Log(f"{name}-short", trimmed=True)], STREAM | TRIMMED),
             Topic("", f"{name}-table", [Log(f"{name}-table", compacted=True)], STREAM | COMPACTED),
+            Topic("", f"{name}-all", [Log(f"{name}-all", compacted=True, trimmed=True)],
+                  STREAM | TRIMMED | COMPACTED | PACKED),
         ]  # fmt: skip
         self.logs = [log for topic in self.topics for log in topic.logs]
 
@@ -366,6 +370,21 @@ class LogLoad:
         row = self.cluster.row(node, log.name)
         if row.get("lost_messages"):
             self.judge.fail(f"{log.name} at {node} has lost {row['lost_messages']} messages")
+
+
+def changed(cluster: MqdCluster, node: str, suffix: str) -> None:
+    """Wait until a file of the node's streams, whose name ends so, comes, goes or is written."""
+    directory = cluster.data(node) / "streams"
+
+    def written() -> dict[str, int]:
+        found: dict[str, int] = {}
+        for path in directory.glob(f"*/*{suffix}"):
+            with contextlib.suppress(FileNotFoundError):
+                found[str(path)] = path.stat().st_mtime_ns
+        return found
+
+    before = written()
+    wait_for(f"a file {suffix} changes", lambda: written() != before)
 
 
 def watched(cluster: MqdCluster, node: str, what: Callable[[set[str]], object]) -> None:

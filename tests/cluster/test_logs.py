@@ -49,6 +49,18 @@ def test_retention_takes_what_is_below_the_first_offset() -> None:
     assert broken(led, first=6) == {"skipped": 1, "lost": 2}
 
 
+def test_both_together() -> None:
+    led = log(compacted=True, trimmed=True)
+    read(led, 3, 9, *range(STOP - KEYS, STOP))
+    assert broken(led, first=10) == {}
+    assert led.missing({9, *range(STOP - KEYS, STOP)}, STOP) == []
+    assert led.missing({9, *range(STOP - KEYS + 1, STOP)}, STOP) == [STOP - KEYS]
+    assert led.missing(set(range(STOP - 2, STOP)), STOP) == []
+    led = log(compacted=True, trimmed=True)
+    read(led, 3, 9, *range(STOP - KEYS, STOP - 1))
+    assert broken(led, first=10) == {"lost": 2}
+
+
 def test_compaction_leaves_the_latest_of_each_key() -> None:
     led = log(compacted=True)
     read(led, 3, 9, *range(STOP - KEYS, STOP))

@@ -15,7 +15,7 @@ import lmdb
 import pytest
 
 from persistence.commit import Commit
-from persistence.datafile import check_length
+from persistence.datafile import _DataFile, check_length
 from persistence.environment import Environment
 from persistence.errors import CorruptSnapshot, EntryLost, PersistenceError, StoreCorrupt
 from persistence.group_record import StoredEntry
@@ -216,6 +216,29 @@ def test_a_file_without_pages_that_are_used_is_refused(tmp_path: Path) -> None:
     # What is no file of LMDB is for LMDB to refuse.
     cut.write_bytes(b"no LMDB " * PAGE_BYTES)
     check_length(cut, was_used=True)
+
+
+def test_a_file_without_its_last_used_page_is_refused_though_the_list_of_free_pages_is_there(
+    tmp_path: Path,
+) -> None:
+    refused = 0
+    for seed in range(10):
+        for data_file in churned(tmp_path / str(seed), seed):
+            with data_file.open("rb") as file:
+                pages = _DataFile(file.fileno(), data_file)
+                metas = pages._metas()
+                assert metas is not None
+                last, root = max(metas)[1:]
+                free = set(pages._free_pages(root))
+            used = max(set(range(last + 1)) - free)
+            cut = shutil.copyfile(data_file, tmp_path / "cut")
+            os.truncate(cut, (used + 1) * PAGE_BYTES)
+            check_length(cut, was_used=True)
+            os.truncate(cut, used * PAGE_BYTES)
+            with pytest.raises(StoreCorrupt, match=f"cut off, it has {used * PAGE_BYTES} bytes"):
+                check_length(cut, was_used=True)
+            refused += root < used
+    assert refused > 5, "the list itself was cut off in nearly all of them"
 
 
 def test_a_file_that_is_none_of_lmdb_is_refused(tmp_path: Path) -> None:

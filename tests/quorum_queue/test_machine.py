@@ -312,6 +312,8 @@ class MachineComparison(RuleBasedStateMachine):
             assert by_key[key].next_id == holder.next_id
             held += [message.seq for message in holder.held.values()]
         assert machine.unacked_count == len(held)
+        runs = [run for consumer in by_key.values() for run in consumer.checkout.runs]
+        assert machine.unacked_bytes == sum(run.counted_bytes for run in runs)
         assert machine.consumers.count == len(model.turns)
         if model.window_limit:
             assert self.window.used == model.window_used

@@ -65,6 +65,7 @@ def test_a_snapshot_at_every_split(random: Random, batches: int) -> None:
             assert copy.apply(batch) == effects
             assert digest(copy.machine) == expected
             assert copy.machine.unacked_count == original.machine.unacked_count
+            assert copy.machine.unacked_bytes == original.machine.unacked_bytes
             assert copy.machine.ready.count == original.machine.ready.count
             assert copy.machine.ready.bytes == original.machine.ready.bytes
         told.append((effects, expected))

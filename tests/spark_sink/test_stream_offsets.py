@@ -142,10 +142,16 @@ def test_options_of_a_source_that_contradict_each_other(given_options: dict[str,
 
 
 def test_options_that_only_a_batch_or_only_a_query_has() -> None:
-    with pytest.raises(BadOption, match="'endingOffsets' is for batch reads"):
+    with pytest.raises(BadOption, match="'endingOffsets' is for spark.read"):
         query_options({"stream": "s", "endingOffsets": "latest"})
     with pytest.raises(BadOption, match="'maxOffsetsPerTrigger' is for spark.readStream"):
         read_options({"stream": "s", "maxOffsetsPerTrigger": "5"})
+    with pytest.raises(BadOption, match="'maxMessagesPerTrigger' is for spark.readStream"):
+        read_options({"queue": "q", "maxmessagespertrigger": "5"})
+    for name, value in (("ack", "onRead"), ("maxMessages", "5")):
+        with pytest.raises(BadOption, match=f"'{name}' is for spark.read: a query acks"):
+            query_options({"queue": "q", name: value})
+        assert read_options({"queue": "q", name: value})
     for value in ("latest", '{"0": -1}'):
         with pytest.raises(BadOption, match="'startingOffsets' cannot be latest in a batch read"):
             read_options({"stream": "s", "startingOffsets": value})
@@ -160,6 +166,15 @@ def test_options_that_only_a_batch_or_only_a_query_has() -> None:
         ({"stream": ""}, "'stream' is empty"),
         ({"routingKey": "q", "packRows": "5"}, "'packRows' does something only with packing=arrow"),
         ({"routingKey": "q", "packing": "avro"}, "'packing' must be none or arrow"),
+        (
+            {"routingKey": "q", "deduplication": "broker"},
+            "'deduplication' does something only with delivery=",
+        ),
+        (
+            {"routingKey": "q", "delivery": "ledger", "deduplication": "ledger"},
+            "'deduplication' does something only with delivery=exactly-once",
+        ),
+        ({"routingKey": "q", "ledgerExpiresMs": "60000"}, "'ledgerExpiresMs' does something only with"),
     ],
 )
 def test_options_of_a_sink_that_contradict_each_other(given_options: dict[str, str], text: str) -> None:

@@ -365,6 +365,9 @@ def test_executors_take_the_host_on_their_machine() -> None:
     assert fetch.nearest_host(hosts("amqp://a,b,127.0.0.1/"), 5) == 2
     assert fetch.nearest_host(hosts(f"amqp://a,{socket.gethostname()},c/"), 5) == 1
     assert [fetch.nearest_host(hosts("amqp://a,b,c/"), number) for number in range(4)] == [0, 1, 2, 0]
+    # Several nodes on one machine share the tasks.
+    near = hosts("amqp://a,localhost:1,localhost:2/")
+    assert [fetch.nearest_host(near, number) for number in range(3)] == [1, 2, 1]
 
 
 # With Spark.

@@ -38,12 +38,17 @@ export function fill(element, ...children) {
 /** Set a text, and touch nothing if it is there. */
 export function say(element, text) {
   const wanted = String(text);
-  if (element.textContent !== wanted) element.textContent = wanted;
+  if (element.textContent !== wanted) fill(element, whole(wanted));
+}
+
+/** The pieces of a text in which a line may end before an arrow, but not within or behind it: connections are called so. */
+function whole(text) {
+  return text.split(/(-> ?\S*)/).map((piece) => (piece.startsWith("->") ? h("span", {class: "arrow"}, piece) : piece));
 }
 
 /** A name of a client's choosing: shown whole, with its line breaks. */
 export function name(text, href) {
-  const shown = text === "" ? "(empty name)" : text;
+  const shown = whole(text === "" ? "(empty name)" : text);
   return href === undefined ? h("span", {class: "name"}, shown) : h("a", {class: "name", href}, shown);
 }
 

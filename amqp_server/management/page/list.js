@@ -3,10 +3,18 @@
 import {append, h} from "./dom.js";
 import {poll} from "./poll.js";
 import {PagedTable} from "./table.js";
+import {user} from "./user.js";
+import {several} from "./vhost.js";
+
+/** Those of these columns that tell rows apart: all rows may be of one vhost, or of one node. */
+function telling(columns) {
+  const same = [!several() && "Virtual host", !user.clustered && "Node"];
+  return columns.filter((column) => !same.includes(column.label));
+}
 
 /** Show it; returns what asks the node again at once. */
 export function listPage(root, {title, columns, keyOf, load, query, signal, actions = [], empty, before = [], filtered = true}) {
-  const table = new PagedTable(columns, keyOf, {
+  const table = new PagedTable(telling(columns), keyOf, {
     caption: title,
     empty,
     filtered,

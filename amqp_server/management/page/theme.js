@@ -3,7 +3,7 @@
 import {h} from "./dom.js";
 
 const KEY = "mqd-theme";
-const CHOICES = {auto: "Theme: system", light: "Theme: light", dark: "Theme: dark"};
+const CHOICES = {auto: "Theme: auto", light: "Theme: light", dark: "Theme: dark"};
 
 function stored() {
   try {

@@ -25,6 +25,11 @@ export function vhosts() {
   return names;
 }
 
+/** Whether lists may have rows of several vhosts. */
+export function several() {
+  return chosen === "" && names.length > 1;
+}
+
 /** ["queues"], or ["queues", "/"] if one vhost is chosen. */
 export function ofVhost(...parts) {
   return chosen ? [...parts, chosen] : parts;

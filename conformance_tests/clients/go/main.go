@@ -351,6 +351,8 @@ func streamIsReadFromAnOffset() {
 		inOrder(read(stream, 30, 30, amqp.Table{"x-stream-offset": int32(20)}), 20)
 		inOrder(read(stream, 50, 50, amqp.Table{"x-stream-offset": "first"}), 0)
 	}
+	inOrder(read(stream, 50, 50, amqp.Table{"x-stream-offset": time.Now().Add(-time.Hour)}), 0)
+	inOrder(read(stream, 50, 50, amqp.Table{"x-stream-offset": "1h"}), 0)
 	channel := openChannel()
 	defer channel.Close()
 	must(channel.QueueDelete(stream, false, false, false))

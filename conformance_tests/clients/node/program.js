@@ -263,7 +263,8 @@ function offsets(got) {
 
 async function streamIsReadFromAnOffset() {
   const stream = await streamWith(50);
-  for (const [start, first] of [[20, 20], ['first', 0], [20, 20]]) {
+  const hourAgo = { '!': 'timestamp', value: Math.floor(Date.now() / 1000) - 3600 };
+  for (const [start, first] of [[20, 20], ['first', 0], [20, 20], [hourAgo, 0], ['1h', 0]]) {
     const got = await read(stream, 50 - first, { 'x-stream-offset': start });
     assert.deepEqual(offsets(got), range(50 - first, first));
   }

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit, urlunsplit
 
 AMQP_URL = os.environ.get("AMQP_URL", "amqp://guest:guest@127.0.0.1:5672/%2F")
+HTTP_URL = os.environ.get("HTTP_URL", "http://guest:guest@127.0.0.1:15672")
 RESTART_CMD = os.environ.get("RESTART_CMD", "")
 CONSUMER_GROUPS = os.environ.get("CONSUMER_GROUPS", "")
 

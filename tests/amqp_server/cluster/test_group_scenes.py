@@ -10,6 +10,8 @@ from amqp_server.broker.operations import DeclareQueue
 from amqp_server.broker.records import QueueRecord, encoded
 from amqp_server.errors import Unavailable
 from amqp_server.management import managed_groups
+from amqp_server.streams.deliver import BatchReader
+from amqp_server.streams.headed import offsets_of
 from amqp_server.streams.replicated_group import ReplicatedGroupHost
 from amqp_server.streams.start import Start
 from amqp_server.wire import content
@@ -17,6 +19,7 @@ from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.ports import Got, Refused
 from tests.amqp_server.cluster.simulation import waiting
+from tests.amqp_server.cluster.simulation.node import TICK_MS
 from tests.amqp_server.cluster.simulation.streams import HEADER
 from tests.amqp_server.cluster.simulation.waiting import Task
 from tests.amqp_server.cluster.test_simulation_scenes import Scene
@@ -35,17 +38,33 @@ class Accepted:
         raise AssertionError("a publish is refused")
 
 
-class GroupScene(Scene):
+class Member:
+    """A consumer that notes what it gets. See amqp_server.streams.host.Sink."""
+
     def __init__(self) -> None:
+        self.offsets: list[int] = []
+
+    def deliver_batch(self, taker: Any, reader: BatchReader, count: int, first_id: int, again: bool) -> None:
+        self.offsets += offsets_of(reader, count)
+
+
+TIMEOUT_MS = 5_000
+
+
+class GroupScene(Scene):
+    def __init__(self, **more: int) -> None:
         super().__init__()
         self.declare_as("s", **{"x-queue-type": "stream"})
         self.declare_as("dead", **{"x-queue-type": "quorum"})
         dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
         self.declare_as(
-            "g", **{"x-queue-type": "stream-group", "x-stream": "s", "x-stream-offset": "first"}, **dead
+            "g",
+            **{"x-queue-type": "stream-group", "x-stream": "s", "x-stream-offset": "first"},
+            **dead,
+            **more,
         )
 
-    def declare_as(self, name: str, **arguments: str) -> None:
+    def declare_as(self, name: str, **arguments: Any) -> None:
         record = QueueRecord(
             "/",
             name,
@@ -70,6 +89,14 @@ class GroupScene(Scene):
         stop = host.end_offset + count
         self.nodes["a"].turn.run(host.submit, ("enqueue", run, Accepted(), 0))
         self.wait(lambda: host.end_offset == stop)
+
+    def join(self, node: str, key: tuple[Any, ...], prefetch: int = 10) -> Member:
+        member, refusals = Member(), list[str | None]()
+        consumer = Consumer(key, prefetch=prefetch, sink=member)
+        self.nodes[node].turn.run(self.host(node, "g").attach, consumer, refusals.append)
+        self.wait(lambda: bool(refusals))
+        assert refusals == [None]
+        return member
 
     def get(self, node: str) -> int:
         """Get the next message of the group, and return its delivery id."""
@@ -174,3 +201,61 @@ def test_a_dead_letter_that_the_next_leader_sends_again_is_taken_once() -> None:
     scene.doubt_all()
     scene.settle()
     assert {scene.host(name, "dead").ready_count for name in "bc"} == {3}
+
+
+def test_nothing_is_kept_of_a_client_that_goes_while_it_gets_a_message() -> None:
+    scene = GroupScene()
+    scene.append(1)
+    key, found, host = (1, 1, None, False), list[Any](), scene.host("c", "g")
+    scene.nodes["c"].turn.run(host.get, Consumer(key, sink=object()), found.append)
+    scene.nodes["c"].turn.run(host.submit, ("detach", key, True))
+    scene.settle()
+    assert not found and not host.asking.getting
+    # Nobody has seen the message.
+    got = list[Any]()
+    scene.nodes["b"].turn.run(
+        scene.host("b", "g").get, Consumer((2, 1, None, False), sink=object()), got.append
+    )
+    scene.wait(lambda: bool(got))
+    assert isinstance(got[0], Got) and not got[0].run.redelivered
+
+
+KEY = (1, 1, "c", 1)
+
+
+def test_a_member_whose_acks_are_on_their_way_is_not_stuck() -> None:
+    scene = GroupScene(**{"x-consumer-timeout": TIMEOUT_MS})
+    scene.append(3)
+    scene.lead("a", scene.host("a", "g").queue_id)
+    member, host = scene.join("c", KEY), scene.host("c", "g")
+    scene.wait(lambda: member.offsets == [0, 1, 2])
+    scene.ticks((TIMEOUT_MS - 500) // TICK_MS)
+    # It acks in time, and its node reaches the leader a little too late.
+    scene.network.blocked["c", "a"] = None
+    scene.nodes["c"].turn.run(host.submit, ("settle", KEY, 0, 2))
+    scene.ticks(700 // TICK_MS)
+    del scene.network.blocked["c", "a"]
+    scene.settle()
+    scene.append(1)
+    scene.wait(lambda: bool(member.offsets[3:]))
+    assert member.offsets == [0, 1, 2, 3]
+    assert {scene.host(name, "g").consumer_count for name in MEMBERS} == {1}
+
+
+def test_a_leader_asks_once_whether_members_are_stuck_while_nothing_gets_through() -> None:
+    scene = GroupScene(**{"x-consumer-timeout": TIMEOUT_MS})
+    scene.append(3)
+    scene.lead("a", scene.host("a", "g").queue_id)
+    member, host = scene.join("a", KEY), scene.host("a", "g")
+    scene.wait(lambda: member.offsets == [0, 1, 2])
+    before = host.group.next_number
+    for other in "bc":
+        scene.cut("a", other)
+    for _ in range(2000):
+        # A leader that has lost its majority may take a while to know.
+        scene.nodes["a"].clock.now_ms += TIMEOUT_MS // 100
+        scene.nodes["a"].turn.run(scene.nodes["a"].broker.timers.run, scene.nodes["a"].now_ms)
+    assert host.group.next_number - before <= 2
+    scene.doubt_all()
+    scene.mend()
+    scene.wait(lambda: scene.host("b", "g").consumer_count == 0)

@@ -6,6 +6,7 @@ import gc
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -25,9 +26,10 @@ from persistence.streams.log import Lost
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.raft.leading import Leadership
 from tests.amqp_server.cluster.simulation import streams
+from tests.persistence.streams.crashing import CrashingFiles
 from tests.turns import Violation
 
-SEEDS = 22
+SEEDS = 20
 #: Seeds within which a bug must be found.
 MUTATION_SEEDS = 30
 #: Where a run ends, its nodes have tasks that never began.
@@ -60,7 +62,8 @@ def test_seeds_and_what_they_reach() -> None:
         "disks lost": 3, "retention": 1, "a super stream is declared": 30, "partitions are added": 8,
         "a super stream is deleted": 8, "confirmed in partitions": 1000, "published again": 1000,
         "passes of compaction": 100, "confirmed by the leader": 500, "confirmed by all": 500,
-        "confirmed before a majority has it": 200, "names taken": 100,
+        "confirmed before a majority has it": 200, "names taken": 100, "two nodes damaged": 2, "no room for segments": 2,
+        "begun at a time": 200,
     }  # fmt: skip
     assert {name: seen[name] for name in least if seen[name] < least[name]} == {}, seen
 
@@ -92,11 +95,11 @@ def as_it_is(self: Filling, lost: Lost) -> None:
 
 def own_retention(self: StreamGroupHost) -> None:
     """Every member deletes what it thinks is too much, and tells nobody."""
-    if self._writing or self.ended:
+    if self._trims or self.ended:
         return
     count = len(self._log.segments) - 1
     if count > 2 and self._limits.max_bytes is not None:
-        self._writing = True
+        self._trims = True
         self._services.store.write(lambda: self._log.trim(count), self._has_trimmed)
 
 
@@ -175,6 +178,12 @@ def forgets_names(state: Any, taken: Any) -> Any:
     return _encode_state(msgspec.structs.replace(state, names=None), taken)
 
 
+def is_not_synced(self: CrashingFiles, path: Path) -> None:
+    """Segments are on the disk when it likes."""
+    if path.suffix != ".segment":
+        self.synced[path] = bytes(self.now[path])
+
+
 MUTATIONS = [
     Mutation("names go back", Replica, "_note", whoever_says_so),
     Mutation("a snapshot without offsets by name", stable, "encode_state", forgets_names),
@@ -182,7 +191,7 @@ MUTATIONS = [
     Mutation("a snapshot beyond the segments", StreamGroupHost, "covered", to_the_end, 14),
     Mutation("a batch is taken twice", Replica, "_is_next", any_batch, 2),
     Mutation("damages are passed over", Filling, "miss", as_it_is),
-    Mutation("retention of each member's own", StreamGroupHost, "_retain", own_retention, 5),
+    Mutation("retention of each member's own", StreamGroupHost, "_retain", own_retention, 8),
     Mutation("nothing is fetched from others", Filling, "_ask", nothing_is_asked),
     Mutation("an entry counts before it is synced", Replicas, "write", unsynced, 5),
     Mutation("deleted partitions go on", VHost, "_close_host", stays_open),
@@ -191,6 +200,7 @@ MUTATIONS = [
     Mutation("a snapshot with later names", StreamGroupHost, "snapshot", says_too_much, 3),
     Mutation("compaction loses the latest of a key", compaction, "_kept", keeps_nothing, 3),
     Mutation("duplicates are cut in the wrong place", replicated, "without", cuts_the_wrong_ones),
+    Mutation("segments count before they are synced", CrashingFiles, "sync", is_not_synced),
 ]
 
 

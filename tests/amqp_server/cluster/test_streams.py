@@ -13,9 +13,11 @@ from typing import Any
 
 import pika
 import pytest
+from pamqp import commands
 from pika.exceptions import AMQPError, ConnectionClosedByBroker
 
 from conformance_tests.patience import PATIENCE_S
+from conformance_tests.wire import RawClient, raw_method, short_string, table_bytes
 from tests.amqp_server.cluster.conftest import OPTIONS
 from tests.amqp_server.cluster.ring import NAMES, PERSISTENT, QUORUM, Ring, publish
 from tests.reliability.node import Node, wait_until
@@ -581,6 +583,30 @@ def _orders_are(ring: Ring, count: int) -> None:
 
     expected = [f"orders-{number}" for number in range(count)]
     wait_until("the partitions are known", lambda: there() == [expected] * 3, state=lambda: str(there()))
+
+
+def test_a_time_that_no_clock_shows_is_behind_the_end(ring: Ring) -> None:
+    """Also where a member is asked for it: a timestamp may have any 64 bits."""
+    declare(ring, "late", x_initial_cluster_size=1)
+    append(ring, "n1", "late", 0, 5)
+    seconds = (1 << 54, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)
+    for name in NAMES:
+        peer = RawClient(f"amqp://guest:guest@127.0.0.1:{ring.nodes[name].port}/")
+        peer.handshake().open_channel()
+        peer.call(commands.Basic.Qos(prefetch_count=10), commands.Basic.QosOk)
+        for each in seconds:
+            arguments = table_bytes({"x-stream-offset": b"T" + each.to_bytes(8, "big")})
+            tag = short_string(b"%d" % each)
+            peer.send(raw_method(60, 20, b"\0\0" + short_string(b"late") + tag + b"\0" + arguments))
+            peer.read(commands.Basic.ConsumeOk)
+
+        def begun(name: str = name) -> bool:
+            rows = [each for each in ring.get(name, "/api/consumers") if each["queue"]["name"] == "late"]
+            return [each["offset"] for each in rows] == [5] * len(seconds)
+
+        wait_until(f"they have begun at {name}", begun, state=ring.logs)
+        peer.close()
+        assert ring.mqctl(name, "-q", "list_failed") == ""
 
 
 def test_what_streams_do_not_have_is_refused(ring: Ring) -> None:

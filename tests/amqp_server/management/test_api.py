@@ -597,7 +597,8 @@ async def test_node(connect: Connect, node: ManagedNode, broker: ManagedBroker) 
     assert (await client.get("health/checks/alarms")).json() == {"status": "ok"}
     node.broker.alarms.set("memory", True)
     answer = await client.get("health/checks/alarms")
-    assert (answer.status_code, answer.json()["alarms"]) == (503, ["memory"])
+    told = [{"node": "n1", "resource": "memory"}]
+    assert (answer.status_code, answer.json()["alarms"]) == (503, told)
 
 
 async def test_certificates_log_in_where_there_is_tls(broker: ManagedBroker, node: ManagedNode) -> None:

@@ -230,6 +230,35 @@ def test_the_page_of_one_thing(visit: Visit, broker: Broker) -> None:
     assert visit.failed == []
 
 
+def test_lists_fit_a_wide_screen(visit: Visit, broker: Broker) -> None:
+    """Columns that are the same for all rows are left out, and names do not end a line within their arrow."""
+    declare(broker, "q")
+    client = {"connection_name": "of a service that has a long name"}
+    parameters = pika.ConnectionParameters("127.0.0.1", broker.port, client_properties=client)
+    connection = pika.BlockingConnection(parameters)
+    connection.channel().basic_consume("q", print)
+    page = visit.log_in()
+
+    def heads() -> list[str]:
+        return [head.strip(" ↑↓") for head in page.locator("th").all_inner_texts()]
+
+    for list_ in ("queues", "connections", "channels", "consumers"):
+        visit.go(list_)
+        expect(page.locator("tbody tr").first).to_be_visible()
+        assert not {"Virtual host", "Node"} & set(heads())
+        beyond = page.locator(".scroll").evaluate("list => list.scrollWidth - list.clientWidth")
+        assert beyond <= 0, list_
+        for arrow in page.locator(".arrow").all():
+            assert arrow.evaluate("arrow => arrow.getClientRects().length") == 1
+    assert page.locator(".arrow").count() > 0
+    with broker.vhost():
+        page.reload()
+        expect(page.locator("th").filter(has_text="Virtual host")).to_be_visible()
+        page.get_by_label("Virtual host").select_option("/")
+        expect(page.locator("th").filter(has_text="Virtual host")).to_have_count(0)
+    connection.close()
+
+
 def test_labels_of_a_chart_are_whole(visit: Visit) -> None:
     page = visit.log_in()
     expect(page.get_by_role("heading", name="Overview")).to_be_visible()

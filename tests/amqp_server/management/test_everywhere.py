@@ -321,3 +321,40 @@ async def test_an_answer_is_bounded(nursery: trio.Nursery) -> None:
     await trio.testing.wait_all_tasks_blocked()
     with pytest.raises(Unanswered):
         await asking.ask("b", b"qqqq")
+
+
+async def test_an_alarm_of_another_node_is_one_of_the_cluster(two: Two, ask: Ask) -> None:
+    two.nodes["n2"].broker.alarms.set("memory", True)
+    for node in two.nodes:
+        answer = await ask(node).get("health/checks/alarms")
+        assert answer.status_code == 503
+        assert answer.json()["alarms"] == [{"node": "n2", "resource": "memory"}]
+        assert answer.headers["x-missing-nodes"] == "n3"
+        answer = await ask(node).get("healthchecks/node/n2")
+        assert (answer.status_code, answer.json()["reason"]) == (503, "resource alarm(s) in effect: memory")
+        assert (await ask(node).get("healthchecks/node/n1")).json() == {"status": "ok"}
+        answer = await ask(node).get("healthchecks/node/n3")
+        assert (answer.status_code, answer.json()["reason"]) == (503, "node n3 does not answer")
+        assert (await ask(node).get("healthchecks/node/n4")).status_code == 404
+    assert (await ask("n1").get("health/checks/local-alarms")).json() == {"status": "ok"}
+    assert (await ask("n2").get("health/checks/local-alarms")).status_code == 503
+
+
+async def test_logins_of_each_node(two: Two, ask: Ask) -> None:
+    wrong = httpx.BasicAuth("admin", "wrong")
+    assert (await ask("n2").get("whoami", auth=wrong)).status_code == 401
+    # Who shows no password has not tried one.
+    assert (await ask("n2").get("whoami", auth=lambda request: request)).status_code == 401
+    assert (await ask("n2").get("whoami")).status_code == 200
+    for node in ("n2", "n1"):
+        amqp, http = (await ask(node).get("auth/attempts/n2")).json()
+        assert (amqp["protocol"], amqp["auth_attempts"]) == ("amqp091", 0)
+        assert http["auth_attempts_failed"] == 1
+        assert http["auth_attempts"] == http["auth_attempts_succeeded"] + 1
+    assert (await ask("n1").get("auth/attempts/n2/source")).json() == []
+    assert (await ask("n1").get("auth/attempts/n3")).status_code == 503
+    assert (await ask("n1").get("auth/attempts/n4")).status_code == 404
+    assert (await ask("n1", "watcher").delete("auth/attempts/n2")).status_code == 401
+    assert (await ask("n1").delete("auth/attempts/n2")).status_code == 204
+    _, http = (await ask("n1").get("auth/attempts/n2")).json()
+    assert http["auth_attempts"] == 0

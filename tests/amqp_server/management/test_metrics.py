@@ -62,6 +62,13 @@ async def test_sums(node: ManagedNode, peer: Peer) -> None:
     found = await scrape(node, "/metrics")
     assert values(found, "rabbitmq_queue_messages_ready") == {(): 3 + 0}
     assert values(found, "rabbitmq_queue_messages_unacked") == {(): 2}
+    (ready,), (held,), (both,) = (
+        values(found, f"rabbitmq_queue_messages_{name}").values()
+        for name in ("ready_bytes", "unacked_bytes", "bytes")
+    )
+    assert ready > 0 and held > 0 and both == ready + held
+    protocols = {(("protocol", "amqp091"),), (("protocol", "http"),)}
+    assert values(found, "rabbitmq_auth_attempts_total").keys() == protocols
     assert values(found, "rabbitmq_queues") == {(): 2}
     assert values(found, "rabbitmq_connections") == values(found, "rabbitmq_channels") == {(): 1}
     assert values(found, "rabbitmq_channel_messages_published_total") == {(): 6}

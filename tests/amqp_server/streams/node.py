@@ -18,6 +18,7 @@ from persistence.journal import Journal
 from persistence.memory import MemoryEnvironment
 from persistence.streams.compaction import Throttle
 from persistence.streams.compression import NONE
+from persistence.streams.files import FULL
 from persistence.streams.log import StreamLog
 from persistence.streams.names import Keeper
 from quorum_queue.local import NodeServices
@@ -31,6 +32,8 @@ class Store:
     def __init__(self, files: CrashingFiles) -> None:
         self.files = files
         self.writes: list[Callable[[], None]] = []
+        #: What found the disk full.
+        self.refused: list[Callable[[], None]] = []
         self.reads: list[Callable[[], None]] = []
         self.compactions: list[Callable[[], None]] = []
 
@@ -45,7 +48,17 @@ class Store:
         raise NotImplementedError
 
     def write(self, call: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        self.writes.append(lambda: done(call()))
+        def job() -> None:
+            try:
+                result = call()
+            except OSError as error:
+                if error.errno not in FULL:
+                    raise
+                self.refused.append(job)
+            else:
+                done(result)
+
+        self.writes.append(job)
 
     def compact(self, call: Callable[[Throttle], Any], done: Callable[[Outcome[Any]], None]) -> None:
         throttle = Throttle(1 << 40)
@@ -100,9 +113,11 @@ class StreamNode(MemoryNode):
 
     def work(self) -> None:
         """Have everything synced, written and read that is to be, and what comes of it."""
+        store = self.store
+        store.writes[:0] = store.refused
+        store.refused.clear()
         for _ in range(1000):
             self.sync()
-            store = self.store
             jobs = [*store.writes, *store.reads, *store.compactions]
             store.writes.clear()
             store.reads.clear()

@@ -221,7 +221,7 @@ def test_what_fails_is_told_and_nothing_is_lost(
     real = compaction.rewrite
 
     def failing(*args: Any) -> Any:
-        raise OSError(28, "no space")
+        raise ValueError("for the test")
 
     monkeypatch.setattr(compaction, "rewrite", failing)
     messages = some(1, 80)
@@ -237,6 +237,38 @@ def test_what_fails_is_told_and_nothing_is_lost(
         publish(peer, *more[first : first + 20])
         node.work()
     assert len(read(node)) < 100
+
+
+def test_a_full_disk_stops_compaction_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
+    """What it has begun to write takes no room from others, and it goes on when there is room."""
+    node, peer = make()
+    host = node.host()
+    for seed in range(8):
+        publish(peer, *some(seed, 20))
+        node.sync()
+        while node.store.writes:
+            node.store.writes.pop(0)()
+    (begun,) = node.store.compactions
+    node.store.compactions.clear()
+    begun()
+    # There is room for a part of what the pass writes.
+    node.files.room = node.files.used + 100
+    node.work()
+    assert "stream 's' in vhost '/' is not compacted for 60 s: OSError(28" in caplog.text
+    assert host.compacting is not None and not host.compacting.passes
+    assert not [path for path in node.files.now if path.suffix == ".new"]
+    assert {path.stem for path in node.files.now if path.suffix == ".index"} == {
+        path.stem for path in node.files.now if path.suffix == ".segment"
+    }
+    assert len(read(node)) == 160
+    node.files.room = None
+    publish(peer, *some(8, 1))
+    node.work()
+    assert not host.compacting.passes
+    node.pass_time(60_000)
+    publish(peer, *some(9, 1))
+    node.work()
+    assert host.compacting.passes and len(read(node)) < 100
 
 
 @pytest.mark.parametrize(

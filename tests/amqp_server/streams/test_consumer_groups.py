@@ -425,6 +425,34 @@ def test_many_dead_letters_leave_in_order_and_are_committed(node: StreamNode, pe
     assert committed(node) == [100]
 
 
+@pytest.mark.parametrize("when", ["before it is read", "while it is read"])
+def test_dead_letters_wait_for_a_stream_that_has_failed(
+    node: StreamNode, peer: Peer, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    peer.call(1, commands.Queue.Declare(queue="dead"))
+    filled(node, peer, 30, x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+    one = opened(node)
+    consume(node, one, 5)
+    worked(node, one)
+    stream = node.broker.vhost("/").queues["s"]
+    if when == "before it is read":
+        node.turn.run(stream.host_failed, RuntimeError("for the test"))
+        tell(one, commands.Basic.Nack(2, multiple=True, requeue=False))
+    else:
+
+        def unreadable(*_: object) -> None:
+            raise OSError("for the test")
+
+        monkeypatch.setattr(node.host()._log, "read", unreadable)
+        tell(one, commands.Basic.Nack(2, multiple=True, requeue=False))
+    node.work()
+    for _ in range(3):
+        node.pass_time(1_000)
+        node.work()
+    assert [each.body for each in letters(node, peer)] == [b"m0", b"m1"]
+    assert committed(node) == [2]
+
+
 def test_without_a_dead_letter_exchange_what_is_refused_is_done(node: StreamNode, peer: Peer) -> None:
     filled(node, peer, 3)
     consume(node, peer)

@@ -168,6 +168,8 @@ def in_frames(properties: dict[str, Any], *parts: bytes) -> bytes:
 #: Messages that have one shape, and differ in what is in front of their headers.
 ALIKE_BUT_FOR = {
     "nothing": [("k", in_frames({"content_type": "a/b"}, each)) for each in (b"x", b"y")],
+    "what is behind it": [("k", in_frames({"message_id": each}, b"x")) for each in ("x", "y")],
+    "their headers": [("k", in_frames({"headers": {"n": each}}, b"x")) for each in ("x", "y")],
     "the key": [("k1", in_frames({}, b"x")), ("k2", in_frames({}, b"x"))],
     "flags": [("k", in_frames({"priority": 2}, b"x")), ("k", in_frames({"delivery_mode": 2}, b"x"))],
     "the type": [("k", in_frames({"content_type": each}, b"x")) for each in ("a/b", "c/d")],
@@ -203,15 +205,20 @@ def take_headed(
 @pytest.mark.parametrize("what", ALIKE_BUT_FOR)
 @pytest.mark.parametrize("count", [2, 600])
 @pytest.mark.parametrize("channel", [1, 3])
+@pytest.mark.parametrize("told", [True, False])
 def test_messages_of_one_shape_get_more_headers_and_keep_what_differs(
-    what: str, count: int, channel: int
+    what: str, count: int, channel: int, told: bool
 ) -> None:
+    """Whether they are alike the batch tells; one of an earlier version does not."""
     messages = [ALIKE_BUT_FOR[what][number // 3 % 2 if count > 2 else number] for number in range(count)]
     encoder = Encoder(Layouts(), 0, 0)
     for key, framed_content in messages:
         encoder.add(run_of([framed_content], [head_of(key)], 1))
     (encoded,) = encoder.finish()
     assert len(encoded.batch.shapes) == 1, encoded.batch.shapes
+    assert encoded.batch.alike == (what in ("nothing", "what is behind it", "their headers", "the key"))
+    assert encoded.batch.keyed == (what == "the key")
+    encoded.batch.alike, encoded.batch.keyed = encoded.batch.alike and told, encoded.batch.keyed and told
     plain = list[bytes | memoryview]()
     dressed = list[bytes | memoryview]()
     template = DeliverTemplate(channel, "t", 4096)
@@ -227,15 +234,60 @@ def test_messages_of_one_shape_get_more_headers_and_keep_what_differs(
         assert found == wanted
 
 
-@pytest.mark.parametrize("sizes", [1, SHAPES_MAX + 1])
-def test_messages_that_differ_get_more_headers_a_piece_at_a_time(sizes: int) -> None:
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(
+    MESSAGES,
+    st.sampled_from([1, 1, 7]),
+    st.sampled_from([4096, 131_072]),
+    st.booleans(),
+    st.booleans(),
+    st.data(),
+)
+def test_members_of_a_group_get_what_consumers_get_and_the_stream(
+    messages: list[tuple[str, dict[str, Any], str | None, int, int]],
+    channel: int,
+    frame_max: int,
+    named: bool,
+    told: bool,
+    data: st.DataObject,
+) -> None:
+    encoder = Encoder(Layouts(), 0, 0)
+    for number, (key, properties, _, size, count) in enumerate(messages):
+        if named and number % 2:
+            # As a dead letter of another group it names a stream already.
+            properties = properties | {"headers": properties.get("headers", {}) | {"x-stream": "other"}}
+        for body in [bytes([each + 32]) * (size + each % 3) for each in range(count)]:
+            encoder.add(run_of([framed(properties, body, 1, 131_072)], [head_of(key)], 1))
+    template = DeliverTemplate(channel, "t", frame_max)
+    plain, dressed = list[bytes | memoryview](), list[bytes | memoryview]()
+    for each in encoder.finish():
+        batch = from_disk(each)
+        assert (batch.alike, batch.keyed) == (each.batch.alike, each.batch.keyed)
+        batch.alike, batch.keyed = batch.alike and told, batch.keyed and told
+        BatchReader(batch).take(batch.count, template, 1, plain)
+        headers, place, tag = Headers("s"), BatchReader(batch), 1
+        while place.left:
+            count = min(headers.most(place), data.draw(st.integers(1, 40)))
+            headers.reader(place).take(count, template, tag, dressed)
+            place.skip(count)
+            tag += count
+    for (_, before), (_, after) in zip(decoded(b"".join(plain)), decoded(b"".join(dressed)), strict=True):
+        assert isinstance(before, Delivery) and isinstance(after, Delivery)
+        assert after.method is not None and before.method is not None
+        assert dict(after.method) == dict(before.method) and after.body == before.body
+        found, wanted = dict(after.properties), dict(before.properties)
+        assert found.pop("headers") == (wanted.pop("headers") or {}) | {"x-stream": "s"}  # type: ignore[operator]
+        assert found == wanted
+
+
+@pytest.mark.parametrize(("sizes", "named"), [(1, True), (SHAPES_MAX + 1, True), (SHAPES_MAX + 1, False)])
+def test_messages_that_differ_get_more_headers_a_piece_at_a_time(sizes: int, named: bool) -> None:
     count = 3 * SHAPES_MAX
     encoder = Encoder(Layouts(), 7, 0)
     for number in range(count):
         # A dead letter of another group names a stream already.
-        framed_content = in_frames(
-            {"headers": {"x-stream": "other", "n": number}}, b"x" * (1 + number % sizes)
-        )
+        own = {"x-stream": "other", "n": number} if named else {"n": number}
+        framed_content = in_frames({"headers": own}, b"x" * (1 + number % sizes))
         encoder.add(run_of([framed_content], [head_of("k")], 1))
     (encoded,) = encoder.finish()
     out: list[bytes | memoryview] = []

@@ -1,5 +1,6 @@
 """A file system in memory that crashes: what was not synced may be there afterwards, in part or not at all."""
 
+import errno
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +24,14 @@ class CrashingFiles:
         self.renames: list[tuple[Path, Path, bytes | None]] = []
         #: Calls that change anything until the crash; None for never.
         self.left: int | None = None
+        #: Bytes that all files together may have; None for any number.
+        self.room: int | None = None
         self.random = random.Random(0)
+
+    @property
+    def used(self) -> int:
+        """Bytes that all files have."""
+        return sum(map(len, self.now.values()))
 
     def crash(self) -> None:
         """Leave what may be there after a crash."""
@@ -89,14 +97,20 @@ class CrashingFiles:
     def write(self, path: Path, position: int, parts: Sequence[bytes]) -> None:
         crashes = self._step()
         data = self.now.setdefault(path, bytearray())
-        written = b"".join(parts)
+        whole = written = b"".join(parts)
         if crashes:
             written = written[: self.random.randint(0, len(written))]
-        if len(data) < position:
-            data += bytes(position - len(data))
-        data[position : position + len(written)] = written
+        if self.room is not None:
+            # What is there already is written over.
+            end = max(len(data) + max(self.room - self.used, 0), position)
+            written = written[: end - position]
+        if written:
+            data += bytes(max(position - len(data), 0))
+            data[position : position + len(written)] = written
         if crashes:
             raise Crashed
+        if len(written) < len(whole):
+            raise OSError(errno.ENOSPC, "no space left on device", str(path))
 
     def sync(self, path: Path) -> None:
         if self._step():

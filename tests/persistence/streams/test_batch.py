@@ -106,9 +106,9 @@ def test_an_index_leads_to_the_batch_before() -> None:
         None,
     ]
     assert entries[0].kind == BATCH
-    assert index.span_of(entries, 12) == index.Span(1000, 2000, 3000)
-    assert index.span_of(entries, 21) == index.span_of(entries, 31) == index.Span(2000, 3000)
-    assert index.span_before(entries, 150) == index.Span(0, 1000, 2000)
+    assert index.span_of(entries, 12) == index.Span(1000, 2000, 3000, 10)
+    assert index.span_of(entries, 21) == index.span_of(entries, 31) == index.Span(2000, 3000, 0, 20)
+    assert index.span_before(entries, 150) == index.Span(0, 1000, 2000, 0)
     assert index.span_of(entries[1:], 5) == index.Span(0, 1000, 2000)
     assert index.span_of([], 5) == index.Span(0)
 
@@ -221,7 +221,7 @@ def test_what_compression_does_not_make_smaller_stays() -> None:
     for body in (b"abc" * 10, bytes(range(256)) + b"again" * 3):
         data = encoded([(body, None)])
         assert list(batch.compressed([data], "lz4")) == [data]
-    dense = batch.encode(5, 6, [Shape(1, 3000, 1, 2, 3)], b"abc" * 1000, [None], [], dense=True)
+    dense = batch.encode(5, 6, [Shape(1, 3000, 1, 2, 3)], b"abc" * 1000, [None], [], flags=batch.DENSE)
     assert batch.compressed(dense, "zstd") is dense
 
 

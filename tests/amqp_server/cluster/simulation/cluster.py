@@ -197,6 +197,7 @@ class Cluster:
                     self.network.close(session, name)
         for node in self.nodes.values():
             node.disk.faults.full = 0
+            node.files.room = None
             self.start(node)
             node.set_alarm(False)
             self.heal_queues(node)

@@ -1,4 +1,5 @@
-"""A consumer group on whole nodes under seeded chance: members at all nodes come and go, nodes crash, leaders change.
+"""A consumer group on whole nodes under seeded chance: members at all nodes come and go, with acks and without, and clients
+that get messages one by one; nodes crash, leaders change.
 
 `python -m tests.amqp_server.cluster.simulation.groups --seed N` runs one and prints what it came to (`--trace` all that
 happened); `--seeds A:B` runs many. What must hold, beside what holds of the stream (see streams):
@@ -25,6 +26,7 @@ from quorum_queue.consumer_groups.partition import UNKNOWN
 from quorum_queue.consumer_groups.replica import Applied
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.run import Run
+from quorum_queue.ports import Got, Refused
 from tests import seeds
 from tests.amqp_server.cluster.simulation.cluster import by_hand
 from tests.amqp_server.cluster.simulation.node import SimulatedNode
@@ -36,13 +38,17 @@ GROUP = "g"
 
 
 class Worker:
-    """A member at some node. See quorum_queue.ports.Sink and amqp_server.streams.host.Sink."""
+    """A member at some node, or a client that gets messages one by one. See quorum_queue.ports.Sink and
+    amqp_server.streams.host.Sink."""
 
-    def __init__(self, simulation: GroupSimulation, node: SimulatedNode, number: int) -> None:
+    def __init__(self, simulation: GroupSimulation, node: SimulatedNode, number: int, kind: str) -> None:
         self._simulation = simulation
         self.node = node
         self.incarnation = node.incarnation
         self.number = number
+        self.kind = kind
+        #: A getter has asked, and has no answer yet.
+        self.asks = False
         self.attached = self.gone = False
         #: Deliveries that are yet to be settled.
         self.held: dict[int, int] = {}
@@ -51,7 +57,9 @@ class Worker:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        return (self.number, 1, f"w{self.number}", 1)
+        return (
+            (self.number, 1, None, False) if self.kind == "gets" else (self.number, 1, f"w{self.number}", 1)
+        )
 
     @property
     def lives(self) -> bool:
@@ -70,6 +78,12 @@ class Worker:
             self._takes(offset, first_id + number, again=again)
         reader.skip(count)
 
+    def got(self, got: Got | Refused | None) -> None:
+        self.asks = False
+        if isinstance(got, Got):
+            self._simulation.stream.note("got one by one")
+            self.deliver(None, got.run, got.first_id)
+
     def deliver(self, consumer: Any, run: Run, first_id: int) -> None:
         for number, item in enumerate(run.contents or ()):
             offset = self._simulation.stream.offsets[bytes(item[-1 - BODY_BYTES : -1])]
@@ -86,7 +100,7 @@ class Worker:
                 raise Violation(f"worker {self.number} gets {offset} as new, as {simulation.new[offset]} did")
             simulation.new[offset] = self.number
         simulation.came[offset] = None
-        if self.lives:
+        if self.lives and self.kind != "no ack":
             self.held[delivery] = offset
 
     def failed(self, error: Exception) -> None:
@@ -105,6 +119,8 @@ class GroupSimulation(StreamSimulation):
         self.came: dict[int, None] = {}
         self.acked: dict[int, None] = {}
         self.committed = 0
+        # While there are members they have the partition.
+        self.kinds = (0, 0, 1) if seed % 3 == 2 else (6, 1, 1)
         super().__init__(seed, steps=steps, trace=trace)
         self._declare_group()
 
@@ -141,6 +157,8 @@ class GroupSimulation(StreamSimulation):
             self.settle_some()
         elif action < 0.41:
             self.change_group_members(node)
+        elif action < 0.60:
+            self.get_some()
 
     def go_on(self) -> None:
         """A delivery takes many steps of disks and links: those of the log of the group, and those of the stream."""
@@ -153,21 +171,35 @@ class GroupSimulation(StreamSimulation):
             self.step_disk(node)
             self.step_read(node)
 
-    def work(self, node: SimulatedNode) -> None:
-        """One more member."""
+    def work(self, node: SimulatedNode, kind: str = "") -> None:
+        """One more member, or one that gets messages one by one."""
         queue = self.group_queue(node)
         self.workers = [worker for worker in self.workers if worker.lives]
-        if queue is None or len(self.workers) >= 5:
+        if queue is None or (not kind and len(self.workers) >= 5):
             return
         self.worker_number += 1
-        worker = Worker(self, node, self.worker_number)
+        kind = kind or self.random.choices(("acks", "no ack", "gets"), self.kinds)[0]
+        worker = Worker(self, node, self.worker_number, kind)
         self.workers.append(worker)
+        self.log(f"{node.name}: worker {worker.number} comes, {kind}")
+        if kind == "gets":
+            return
         queue.subscribe(worker.key, _Subscribed(worker))
-        consumer = Consumer(worker.key, prefetch=self.random.choice((0, 1, 5, 5)), sink=worker)
-        self.log(f"{node.name}: worker {worker.number} comes")
+        no_ack, prefetch = kind == "no ack", self.random.choice((0, 1, 5, 5))
+        consumer = Consumer(worker.key, prefetch=prefetch, no_ack=no_ack, sink=worker)
         node.turn.run(queue.host.attach, consumer, worker.has_attached)
         node.end_turn()
         self.stream.note("members come")
+
+    def get_some(self) -> None:
+        getters = [each for each in self.workers if each.lives and each.kind == "gets" and not each.asks]
+        for worker in getters:
+            queue = self.group_queue(worker.node)
+            if queue is not None and len(worker.held) < 5:
+                worker.asks = True
+                consumer = Consumer(worker.key, sink=worker)
+                worker.node.turn.run(queue.host.get, consumer, worker.got)
+                worker.node.end_turn()
 
     def _submit(self, worker: Worker, *commands: tuple[Any, ...]) -> None:
         queue = self.group_queue(worker.node)
@@ -183,7 +215,7 @@ class GroupSimulation(StreamSimulation):
         # Those who hold something matter more, and most hold nothing: one of them has the partition.
         busy = [worker for worker in living if worker.held]
         worker = self.random.choice(busy if busy and self.random.random() < 0.7 else living)
-        if self.random.random() < 0.4:
+        if self.random.random() < 0.4 and worker.kind != "gets":
             self.log(f"worker {worker.number} is cancelled")
             self._submit(worker, ("detach", worker.key, False))
             return
@@ -195,7 +227,7 @@ class GroupSimulation(StreamSimulation):
     def settle_some(self) -> None:
         for worker in self.workers:
             if worker.lives and worker.held and self.random.random() < 0.7:
-                verb = "settle" if self.random.random() < 0.9 else "return"
+                verb = self.random.choices(("settle", "return", "discard"), (17, 2, 1))[0]
                 self._settle(worker, verb, self.random.choice(list(worker.held)))
 
     def _settle(self, worker: Worker, verb: str, up_to: int) -> None:
@@ -271,10 +303,10 @@ class GroupSimulation(StreamSimulation):
         super().come_to_rest()
         for node in self.serving:
             if not any(worker.lives and worker.node is node for worker in self.workers):
-                self.work(node)
+                self.work(node, "acks")
         if not any(worker.lives for worker in self.workers):
             self.workers.clear()
-            self.work(self.serving[0])
+            self.work(self.serving[0], "acks")
         stands_still, before = 0, -1
         # A member with a prefetch of 1 may have all the rest.
         while stands_still < 100:
@@ -289,8 +321,8 @@ class GroupSimulation(StreamSimulation):
             self.work_off()
             # Those who are cancelled have settled all; somebody must be there.
             if not any(host.consumer_count for host in self.copies()):
-                self.workers = []
-                self.work(self.serving[0])
+                self.workers = [worker for worker in self.workers if worker.kind == "gets"]
+                self.work(self.serving[0], "acks")
             if self._is_done():
                 break
         else:

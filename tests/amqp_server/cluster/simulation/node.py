@@ -39,6 +39,7 @@ from persistence.memory import Faults, MemoryEnvironment, MemoryTransaction
 from persistence.stepped import SteppedCommit
 from persistence.streams.compaction import Throttle
 from persistence.streams.compression import NONE
+from persistence.streams.files import FULL
 from persistence.streams.log import StreamLog
 from persistence.streams.names import Keeper
 from quorum_queue.cluster import frames
@@ -85,11 +86,18 @@ STREAMS: Final = StreamOptions(segment_bytes=900, flush_bytes=400, flush_ms=300)
 
 
 class SteppedJobs:
-    """What the threads of streams are given, done one by one. See persistence.streams.store.StreamStore."""
+    """What the threads of streams are given, done one by one, each thread's in order. See persistence.streams.store.StreamStore."""
 
-    def __init__(self, files: CrashingFiles) -> None:
+    def __init__(self, files: CrashingFiles, random: Random | None = None) -> None:
+        """`random` says which thread gets on."""
         self._files = files
-        self.waiting: deque[Callable[[], None]] = deque()
+        self._random = random or Random(0)
+        self._writes: deque[tuple[Callable[[], Any], Callable[[Any], None]]] = deque()
+        self._compactions: deque[Callable[[], None]] = deque()
+        #: There are several threads that read.
+        self.reads: list[Callable[[], None]] = []
+        #: What found the disk full.
+        self._refused: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
 
     def log(
         self, queue_id: int, segment_bytes: int, *, keeper: Keeper | None = None, codec: str = NONE
@@ -104,17 +112,44 @@ class SteppedJobs:
                 self._files.remove_all(directory)
 
     def write(self, call: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        self.waiting.append(lambda: done(call()))
+        self._writes.append((call, done))
 
     def read(self, call: Callable[[], Any], done: Callable[[Outcome[Any]], None]) -> None:
-        self.waiting.append(lambda: done(capture(call)))
+        self.reads.append(lambda: done(capture(call)))
 
     def compact(self, call: Callable[[Throttle], Any], done: Callable[[Outcome[Any]], None]) -> None:
         throttle = Throttle(1 << 40)
-        self.waiting.append(lambda: done(capture(call, throttle)))
+        self._compactions.append(lambda: done(capture(call, throttle)))
+
+    def try_again(self) -> None:
+        """What found the disk full is written as soon as may be."""
+        self._writes.extend(self._refused)
+        self._refused.clear()
+
+    @property
+    def waits(self) -> bool:
+        """Return whether any thread has something to do."""
+        return bool(self._writes or self.reads or self._compactions)
 
     def step(self) -> None:
-        self.waiting.popleft()()
+        """Have some thread do the next thing that it was given."""
+        chosen = self._random.choice([each for each in (self._writes, self.reads, self._compactions) if each])
+        if chosen is self._writes:
+            self._write(*self._writes.popleft())
+        elif chosen is self._compactions:
+            self._compactions.popleft()()
+        else:
+            self.reads.pop(self._random.randrange(len(self.reads)))()
+
+    def _write(self, call: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        try:
+            result = call()
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            self._refused.append((call, done))
+        else:
+            done(result)
 
 
 class Disk(MemoryEnvironment):
@@ -184,6 +219,8 @@ class SimulatedNode:
         self.silent: dict[str, int] = {}
         self.clients: list[Client] = []
         self.tasks: list[Task] = []
+        #: Which thread of streams gets on.
+        self._threads = Random(f"threads {seed}")
         self._identities = identities
         self._seed = seed
         self._disks = 0
@@ -282,7 +319,7 @@ class SimulatedNode:
         return self._turn_asked
 
     def _streams(self, services: NodeServices, journal: Journal) -> StreamServices:
-        self.jobs = SteppedJobs(self.files)
+        self.jobs = SteppedJobs(self.files, self._threads)
         return StreamServices(
             clock=services.clock,
             queue_time=services.queue_time,
@@ -428,6 +465,7 @@ class SimulatedNode:
             else:
                 self.silent.pop(peer, None)
         self.turn.run(self.broker.timers.run, self.now_ms)
+        self.jobs.try_again()
         for task in list(self.tasks):
             if not task.go_on():
                 continue
@@ -448,7 +486,7 @@ class SimulatedNode:
 
     def step_read(self) -> bool:
         """The disk has the pages that it was asked for first, if it was, or a thread has done what it was given."""
-        if self.jobs.waiting:
+        if self.jobs.waits:
             self.turn.run(self.jobs.step)
             self.end_turn()
             return True

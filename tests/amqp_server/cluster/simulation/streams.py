@@ -37,7 +37,8 @@ from amqp_server.streams.replicated import Applied
 from amqp_server.streams.start import COMMITTED, Start
 from amqp_server.wire import content
 from persistence.streams import batch as batches
-from persistence.streams.batch import Batch
+from persistence.streams import index
+from persistence.streams.batch import Batch, Damaged
 from persistence.streams.compression import LZ4, NONE, ZSTD
 from persistence.streams.log import Wanted, heads_of
 from quorum_queue.machine import versions
@@ -73,6 +74,7 @@ class StreamLedger:
         self.latest: dict[bytes, int] = {}
         self.bodies: dict[int, bytes] = {}
         self.offsets: dict[bytes, int] = {}
+        self.times: dict[int, int] = {}
         self.published: dict[bytes, None] = {}
         self.confirmed: dict[bytes, None] = {}
         #: Confirmed by a leader, and its term, 0 if nobody knows it.
@@ -228,6 +230,7 @@ class Reader:
     def _expect(self, offset: int) -> None:
         expected = self.next
         if expected is None:
+            self._expect_first(offset)
             return
         if offset < expected:
             raise Violation(f"reader {self.name} goes back to {offset} from {expected}")
@@ -240,6 +243,23 @@ class Reader:
         ]
         if missed:
             raise Violation(f"reader {self.name} skips {missed} from {expected} to {offset}")
+
+    def _expect_first(self, offset: int) -> None:
+        """It begins at a time: nothing that is not older may be passed over."""
+        simulation, begins_ms = self._simulation, self.start.time_ms
+        if begins_ms is None:
+            return
+        stream = simulation.stream
+        missed = [
+            each
+            for each in range(simulation.first_offset(), offset)
+            if stream.times[each] >= begins_ms
+            and self._wants(stream.bodies[each])
+            and not simulation.may_be_gone(each)
+        ]
+        if missed:
+            raise Violation(f"reader {self.name} begins at {offset} for {begins_ms}, without {missed}")
+        stream.note("begun at a time")
 
     def _wants(self, body: bytes) -> bool:
         if self.wanted is None:
@@ -329,6 +349,17 @@ def bodies_of(batch: Batch) -> list[bytes]:
     return found
 
 
+def _offsets_at(data: bytes, at: int) -> range | None:
+    """Return the offsets of the batch that has this byte of a segment; None if there are damages before it."""
+    try:
+        for start, head in heads_of(data):
+            if start <= at < start + head.size:
+                return range(head.base, head.stop)
+    except Damaged:
+        pass
+    return None
+
+
 class StreamSimulation(Cluster):
     def __init__(self, seed: int, *, steps: int = STEPS, trace: Callable[[str], None] | None = None) -> None:
         random = Random(seed)
@@ -351,8 +382,8 @@ class StreamSimulation(Cluster):
         self.acked_to: dict[str, int] = {}
         #: What members' names have come to.
         self._seen_names: dict[StreamGroupHost, dict[str, int]] = {}
-        #: The node with a damaged file, until it is whole again.
-        self.damaged = ""
+        #: Offsets that were damaged on each node, until all are whole again.
+        self.damaged: dict[str, list[range]] = {}
         for node in self.nodes.values():
             node.snapshot_entries = 3
             # Some turns are long enough for one or two hosts only.
@@ -363,7 +394,10 @@ class StreamSimulation(Cluster):
             )
         self.mend()
         self.settle()
-        limits: dict[str, object] = {"x-max-length-bytes": 4000} if random.random() < 0.4 else {}
+        bytes_max: dict[str, object] = {"x-max-length-bytes": 4000}
+        limits = random.choice(({}, {}, bytes_max, bytes_max, {"x-max-age": "9s"}))
+        #: Segments have few messages, and some have as many entries in their indexes as large ones.
+        self.index_spacing_bytes = random.choice((64, index.SPACING_BYTES))
         #: Publishers say who their messages are, and publish again what they are not sure of.
         self.named = random.random() < 0.6
         table: dict[str, object] = {"x-deduplication": True} if self.named else {}
@@ -614,7 +648,12 @@ class StreamSimulation(Cluster):
             self.log(f"{node.name}: reader {lost[0].name} goes on at {lost[0].next}")
             lost[0].attach(node, queue)
         elif len(self.readers) < 5:
-            starts = (Start("first"), Start("next"), Start("last"), Start(offset=0), Start(ago_ms=2000))
+            before_ms = self.random.choice((0, 500, 2000, 10_000))
+            time_ms = max(self.stream.times.values(), default=0) - before_ms
+            starts = (
+                *(Start("first"), Start("next"), Start("last"), Start(offset=0), Start(ago_ms=2000)),
+                *(Start(time_ms=time_ms), Start(time_ms=time_ms)),
+            )
             wanted = self.random.choice((None, None, Wanted(frozenset((b"1", b"4")), unfiltered=True)))
             if self.random.random() < 0.2:
                 wanted = Wanted(frozenset((b"2",)), unfiltered=False)
@@ -672,7 +711,10 @@ class StreamSimulation(Cluster):
             self.hand_over(node)
         elif which < 0.9:
             self.note("the disk is full")
-            node.disk.faults.full = random.choice((1, 2))
+            if random.random() < 0.5:
+                node.disk.faults.full = random.choice((1, 2))
+            else:
+                self.fill(node)
         else:
             self.flip(node)
 
@@ -690,9 +732,16 @@ class StreamSimulation(Cluster):
         found = [path for path in node.files.now if path.parent.name == str(self.main)]
         return sorted(path for path in found if path.suffix == ".segment" and node.files.now[path])
 
+    def fill(self, node: SimulatedNode) -> None:
+        """There is little or no room for segments, until there is again."""
+        files = node.files
+        files.room = None if files.room is not None else files.used + self.random.choice((0, 30, 300, 2000))
+        self.stream.note("no room for segments", files.room is not None)
+        self.log(f"{node.name}: segments may have {files.room} bytes and have {files.used}")
+
     def flip(self, node: SimulatedNode) -> None:
-        """A bit of a segment flips; only one node is damaged at a time."""
-        if self.wounded or self.damaged or not node.alive or self.unrest():
+        """A bit of a segment flips. Several nodes may be damaged, each in another place: of every message some copy is whole."""
+        if self.wounded or not node.alive or self.unrest():
             return
         files = self.files(node)
         if not files:
@@ -700,11 +749,20 @@ class StreamSimulation(Cluster):
         path = self.random.choice(files)
         data = node.files.now[path]
         at = self.random.randrange(len(data))
+        offsets = _offsets_at(bytes(data), at)
+        if offsets is None or any(
+            offsets.start < each.stop and each.start < offsets.stop
+            for name, found in self.damaged.items()
+            if name != node.name
+            for each in found
+        ):
+            return
         data[at] ^= 1 << self.random.randrange(8)
         node.files.synced[path] = bytes(data)
-        self.damaged = node.name
+        self.damaged.setdefault(node.name, []).append(offsets)
         self.stream.note("bits flipped")
-        self.log(f"{node.name}: a bit of {path} flips at {at}")
+        self.stream.note("two nodes damaged", len(self.damaged) == 2)
+        self.log(f"{node.name}: a bit of {path} flips at {at}, in {offsets}")
 
     def lose_files(self, node: SimulatedNode) -> None:
         """A node that is down loses a segment, or its whole disk."""
@@ -713,8 +771,9 @@ class StreamSimulation(Cluster):
         queue = self.queue(node)
         if queue is None or len(queue.members) < 3:
             return
-        if self.random.random() < 0.3:
-            self.flip(node)
+        if self.random.random() < 0.4:
+            for _ in range(self.random.choice((1, 4))):
+                self.flip(self.nodes[self.random.choice(self.names)])
             return
         files = self.files(node)
         self.crash(node)
@@ -728,7 +787,7 @@ class StreamSimulation(Cluster):
             node.files.now.pop(path, None)
             node.files.synced.pop(path, None)
             node.files.names_synced.discard(path)
-            self.damaged = node.name
+            self.damaged[node.name] = [range(1 << 60)]
             self.stream.note("segments lost")
             self.log(f"{node.name}: {path} is deleted")
 
@@ -739,22 +798,27 @@ class StreamSimulation(Cluster):
         """What any member applies is seen: retention may delete it before anybody has read it."""
         place: Any = StreamGroupHost
         take = place._take
+        entries: Any = index
+        spacing = index.SPACING_BYTES
 
         def watched(host: StreamGroupHost, applied: Applied) -> None:
             stream = self.ledger_of(host.queue_id)
             for each in applied.batches:
-                for index, body in enumerate(bodies_of(each.batch)):
-                    stream.see(host.replicas.node, each.batch.base + index, body)
+                for offset, body in enumerate(bodies_of(each.batch), each.batch.base):
+                    stream.see(host.replicas.node, offset, body)
+                    stream.times[offset] = each.batch.time_ms
                     stream.entries.setdefault(body, host.replica.applied)
             take(host, applied)
             if host.queue_id == self.main:
                 self.check_names(host)
 
         place._take = watched
+        entries.SPACING_BYTES = self.index_spacing_bytes
         try:
             yield
         finally:
             place._take = take
+            entries.SPACING_BYTES = spacing
 
     def run(self) -> None:
         with by_hand(), self._watching():
@@ -776,16 +840,29 @@ class StreamSimulation(Cluster):
         self._read_all()
         self.settle()
         self.check()
-        self.wounded = self.damaged = ""
+        self.wounded = ""
+        self.damaged.clear()
 
     def _read_all(self) -> None:
         """All readers come to the end; new ones read all that each node has, so that damages are found and mended."""
+        number = 100 + self.step * 20
         whole = [
-            Reader(self, f"all at {node.name} {self.step}", 100 + self.step * 10 + index, Start("first"))
-            for index, node in enumerate(self.serving)
+            Reader(self, f"all at {node.name} {self.step}", number + each, Start("first"))
+            for each, node in enumerate(self.serving)
+        ]
+        # At rest damages are not found yet.
+        time_ms = self.random.choice([*self.stream.times.values()] or [0])
+        since = [
+            Reader(
+                self,
+                f"since {time_ms} at {node.name} {self.step}",
+                number + 10 + each,
+                Start(time_ms=time_ms),
+            )
+            for each, node in enumerate(self.serving)
         ]
         named = [self.read_named(self.random.choice(self.serving), name) for name in ("one", "two")]
-        for node, reader in zip(self.serving, whole, strict=True):
+        for node, reader in zip(self.serving * 2, since + whole, strict=True):
             queue = self.queue(node)
             assert queue is not None
             reader.attach(node, queue)
@@ -821,7 +898,7 @@ class StreamSimulation(Cluster):
                 break
         else:
             raise Violation(f"readers do not come to the end at {stop}: {late}, {filling}")
-        for reader in whole:
+        for reader in since + whole:
             assert reader.node is not None
             queue = self.queue(reader.node)
             if reader.is_attached and queue is not None:
@@ -896,9 +973,9 @@ class StreamSimulation(Cluster):
             if batch.base > expected:
                 raise Violation(f"{node.name} has a gap from {expected} to {batch.base}")
             there = range(batch.count) if batch.offsets is None else batch.offsets
-            for index, body in zip(there, bodies_of(batch), strict=True):
-                stream.see(node.name, batch.base + index, body)
-            kept = {batch.base + index for index in there}
+            for number, body in zip(there, bodies_of(batch), strict=True):
+                stream.see(node.name, batch.base + number, body)
+            kept = {batch.base + number for number in there}
             for offset in range(max(expected, batch.base), batch.stop):
                 if offset not in kept and not (host.compacting is not None and stream.may_be_gone(offset)):
                     raise Violation(f"{node.name} has no message {offset}, and none of its key comes later")

@@ -418,6 +418,9 @@ public final class Program {
             inOrder(read(stream, 30, 30, Map.of("x-stream-offset", 20)), 20);
             inOrder(read(stream, 50, 50, Map.of("x-stream-offset", "first")), 0);
         }
+        Date hourAgo = new Date(System.currentTimeMillis() - 3_600_000);
+        inOrder(read(stream, 50, 50, Map.of("x-stream-offset", hourAgo)), 0);
+        inOrder(read(stream, 50, 50, Map.of("x-stream-offset", "1h")), 0);
         Channel channel = connection.createChannel();
         channel.queueDelete(stream);
         channel.close();

@@ -1,0 +1,218 @@
+"""What rabbitmq-diagnostics and rabbitmqctl ask of a node, under their names: checks end with a code for scripts."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from amqp_server.mqctl.client import UNAVAILABLE, Failure
+from amqp_server.mqctl.command import Invocation, mqctl, pass_invocation
+from amqp_server.mqctl.table import show
+
+#: Between two looks of a command that waits, s.
+LOOK_INTERVAL_S = 0.2
+
+
+# -- checks ------------------------------------------------------------------------------------------------------------
+
+
+def _checked(invocation: Invocation, *path: str) -> dict[str, Any]:
+    """Raises Failure with the reason unless all is well."""
+    told: dict[str, Any] = invocation.client.check("health", "checks", *path)
+    if told.get("status") != "ok":
+        raise Failure(_reason(told), UNAVAILABLE)
+    return told
+
+
+#: What a check may name, and how many of them are told.
+NAMED_MAX = 10
+
+
+def _reason(told: dict[str, Any]) -> str:
+    named = [f"{alarm['resource']} of {alarm['node']}" for alarm in told.get("alarms", ())]
+    named += told.get("queues", ())
+    more = [f"and {len(named) - NAMED_MAX} more"] if len(named) > NAMED_MAX else []
+    return ": ".join(filter(None, (str(told["reason"]), ", ".join(named[:NAMED_MAX] + more))))
+
+
+def _check(name: str, path: str, text: str, well: str) -> None:
+    @mqctl.command(name, help=f"Ends with code 0 if {text}.")
+    @pass_invocation
+    def command(invocation: Invocation) -> None:
+        _checked(invocation, path)
+        invocation.say(well)
+
+
+_check("check_alarms", "alarms", "no node of the cluster has an alarm", "There is no alarm")
+_check("check_local_alarms", "local-alarms", "the asked node has no alarm", "There is no alarm")
+_check("check_virtual_hosts", "virtual-hosts", "all virtual hosts are served", "All virtual hosts are served")
+_check("check_running", "ready-to-serve-clients", "the node serves clients", "The node serves clients")
+_check(
+    "check_if_node_is_quorum_critical",
+    "node-is-quorum-critical",
+    "the asked node may be stopped without any queue losing its majority",
+    "The node may be stopped",
+)
+
+
+@mqctl.command("check_port_listener", help="Ends with code 0 if the node listens on PORT.")
+@click.argument("port")
+@pass_invocation
+def check_port_listener(invocation: Invocation, port: str) -> None:
+    _checked(invocation, "port-listener", port)
+    invocation.say(f"The node listens on port {port}")
+
+
+@mqctl.command(
+    "check_protocol_listener", help="Ends with code 0 if the node listens for PROTOCOL: amqp, http."
+)
+@click.argument("protocol")
+@pass_invocation
+def check_protocol_listener(invocation: Invocation, protocol: str) -> None:
+    _checked(invocation, "protocol-listener", protocol)
+    invocation.say(f"The node listens for {protocol}")
+
+
+@mqctl.command(
+    "check_certificate_expiration", help="Ends with code 0 if no certificate of a listener ends so soon."
+)
+@click.option("--within", default=4, show_default=True, metavar="N", help="So many units from now on.")
+@click.option(
+    "--unit",
+    type=click.Choice(["days", "weeks", "months", "years"]),
+    default="weeks",
+    show_default=True,
+    help="What WITHIN counts.",
+)
+@pass_invocation
+def check_certificate_expiration(invocation: Invocation, within: int, unit: str) -> None:
+    _checked(invocation, "certificate-expiration", str(within), unit)
+    invocation.say(f"No certificate ends within {within} {unit}")
+
+
+# -- waiting -----------------------------------------------------------------------------------------------------------
+
+_TIMEOUT = click.option("--timeout", default=300.0, show_default=True, metavar="S", help="Wait for so long.")
+
+
+def _await(done: Callable[[], bool], timeout: float, what: str) -> None:
+    deadline = time.monotonic() + timeout
+    while not done():
+        if time.monotonic() >= deadline:
+            raise Failure(f"{what} within {timeout:g} s", UNAVAILABLE)
+        time.sleep(LOOK_INTERVAL_S)
+
+
+@mqctl.command("await_startup", help="Waits until the node serves clients.")
+@_TIMEOUT
+@pass_invocation
+def await_startup(invocation: Invocation, timeout: float) -> None:
+    def serves() -> bool:
+        try:
+            _checked(invocation, "ready-to-serve-clients")
+        except Failure as failure:
+            # Nobody listens yet, or not all that it needs is there.
+            if failure.exit_code != UNAVAILABLE:
+                raise
+            return False
+        return True
+
+    _await(serves, timeout, "the node does not serve clients")
+    invocation.say("The node serves clients")
+
+
+@mqctl.command("await_online_nodes", help="Waits until COUNT nodes of the cluster run.")
+@_TIMEOUT
+@click.argument("count", type=click.IntRange(1))
+@pass_invocation
+def await_online_nodes(invocation: Invocation, timeout: float, count: int) -> None:
+    def online() -> bool:
+        running = [node for node in invocation.client.get("nodes") if node["running"]]
+        return len(running) >= count
+
+    _await(online, timeout, f"not {count} nodes run")
+    invocation.say(f"{count} nodes run")
+
+
+# -- looking -----------------------------------------------------------------------------------------------------------
+
+
+@mqctl.command("alarms", help="Lists the alarms of all nodes.")
+@pass_invocation
+def alarms(invocation: Invocation) -> None:
+    told = invocation.client.check("health", "checks", "alarms")
+    show(
+        ("node", "resource"),
+        [(each["node"], each["resource"]) for each in told.get("alarms", ())],
+        invocation,
+    )
+
+
+@mqctl.command("listeners", help="Lists where the nodes listen.")
+@pass_invocation
+def listeners(invocation: Invocation) -> None:
+    rows = [
+        (each["node"], each["protocol"], each["ip_address"], each["port"])
+        for each in invocation.client.get("overview").get("listeners", ())
+    ]
+    show(("node", "protocol", "address", "port"), rows, invocation)
+
+
+@mqctl.command("server_version", help="Says the version of the node.")
+@pass_invocation
+def server_version(invocation: Invocation) -> None:
+    invocation.say(str(invocation.client.get("overview")["product_version"]))
+
+
+@mqctl.command("memory_breakdown", help="Says what the memory of the asked node is taken by, in bytes.")
+@pass_invocation
+def memory_breakdown(invocation: Invocation) -> None:
+    memory = invocation.client.get("nodes", _name(invocation), "memory")["memory"]
+    if invocation.json:
+        click.echo(json.dumps(memory, ensure_ascii=False))
+        return
+    rows: list[tuple[str, object]] = [
+        (name, size) for name, size in memory.items() if isinstance(size, int) and size
+    ]
+    show(("part", "bytes"), [*rows, ("total", memory["total"]["rss"])], invocation)
+
+
+@mqctl.command("list_feature_flags", help="Lists features that clients look for before they use them.")
+@pass_invocation
+def list_feature_flags(invocation: Invocation) -> None:
+    rows = [(each["name"], each["state"]) for each in invocation.client.get("feature-flags")]
+    show(("name", "state"), rows, invocation)
+
+
+@mqctl.command(
+    "enable_feature_flag", help="Ends with code 0 if there is feature NAME, or for all: they are on."
+)
+@click.argument("name")
+@pass_invocation
+def enable_feature_flag(invocation: Invocation, name: str) -> None:
+    if name != "all":
+        invocation.client.put("feature-flags", name, "enable", body={"name": name})
+
+
+@mqctl.command(
+    "list_node_auth_attempt_stats", help="Lists how often clients have logged in to the asked node."
+)
+@pass_invocation
+def list_node_auth_attempt_stats(invocation: Invocation) -> None:
+    names = "protocol", "auth_attempts", "auth_attempts_failed", "auth_attempts_succeeded"
+    rows = invocation.client.get("auth", "attempts", _name(invocation))
+    show(names, [tuple(row[name] for name in names) for row in rows], invocation)
+
+
+@mqctl.command("reset_node_auth_attempt_metrics", help="Counts them from zero again.")
+@pass_invocation
+def reset_node_auth_attempt_metrics(invocation: Invocation) -> None:
+    invocation.client.delete("auth", "attempts", _name(invocation))
+
+
+def _name(invocation: Invocation) -> str:
+    return str(invocation.client.get("overview")["node"])

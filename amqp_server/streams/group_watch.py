@@ -1,0 +1,87 @@
+"""The leader of a group in a cluster looks after members that hold something for too long.
+
+A member whose acks are not in the log yet does not hold what they are for: its node has them, and waits, as the leader does, for
+a majority or for a slow disk. So the leader first sees something of its own through the log, and gives the nodes a moment
+for what they have waiting. Who is stuck then is so by its own fault. One thing is under way at a time: while nothing gets
+through the log, a timer that asks again would fill it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from amqp_server.streams.group_options import RETRY_MS
+from quorum_queue.consumer_groups.entries import encode_batch
+
+if TYPE_CHECKING:
+    from amqp_server.streams.replicated_group import ReplicatedGroupHost
+
+
+class MemberWatch:
+    #: For mypyc; see `let_go`.
+    __deletable__ = ("_host",)
+
+    def __init__(self, host: ReplicatedGroupHost) -> None:
+        self._host = host
+        #: When members are looked at, by this node's clock; below zero if not.
+        self.at_ms = -1
+        #: The own batch that is to be applied before anything else happens, 0 if there is none; and whether it only asks.
+        self._number = 0
+        self._asks = False
+        #: What was on its way has arrived: who is stuck now is stuck.
+        self._sure = False
+
+    def begin_anew(self) -> None:
+        """Another node leads, or this one does again."""
+        self.at_ms, self._number = -1, 0
+        self._asks = self._sure = False
+
+    def look_out(self) -> None:
+        """Be woken when the first member may be stuck."""
+        host = self._host
+        if self.at_ms >= 0 or self._number:
+            return
+        due = host.replica.group.due_ms()
+        if due is not None:
+            self._wake_at(due + host.options.consumer_timeout_ms - host.time_ahead_ms + 1)
+
+    def _wake_at(self, at_ms: int) -> None:
+        self.at_ms = at_ms
+        self._host.wake_at(at_ms)
+
+    def wake(self, now_ms: int) -> None:
+        """It may be time to look."""
+        if not 0 <= self.at_ms <= now_ms:
+            return
+        self.at_ms = -1
+        host = self._host
+        if not host.group.is_leader:
+            return
+        before = now_ms + host.time_ahead_ms - host.options.consumer_timeout_ms
+        sure, self._sure = self._sure, False
+        if host.replica.group.stuck(before):
+            self._asks = not sure
+            self._say(*([("stuck", before)] if sure else []))
+        host.schedule()
+
+    def _say(self, *commands: tuple[str, int]) -> None:
+        group = self._host.group
+        self._number = group.next_number
+        group.submit(encode_batch(*self._host.own, self._number, commands))
+
+    def applied(self, number: int, now_ms: int) -> None:
+        """Own batches up to this one were applied."""
+        if 0 < self._number <= number:
+            self._number = 0
+            if self._asks:
+                self._sure = True
+                self._wake_at(now_ms + RETRY_MS)
+            else:
+                self._host.schedule()
+
+    def let_go(self) -> None:
+        """The host is closed: they refer to each other."""
+        del self._host
+
+
+__all__ = ["MemberWatch"]

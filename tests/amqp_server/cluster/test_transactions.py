@@ -1,0 +1,125 @@
+"""A transaction takes a message from one queue and puts another one into the next queue, in a cluster.
+
+However far the commit has come when the client's node ends: the message is in one of the two queues, or in both.
+"""
+
+from __future__ import annotations
+
+import pytest
+from pamqp import commands
+
+from amqp_server.channel import tx
+from tests.amqp_server.cluster.simulation.clients import Client
+from tests.amqp_server.cluster.test_moving_queues import steps
+from tests.amqp_server.cluster.test_simulation_scenes import Scene
+
+pytestmark = pytest.mark.usefixtures("hand")
+
+#: Who has the first queue and the second one; the client is at b.
+PLACES = {
+    "both elsewhere": ("a", "c"),
+    "both everywhere": ("abc", "bca"),
+    "from here": ("ba", "c"),
+    "to here": ("ac", "b"),
+}
+MOMENTS = (*range(16), 20, 25, 32, 40, 60)
+
+
+def begun(places: tuple[str, str], *, moved: int = 1) -> tuple[Scene, Client, list[bytes]]:
+    """Return the bodies that the transaction moves: they are acked and published, and not committed."""
+    scene = Scene()
+    reader = scene.client("c")
+    for name, members in zip(("quorum/1", "quorum/2"), places, strict=True):
+        scene.place(reader, name, members)
+    for _ in range(moved):
+        scene.publish(reader, "quorum/1")
+    client = scene.new_client(scene.nodes["b"], transactional=True)
+    scene.settle()
+    for _ in range(moved):
+        client.get("quorum/1")
+        scene.wait_for(client)
+    known = len(scene.messages.by_body)
+    client.publish("quorum/2", moved)
+    for tag in client.unacked:
+        client.send(commands.Basic.Ack(delivery_tag=tag))
+    client.uncommitted_tags = list(client.unacked)
+    client.unacked.clear()
+    return scene, client, list(scene.messages.by_body)[known:]
+
+
+def left(scene: Scene, name: str) -> int:
+    reader = scene.client("c")
+    reader.declare(name)
+    scene.wait_for(reader)
+    host = scene.nodes["c"].broker.vhosts["/"].queues[name].host
+    return host.ready_count
+
+
+@pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
+def test_the_message_is_in_one_of_the_queues(places: tuple[str, str]) -> None:
+    found: set[tuple[int, int]] = set()
+    for moment in MOMENTS:
+        scene, client, _ = begun(places)
+        client.commit()
+        scene.nodes["b"].end_turn()
+        steps(scene, moment)
+        scene.crash(scene.nodes["b"])
+        scene.start(scene.nodes["b"])
+        scene.doubt_all()
+        scene.connect_all()
+        scene.settle()
+        found.add((left(scene, "quorum/1"), left(scene, "quorum/2")))
+    assert (0, 0) not in found
+    # The commit had come to its end, and it had not.
+    assert (0, 1) in found and len(found) > 1
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["small", "large"])
+def test_a_message_that_cannot_be_published_is_not_acked(
+    whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its next queue is out of reach: the commit fails, and the message is in the first queue again."""
+    if not whole:
+        monkeypatch.setattr(tx, "WHOLE_PARTS_MAX", 0)
+    scene, client, _ = begun(("a", "c"))
+    scene.crash(scene.nodes["c"])
+    scene.ticks(10)
+    client.commit()
+    scene.wait(lambda: bool(client.refusals))
+    assert client.refusals[0].startswith("RESOURCE_ERROR - no node that has queue 'quorum/2' can be reached")
+    scene.start(scene.nodes["c"])
+    scene.doubt_all()
+    scene.connect_all()
+    scene.settle()
+    assert (left(scene, "quorum/1"), left(scene, "quorum/2")) == (1, 0)
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["small", "large"])
+def test_many_messages_are_moved(whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not whole:
+        monkeypatch.setattr(tx, "WHOLE_PARTS_MAX", 0)
+    scene, client, _ = begun(("a", "c"), moved=3)
+    client.commit()
+    scene.wait_for(client)
+    assert client.refusals == []
+    scene.settle()
+    assert (left(scene, "quorum/1"), left(scene, "quorum/2")) == (0, 3)
+    # The channel goes on.
+    client.publish("quorum/1", 1)
+    client.commit()
+    scene.wait_for(client)
+    scene.settle()
+    assert (left(scene, "quorum/1"), left(scene, "quorum/2")) == (1, 3)
+
+
+def test_a_client_that_goes_in_between_leaves_the_message() -> None:
+    """The queue has the message, and the connection ends before the ack is handed over."""
+    scene, client, _ = begun(("a", "c"))
+    scene.network.blocked["c", "b"] = None
+    client.commit()
+    scene.nodes["b"].end_turn()
+    scene.work_off()
+    client.node.turn.run(client.session.lost)
+    scene.network.blocked.clear()
+    scene.settle()
+    assert (left(scene, "quorum/1"), left(scene, "quorum/2")) == (1, 1)

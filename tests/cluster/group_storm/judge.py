@@ -1,0 +1,246 @@
+"""What all members of a group have seen, line by line in the order in which it happened, and what must hold of it.
+
+All members write to one file, each line at once and before the act that it tells of. So a member that gets what another one
+let go of writes behind that one. A line begins with a session, which is one channel of one member:
+
+    SESSION join NODE              the channel consumes, or gets messages one by one
+    SESSION d PARTITION OFFSET new|again COUNT    a delivery, with its flag and x-delivery-count, 0 without one
+    SESSION a|r|x PARTITION OFFSET  it acks, gives back, or refuses for good
+    SESSION q, SESSION c           it asks for an answer that comes when all before it is on the disks; it has come
+    SESSION slow                   it holds a message for longer than it may
+    SESSION closing, SESSION leave  it is about to be closed in order; it was
+    SESSION gone                   it has lost its connection or its place, or gives them up
+    * kill MEMBER                  a process is killed
+    * doom MEMBER, * lose MEMBER   it is frozen; for so long that it has lost its place, and what it tells is out of date
+    * down NODE                    a node is about to be killed; what its clients have not heard may be otherwise
+    * move first|end               the group is about to be reset to the first message, or to be purged
+    * anew                         the stream was deleted, and so all members have lost their places
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from enum import Enum
+from typing import Final
+
+Message = tuple[str, int]
+ERRORS_MAX: Final = 40
+
+
+class State(Enum):
+    HELD = "held"
+    ACKED = "acked"
+    RETURNED = "returned"
+    REFUSED = "refused"
+    #: What became of it nobody can know who looks from outside.
+    UNKNOWN = "unknown"
+
+
+class Session:
+    def __init__(self, name: str, node: str) -> None:
+        self.name = name
+        self.node = node
+        #: Its node goes down, or it holds something for too long: it may have lost its place without knowing.
+        self.doomed = False
+        self.closing = self.ended = False
+        #: What it tells from now on is out of date.
+        self.void = False
+        #: What it has acked and refused by the time it asked, and not heard of yet.
+        self.fresh: list[Message] = []
+        self.asked: list[Message] = []
+
+    @property
+    def sound(self) -> bool:
+        """Return whether nobody else can have what it holds."""
+        return not (self.doomed or self.closing or self.ended)
+
+
+class Judge:
+    """Feed it lines; `errors` has what did not hold."""
+
+    def __init__(self, *, gaps: bool = False) -> None:
+        """`gaps`: messages may be missing between others, as retention and compaction, or members without acks, leave them."""
+        self.gaps = gaps
+        self.errors: list[str] = []
+        self.sessions: dict[str, Session] = {}
+        #: By partitions: the offset that is to be seen next, and what was seen and is not done.
+        self.next: defaultdict[str, int] = defaultdict(int)
+        self.open: defaultdict[str, dict[int, tuple[State, Session]]] = defaultdict(dict)
+        self.done: set[Message] = set()
+        #: Refused, as far as somebody heard that it was; and all that may have been.
+        self.refused: set[Message] = set()
+        self.perhaps_refused: set[Message] = set()
+        self.seen = self.again = 0
+        #: The group was moved: what comes again since is no error. And what has come since it was reset to the first message.
+        self.moved = False
+        self.since: defaultdict[str, set[int]] | None = None
+
+    def line(self, text: str) -> None:
+        who, verb, *rest = text.split()
+        if who == "*":
+            self._act(verb, *rest)
+            return
+        if verb == "join":
+            self.sessions[who] = Session(who, rest[0])
+            return
+        session = self.sessions[who]
+        if session.void:
+            return
+        if verb == "d":
+            self._delivered(session, rest[0], int(rest[1]), again=rest[2] == "again", count=int(rest[3]))
+        elif verb in ("a", "r", "x"):
+            self._settles(session, rest[0], int(rest[1]), verb)
+        elif verb == "q":
+            session.asked, session.fresh = [*session.asked, *session.fresh], []
+        elif verb == "c":
+            self._heard(session)
+        elif verb == "slow":
+            session.doomed = True
+        elif verb == "closing":
+            session.closing = True
+        elif verb == "leave":
+            session.asked += session.fresh
+            session.fresh = []
+            if not session.doomed:
+                self._heard(session)
+            self._end(session)
+        elif verb == "gone":
+            self._end(session)
+        else:
+            raise ValueError(f"no line begins like this: {text!r}")
+
+    # -- what is done to them --------------------------------------------------------------------------------------
+
+    def _act(self, verb: str, *rest: str) -> None:
+        if verb == "kill":
+            for session in self._of(rest[0]):
+                self._end(session)
+        elif verb == "lose":
+            for session in self._of(rest[0]):
+                self._end(session)
+                session.void = True
+        elif verb == "doom":
+            for session in self._of(rest[0]):
+                session.doomed = True
+        elif verb == "down":
+            for session in self.sessions.values():
+                if session.node == rest[0] and not session.ended:
+                    session.doomed = True
+        elif verb == "anew":
+            for session in self.sessions.values():
+                if not session.ended:
+                    self._end(session)
+                    session.void = True
+            self.next.clear()
+            self.open.clear()
+            self.done.clear()
+            self.since = defaultdict(set) if self.since is not None else None
+        elif verb == "move":
+            self.moved = True
+            self.since = defaultdict(set) if rest[0] == "first" else None
+            self.done.clear()
+            for opened in self.open.values():
+                for offset, (_, session) in opened.items():
+                    opened[offset] = State.UNKNOWN, session
+            for session in self.sessions.values():
+                session.fresh, session.asked = [], []
+        else:
+            raise ValueError(f"nothing is called {verb!r}")
+
+    def _of(self, member: str) -> list[Session]:
+        return [
+            each for each in self.sessions.values() if each.name.split(".")[0] == member and not each.ended
+        ]
+
+    def _end(self, session: Session) -> None:
+        """It does nothing more: what it holds comes back, and what it has acked may have got there or not."""
+        session.ended = True
+        for opened in self.open.values():
+            for offset, (state, holder) in opened.items():
+                if holder is session and state in (State.ACKED, State.REFUSED):
+                    opened[offset] = State.UNKNOWN, session
+        session.fresh, session.asked = [], []
+
+    # -- what they tell --------------------------------------------------------------------------------------------
+
+    def _delivered(self, session: Session, partition: str, offset: int, *, again: bool, count: int) -> None:
+        self.seen += 1
+        self.again += again
+        place, opened = f"{session.name} gets {partition} {offset}", self.open[partition]
+        if (partition, offset) in self.done:
+            self._fail(f"{place}, which was acked")
+        if again != (count > 0):
+            self._fail(f"{place} with the flag {again} and the count {count}")
+        found = opened.get(offset)
+        if found is not None:
+            state, holder = found
+            if state is not State.RETURNED and state is not State.UNKNOWN and holder.sound:
+                self._fail(f"{place}, which {holder.name} has {state.value}")
+        if self.since is not None:
+            self.since[partition].add(offset)
+        due = self.next[partition]
+        if offset < due and not again and not self.moved:
+            self._fail(f"{place} again without the flag")
+        if offset > due and not (self.gaps or self.moved):
+            self._fail(f"{place} before {due}")
+        for before, (state, holder) in opened.items():
+            if before < offset and holder is not session:
+                if state is State.HELD and holder.sound:
+                    self._fail(f"{place} while {holder.name} holds {before}")
+                elif state in (State.HELD, State.RETURNED) and not self.moved:
+                    self._fail(f"{place} before {before}, which {holder.name} had ({state.value})")
+        opened[offset] = State.HELD, session
+        self.next[partition] = max(due, offset + 1)
+
+    def _settles(self, session: Session, partition: str, offset: int, verb: str) -> None:
+        opened = self.open[partition]
+        if opened.get(offset) != (State.HELD, session):
+            # It was taken from it, and the group passes over what it says.
+            return
+        if verb == "r":
+            opened[offset] = State.RETURNED, session
+            return
+        opened[offset] = State.ACKED if verb == "a" else State.REFUSED, session
+        if verb == "x":
+            self.perhaps_refused.add((partition, offset))
+        session.fresh.append((partition, offset))
+
+    def _heard(self, session: Session) -> None:
+        """All that it did before it asked is on the disks."""
+        asked, session.asked = session.asked, []
+        for partition, offset in asked:
+            found = self.open[partition].get(offset)
+            if found is not None and found[1] is session and found[0] in (State.ACKED, State.REFUSED):
+                del self.open[partition][offset]
+                self.done.add((partition, offset))
+                if found[0] is State.REFUSED:
+                    self.refused.add((partition, offset))
+
+    def _fail(self, text: str) -> None:
+        if len(self.errors) < ERRORS_MAX:
+            self.errors.append(text)
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    def finish(self, ends: dict[str, int]) -> None:
+        """Nothing is left in the group, whose partitions end there."""
+        for partition, stop in ends.items():
+            if self.since is not None and len(self.since[partition]) != stop:
+                self._fail(
+                    f"of {stop} messages of {partition} {len(self.since[partition])} came after the reset"
+                )
+            if self.next[partition] != stop and not self.moved:
+                self._fail(f"{partition} has {stop} messages, and {self.next[partition]} were seen")
+        for partition, opened in self.open.items():
+            for offset, (state, holder) in opened.items():
+                if state in (State.HELD, State.RETURNED) and not self.moved:
+                    self._fail(
+                        f"{partition} {offset}, which {holder.name} had ({state.value}), never came back"
+                    )
+
+    def __str__(self) -> str:
+        opened = {name: len(found) for name, found in self.open.items() if found}
+        return (
+            f"{self.seen} deliveries, {self.again} of them again, in {len(self.sessions)} sessions; {len(self.done)} acked for"
+            f" certain, {len(self.refused)} refused; next {dict(self.next)}; open {opened}; errors {self.errors}"
+        )

@@ -1,0 +1,478 @@
+"""A group over a super stream of three nodes, with members of many client libraries, under all that may happen to them:
+`python -m tests.cluster.group_storm.storm --seed N --seconds 60`.
+
+Members come, go, are killed and are frozen for longer than their heartbeats allow; nodes are killed, leaders change, and the
+super stream grows. The judge reads what all members tell of every delivery. Libraries whose tools are missing are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pika
+import pika.exceptions
+
+from conformance_tests.clients.toolchain import HERE as CLIENTS
+from conformance_tests.clients.toolchain import TOOLCHAINS
+from conformance_tests.patience import PATIENCE_S, open_connection
+from tests.cluster.group_storm.judge import Judge
+from tests.cluster.mqd import MqdCluster
+from tests.cluster.nodes import wait_for
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+STREAM, GROUP, LETTERS = "orders", "billing", "letters"
+PARTITIONS = 4
+HEARTBEAT_S = 2
+#: Long enough for the broker to have given up a frozen member.
+FROZEN_S = 4 * HEARTBEAT_S
+#: A member that a busy machine holds up is none that is stuck.
+TIMEOUT_MS = 12_000
+PERSISTENT = pika.BasicProperties(delivery_mode=2)
+
+
+class Libraries:
+    """How a member of each library is started."""
+
+    def __init__(self, cache: Path, wanted: Sequence[str]) -> None:
+        self.commands: dict[str, list[str]] = {"pika": _module("pika_member")}
+        self._environment: dict[str, str] = {}
+        for toolchain in TOOLCHAINS:
+            if toolchain.missing() is None and (not wanted or toolchain.name in wanted):
+                toolchain.prepare(cache)
+                self._add(toolchain.name, cache)
+
+    def _add(self, language: str, cache: Path) -> None:
+        if language == "python":
+            python = next(iter(TOOLCHAINS[0].programs(cache))).command[0]
+            for name in ("aio_pika_member", "kombu_member", "amqpstorm_member"):
+                self.commands[name.removesuffix("_member")] = _module(name, python)
+        elif language == "node":
+            self._environment["STORM_MODULES"] = str(CLIENTS / "node")
+            self.commands["node"] = ["node", str(HERE / "member.js")]
+        elif language == "go":
+            built = cache / "group-member"
+            environment = os.environ | dict(
+                next(each for each in TOOLCHAINS if each.name == "go").environment(cache)
+            )
+            subprocess.run(
+                ["go", "build", "-o", str(built), "."], cwd=HERE / "go", env=environment, check=True
+            )
+            self.commands["go"] = [str(built)]
+        elif language == "java":
+            path = ":".join(
+                str(each) for each in sorted((CLIENTS / "java" / "target" / "dependency").glob("*.jar"))
+            )
+            classes = cache / "group-member-java"
+            subprocess.run(
+                ["javac", "-cp", path, "-d", str(classes), str(HERE / "java" / "Member.java")], check=True
+            )
+            self.commands["java"] = [
+                "java",
+                "-Xmx96m",
+                "-XX:+UseSerialGC",
+                "-cp",
+                f"{path}:{classes}",
+                "Member",
+            ]
+
+    def start(self, library: str, environment: dict[str, str], log: Any) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            self.commands[library],
+            cwd=ROOT,
+            env=os.environ | self._environment | environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def _module(name: str, python: str = sys.executable) -> list[str]:
+    return [python, "-m", f"{__package__}.{name}"]
+
+
+class Process:
+    def __init__(self, name: str, library: str, process: subprocess.Popen[bytes]) -> None:
+        self.name = name
+        self.library = library
+        self.process = process
+        self.thaws_at = 0.0
+
+
+class Storm:
+    def __init__(
+        self, cluster: MqdCluster, libraries: Libraries, directory: Path, seed: int, *, members: int, may: str
+    ) -> None:
+        self.cluster = cluster
+        self.libraries = libraries
+        self.chance = random.Random(seed)
+        self.seed = seed
+        self.judge = Judge(gaps="no_ack" in may)
+        self.may = may
+        self._record = directory / f"record-{seed}"
+        self._record.touch()
+        self._end = directory / f"end-{seed}"
+        self._urls = directory / f"urls-{seed}"
+        self._log = (directory / f"members-{seed}.log").open("ab")
+        self._writer = os.open(self._record, os.O_WRONLY | os.O_APPEND)
+        self.stream, self.group, self.letters = (f"{each}-{seed}" for each in (STREAM, GROUP, LETTERS))
+        self._wanted = members
+        self.processes: list[Process] = []
+        self._count = 0
+        self.partitions = PARTITIONS
+        self.down: dict[str, float] = {}
+        self._publishing = True
+        self.published = 0
+        self.acts: dict[str, int] = {}
+        self._declare()
+
+    def tell(self, *words: str) -> None:
+        os.write(self._writer, (" ".join(("*", *words)) + "\n").encode())
+
+    def url(self, name: str) -> str:
+        return f"amqp://guest:guest@127.0.0.1:{self.cluster.port(name)}/"
+
+    def up(self) -> list[str]:
+        return [name for name in self.cluster.names if name not in self.down]
+
+    def _declare(self) -> None:
+        connection = open_connection(self.url("n1"))
+        channel = connection.channel()
+        channel.exchange_declare(
+            self.stream, "x-super-stream", durable=True, arguments={"x-partitions": PARTITIONS}
+        )
+        channel.queue_declare(self.letters, durable=True, arguments={"x-queue-type": "stream"})
+        group = {
+            "x-queue-type": "stream-group",
+            "x-stream": self.stream,
+            "x-stream-offset": "first",
+            "x-consumer-timeout": TIMEOUT_MS,
+            "x-dead-letter-exchange": "",
+            "x-dead-letter-routing-key": self.letters,
+        }
+        channel.queue_declare(self.group, durable=True, arguments=group)
+        connection.close()
+
+    # -- members ---------------------------------------------------------------------------------------------------
+
+    def _tell_urls(self) -> None:
+        new = self._urls.with_suffix(".new")
+        new.write_text("\n".join(self.url(each) for each in self.up()))
+        new.replace(self._urls)
+
+    def fill(self) -> None:
+        """As many members as there are to be."""
+        self._tell_urls()
+        for each in list(self.processes):
+            if each.process.poll() is not None:
+                self.processes.remove(each)
+        while len(self.processes) < self._wanted:
+            self._count += 1
+            names = list(self.libraries.commands)
+            library = names[self._count % len(names)]
+            name = f"{library}{self._count}"
+            environment = {
+                "STORM_GROUP": self.group,
+                "STORM_URLS": str(self._urls),
+                "STORM_NAME": name,
+                "STORM_SEED": f"{self.seed} {self._count}",
+                "STORM_HEARTBEAT": str(HEARTBEAT_S),
+                "STORM_MAY": self.may,
+                "STORM_RECORD": str(self._record),
+                "STORM_END": str(self._end),
+            }
+            process = self.libraries.start(library, environment, self._log)
+            self.processes.append(Process(name, library, process))
+
+    def kill_member(self) -> None:
+        each = self.chance.choice(self.processes)
+        # Its last lines come before this one.
+        os.killpg(each.process.pid, signal.SIGSTOP)
+        self.tell("kill", each.name)
+        os.killpg(each.process.pid, signal.SIGKILL)
+        each.process.wait()
+        self.processes.remove(each)
+        self.fill()
+
+    def freeze_member(self) -> None:
+        running = [each for each in self.processes if not each.thaws_at]
+        if len(running) > 2:
+            each = self.chance.choice(running)
+            each.thaws_at = time.monotonic() + FROZEN_S
+            os.killpg(each.process.pid, signal.SIGSTOP)
+            self.tell("doom", each.name)
+
+    def thaw(self, *, all_: bool = False) -> None:
+        for each in self.processes:
+            if each.thaws_at and (all_ or time.monotonic() >= each.thaws_at):
+                each.thaws_at = 0.0
+                self.tell("lose", each.name)
+                with suppress(ProcessLookupError):
+                    os.killpg(each.process.pid, signal.SIGCONT)
+
+    # -- nodes -----------------------------------------------------------------------------------------------------
+
+    def kill_node(self) -> None:
+        if self.down:
+            return
+        name = self.chance.choice(self.cluster.names)
+        if self.chance.random() < 0.5:
+            with suppress(Exception):
+                name = self.cluster.leader(self.group) or name
+        self.tell("down", str(self.cluster.port(name)))
+        self.cluster.kill(name)
+        self.down[name] = time.monotonic() + self.chance.choice([0.5, 2, 5])
+
+    def restart_nodes(self, *, all_: bool = False) -> None:
+        for name, at in list(self.down.items()):
+            if all_ or time.monotonic() >= at:
+                self.cluster.restart(name)
+                del self.down[name]
+
+    def transfer(self) -> None:
+        if not self.down:
+            names = [self.group, *(f"{self.stream}-{number}" for number in range(self.partitions))]
+            queue, to = self.chance.choice(names), self.chance.choice(self.cluster.names)
+            with suppress(AssertionError):
+                self.cluster.mqctl(to, "cluster", "transfer-leader", queue, to)
+
+    def grow(self) -> None:
+        if not self.down and self.partitions < 12:
+            self.cluster.mqctl(self.chance.choice(self.up()), "add_partitions", self.stream, "1")
+            self.partitions += 1
+
+    # -- operators -------------------------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        if not self.down:
+            self.tell("move", "first")
+            with suppress(AssertionError):
+                name = self.chance.choice(self.up())
+                self.cluster.mqctl(name, "reset_group", self.group, "--to", "first", "--force")
+
+    def purge(self) -> None:
+        if not self.down:
+            self.tell("move", "end")
+            with suppress(AssertionError):
+                self.cluster.mqctl(self.chance.choice(self.up()), "purge_queue", self.group)
+
+    def declare_anew(self) -> None:
+        """The super stream goes with all its messages, and comes again; the group begins with its first message."""
+        if self.down:
+            return
+        name = self.chance.choice(self.up())
+        self.cluster.mqctl(name, "delete_exchange", self.stream)
+        wait_for("the group has no stream", lambda: not self._rows(name), state=self._state)
+        self.tell("anew")
+        self.partitions = PARTITIONS
+        connection = open_connection(self.url(name))
+        connection.channel().exchange_declare(
+            self.stream, "x-super-stream", durable=True, arguments={"x-partitions": PARTITIONS}
+        )
+        connection.close()
+
+    def _publish(self) -> None:
+        chance = random.Random(f"{self.seed} publisher")
+        while self._publishing:
+            try:
+                connection = open_connection(self.url(chance.choice(self.up())))
+                channel = connection.channel()
+                channel.tx_select()
+                until = time.monotonic() + chance.choice([1, 5])
+                while self._publishing and time.monotonic() < until:
+                    body = b"%d " % self.published + bytes(chance.choice([10, 300, 300, 9000]))
+                    channel.basic_publish(
+                        self.stream, f"key {chance.random()}", body, PERSISTENT, mandatory=True
+                    )
+                    self.published += 1
+                    if not self.published % 20:
+                        channel.tx_commit()
+                channel.tx_commit()
+                connection.close()
+            except (pika.exceptions.AMQPError, OSError, IndexError):
+                time.sleep(0.1)
+
+    # -- the run ---------------------------------------------------------------------------------------------------
+
+    def run(self, seconds: float, weights: dict[str, float]) -> None:
+        acts: dict[str, Callable[[], None]] = {
+            "kill member": self.kill_member,
+            "freeze member": self.freeze_member,
+            "kill node": self.kill_node,
+            "transfer": self.transfer,
+            "grow": self.grow,
+            "reset": self.reset,
+            "purge": self.purge,
+            "declare anew": self.declare_anew,
+        }
+        publisher = threading.Thread(target=self._publish, daemon=True)
+        publisher.start()
+        until = time.monotonic() + seconds
+        names = [name for name in acts if weights.get(name)]
+        while time.monotonic() < until:
+            self.fill()
+            time.sleep(self.chance.uniform(0.2, 1.5))
+            name = self.chance.choices(names, [weights[each] for each in names])[0]
+            self.acts[name] = self.acts.get(name, 0) + 1
+            acts[name]()
+            self.thaw()
+            self.restart_nodes()
+            self._tell_urls()
+        self.restart_nodes(all_=True)
+        self.thaw(all_=True)
+        self._publishing = False
+        publisher.join(PATIENCE_S)
+        # Members go on until nothing is left.
+        for each in list(self.processes):
+            if each.process.poll() is not None:
+                self.processes.remove(each)
+        self.fill()
+        try:
+            wait_for("the group has read all", self._is_empty, state=self._state)
+        finally:
+            self._end.touch()
+            self._wait_for_members()
+            for line in self._record.read_text().splitlines():
+                self.judge.line(line)
+        wait_for("nothing is left", self._is_empty, state=self._state)
+        self.judge.finish(self._ends())
+        self._judge_letters()
+
+    def _wait_for_members(self) -> None:
+        until = time.monotonic() + PATIENCE_S
+        for each in self.processes:
+            try:
+                each.process.wait(max(until - time.monotonic(), 0.1))
+            except subprocess.TimeoutExpired:
+                self.judge.errors.append(f"{each.name} does not end")
+                os.killpg(each.process.pid, signal.SIGKILL)
+                each.process.wait()
+
+    def close(self) -> None:
+        self._publishing = False
+        for each in self.processes:
+            with suppress(ProcessLookupError):
+                os.killpg(each.process.pid, signal.SIGKILL)
+            each.process.wait()
+        self._log.close()
+        os.close(self._writer)
+
+    def _rows(self, name: str = "n1") -> list[list[str]]:
+        return [
+            row.split("\t")
+            for row in self.cluster.mqctl(name, "-q", "list_group_partitions", self.group).splitlines()
+        ]
+
+    def _ends(self) -> dict[str, int]:
+        return {row[1]: int(row[2]) for row in self._rows()}
+
+    def _is_empty(self) -> bool:
+        with suppress(Exception):
+            rows = [self.cluster.row(name, self.group) for name in self.cluster.names]
+            return all(row["messages"] == 0 and row["messages_unacknowledged"] == 0 for row in rows)
+        return False
+
+    def _state(self) -> str:
+        with suppress(Exception):
+            return str(self._rows()) + self.cluster.mqctl("n1", "-q", "list_group_members", self.group)
+        return "not to be had"
+
+    def _judge_letters(self) -> None:
+        """What was refused for certain is among the dead letters, once; and nothing that nobody refused."""
+        found: list[tuple[str, int]] = []
+        connection = open_connection(self.url("n1"))
+        channel: Any = connection.channel()
+        count = self.cluster.row("n1", self.letters)["messages"]
+        channel.basic_qos(prefetch_count=1000)
+        arguments = {"x-stream-offset": "first"}
+        for method, properties, _ in channel.consume(self.letters, arguments=arguments, inactivity_timeout=5):
+            if method is None or len(found) >= count:
+                break
+            # As a dead letter it has the headers that the member got, but for the offset.
+            found.append((properties.headers["x-stream"], _number(properties.headers)))
+            channel.basic_ack(method.delivery_tag)
+            if len(found) >= count:
+                break
+        connection.close()
+        print(f"    dead letters: {count}, refused for certain {len(self.judge.refused)}")
+        if count < len(self.judge.refused):
+            self.judge.errors.append(f"{len(self.judge.refused)} were refused, {count} dead letters came")
+        if count > len(self.judge.perhaps_refused):
+            self.judge.errors.append(
+                f"at most {len(self.judge.perhaps_refused)} were refused, {count} dead letters came"
+            )
+
+
+def _number(headers: dict[str, Any]) -> int:
+    return int(headers.get("x-stream-offset", -1))
+
+
+OPERATORS = {"reset": 0.4, "purge": 0.2, "declare anew": 0.2}
+ALL = {"kill member": 3.0, "freeze member": 1.0, "kill node": 0.7, "transfer": 1.0, "grow": 0.3}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--members", type=int, default=8)
+    parser.add_argument("--may", default="refuse,slow")
+    parser.add_argument("--only", default="", help="languages, by commas")
+    parser.add_argument("--without", default="", help="acts that are left out, by commas")
+    parser.add_argument(
+        "--operators", action="store_true", help="resets, purges and streams that are declared anew, too"
+    )
+    parser.add_argument("--nodes", type=int, default=3, help="the group is on three of them")
+    parser.add_argument("--keep", type=Path, help="where records and logs go")
+    chosen = parser.parse_args()
+    libraries = Libraries(CLIENTS / ".cache", [each for each in chosen.only.split(",") if each])
+    print("libraries:", ", ".join(libraries.commands), flush=True)
+    acts = ALL | OPERATORS if chosen.operators else ALL
+    weights = {name: weight for name, weight in acts.items() if name not in chosen.without.split(",")}
+    held = True
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    directory = chosen.keep or Path(tempfile.mkdtemp(prefix="mqd-storm-"))
+    directory.mkdir(parents=True, exist_ok=True)
+    with MqdCluster([f"n{number}" for number in range(1, chosen.nodes + 1)]) as cluster:
+        for seed in range(chosen.seed, chosen.seed + chosen.runs):
+            storm = Storm(cluster, libraries, directory, seed, members=chosen.members, may=chosen.may)
+            try:
+                storm.run(chosen.seconds, weights)
+            except AssertionError as error:
+                storm.judge.errors.append(str(error)[:2000])
+            finally:
+                storm.close()
+                for name in cluster.names:
+                    (directory / f"{name}-{seed}.log").write_text(cluster.log(name))
+            print(f"seed {seed}: {storm.acts}, {storm.published} published\n    {storm.judge}", flush=True)
+            held = held and not storm.judge.errors
+            for name in cluster.names:
+                if "Traceback" in cluster.log(name):
+                    held = False
+                    print(f"    {name} has a traceback")
+            if storm.judge.errors and not chosen.keep:
+                break
+    if not chosen.keep and held:
+        shutil.rmtree(directory)
+    else:
+        print(f"records: {directory}")
+    return 0 if held else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,190 @@
+"""A log that crashes, whose disk fills up, and that is trimmed, at any write; and bugs that would lose something, which this finds."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from persistence.streams import index
+from persistence.streams.index import Entry
+from persistence.streams.log import Stored, StreamLog
+from persistence.streams.opening import Opening
+from persistence.streams.segment import INDEX, SEGMENT, Segment, Writing
+from tests.persistence.streams.crashing import Crashed, CrashingFiles
+from tests.persistence.streams.test_log import QUICK, opened, read_all, stored
+
+ROUNDS = 25
+#: Seeds within which a bug must be found.
+MUTATION_SEEDS = 150
+
+
+class World:
+    """The journal has what the log has not said to have; after each crash both together have everything."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.files = CrashingFiles()
+        self.files.random = self.random
+        self.log, _ = opened(self.files)
+        self.journal: list[Stored] = []
+        #: What was refused by a full disk, and is tried again as it was.
+        self.waiting: list[Stored] = []
+        self.stop = self.stored_stop = self.first = 0
+
+    def run(self) -> None:
+        for _ in range(ROUNDS):
+            self.disturb()
+            try:
+                self.work()
+            except Crashed:
+                self.restart()
+            self.check()
+        self.files.room = self.files.left = None
+        if self.waiting:
+            self.append()
+        self.check()
+        if self.stop and self.first < self.log.stop:
+            assert read_all(self.log)[0][-1] == self.log.stop - 1
+
+    def disturb(self) -> None:
+        chance, files = self.random, self.files
+        files.left = chance.randint(1, 8) if chance.random() < 0.3 else None
+        if chance.random() < 0.3:
+            files.room = None if files.room is not None else files.used + chance.choice((0, 20, 60, 200, 600))
+
+    def work(self) -> None:
+        chance, log = self.random, self.log
+        for _ in range(chance.randint(0, 4)):
+            count = chance.randint(1, 4)
+            self.journal.append(stored(self.stop, count))
+            self.stop += count
+        if not self.waiting and self.journal and chance.random() < 0.8:
+            self.waiting = self.journal[: chance.randint(1, len(self.journal))]
+        if self.waiting:
+            self.append()
+        if log.segments and log.segments[-1].size and chance.random() < 0.2:
+            count = chance.randint(1, len(log.segments))
+            self.first = max(self.first, log.segments[count - 1].stop)
+            log.trim(count)
+
+    def append(self) -> None:
+        try:
+            self.log.append(self.waiting)
+        except OSError as error:
+            assert error.errno == 28 and self.files.room is not None
+            return
+        self.waiting = []
+        self.stored_stop = self.log.stop
+        self.journal = [each for each in self.journal if each.base >= self.stored_stop]
+
+    def restart(self) -> None:
+        self.files.crash()
+        self.waiting = []
+        self.log, lost = opened(self.files, self.stored_stop)
+        assert lost == []
+        assert self.stored_stop <= self.log.stop <= self.stop
+        self.journal = [each for each in self.journal if each.base >= self.log.stop]
+        self.stored_stop = self.log.stop
+
+    def check(self) -> None:
+        log, first = self.log, self.first
+        offsets, lost = read_all(log)
+        assert lost == []
+        # A crash may leave segments that were being removed.
+        begin = offsets[0] if offsets else log.stop
+        assert begin <= max(first, log.stop) and (
+            not offsets or begin <= first or begin == log.segments[0].base
+        )
+        assert offsets == list(range(begin, log.stop))
+        for offset in self.random.sample(offsets, min(len(offsets), 3)):
+            assert read_all(log, offset)[0][0] <= offset
+        assert [each.base for each in self.journal] == sorted(each.base for each in self.journal)
+        assert not self.journal or self.journal[0].base == log.stop
+
+
+@settings(QUICK, max_examples=50)
+@given(st.integers(0, 1 << 32), st.sampled_from((64, index.SPACING_BYTES)))
+def test_nothing_that_was_journalled_is_lost_at_any_write(seed: int, spacing: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(index, "SPACING_BYTES", spacing)
+        World(seed).run()
+
+
+class Mutation(NamedTuple):
+    name: str
+    places: Sequence[tuple[Any, str, Callable[..., Any]]]
+
+
+def index_first(self: StreamLog, segment: Segment, writing: Writing, parts: list[Stored]) -> Writing:
+    """Entries of the index are on the disk before what they point at."""
+    if not parts:
+        return writing
+    start = position = segment.size - sum(each.size for each in parts)
+    entries: list[bytes] = []
+    for each in parts:
+        entries.append(index.encode(Entry(each.base, each.time_ms, position)))
+        position += each.size
+    path = self.path(segment.base, INDEX)
+    self.files.write(path, writing.index_bytes, entries)
+    self.files.sync(path)
+    self.files.sync_names(self.directory)
+    path = self.path(segment.base, SEGMENT)
+    self.files.write(path, start, [part for each in parts for part in each.parts])
+    self.files.sync(path)
+    return Writing(writing.index_bytes + len(entries) * index.ENTRY_BYTES, 0, sealed=False)
+
+
+def believed(self: Opening, base: int, entries: list[Entry], size: int) -> list[Entry]:
+    """A start takes an index for what it says."""
+    return entries
+
+
+def unsynced(self: CrashingFiles, path: Any) -> None:
+    """Segments count before they are on the disk."""
+    if path.suffix != SEGMENT:
+        self.synced[path] = bytes(self.now[path])
+
+
+def nothing_noted(self: StreamLog, name: str, offset: int) -> bool:
+    """What is trimmed may come back."""
+    return True
+
+
+_append: Any = StreamLog.append
+
+
+def counts_at_once(self: StreamLog, parts: Sequence[Stored]) -> None:
+    """What a full disk has refused counts as stored."""
+    try:
+        _append(self, parts)
+    except OSError:
+        self.stop = parts[-1].stop
+
+
+MUTATIONS = (
+    Mutation(
+        "an index points past the tail",
+        [(StreamLog, "_write", index_first), (Opening, "_believable", believed)],
+    ),
+    Mutation("segments count before they are synced", [(CrashingFiles, "sync", unsynced)]),
+    Mutation("what is trimmed comes back", [(StreamLog, "_note", nothing_noted)]),
+    Mutation("what a full disk refuses counts", [(StreamLog, "append", counts_at_once)]),
+)
+
+
+@pytest.mark.pure
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_a_planted_bug_is_found(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+    for place, attribute, mutant in mutation.places:
+        monkeypatch.setattr(place, attribute, mutant)
+    for seed in range(MUTATION_SEEDS):
+        try:
+            World(seed).run()
+        except (Exception, Crashed):  # noqa: BLE001  whatever comes of it is a find
+            return
+    raise AssertionError(f"{mutation.name}: nothing is amiss in {MUTATION_SEEDS} seeds")
