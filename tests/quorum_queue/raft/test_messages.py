@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -88,13 +89,11 @@ def test_what_is_not_copied_as_a_whole_arrives_the_same() -> None:
 def test_messages_are_equal_if_all_their_fields_are() -> None:
     fields = Message(COMMIT, "n1", "n2", 4).fields()
     assert Message(**fields) == Message(COMMIT, "n1", "n2", 4)
+    others: dict[type, Any] = {
+        str: "n9", int: 99, bool: True, tuple: (Entry(1, 1, 0, b""),), type(None): Members(("a",), ())
+    }  # fmt: skip
     for name, value in fields.items():
-        other = (
-            "n9" if isinstance(value, str) else (Entry(1, 1, 0, b""),) if value == () else Members(("a",), ())
-        )
-        changed = Message(
-            **fields | {name: other if value is None or not isinstance(value, int) else value + 1}
-        )
+        changed = Message(**fields | {name: others[type(value)]})
         assert changed != Message(**fields) and name in repr(changed)
 
 
