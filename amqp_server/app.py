@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -320,7 +320,11 @@ class Node:
         recovery.recover(self.broker, self._journal)
         cluster.start()
 
-    async def run(self, announce: Callable[[Node], None]) -> None:
+    async def run(
+        self,
+        announce: Callable[[Node], None],
+        serve_sockets: Callable[[Poller], Awaitable[None]] = waiting.serve,
+    ) -> None:
         """Serve until SIGTERM or SIGINT. Raises ListenError, ClusterError, CommitFailed, Fatal."""
         config, turn = self.config, self.broker.turn
         if self.cluster is None:
@@ -353,7 +357,7 @@ class Node:
             self.metrics_address = _address(metrics)
         _settle_collector()
         async with trio.open_nursery() as background:
-            background.start_soon(waiting.serve, self.poller)
+            background.start_soon(serve_sockets, self.poller)
             background.start_soon(self.commits.run, turn.run, self.poller.report)
             background.start_soon(self._spill_commits.run, None, self.poller.report)
             background.start_soon(self.environment.reader.run, turn.run)
@@ -554,7 +558,7 @@ def _serve(config: Config, reread: Reread | None) -> int:
         print(f"mqd ready node={config.node} {served} ({BUILD}, {elapsed:.2f} s)", flush=True)
 
     async def run() -> None:
-        await Node(config, environment, reread).run(announce)
+        await Node(config, environment, reread).run(announce, waiting.serve_directly)
 
     code, again = 0, False
     try:
