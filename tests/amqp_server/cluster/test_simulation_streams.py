@@ -103,6 +103,32 @@ def own_retention(self: StreamGroupHost) -> None:
         self._services.store.write(lambda: self._log.trim(count), self._has_trimmed)
 
 
+_retain: Any = StreamGroupHost._retain
+
+
+def trim_to(self: StreamGroupHost, offset: int) -> None:
+    """Delete what ends there or before."""
+    segments = self._log.segments
+    if not (self.ended or self._trims) and segments and segments[0].size and segments[0].stop <= offset:
+        self._trims = True
+        self._services.store.write(lambda: self._log.trim_to(offset), self._has_trimmed)
+
+
+def one_more(self: StreamGroupHost) -> None:
+    """Where segments go, the next one goes as well: a snapshot has messages of it, and stands for the log that had them."""
+    first = self.replica.first_offset
+    sealed = self._log.segments[:-1]
+    if sealed and sealed[0].stop <= first:
+        trim_to(self, next((segment.stop for segment in sealed if segment.stop > first), first))
+    _retain(self)
+
+
+def before_its_entry(self: StreamGroupHost) -> None:
+    """The leader deletes what it wants to go: its snapshot has that until the entry is applied, if it ever is."""
+    _retain(self)
+    trim_to(self, self._trimming)
+
+
 def nothing_is_asked(self: Filling, offset: int, stop: int, prefer: str, done: Any) -> None:
     """What this disk lacks is not fetched."""
 
@@ -192,6 +218,8 @@ MUTATIONS = [
     Mutation("a batch is taken twice", Replica, "_is_next", any_batch, 2),
     Mutation("damages are passed over", Filling, "miss", as_it_is),
     Mutation("retention of each member's own", StreamGroupHost, "_retain", own_retention, 8),
+    Mutation("retention deletes what a snapshot needs", StreamGroupHost, "_retain", one_more, 9),
+    Mutation("retention before its entry", StreamGroupHost, "_retain", before_its_entry, 17),
     Mutation("nothing is fetched from others", Filling, "_ask", nothing_is_asked),
     Mutation("an entry counts before it is synced", Replicas, "write", unsynced, 5),
     Mutation("deleted partitions go on", VHost, "_close_host", stays_open),
