@@ -6,6 +6,7 @@ import gc
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,7 +64,7 @@ def test_seeds_and_what_they_reach() -> None:
         "a super stream is deleted": 8, "confirmed in partitions": 1000, "published again": 1000,
         "passes of compaction": 100, "confirmed by the leader": 500, "confirmed by all": 500,
         "confirmed before a majority has it": 200, "names taken": 100, "two nodes damaged": 2, "no room for segments": 2,
-        "begun at a time": 200,
+        "begun at a time": 200, "batches compared": 900,
     }  # fmt: skip
     assert {name: seen[name] for name in least if seen[name] < least[name]} == {}, seen
 
@@ -184,6 +185,13 @@ def keeps_nothing(batch: Any, keys: Any, latest: Any, until_ms: int) -> tuple[li
     return [], False
 
 
+def at_its_own_time(append: Any, base: int, time_ms: int) -> Any:
+    """Members look at a clock of their own for the time of a batch."""
+    return _placed(append, base, time_ms + next(_turns) % 2)
+
+
+_turns = count()
+_placed: Any = entries.placed
 _encode_state: Any = replicated.encode_state
 _without: Any = entries.without
 
@@ -228,6 +236,7 @@ MUTATIONS = [
     Mutation("a snapshot with later names", StreamGroupHost, "snapshot", says_too_much, 3),
     Mutation("compaction loses the latest of a key", compaction, "_kept", keeps_nothing, 3),
     Mutation("duplicates are cut in the wrong place", replicated, "without", cuts_the_wrong_ones),
+    Mutation("members have other batches", replicated, "placed", at_its_own_time),
     Mutation("segments count before they are synced", CrashingFiles, "sync", is_not_synced),
 ]
 
