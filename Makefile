@@ -122,9 +122,11 @@ soak: .venv/test
 
 # Whole clusters under seeded chance: `make sim SEED=n` is one run (ARGS=--trace tells all of it), without SEED those of CI.
 # KIND=queues is quorum queues and their messages, KIND=topology whole nodes with all that is declared; both by default.
+# KIND=streams is streams on whole nodes.
 KIND ?= queues topology
 SIMULATION_queues := tests.quorum_queue.cluster.simulation
 SIMULATION_topology := tests.amqp_server.cluster.simulation.simulation
+SIMULATION_streams := tests.amqp_server.cluster.simulation.streams
 sim: .venv/test
 ifdef SEED
 	$(foreach kind,$(KIND),$(BIN)/python -m $(SIMULATION_$(kind)) --seed $(SEED) $(ARGS) &&) true

@@ -1,4 +1,4 @@
-"""Put the figures of one run where readers look: the table of the README, those of docs/performance.md, and the picture.
+"""Put the figures of one run where readers look: tables of the README, docs/performance.md and docs/streams.md, and the picture.
 
     python -m benchmarks.publish [benchmarks/results/bench.json]
 
@@ -35,6 +35,20 @@ README_ROWS = (
     ("cluster-latency", "confirm p99 ms", "three nodes, a confirm at 2,000 msg/s, p99 (ms)"),
     ("cluster-failover", "s", "three nodes, longest time without a confirm after kill -9 of the leader (s)"),
 )
+#: The same for docs/streams.md.
+STREAM_ROWS = (
+    ("stream", "append msg/s", "append, confirmed, one publisher (msg/s)"),
+    ("stream", "replay msg/s", "replay from `first`, one consumer (msg/s)"),
+    ("stream", "ten consumers msg/s", "the same, ten consumers together (msg/s)"),
+    (
+        "super-stream",
+        "append msg/s",
+        "super stream of three partitions, 100 keys in turn: append, confirmed (msg/s)",
+    ),
+    ("stream-latency", "stream p99 ms", "delivery at 5,000 msg/s, p99 (ms)"),
+    ("group-members", "msg/s, group", "a group of four members over eight partitions (msg/s)"),
+    ("cluster-stream", "append msg/s", "three nodes: append, confirmed, one publisher (msg/s)"),
+)
 HEAD = "| | mqd | RabbitMQ | ratio | CPU µs, mqd / RabbitMQ |\n| --- | ---: | ---: | ---: | ---: |"
 LONG_HEAD = "| | | mqd | RabbitMQ | ratio | wanted | CPU µs, mqd / RabbitMQ |\n| --- | --- | ---: | ---: | ---: | --- | ---: |"
 
@@ -58,10 +72,10 @@ def check(document: Document) -> None:
         raise Incomplete(f"it has no figures of {', '.join(missing)}")
 
 
-def short_table(document: Document) -> str:
+def short_table(document: Document, rows: Sequence[tuple[str, str, str]]) -> str:
     by_name = {(record["scenario"], record["figure"]): record for record in document["figures"]}
     lines = [HEAD]
-    for scenario, figure, title in README_ROWS:
+    for scenario, figure, title in rows:
         record = by_name[scenario, figure]
         lines.append(f"| {title} | {_values(record)} | {_ratio(record)} | {_cpu(document, scenario)} |")
     return "\n".join([*lines, "", _run(document)])
@@ -126,10 +140,12 @@ def replaced(text: str, figures: str) -> str:
 def publish(document: Document, root: Path = ROOT) -> Sequence[Path]:
     """Raises Incomplete, and changes nothing then."""
     check(document)
-    readme, page, picture = root / "README.md", root / "docs" / "performance.md", root / "docs" / "figures"
+    readme, docs = root / "README.md", root / "docs"
+    page, streams, picture = docs / "performance.md", docs / "streams.md", docs / "figures"
     shown = "![mqd and RabbitMQ side by side, one bar a figure](figures/bench.png)"
     texts = {
-        readme: replaced(readme.read_text(), short_table(document)),
+        readme: replaced(readme.read_text(), short_table(document, README_ROWS)),
+        streams: replaced(streams.read_text(), short_table(document, STREAM_ROWS)),
         page: replaced(page.read_text(), f"{long_table(document)}\n\n{shown}"),
     }
     picture.mkdir(exist_ok=True)

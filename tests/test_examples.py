@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 
@@ -43,11 +44,11 @@ def test_all_of_the_example_uncommented_is_the_defaults(tmp_path: Path) -> None:
         assert getattr(read[0], name) == getattr(default, name), name
 
 
-@pytest.fixture
-def address(tmp_path: Path) -> Iterator[str]:
+@contextmanager
+def running(data_directory: Path, *options: str) -> Iterator[str]:
     """Address of an mqd of this environment."""
-    command = [str(Path(sys.executable).with_name("mqd")), "--data-dir", str(tmp_path / "data")]
-    command += ["--amqp", "127.0.0.1:0", "--http", "127.0.0.1:0"]
+    command = [str(Path(sys.executable).with_name("mqd")), "--data-dir", str(data_directory)]
+    command += ["--amqp", "127.0.0.1:0", "--http", "127.0.0.1:0", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as mqd:
         try:
             assert mqd.stdout is not None
@@ -57,6 +58,12 @@ def address(tmp_path: Path) -> Iterator[str]:
         finally:
             mqd.terminate()
             assert mqd.wait(PATIENCE_S) == 0
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[str]:
+    with running(tmp_path / "data") as at:
+        yield at
 
 
 def test_the_program_in_the_readme(address: str) -> None:

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.publish import BEGIN, END, README_ROWS, Incomplete, publish
+from benchmarks.publish import BEGIN, END, README_ROWS, STREAM_ROWS, Incomplete, publish
 from benchmarks.scenarios import SCENARIOS
 
 ROOT = Path(__file__).parents[1]
 PNG = b"\x89PNG"
+#: Pages with a short table, and what is in it.
+TABLES = {"README.md": README_ROWS, "docs/streams.md": STREAM_ROWS}
 
 
 def run() -> dict[str, Any]:
@@ -54,7 +56,7 @@ def run() -> dict[str, Any]:
 @pytest.fixture
 def pages(tmp_path: Path) -> Path:
     (tmp_path / "docs").mkdir()
-    for name in ("README.md", "docs/performance.md"):
+    for name in (*TABLES, "docs/performance.md"):
         shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path
 
@@ -70,25 +72,40 @@ def rows(path: Path) -> list[list[str]]:
 
 def test_the_readme_has_ten_rows_and_one_table() -> None:
     assert len(README_ROWS) == 10
-    assert [row[0] for row in rows(ROOT / "README.md")] == [title for _, _, title in README_ROWS]
-    names = {(scenario.name, figure.label) for scenario in SCENARIOS for figure in scenario.figures}
-    assert {(scenario, figure) for scenario, figure, _ in README_ROWS} <= names
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_has_its_rows_and_the_figures_of_the_long_one(name: str) -> None:
+    told = rows(ROOT / name)
+    assert [row[0] for row in told] == [title for _, _, title in TABLES[name]]
+    titles = {
+        (scenario.name, figure.label): scenario.title for scenario in SCENARIOS for figure in scenario.figures
+    }
+    found: dict[tuple[str, str], list[str]] = {}
+    title = ""
+    for row in rows(ROOT / "docs" / "performance.md"):
+        # Only the first figure of a scenario has its title.
+        title = row[0] or title
+        found[title, row[1]] = row[2:5]
+    for row, (scenario, figure, _) in zip(told, TABLES[name], strict=True):
+        assert row[1:4] == found[titles[scenario, figure], figure]
 
 
 def test_all_of_it_is_of_one_run(pages: Path) -> None:
     document = run()
-    before = {path: path.read_text() for path in (pages / "README.md", pages / "docs" / "performance.md")}
-    assert len(publish(document, pages)) == 3
+    before = {pages / name: (pages / name).read_text() for name in (*TABLES, "docs/performance.md")}
+    assert len(publish(document, pages)) == 4
     by_name = {(record["scenario"], record["figure"]): record for record in document["figures"]}
-    for row, (scenario, figure, title) in zip(rows(pages / "README.md"), README_ROWS, strict=True):
-        record = by_name[scenario, figure]
-        wanted = "**2**" if record["met"] is False else "2"
-        assert row == [title, f"{record['mqd']:.3g}", f"{record['rabbitmq']:.3g}", wanted, "4 / 4"]
+    for name, table in TABLES.items():
+        for row, (scenario, figure, title) in zip(rows(pages / name), table, strict=True):
+            record = by_name[scenario, figure]
+            wanted = "**2**" if record["met"] is False else "2"
+            assert row == [title, f"{record['mqd']:.3g}", f"{record['rabbitmq']:.3g}", wanted, "4 / 4"]
     page = pages / "docs" / "performance.md"
     lines = [line for line in block(page).splitlines() if line.startswith("| ")][2:]
     assert len(lines) == len(document["figures"])
-    for told in (block(pages / "README.md"), block(page)):
-        assert "One run of 2001-02-03" in told
+    for path in before:
+        assert "One run of 2001-02-03" in block(path)
     missed = [record for record in document["figures"] if record["met"] is False]
     assert f"Not as wanted, {len(missed)} in number, red in the picture: " in block(page)
     assert block(page).count("**2**") == len(missed)

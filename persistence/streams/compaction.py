@@ -99,13 +99,13 @@ def plan(log: StreamLog, keys: Keys, keys_max: int, segment_bytes: int, throttle
     place, offset = None, log.clean_stop
     while offset < stop:
         read = log.read(offset, place)
+        throttle.spent(read.read_bytes)
         for batch in read.batches:
             if batch.base >= stop:
                 break
             if not latest.add(batch, keys.keys(batch)):
                 stop = latest.stop
                 break
-            throttle.spent(batch.size)
         place, offset = read.place, read.place.offset
         if place.base < 0:
             break
@@ -167,12 +167,17 @@ def _is_rewritten(
     throttle: Throttle,
 ) -> bool:
     """Write what stays of a group; return whether that is to take its place. Raises Stopped, Ended, OSError."""
+
+    def write(parts: list[Sequence[bytes]]) -> None:
+        throttle.spent(new.append(parts))
+
     base, stop = group[0].base, group[-1].stop
-    writer = _Writer(base, codec, lambda parts: new.append(parts))
+    writer = _Writer(base, codec, write)
     place: Place | None = None
     offset, gone = base, 0
     while offset < stop:
         read = log.read(offset, place)
+        throttle.spent(read.read_bytes)
         if read.lost or any(each not in log.segments for each in group):
             # What is damaged has to show as such.
             return False
@@ -181,7 +186,6 @@ def _is_rewritten(
                 kept, dead = _kept(batch, keys, latest, tombstones_until_ms)
                 gone += batch.count - len(kept)
                 writer.add(batch, kept, alone=dead)
-                throttle.spent(2 * batch.size)
         place, offset = read.place, read.place.offset
         if place.base < 0:
             break

@@ -43,10 +43,11 @@ class SegmentReader(IndexedSegments):
         Nothing is returned where the log ends, and where no filter matched for long; `place` says where to go on.
         """
         lost: list[Lost] = []
+        read_bytes = 0
         while True:
             segment = self.segment_of(offset)
             if segment is None:
-                return Read([], Place(-1, 0, offset), lost)
+                return Read([], Place(-1, 0, offset), lost, read_bytes)
             if offset < segment.base:
                 offset, place = segment.base, None
             path = self.path(segment.where, SEGMENT)
@@ -73,8 +74,9 @@ class SegmentReader(IndexedSegments):
                 offset = stop
                 continue
             lost += found.lost
+            read_bytes += found.read_bytes
             if found.batches or found.place.position < segment.size:
-                return Read(found.batches, found.place, lost)
+                return Read(found.batches, found.place, lost, read_bytes)
             if segment not in self.segments:
                 # Compaction has put it together with others meanwhile: what comes behind it is in the same segment now.
                 offset, place = found.place.offset, None
@@ -271,7 +273,8 @@ class _Reading:
             self._position += head.size
         self._keep_no_more(size)
         segment = self._segment
-        return Read(self._found, Place(segment.base, self._position, self._offset, segment.stem), self._lost)
+        place = Place(segment.base, self._position, self._offset, segment.stem)
+        return Read(self._found, place, self._lost, self._window.read_bytes)
 
     def _keep_no_more(self, size: int) -> None:
         """Have batches of `size` bytes keep about as much memory, which is what they count as: they are views of all that

@@ -25,8 +25,8 @@ class Rewritten:
         self._size = self._first_ms = self._last_ms = 0
         self._heads: list[tuple[int, Head]] = []
 
-    def append(self, parts: Sequence[Sequence[bytes]]) -> None:
-        """Write batches behind the others. Raises Ended, OSError."""
+    def append(self, parts: Sequence[Sequence[bytes]]) -> int:
+        """Write batches behind the others; return how many bytes they have. Raises Ended, OSError."""
         path = self._log.path(self._stem, NEW)
         position = self._size
         for each in parts:
@@ -39,6 +39,7 @@ class Rewritten:
         self._log.write_new(
             lambda files: files.write(path, position, [part for each in parts for part in each])
         )
+        return self._size - position
 
     def finish(self) -> Segment:
         """Have it on the disk. Raises Ended, OSError."""

@@ -105,6 +105,8 @@ class Read(NamedTuple):
     batches: list[Batch]
     place: Place
     lost: list[Lost]
+    #: What was read of segments for it: more than the batches have, where it ends within one.
+    read_bytes: int
 
 
 class Raw(NamedTuple):

@@ -6,6 +6,7 @@ import gc
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,7 +64,7 @@ def test_seeds_and_what_they_reach() -> None:
         "a super stream is deleted": 8, "confirmed in partitions": 1000, "published again": 1000,
         "passes of compaction": 100, "confirmed by the leader": 500, "confirmed by all": 500,
         "confirmed before a majority has it": 200, "names taken": 100, "two nodes damaged": 2, "no room for segments": 2,
-        "begun at a time": 200,
+        "begun at a time": 200, "batches compared": 900,
     }  # fmt: skip
     assert {name: seen[name] for name in least if seen[name] < least[name]} == {}, seen
 
@@ -101,6 +102,32 @@ def own_retention(self: StreamGroupHost) -> None:
     if count > 2 and self._limits.max_bytes is not None:
         self._trims = True
         self._services.store.write(lambda: self._log.trim(count), self._has_trimmed)
+
+
+_retain: Any = StreamGroupHost._retain
+
+
+def trim_to(self: StreamGroupHost, offset: int) -> None:
+    """Delete what ends there or before."""
+    segments = self._log.segments
+    if not (self.ended or self._trims) and segments and segments[0].size and segments[0].stop <= offset:
+        self._trims = True
+        self._services.store.write(lambda: self._log.trim_to(offset), self._has_trimmed)
+
+
+def one_more(self: StreamGroupHost) -> None:
+    """Where segments go, the next one goes as well: a snapshot has messages of it, and stands for the log that had them."""
+    first = self.replica.first_offset
+    sealed = self._log.segments[:-1]
+    if sealed and sealed[0].stop <= first:
+        trim_to(self, next((segment.stop for segment in sealed if segment.stop > first), first))
+    _retain(self)
+
+
+def before_its_entry(self: StreamGroupHost) -> None:
+    """The leader deletes what it wants to go: its snapshot has that until the entry is applied, if it ever is."""
+    _retain(self)
+    trim_to(self, self._trimming)
 
 
 def nothing_is_asked(self: Filling, offset: int, stop: int, prefer: str, done: Any) -> None:
@@ -158,6 +185,13 @@ def keeps_nothing(batch: Any, keys: Any, latest: Any, until_ms: int) -> tuple[li
     return [], False
 
 
+def at_its_own_time(append: Any, base: int, time_ms: int) -> Any:
+    """Members look at a clock of their own for the time of a batch."""
+    return _placed(append, base, time_ms + next(_turns) % 2)
+
+
+_turns = count()
+_placed: Any = entries.placed
 _encode_state: Any = replicated.encode_state
 _without: Any = entries.without
 
@@ -192,6 +226,8 @@ MUTATIONS = [
     Mutation("a batch is taken twice", Replica, "_is_next", any_batch, 2),
     Mutation("damages are passed over", Filling, "miss", as_it_is),
     Mutation("retention of each member's own", StreamGroupHost, "_retain", own_retention, 8),
+    Mutation("retention deletes what a snapshot needs", StreamGroupHost, "_retain", one_more, 9),
+    Mutation("retention before its entry", StreamGroupHost, "_retain", before_its_entry, 17),
     Mutation("nothing is fetched from others", Filling, "_ask", nothing_is_asked),
     Mutation("an entry counts before it is synced", Replicas, "write", unsynced, 5),
     Mutation("deleted partitions go on", VHost, "_close_host", stays_open),
@@ -200,6 +236,7 @@ MUTATIONS = [
     Mutation("a snapshot with later names", StreamGroupHost, "snapshot", says_too_much, 3),
     Mutation("compaction loses the latest of a key", compaction, "_kept", keeps_nothing, 3),
     Mutation("duplicates are cut in the wrong place", replicated, "without", cuts_the_wrong_ones),
+    Mutation("members have other batches", replicated, "placed", at_its_own_time),
     Mutation("segments count before they are synced", CrashingFiles, "sync", is_not_synced),
 ]
 

@@ -7,7 +7,8 @@ happened); `--seeds A:B` runs many. What must hold:
 - A reader gets one offset after the other, whatever happens to nodes; it passes over what retention has deleted, only.
 - What was confirmed is there, once; what was published and not confirmed is there once at most. What only a leader has
   confirmed, as its publisher wanted, may go with this leader.
-- At rest all members have all messages from the first offset on, and the same state.
+- At rest all members have all messages from the first offset on, and the same state. Where nothing is compacted, they have
+  them in the same batches, byte by byte before these are compressed.
 - Where duplicates are dropped, what is published again is there once, whatever became of it the first time.
 - Where members compact, the latest message of each key is there, and nothing is missing but what a later one replaces.
 - A name never goes back, nor past what its consumers have acked; at rest a consumer with a name has come to the end, and
@@ -75,6 +76,8 @@ class StreamLedger:
         self.bodies: dict[int, bytes] = {}
         self.offsets: dict[bytes, int] = {}
         self.times: dict[int, int] = {}
+        #: What batches are, by their first offsets.
+        self.batches: dict[int, tuple[Any, ...]] = {}
         self.published: dict[bytes, None] = {}
         self.confirmed: dict[bytes, None] = {}
         #: Confirmed by a leader, and its term, 0 if nobody knows it.
@@ -97,6 +100,21 @@ class StreamLedger:
             raise Violation(f"{who}: {body!r} is at {offset} and at {self.offsets[body]}")
         key = key_of(body)
         self.latest[key] = max(offset, self.latest.get(key, 0))
+
+    def see_batch(self, who: str, batch: Batch) -> None:
+        told = (
+            batch.stop,
+            batch.time_ms,
+            batch.shapes,
+            bytes(batch.items),
+            batch.values,
+            tuple(batch.filters),
+        )
+        if self.batches.setdefault(batch.base, told) != told:
+            raise Violation(
+                f"{who} has another batch at {batch.base}: {told}, not {self.batches[batch.base]}"
+            )
+        self.note("batches compared")
 
     def may_be_gone(self, offset: int) -> bool:
         """True if a later message has the same key."""
@@ -973,6 +991,8 @@ class StreamSimulation(Cluster):
                 continue
             if batch.base > expected:
                 raise Violation(f"{node.name} has a gap from {expected} to {batch.base}")
+            if host.compacting is None:
+                stream.see_batch(node.name, batch)
             there = range(batch.count) if batch.offsets is None else batch.offsets
             for number, body in zip(there, bodies_of(batch), strict=True):
                 stream.see(node.name, batch.base + number, body)
