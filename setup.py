@@ -54,6 +54,7 @@ OBJECTS_KEPT = 1600
 COMPILED = (
     "exchanges/*.py",
     "persistence/anticipation.py",
+    "persistence/commit.py",
     "persistence/group_changes.py",
     "persistence/group_record.py",
     "persistence/group_writer.py",
@@ -68,6 +69,7 @@ COMPILED = (
     "persistence/settled.py",
     "persistence/transaction.py",
     "persistence/wal.py",
+    "persistence/worker.py",
     "quorum_queue/*.py",
     "quorum_queue/cluster/*.py",
     "quorum_queue/consumer_groups/*.py",

@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,6 +44,7 @@ from amqp_server.connection.password_checks import PasswordChecks
 from amqp_server.connection.poller import Poller
 from amqp_server.connection.tls import ListenerTLS, TLSFileError
 from amqp_server.connection.unfinished import UnfinishedWatch
+from amqp_server.connection.untaken import UntakenWatch
 from amqp_server.driver import Driver
 from amqp_server.imports import imported
 from amqp_server.load_definitions import DefinitionsError, load_definitions
@@ -65,6 +66,7 @@ from persistence.streams.store import StreamStore
 from quorum_queue.boundary import Boundary, Fatal
 from quorum_queue.local import NodeServices
 from quorum_queue.memory import MemoryBudget, ReadAhead
+from quorum_queue.unsent import Unsent
 
 if TYPE_CHECKING:
     from amqp_server.broker.parameters import ParameterRecord
@@ -135,7 +137,7 @@ class Node:
             clock=clock,
             queue_time=time_notes.restore(environment, clock),
             turn=turn,
-            memory=MemoryBudget(config.body_budget_bytes),
+            memory=MemoryBudget(config.body_budget_bytes, Unsent(config.unsent_budget_bytes, turn)),
             read_ahead=ReadAhead(config.read_ahead_bytes, config.disk_read_ahead_bytes),
             timers=timers,
             dead_letters=DeadLetterSender(config.frame_max_bytes, clock),
@@ -171,6 +173,7 @@ class Node:
             sleep=trio.sleep,
         )
         self._unfinished = UnfinishedWatch(self.broker, lambda: self.backpressure.ahead)
+        self._untaken = UntakenWatch(self.broker)
         self._ack_timeout = AckTimeout(self.broker)
         self.password_checks = PasswordChecks(self.broker.access.users, config, self.broker.replace_hash)
         answers = self.broker.access.answers
@@ -317,7 +320,11 @@ class Node:
         recovery.recover(self.broker, self._journal)
         cluster.start()
 
-    async def run(self, announce: Callable[[Node], None]) -> None:
+    async def run(
+        self,
+        announce: Callable[[Node], None],
+        serve_sockets: Callable[[Poller], Awaitable[None]] = waiting.serve,
+    ) -> None:
         """Serve until SIGTERM or SIGINT. Raises ListenError, ClusterError, CommitFailed, Fatal."""
         config, turn = self.config, self.broker.turn
         if self.cluster is None:
@@ -350,7 +357,7 @@ class Node:
             self.metrics_address = _address(metrics)
         _settle_collector()
         async with trio.open_nursery() as background:
-            background.start_soon(waiting.serve, self.poller)
+            background.start_soon(serve_sockets, self.poller)
             background.start_soon(self.commits.run, turn.run, self.poller.report)
             background.start_soon(self._spill_commits.run, None, self.poller.report)
             background.start_soon(self.environment.reader.run, turn.run)
@@ -551,7 +558,7 @@ def _serve(config: Config, reread: Reread | None) -> int:
         print(f"mqd ready node={config.node} {served} ({BUILD}, {elapsed:.2f} s)", flush=True)
 
     async def run() -> None:
-        await Node(config, environment, reread).run(announce)
+        await Node(config, environment, reread).run(announce, waiting.serve_directly)
 
     code, again = 0, False
     try:

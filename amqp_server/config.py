@@ -27,6 +27,10 @@ VERSION = "0.2.0"
 MEMORY_BUDGET_SHARE = 0.4
 #: Share of it that consumers of streams may have read ahead, at most.
 STREAM_READ_SHARE = 0.125
+#: Share of it that clients may not have taken yet, and what they may at least, bytes.
+UNSENT_SHARE, UNSENT_BYTES_MIN = 0.25, 32 * MIB
+#: Share of it that declared things may take up, and what they may at least, bytes.
+DECLARED_SHARE, DECLARED_BYTES_MIN = 0.5, 32 * MIB
 
 _BYTES_PER = {"": 1, "b": 1, "k": KIB, "kib": KIB, "kb": 1000, "m": MIB, "mib": MIB, "mb": 10**6}
 _BYTES_PER |= {"g": GIB, "gib": GIB, "gb": 10**9}
@@ -366,6 +370,14 @@ class Config:
         256 * KIB, "Unsent bytes below which they get it again.", unit="bytes", low=0, high=GIB
     )
 
+    unsent_bytes_max: int = option(
+        0,
+        "Unsent bytes of all connections above which large messages are not brought back into memory, and those are closed"
+        " that take nothing (unfinished_timeout_s). 0: a quarter of the memory limit.",
+        unit="bytes",
+        low=0,
+        high=1 << 50,
+    )
     blocked_input_bytes_max: int = option(
         MIB,
         "Input of a publisher that an alarm blocks; beyond it the connection is not read, and its acks wait.",
@@ -436,9 +448,20 @@ class Config:
     parameter_bytes_max: int = option(
         64 * KIB, "Largest value of a runtime parameter or a policy.", unit="bytes", low=KIB, high=MIB
     )
+    parameters_bytes_max: int = option(
+        64 * MIB, "All values of runtime parameters and policies.", unit="bytes", low=64 * KIB, high=64 * GIB
+    )
     queues_max: int = option(100_000, "Queues of the node.", low=1, high=10_000_000)
     exchanges_max: int = option(100_000, "Exchanges of the node.", low=1, high=10_000_000)
     bindings_max: int = option(1_000_000, "Bindings of the node.", low=1, high=100_000_000)
+    declared_bytes_max: int = option(
+        0,
+        "Memory for queues, exchanges, bindings and consumers with their arguments, estimated; no more are made when it is"
+        " used up. 0: half of the memory limit.",
+        unit="bytes",
+        low=0,
+        high=1 << 50,
+    )
     default_queue_type: str = option(
         "classic",
         "Type of durable queues declared without one, where their vhost has no default of its own.",
@@ -1089,6 +1112,16 @@ class Config:
     @property
     def stream_read_budget_bytes(self) -> int:
         return min(self.stream_read_bytes_max, int(self.memory_limit_bytes * STREAM_READ_SHARE))
+
+    @property
+    def unsent_budget_bytes(self) -> int:
+        return self.unsent_bytes_max or max(UNSENT_BYTES_MIN, int(self.memory_limit_bytes * UNSENT_SHARE))
+
+    @property
+    def declared_budget_bytes(self) -> int:
+        return self.declared_bytes_max or max(
+            DECLARED_BYTES_MIN, int(self.memory_limit_bytes * DECLARED_SHARE)
+        )
 
     @property
     def body_budget_bytes(self) -> int:

@@ -4,7 +4,8 @@ A binding that wants *all* of its headers is filed under one of them, the rarest
 compared when that one is met. A binding that wants *any* is filed under each of them, and matches when one is
 met. So a message costs a lookup for each of its headers, and a look at the bindings filed there. If many are
 filed under one header, they are also kept as bits of a number: the numbers of many headers are joined at
-once, and each binding is looked at only once, however many of its headers are met.
+once, and each binding is looked at only once, however many of its headers are met. If they lead to few queues,
+these are looked at instead.
 """
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -64,27 +65,33 @@ class Pattern:
 class Bucket:
     """The patterns filed under one condition: those that it alone decides, and those with more to compare."""
 
-    __slots__ = ("decided", "mask", "open")
+    __slots__ = ("decided", "mask", "open", "together")
 
     def __init__(self) -> None:
         self.decided: dict[Pattern, None] = {}
         #: The same patterns as bits, if there are many; else 0.
         self.mask = 0
+        #: Where they all lead, if they are many.
+        self.together = Destinations()
         self.open: dict[Pattern, None] = {}
 
     def add(self, pattern: Pattern) -> None:
+        """The pattern leads nowhere yet."""
         self.decided[pattern] = None
         if self.mask:
             self.mask |= 1 << pattern.number
         elif len(self.decided) == MASK_FROM:
             for each in self.decided:
                 self.mask |= 1 << each.number
+                self.together.join(each.destinations)
 
     def remove(self, pattern: Pattern) -> None:
+        """The pattern leads nowhere any more."""
         if pattern in self.decided:
             del self.decided[pattern]
             if len(self.decided) < MASK_FROM:
                 self.mask = 0
+                self.together = Destinations()
             elif self.mask:
                 self.mask ^= 1 << pattern.number
 
@@ -111,10 +118,14 @@ class HeadersMatcher:
             pattern = self._patterns[binding.arguments_token] = self._new_pattern()
             self._file(pattern, conditions(binding.arguments, kind), wants_all=kind.startswith("all"))
         pattern.destinations.add(binding)
+        for bucket in self._large(pattern):
+            bucket.together.add(binding)
 
     def unbind(self, binding: Binding) -> None:
         pattern = self._patterns[binding.arguments_token]
         pattern.destinations.remove(binding)
+        for bucket in self._large(pattern):
+            bucket.together.remove(binding)
         if not pattern.destinations:
             del self._patterns[binding.arguments_token]
             self._withdraw(pattern)
@@ -136,7 +147,7 @@ class HeadersMatcher:
             return matched
         assert isinstance(headers, Mapping)
         index = self._index
-        mask = 0
+        large: list[Bucket] = []
         # The message's conditions, for patterns with more to compare.
         conditions: set[Condition] | None = None
         for name, value in headers.items():
@@ -149,16 +160,34 @@ class HeadersMatcher:
                 if bucket is None:
                     continue
                 if bucket.mask:
-                    mask |= bucket.mask
+                    large.append(bucket)
                 else:
                     matched += [pattern.destinations for pattern in bucket.decided]
                 if bucket.open:
                     if conditions is None:
                         conditions = _conditions_of(headers)
                     matched += [each.destinations for each in bucket.open if each.rest <= conditions]
-        if mask:
-            matched += [pattern.destinations for pattern in self._with_bits(mask)]
+        if large:
+            matched += self._of_many(large)
         return matched
+
+    def _large(self, pattern: Pattern) -> Iterator[Bucket]:
+        """Yield the buckets that know where their patterns lead together, for a pattern that these decide alone."""
+        if not pattern.rest:
+            for name, value in pattern.filed:
+                bucket = self._index[name][value]
+                if bucket.mask:
+                    yield bucket
+
+    def _of_many(self, buckets: list[Bucket]) -> list[Destinations]:
+        """Return where the patterns of these lead, which are many in each: by bucket, or pattern by pattern where those are
+        fewer than the destinations of all buckets."""
+        mask = 0
+        for bucket in buckets:
+            mask |= bucket.mask
+        if sum([len(bucket.together) for bucket in buckets]) <= mask.bit_count():
+            return [bucket.together for bucket in buckets]
+        return [pattern.destinations for pattern in self._with_bits(mask)]
 
     def _with_bits(self, mask: int) -> Iterator[Pattern]:
         octets = mask.to_bytes((mask.bit_length() + 7) // 8, "little")

@@ -48,8 +48,25 @@ class Destinations:
         if not counts[binding.destination]:
             del counts[binding.destination]
 
+    def join(self, others: "Destinations") -> None:
+        """Add all bindings that `others` counts."""
+        if others.queues:
+            self.queues = _sum(self.queues, others.queues)
+        if others.exchanges:
+            self.exchanges = _sum(self.exchanges, others.exchanges)
+
     def __bool__(self) -> bool:
         return bool(self.queues or self.exchanges)
+
+    def __len__(self) -> int:
+        return len(self.queues) + len(self.exchanges)
+
+
+def _sum(counts: dict[str, int], more: dict[str, int]) -> dict[str, int]:
+    counts = counts or {}
+    for name, count in more.items():
+        counts[name] = counts.get(name, 0) + count
+    return counts
 
 
 class Matcher(Protocol):

@@ -21,6 +21,7 @@ import trio
 from outcome import Outcome
 
 from persistence.pages import DAMAGES, KeyRange, Others, Read, Span, pieces, to_delete, value_spans
+from persistence.reports import to_this_loop
 from persistence.residency import LINUX, PAGE_BYTES, mapped_ranges
 from persistence.worker import Worker
 
@@ -73,9 +74,7 @@ class PageReader:
         """Call the callbacks, each in a turn of the node, until cancelled. Exceptions of a turn are raised
         here.
         """
-        worker = self._worker = Worker(
-            ["pages"], trio.lowlevel.current_trio_token().run_sync_soon, self._done
-        )
+        worker = self._worker = Worker(["pages"], to_this_loop(), self._done)
         try:
             while True:
                 await self._called.wait()

@@ -7,16 +7,14 @@ nodes.
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
-import trio
 from outcome import Outcome, capture
 
-#: Makes a call on the loop, from any thread: `run_sync_soon` of Trio's token, or `report` of the node's poller, which
-#: makes it part of a turn.
+#: Makes a call on the loop, from any thread, and raises nothing: see persistence.reports, and `report` of the node's poller,
+#: which makes it part of a turn.
 Report = Callable[[Callable[[], None]], object]
 
 
@@ -45,8 +43,6 @@ class Worker(Generic[T]):
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
-            # A loop that has ended needs no report.
-            with suppress(trio.RunFinishedError):
-                self._report(partial(self._done, capture(job)))
+            self._report(partial(self._done, capture(job)))
             # A waiting thread must not keep the last job alive.
             del job

@@ -317,6 +317,7 @@ class LocalHost(DeadLettering):
         """Release memory and other shared resources."""
         services = self.services
         services.memory.forget(self)
+        services.memory.unsent.forget(self)
         services.pages.forget(self.queue_id)
         services.memory.used -= self.resident_bytes
         self.resident_bytes = 0

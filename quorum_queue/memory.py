@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from quorum_queue.unsent import Unsent
+
 
 @dataclass(frozen=True, slots=True)
 class ReadAhead:
@@ -38,8 +40,10 @@ class MemoryBudget:
     #: Most queues that one relief looks at.
     LOOKS_MAX = 256
 
-    def __init__(self, budget_bytes: int) -> None:
+    def __init__(self, budget_bytes: int, unsent: Unsent | None = None) -> None:
         self.budget_bytes = budget_bytes
+        #: What has left the queues and is still in memory.
+        self.unsent = unsent or Unsent()
         self.used = 0
         #: Number of bodies that have left memory since the start.
         self.paged_out_bytes = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from quorum_queue.host import QueueHost
@@ -14,6 +15,7 @@ from quorum_queue.machine.ready import Level
 from quorum_queue.machine.run import Run
 from quorum_queue.nothing import NO_LIST
 from quorum_queue.pages import Page
+from quorum_queue.unsent import LARGE_BYTES
 
 if TYPE_CHECKING:
     from quorum_queue.local import NodeServices
@@ -141,6 +143,11 @@ class Paging(QueueHost):
             return
         if self._warming:
             return
+        unsent = self.services.memory.unsent
+        if head.size > LARGE_BYTES and unsent.full:
+            if wanted:
+                unsent.wait(self, partial(self._turn.contain, self, self._has_room))
+            return
         runs = level.paged_out(0, self.services.read_ahead.memory_bytes)
         if not self._known(runs):
             self._next = _Asked(runs[0].seqs.start, runs[-1].seqs[-1], 0)
@@ -149,6 +156,12 @@ class Paging(QueueHost):
             self._bring_back(level)
             if wanted:
                 self._go_on()
+
+    def _has_room(self) -> None:
+        """Clients have taken what they were sent."""
+        if not self.ended:
+            self._go_on()
+            self._turn.schedule(self)
 
     def _ask(self, runs: list[Run], done: Callable[[], None]) -> int:
         """Let the disk read these bodies if they are not in the page cache; return how often `done` will be

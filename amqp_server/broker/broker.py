@@ -28,6 +28,7 @@ from amqp_server.broker.traffic import Ended
 from amqp_server.broker.vhost import VHost
 from amqp_server.broker.vhosts import Vhosts
 from amqp_server.config import Config
+from amqp_server.errors import ResourceError
 from amqp_server.logs import LineLimit
 from amqp_server.turn import Turn
 from quorum_queue.clock import Clock
@@ -38,10 +39,12 @@ from quorum_queue.local import NodeServices
 class Counts:
     """How many of everything there are, for the limits of the configuration; and the counts of what has ended."""
 
-    __slots__ = ("bindings", "channels", "ended", "exchanges", "queues")
+    __slots__ = ("bindings", "channels", "declared_bytes", "ended", "exchanges", "queues")
 
     def __init__(self) -> None:
         self.bindings = self.channels = self.exchanges = self.queues = 0
+        #: Memory of queues, exchanges, bindings and consumers; see amqp_server.broker.weights.
+        self.declared_bytes = 0
         self.ended = Ended()
 
 
@@ -84,6 +87,7 @@ class Broker:
         if config.event_exchange_vhost:
             self.events = Events(self, config.event_exchange_vhost, config.event_waiting_max)
         self.counts = Counts()
+        self._declared_bytes_max = config.declared_budget_bytes
         self.sessions = Sessions()
         self.runtime = Runtime(self)
         self.log_limit = LineLimit(config.log_lines_max)
@@ -113,6 +117,15 @@ class Broker:
             session.forget_memos()
 
     # -- changes ---------------------------------------------------------------------------------------------------
+
+    def check_declared(self, weight: int) -> None:
+        """Check that something of this weight may be declared. Raises ResourceError."""
+        most = self._declared_bytes_max
+        if self.counts.declared_bytes + weight > most:
+            raise ResourceError(
+                f"queues, exchanges, bindings and consumers take up {self.counts.declared_bytes} bytes of memory, "
+                f"{weight} more are not allowed (declared_bytes_max: {most})"
+            )
 
     def propose(self, operation: Operation, done: Done | None = None, user: str = INTERNAL) -> None:
         """Propose a change that was checked here, in the name of this user; see replication.Replication."""

@@ -61,12 +61,16 @@ class Parameters:
         *,
         parameters_max: int = 10_000,
         value_bytes_max: int = 65_536,
+        bytes_max: int = 1 << 26,
         changed: Callable[[str, str, str], None] = lambda vhost, component, name: None,
     ) -> None:
         """`changed` is called with the vhost, the component and the name of each parameter that was set or cleared."""
         self._metadata = metadata
         self._parameters_max = parameters_max
         self._value_bytes_max = value_bytes_max
+        self._bytes_max = bytes_max
+        #: Of all values.
+        self._bytes = 0
         self._changed = changed
         self._records: dict[Key, ParameterRecord] = {}
         #: The same parameters by vhost and component, then by name.
@@ -75,8 +79,13 @@ class Parameters:
             self._put(decode(TABLE, stored, value, ParameterRecord))
 
     def _put(self, record: ParameterRecord) -> None:
+        self._bytes += len(record.value) - self._value_bytes(record.key)
         self._records[record.key] = record
         self._groups.setdefault((record.vhost, record.component), {})[record.name] = record
+
+    def _value_bytes(self, key: Key) -> int:
+        record = self._records.get(key)
+        return 0 if record is None else len(record.value)
 
     def __len__(self) -> int:
         return len(self._records)
@@ -115,6 +124,10 @@ class Parameters:
             raise ParameterRefused(
                 f"there are {len(self._records)} parameters and policies, no more are allowed (parameters_max)"
             )
+        if self._bytes + len(text) - self._value_bytes(record.key) > self._bytes_max:
+            raise ParameterRefused(
+                f"parameters and policies have {self._bytes} bytes, {len(text)} more are not allowed (parameters_bytes_max)"
+            )
         return record
 
     def store(self, record: ParameterRecord) -> bool:
@@ -128,8 +141,10 @@ class Parameters:
 
     def clear(self, vhost: str, component: str, name: str) -> bool:
         """Remove it; return whether it existed."""
-        if self._records.pop((vhost, component, name), None) is None:
+        gone = self._records.pop((vhost, component, name), None)
+        if gone is None:
             return False
+        self._bytes -= len(gone.value)
         group = self._groups[vhost, component]
         del group[name]
         if not group:

@@ -37,6 +37,7 @@ class Runtime:
             broker.metadata,
             parameters_max=config.parameters_max,
             value_bytes_max=config.parameter_bytes_max,
+            bytes_max=config.parameters_bytes_max,
             changed=self._changed,
         )
         self.limits = Limits(broker.sessions, self.parameters)

@@ -163,7 +163,7 @@ def _operation(
     taken = first_taken(vhost, name, numbers)
     if taken is not None:
         raise PreconditionFailed(taken)
-    vhost.check_queue(len(numbers))
+    vhost.check_queue(told, len(numbers))
     if broker.counts.bindings + len(numbers) > broker.config.bindings_max:
         raise ResourceError(
             f"there are {broker.counts.bindings} bindings, {len(numbers)} more are not allowed (bindings_max)"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from amqp_server.broker import weights
 from amqp_server.broker.arguments import QueueArguments, parse_queue_arguments
 from amqp_server.broker.event_headers import of_binding, of_exchange, of_queue
 from amqp_server.broker.metadata import encode
@@ -74,6 +75,8 @@ class VHost:
             self._apply_policies(exchange.name)
         #: Node and incarnation that transient exchanges go with.
         self._exchange_homes: dict[str, tuple[str, int]] = {}
+        #: Weights of exchanges that have arguments.
+        self._exchange_weights: dict[str, int] = {}
         #: Counts of closed channels.
         self.traffic = Traffic()
         self.received_bytes = self.sent_bytes = 0
@@ -111,9 +114,10 @@ class VHost:
 
     # -- exchanges -------------------------------------------------------------------------------------------------
 
-    def check_exchange(self) -> None:
+    def check_exchange(self, arguments: Mapping[str, object]) -> None:
         """Check that one more exchange is allowed. Raises ResourceError."""
         broker = self.broker
+        broker.check_declared(weights.of_exchange(arguments))
         if broker.counts.exchanges >= broker.config.exchanges_max:
             raise ResourceError(
                 f"there are {broker.counts.exchanges} exchanges, no more are allowed (exchanges_max)"
@@ -139,17 +143,22 @@ class VHost:
 
     def restore_exchange(self, record: ExchangeRecord) -> None:
         """Make an exchange that has its record."""
+        arguments = tables.decode(record.arguments)
         self.router.declare(
             record.name,
             record.type,
             durable=record.durable,
             auto_delete=record.auto_delete,
             internal=record.internal,
-            arguments=tables.decode(record.arguments),
+            arguments=arguments,
         )
         if record.node:
             self._exchange_homes[record.name] = record.node, record.incarnation
         self.broker.counts.exchanges += 1
+        weight = weights.of_exchange(arguments)
+        self.broker.counts.declared_bytes += weight
+        if arguments:
+            self._exchange_weights[record.name] = weight
         self._apply_policies(record.name)
 
     def apply_exchange_policies(self, exchange: str) -> None:
@@ -181,6 +190,7 @@ class VHost:
     def _exchange_gone(self, name: str) -> None:
         self._exchange_homes.pop(name, None)
         self.broker.counts.exchanges -= 1
+        self.broker.counts.declared_bytes -= self._exchange_weights.pop(name, weights.EXCHANGE)
         self.broker.metadata.delete(EXCHANGES, key(self.name, name))
         self._changed("exchange.deleted", {"name": name})
 
@@ -222,6 +232,7 @@ class VHost:
             raise ResourceError(
                 f"there are {broker.counts.bindings} bindings, no more are allowed (bindings_max)"
             )
+        broker.check_declared(weights.of_binding(binding.routing_key, binding.arguments))
         source = self.router.get(binding.source)
         if source is not None and source.type == "topic":
             count, most = binding.routing_key.split(".").count("#"), broker.config.topic_hashes_max
@@ -273,6 +284,7 @@ class VHost:
         if not self.router.bind(binding):
             return None
         self.broker.counts.bindings += 1
+        self.broker.counts.declared_bytes += weights.of_binding(binding.routing_key, binding.arguments)
         if not of_many:
             self.streams_changed(binding.source)
         return binding
@@ -298,6 +310,9 @@ class VHost:
 
     def _forget_bindings(self, bindings: list[Binding]) -> None:
         self.broker.counts.bindings -= len(bindings)
+        self.broker.counts.declared_bytes -= sum(
+            [weights.of_binding(binding.routing_key, binding.arguments) for binding in bindings]
+        )
         for source in {binding.source for binding in bindings} if self.groups else ():
             self.streams_changed(source)
         for binding in bindings:
@@ -341,9 +356,10 @@ class VHost:
             default_type=default_type,
         )
 
-    def check_queue(self, count: int = 1) -> None:
+    def check_queue(self, arguments: Mapping[str, object], count: int = 1) -> None:
         """Check that so many more queues are allowed. Raises ResourceError."""
         broker = self.broker
+        broker.check_declared(count * weights.of_queue(arguments))
         if broker.counts.queues + count > broker.config.queues_max:
             more = "no" if count == 1 else f"{count}"
             raise ResourceError(
@@ -393,6 +409,7 @@ class VHost:
             self.groups[queue.name] = queue
             self._groups_over.setdefault(queue.parsed.stream, {})[queue.name] = queue
         self.broker.counts.queues += 1
+        self.broker.counts.declared_bytes += weights.of_queue(queue.arguments)
         if of_many:
             self.broker.hosts.expect(queue)
             self.broker.background.host_parts.begin(queue, partial(self._make_host, queue, None))
@@ -439,6 +456,10 @@ class VHost:
             broker.metadata.put(QUEUES, each.queue_key, each.queue_stored)
             broker.hosts.expect(queue)
             self.router.bind(each.binding)
+            broker.counts.declared_bytes += weights.of_queue(queue.arguments)
+            broker.counts.declared_bytes += weights.of_binding(
+                each.binding.routing_key, each.binding.arguments
+            )
             broker.metadata.put(BINDINGS, each.binding_key, each.binding_stored)
         broker.counts.queues += len(ready)
         broker.counts.bindings += len(ready)
@@ -497,6 +518,7 @@ class VHost:
             if not over:
                 del self._groups_over[queue.parsed.stream]
         broker.counts.queues -= 1
+        broker.counts.declared_bytes -= weights.of_queue(queue.arguments)
         removed, also = self.router.remove_queue(queue.name)
         self._forget_bindings(removed)
         self._exchanges_gone(also)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pamqp import commands
 
+from amqp_server.broker import weights
 from amqp_server.broker.queue import Queue
 from amqp_server.broker.reply import PSEUDO_QUEUE, ReplyHost
 from amqp_server.broker.traffic import Traffic
@@ -75,6 +76,7 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
     check_owner(channel, queue)
     check_home(channel, queue)
     arguments: dict[str, object] = dict(method.arguments or {})
+    channel.broker.check_declared(weights.of_consumer(arguments))
     if queue.type.is_stream:
         _check_stream_consumer(channel, method, queue, arguments)
     elif queue.type.is_group:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from io import BytesIO
 from typing import TYPE_CHECKING
 
 from pamqp import base, commands
 
+from amqp_server.broker import weights
 from amqp_server.broker.queue import Queue
 from amqp_server.broker.reply import ReplyHost
 from amqp_server.broker.traffic import Traffic
@@ -18,7 +21,7 @@ from amqp_server.channel.tx import WHOLE_BYTES_MAX, LargeEnd, Transaction
 from amqp_server.channel.unacked import Piece, Unacked, UnknownTag, by_holder
 from amqp_server.channel.window import ChannelWindow
 from amqp_server.errors import PreconditionFailed
-from amqp_server.wire.frames import method_frame
+from amqp_server.wire.frames import OVERHEAD, method_frame
 from amqp_server.wire.intake import PublishRoute, Segment
 
 if TYPE_CHECKING:
@@ -39,16 +42,28 @@ RETURNED_MAX, DETACHED_MAX = 256, 1_000
 PART_MAX, TAKEN_MAX = 24, 512
 #: Consumers that are paused before the turn may end.
 PAUSED_MAX = 128
+#: Larger bodies are put together while they come in, as soon as this share (1/n) of one has come.
+LARGE_BODY_BYTES, ROOM_SHARE = 1 << 20, 8
+#: The room for a body is enough for frames of this payload: that of the smallest frame_max.
+SMALL_PIECE_BYTES = 4096 - OVERHEAD
+#: Bodies in more frames than this are put together while they come in, too: each frame is an object of its own.
+PIECES_MAX = 1024
 #: With more pieces than this, join them to fewer.
 FEW_PIECES = 8
 
 
 class Assembly:
-    """A message whose frames are still coming. The bytes so far count in the node's memory budget."""
+    """A message whose frames are still coming. The bytes so far count in the node's memory budget.
+
+    The frames of a large body are put together as they come: to join 128 MiB at the end would be a step of some
+    100 ms.
+    """
 
     __slots__ = (
         "_bytes",
+        "_growing",
         "_memory",
+        "_room_bytes",
         "_unfinished",
         "body_size",
         "framed",
@@ -66,6 +81,10 @@ class Assembly:
         self.header: bytes | None = None
         #: The content frames as they came, large ones in pieces.
         self.framed: list[bytes | memoryview] = []
+        #: The frames of a large body so far, one behind the other.
+        self._growing: BytesIO | None = None
+        #: Size of all frames of a large body, if they are not very small.
+        self._room_bytes = 0
         #: True if some frame is larger than frame_max.
         self.oversized = False
         self.body_size = 0
@@ -74,16 +93,51 @@ class Assembly:
         self._unfinished = route.publisher.connection.incoming.unfinished
         self._bytes = 0
 
+    def begin(self, header: bytes, body_size: int) -> None:
+        """The content header has come; its frame is added next."""
+        self.header = header
+        self.body_size = body_size
+        if body_size > LARGE_BODY_BYTES:
+            # With smaller frames than these it is too little, and grows.
+            frames = -(-body_size // SMALL_PIECE_BYTES)
+            self._room_bytes = len(header) + OVERHEAD + body_size + frames * OVERHEAD
+
     def add(self, framed: bytes | memoryview) -> None:
         """Add a frame, or a piece of a large one. Bodies of queues are paged out to make room."""
         memory, size = self._memory, len(framed)
-        self.framed.append(framed)
+        if self._growing is not None:
+            self._growing.write(framed)
+        else:
+            self.framed.append(framed)
+            if self._room_bytes and self._bytes + size >= self._room_bytes // ROOM_SHARE:
+                self._make_room(self._room_bytes)
+            elif len(self.framed) >= PIECES_MAX:
+                self._make_room(0)
         before = self._bytes // RELIEF_BYTES
         self._bytes += size
         self._unfinished.bytes += size
         memory.used += size
         if memory.used > memory.budget_bytes and self._bytes // RELIEF_BYTES > before:
             memory.relieve()
+
+    def _make_room(self, room_bytes: int) -> None:
+        """Make room for so many bytes. Pages that nothing is written to take up no memory; and a client that
+        announces much and sends little gets no room."""
+        with suppress(MemoryError):
+            growing = BytesIO(bytes(room_bytes))
+            for framed in self.framed:
+                growing.write(framed)
+            self._growing, self.framed = growing, []
+        self._room_bytes = 0
+
+    def whole(self) -> bytes:
+        """Return all frames of the complete message."""
+        if self._growing is not None:
+            growing, self._growing = self._growing, None
+            growing.truncate()
+            # This copies nothing, because nothing else refers to it.
+            self.framed = [growing.getvalue()]
+        return b"".join(self.framed)
 
     def release(self) -> None:
         """Stop counting it: it is complete and its queues count it from now on, or it never will be."""
@@ -285,6 +339,7 @@ class Channel:
         queue = subscription.queue
         self.subscriptions[subscription.tag] = subscription
         self.consumed[queue] = self.consumed.get(queue, 0) + 1
+        self.broker.counts.declared_bytes += weights.of_consumer(subscription.arguments)
         queue.subscribe(subscription.key, subscription)
 
     def drop(self, subscription: Subscription) -> bool:
@@ -295,6 +350,7 @@ class Channel:
         if subscription.attached:
             self.connection.consumer_event(subscription, created=False)
         queue = subscription.queue
+        self.broker.counts.declared_bytes -= weights.of_consumer(subscription.arguments)
         self.consumed[queue] -= 1
         if not self.consumed[queue]:
             del self.consumed[queue]
@@ -403,6 +459,7 @@ class Channel:
             if subscription.attached:
                 self.connection.consumer_event(subscription, created=False)
             queue = subscription.queue
+            self.broker.counts.declared_bytes -= weights.of_consumer(subscription.arguments)
             queue.subscriptions.pop(subscription.key, None)
             keys.setdefault(queue.host, []).append(subscription.key)
         for host, gone in keys.items():

@@ -127,7 +127,7 @@ def _declare(channel: Channel, method: commands.Exchange.Declare, name: str) -> 
     if isinstance(alternate, str):
         permissions.check(user, vhost.name, "exchange", name, "read")
         permissions.check(user, vhost.name, "exchange", alternate, "write")
-    vhost.check_exchange()
+    vhost.check_exchange(arguments)
     replication = channel.broker.replication
     record = ExchangeRecord(
         vhost.name,

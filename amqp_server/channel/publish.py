@@ -17,7 +17,7 @@ from amqp_server.broker.vhost import routing_view
 from amqp_server.channel.confirms import Confirms, Copies, Lane, Mixed
 from amqp_server.channel.deduplication import enqueue_named
 from amqp_server.channel.tracing import trace_publish
-from amqp_server.errors import AccessRefused, NotFound, NotImplemented_, PreconditionFailed
+from amqp_server.errors import AccessRefused, AMQPError, NotFound, NotImplemented_, PreconditionFailed
 from amqp_server.wire import confirm_level, content, frames, methods, tables
 from amqp_server.wire.deliver import LARGE_BYTES
 from amqp_server.wire.frames import short_string
@@ -143,6 +143,9 @@ class _Resolver:
         if route is not None:
             return route
         channel, vhost = self._channel, self._channel.vhost
+        if channel.broker.turn.overdue():
+            # Each may meet very many bindings.
+            channel.connection.incoming.publisher.cut = True
         view = routing_view(content.Properties.parse(payload, checked=True))
         found = vhost.router.route(self._route.exchange, self._route.routing_key, view, vhost.next_nonce())
         targets = tuple(vhost.queues[name] for name in found.queues)
@@ -218,16 +221,7 @@ def slow_segment(channel: Channel, assembly: Assembly) -> Segment:
     headers = properties.headers
     copies = _copies(headers)
     level = _confirm_level(channel, properties)
-    changed = False
-    if headers and "BCC" in headers:
-        properties.raw["headers"] = tables.replaced(properties.raw["headers"], {b"BCC": None})
-        changed = True
-    reply_to = properties.text("reply_to")
-    if reply_to == PSEUDO_QUEUE:
-        if channel.reply_host is None:
-            raise PreconditionFailed("fast reply consumer does not exist")
-        properties.set_text("reply_to", channel.reply_host.name)
-        changed = True
+    changed = _change(channel, properties, headers)
     if copies:
         keys = [route.routing_key, *copies]
         found = vhost.route_all(route.exchange, keys, properties) if route.exchange else _named(channel, keys)
@@ -237,16 +231,46 @@ def slow_segment(channel: Channel, assembly: Assembly) -> Segment:
     else:
         target = route
     large = body_size > SMALL_FRAME - frames.OVERHEAD or len(payload) > SMALL_FRAME - 512
-    item = b"".join(assembly.framed)
-    if changed or assembly.oversized:
+    item = assembly.whole()
+    kept = properties.encode(body_size) if changed else payload
+    if assembly.oversized:
         _, body = content.split(item)
-        item = content.build(properties.encode(body_size), body, channel.number, frame_max)
+        item = content.build(kept, body, channel.number, frame_max)
+    elif changed and content.header_of(item) != kept:
+        item = content.with_header(item, kept, channel.number)
     attributes = connection.incoming.publisher.attributes(
         properties.persistent, properties.octet("priority") or 0, ttl_ms, channel.number, large, level
     )
     segment = Segment(target, attributes)
     segment.contents.append(item)
     return segment
+
+
+def kept_header(channel: Channel, payload: bytes) -> bytes:
+    """Return a content header as queues will have it, if nothing is wrong with it and nothing changes until its body has
+    come: then the frames of a large body need not be moved."""
+    try:
+        properties = content.Properties.parse(payload, channel.connection.config.table_depth_max)
+        if _change(channel, properties, properties.headers):
+            return properties.encode(int.from_bytes(payload[4:12], "big"))
+    except AMQPError:
+        # It is told when the message is complete.
+        pass
+    return payload
+
+
+def _change(channel: Channel, properties: content.Properties, headers: dict[str, object] | None) -> bool:
+    """Change what a message does not keep; whether that was anything. Raises PreconditionFailed."""
+    changed = False
+    if headers and "BCC" in headers:
+        properties.raw["headers"] = tables.replaced(properties.raw["headers"], {b"BCC": None})
+        changed = True
+    if properties.text("reply_to") == PSEUDO_QUEUE:
+        if channel.reply_host is None:
+            raise PreconditionFailed("fast reply consumer does not exist")
+        properties.set_text("reply_to", channel.reply_host.name)
+        changed = True
+    return changed
 
 
 def expiration_ms(text: str | None) -> int | None:

@@ -64,6 +64,10 @@ class Subscription:
         self.key = (channel.connection.number, channel.number, tag, channel.next_tag)
         self.template = DeliverTemplate(channel.number, tag, channel.connection.limits.frame_max)
 
+    @property
+    def user(self) -> str:
+        return self.channel.connection.client.username
+
     def deliver(self, consumer: Any, run: Run, first_id: int) -> None:
         """Tag the run, note it as unacked, and send it. See quorum_queue.ports.Sink."""
         channel = self.channel

@@ -15,7 +15,7 @@ from pamqp import commands
 from amqp_server.broker.answers import AnswerAwaited
 from amqp_server.broker.memo import Memo
 from amqp_server.channel import publish
-from amqp_server.channel.channel import Assembly, Channel
+from amqp_server.channel.channel import LARGE_BODY_BYTES, Assembly, Channel
 from amqp_server.channel.unfinished import Unfinished
 from amqp_server.connection.frame_errors import expected, first_octets, octets
 from amqp_server.connection.state import State
@@ -535,7 +535,9 @@ class Incoming:
                     f"body of {assembly.received} bytes is longer than the {assembly.body_size} announced",
                     (60, 40),
                 )
-            assembly.add(whole)
+            if payload:
+                # Empty ones may be very many, and some clients take them for an error.
+                assembly.add(whole)
         if assembly.header is not None and assembly.received == assembly.body_size:
             channel.assembly = None
             self._assembled(channel, assembly)
@@ -566,8 +568,9 @@ class Incoming:
             self._close_channel(channel, error, (60, 40))
             # Like all frames for a closing channel, its body frames are skipped.
             return
-        assembly.header = payload
-        assembly.body_size = size
+        assembly.begin(payload, size)
+        if size > LARGE_BODY_BYTES:
+            whole = frames.raw_frame(frames.HEADER, channel.number, publish.kept_header(channel, payload))
         assembly.add(whole)
 
     def _assembled(self, channel: Channel, assembly: Assembly) -> None:

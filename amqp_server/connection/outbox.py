@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from amqp_server.turn import Sender, Turn
+from quorum_queue.unsent import Unsent
 
 
 class _Nobody:
@@ -24,6 +25,7 @@ class Outbox:
         "_chunks",
         "_sender",
         "_turn",
+        "_unsent",
         "_withheld",
         "high_bytes",
         "sent_bytes",
@@ -31,8 +33,10 @@ class Outbox:
         "size",
     )
 
-    def __init__(self, turn: Turn, sender: Sender, high_bytes: int) -> None:
+    def __init__(self, turn: Turn, sender: Sender, high_bytes: int, unsent: Unsent | None = None) -> None:
         self._turn = turn
+        #: All connections' together.
+        self._unsent = unsent or Unsent()
         self._sender: Sender = sender
         self._chunks: list[bytes | memoryview] = []
         #: Number of answers that wait for the disk.
@@ -52,6 +56,7 @@ class Outbox:
             self._turn.send(self._sender)
         self._chunks.append(data)
         self.size += len(data)
+        self._unsent.add(len(data))
 
     def beat(self, frame: bytes) -> None:
         """Add a heartbeat. It waits for nobody's answer: the disk may be full for long."""
@@ -60,6 +65,7 @@ class Outbox:
         elif not self._beats:
             self._beats.append(frame)
             self.size += len(frame)
+            self._unsent.add(len(frame))
             self._turn.send(self._sender)
 
     def withhold(self) -> Callable[[], None]:
@@ -86,11 +92,14 @@ class Outbox:
     def sent(self, count: int) -> None:
         """`count` bytes have left."""
         self.size -= count
+        self._unsent.take(count)
         self.sent_bytes += count
         self.sent_count += 1
 
     def close(self) -> None:
         """The client is gone: what waits is dropped."""
+        self._unsent.take(self.size)
+        self._unsent = Unsent()
         self._sender = _NOBODY
         self._chunks = []
         self._beats = []

@@ -1,6 +1,6 @@
 """All clients' sockets and all links in one epoll set: those that are ready are served together, in one turn.
 
-One task waits for the set itself (`waiting.serve`), so a thousand clients that each send a message cost one
+One task waits for the set itself (`connection.waiting`), so a thousand clients that each send a message cost one
 wake, one run of the queues, one commit and one flush of the links. Reports of the commit's thread and frames
 of other nodes are part of the same turn, before the clients: their confirms and commits leave together with
 those of the clients.
@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 import select
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sized
 from threading import Lock
 from time import monotonic
 from typing import TYPE_CHECKING, Final, Protocol
@@ -36,6 +36,8 @@ WRITE: Final = select.EPOLLOUT
 #: Most sockets that one look at the set returns. The kernel returns the others next time, in rotation.
 EVENTS_MAX: Final = 1024
 LITTLE_BYTES: Final = 32 * 1024
+#: The longest wait at a time, s: `epoll` takes no infinite one.
+WAIT_MAX_S: Final = 60.0
 #: FD_SETSIZE: `select` takes files of lower numbers.
 SELECT_FILES: Final = 1024
 #: A read that takes more than this part of a turn makes a connection heavy.
@@ -67,7 +69,9 @@ class Poller:
         "_light_s",
         "_link_by_fd",
         "_links",
+        "_others_fd",
         "_over",
+        "_polled",
         "_polling",
         "_reports",
         "_run_late",
@@ -79,6 +83,7 @@ class Poller:
         "buffer",
         "little",
         "now",
+        "others_ready",
     )
 
     def __init__(
@@ -95,10 +100,16 @@ class Poller:
         self._epoll = select.epoll()
         #: None if no commit is ever put off.
         self._commits = commits if self._epoll.fileno() < SELECT_FILES else None
-        # Wakes the task that waits for the set, for work that no socket begins.
+        # Wakes the task that waits for the set, for work that no socket begins. Edge-triggered: each write is
+        # reported once, so nobody need read it.
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._epoll.register(self._wake_fd, READ)
+        self._epoll.register(self._wake_fd, READ | select.EPOLLET)
         self._woken = self._polling = self._closed = False
+        #: `_poll` was called, and what it has found is to be served.
+        self._polled = False
+        #: A set that others wait for, and whether it has something for them; see `include`.
+        self._others_fd = -1
+        self.others_ready = False
         self._by_fd: dict[int, Transport] = {}
         #: Ready to be read, in their order; `Transport.queued` tells which are in one of them.
         self._light: deque[Transport] = deque()
@@ -119,6 +130,11 @@ class Poller:
 
     def fileno(self) -> int:
         return self._epoll.fileno()
+
+    def include(self, others_fd: int) -> None:
+        """Let a wait for this set be one for the epoll set of others, too: `serve_until` ends when that has something."""
+        self._others_fd = others_fd
+        self._epoll.register(others_fd, READ)
 
     def close(self, run_late: Callable[[Callable[[], None]], object] | None = None) -> None:
         """Give up the set. `run_late` makes a call on the loop, from any thread, for later reports."""
@@ -215,6 +231,19 @@ class Poller:
 
     # -- serving ---------------------------------------------------------------------------------------------------
 
+    def serve_until(self, time: float, others: Sized) -> None:
+        """Wait for sockets and serve them, until this time of the monotonic clock, or until there is something to do
+        elsewhere: `others` have come, the set that was included is ready, or sockets are left for when others have had
+        their turn. Looks once at least."""
+        while not self._closed:
+            if not self._light:
+                busy = others or self._heavy or self._over or self._links
+                self.others_ready = False
+                self._poll(0.0 if busy else min(max(time - monotonic(), 0.0), WAIT_MAX_S))
+            self._polled = True
+            if self.serve() or others or self.others_ready or self.now >= time:
+                return
+
     def serve(self) -> bool:
         """Serve the sockets that are ready. True if some must wait until others have had their turns."""
         if self._closed:
@@ -242,6 +271,7 @@ class Poller:
         # Only `select` can wait for less than a millisecond.
         while (
             not self._heavy
+            and not self.others_ready
             and (wait_s := commits.put_off_s()) > 0
             and (self._light or select.select(ready, (), (), wait_s)[0])
         ):
@@ -260,9 +290,11 @@ class Poller:
 
     def _serve_light(self) -> None:
         self._polling = True
-        if not self._light:
+        if self._polled:
+            self._polled = False
+        elif not self._light:
             # Connections left over come first; they are still ready.
-            self._poll()
+            self._poll(0.0)
         if (
             self._light
             or self._links
@@ -274,15 +306,18 @@ class Poller:
             self._turn.run(self._read_light)
         self._polling = False
 
-    def _poll(self) -> None:
+    def _poll(self, seconds: float) -> None:
+        """Wait for so long at most until something is ready, and note what."""
+        ready = self._epoll.poll(seconds, EVENTS_MAX)
         self.now = monotonic()
         by_fd = self._by_fd
-        for fd, events in self._epoll.poll(0, EVENTS_MAX):
+        for fd, events in ready:
             transport = by_fd.get(fd)
             if transport is None:
                 if fd == self._wake_fd:
                     self._woken = False
-                    os.eventfd_read(fd)
+                elif fd == self._others_fd:
+                    self.others_ready = True
                 else:
                     self._link_is_ready(fd, events)
                 continue

@@ -116,7 +116,9 @@ class Transport:
         self.queued = False
         #: True if its last read was large or left work, or its reads take long. See the poller.
         self.heavy = self._slow = False
-        self.outbox = Outbox(server.turn, self, server.config.outbox_high_bytes)
+        self.outbox = Outbox(
+            server.turn, self, server.config.outbox_high_bytes, server.broker.services.memory.unsent
+        )
         self.session = Session(server.broker, self.outbox, self, peer, name)
         self._half_open = half_open
         self._unsent: list[bytes | memoryview] = []

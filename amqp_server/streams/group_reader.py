@@ -22,6 +22,7 @@ class Reader:
     """Reads one partition for the group. See amqp_server.streams.host.Sink."""
 
     for_group = True
+    user = None
     # As a subscription of the stream's queue.
     exclusive = False
     tag = ""

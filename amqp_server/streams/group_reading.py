@@ -107,6 +107,7 @@ class Attached:
     """What reads, or watches, one stream. See amqp_server.streams.host.Sink."""
 
     for_group = True
+    user = None
     # As a subscription of the stream's queue.
     exclusive = False
     tag = ""

@@ -25,6 +25,7 @@ from persistence.streams.batch import Batch
 from persistence.streams.log import Lost, Read, StreamLog, Wanted
 from quorum_queue.host import Key, QueueHost
 from quorum_queue.ports import ConsumerState, Hosted, Refused
+from quorum_queue.unsent import LARGE_BYTES
 
 logger = logging.getLogger("mqd.streams")
 
@@ -368,6 +369,11 @@ class StreamReaders(QueueHost):
                 reader = consumer.reader = BatchReader(batch)
                 if batch.base < consumer.next_offset:
                     reader.skip_to(consumer.next_offset)
+            if reader.batch.size > LARGE_BYTES and self._services.memory.unsent.full:
+                self._services.memory.unsent.wait(
+                    consumer, partial(self._has_room, consumer), consumer.sink.user
+                )
+                return
             wanted = consumer.wanted
             count = min(consumer.credit, reader.left)
             if len(reader.batch.shapes) > SHAPES_MAX:
@@ -383,6 +389,12 @@ class StreamReaders(QueueHost):
                 self._to_serve[consumer] = None
                 self._leave()
                 return
+
+    def _has_room(self, consumer: StreamConsumer) -> None:
+        """Clients have taken what they were sent."""
+        if not (self.ended or consumer.detached):
+            self._to_serve[consumer] = None
+            self._leave()
 
     def _hand(self, consumer: StreamConsumer, reader: BatchReader, count: int) -> None:
         first_id = consumer.next_id

@@ -25,6 +25,10 @@ class Sink(Protocol):
     #: it begins.
     for_group: bool
 
+    @property
+    def user(self) -> str | None:
+        """Whose client it is; None: that of many."""
+
     def deliver_batch(self, consumer: StreamConsumer, reader: BatchReader, count: int, first_id: int) -> None:
         """Send the next messages of the reader; pause the consumer if the way to the client is full."""
 
@@ -94,6 +98,8 @@ class StreamConsumer:
         self.ahead.clear()
         self.place = None
         self.reads += 1
+        if self.detached:
+            self._services.memory.unsent.forget(self, self.sink.user)
         if self.for_group:
             self.sink.let_go()
         self._services.count_held(self, -self.held_bytes)

@@ -244,6 +244,7 @@ class Publisher:
         "_memo",
         "_misses",
         "_shapes",
+        "cut",
         "frame_max",
         "knows_levels",
         "last_header",
@@ -275,6 +276,8 @@ class Publisher:
         self.table_depth_max = table_depth_max
         #: The slow path has found that all nodes know x-confirm.
         self.knows_levels = False
+        #: Whoever routed the last message found the turn over: the next one comes in another turn.
+        self.cut = False
         self._interned: dict[tuple[Any, ...], Attributes] = {}
         #: By size, flags and stamp of a content header: which bits of it decide, and what they were.
         self._shapes: dict[tuple[int, int, int, bool], tuple[int, int, Attributes]] = {}
@@ -525,7 +528,12 @@ def take(
         append(data[at:after])
         pos = after
         again = startswith(key, pos)
-        if again and route.resolve is None and varied < VARIED:
+        if route.resolve is not None:
+            if publisher.cut:
+                publisher.cut = False
+                outcome = Outcome.OTHER
+                break
+        elif again and varied < VARIED:
             # Messages exactly like this one but for their bodies.
             whole = key + template
             whole_bytes = stride + key_bytes

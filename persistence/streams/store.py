@@ -16,6 +16,7 @@ import trio
 from outcome import Outcome, Value, capture
 
 from persistence.errors import CommitFailed
+from persistence.reports import to_this_loop
 from persistence.streams.compaction import Throttle
 from persistence.streams.compression import NONE
 from persistence.streams.files import FULL, DiskFiles, Files
@@ -144,8 +145,7 @@ class StreamStore:
 
     async def run(self, in_turn: Callable[..., None]) -> None:
         """Tell of what is done, each in a turn of the node, until cancelled. Raises CommitFailed."""
-        loop = trio.lowlevel.current_trio_token()
-        report, done = loop.run_sync_soon, self._report
+        report, done = to_this_loop(), self._report
         names = [f"stream-reader-{number}" for number in range(self._readers_count)]
         writer = self._writer = Worker(["streams"], report, done)
         readers = self._readers = Worker(names, report, done)

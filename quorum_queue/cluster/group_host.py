@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from quorum_queue.cluster import contents, dead_letters
@@ -34,6 +35,7 @@ from quorum_queue.machine.run import Run
 from quorum_queue.machine.settings import Settings
 from quorum_queue.ports import ConsumerState, Hosted
 from quorum_queue.raft.members import Members
+from quorum_queue.unsent import LARGE_BYTES
 
 logger = logging.getLogger("mqd.quorum_queue")
 
@@ -221,6 +223,7 @@ class GroupHost(DeferredHost):
             self.replicas.close(self.group)
 
     def closed(self) -> None:
+        self.services.memory.unsent.forget(self)
         # Break the cycles: only the collector would free them, and all messages with them.
         del self.group, self._warming, self.dead_letters_warming
 
@@ -595,8 +598,12 @@ class GroupHost(DeferredHost):
         if self.group.behind:
             # A node that was away first learns what happened to its consumers meanwhile.
             return
+        unsent = self.services.memory.unsent
         while self._deliveries_waiting:
             consumer, run, first_id, places = self._deliveries_waiting[0]
+            if run.size > LARGE_BYTES and unsent.full:
+                unsent.wait(self, partial(self._turn.contain, self, self._deliver_waiting))
+                return
             try:
                 found = contents.find(self, places, self._deliver_waiting, self._warming.waits)
             except contents.BodyGone:

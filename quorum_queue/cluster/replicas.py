@@ -13,7 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from quorum_queue.boundary import Boundary
 from quorum_queue.clock import Clock
@@ -59,14 +59,20 @@ class Turn(Protocol):
     def later(self, unit: Group, call: Callable[[], object]) -> None: ...
 
 
-class Written(NamedTuple):
-    """The writes of one commit for one group, and the messages that may leave afterwards."""
+class Written:
+    """What a commit makes durable for one group, and the messages that may leave then."""
 
-    group: Group
-    hard: HardState | None
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs
-    term: int
-    messages: tuple[Message, ...]
+    __slots__ = ("group", "hard", "index", "messages", "term")
+
+    def __init__(
+        self, group: Group, hard: HardState | None, index: int, term: int, messages: tuple[Message, ...]
+    ) -> None:
+        self.group = group
+        self.hard = hard
+        #: Of the last entry; 0 if there is none.
+        self.index = index
+        self.term = term
+        self.messages = messages
 
 
 class Stopped:
@@ -291,7 +297,7 @@ class Replicas:
         """Take one frame. Raises frames.FrameError, CodecError: the peer is broken."""
         kind = frame[0]
         if kind == frames.RAFT:
-            group_id, message = decode_message(frame[1:])
+            group_id, message = decode_message(frame, 1)
             group = self.groups.get(group_id)
             if group is not None:
                 self.contain(group, self._step, group, message)
@@ -509,23 +515,17 @@ class Replicas:
         """Return whether entries were applied."""
         ready = group.core.ready()
         store, group_id = self.store, group.id
-        if ready.hard is not None:
-            store.hard(group_id, ready.hard.term, ready.hard.vote)
-        if ready.entries:
-            store.append(group_id, ready.entries)
+        hard, entries = ready.hard, ready.entries
+        if hard is not None:
+            store.hard(group_id, hard.term, hard.vote)
+        if entries:
+            store.append(group_id, entries)
             if group.foresee is not None:
-                self._foresee(group, group.foresee, ready.entries)
-        if ready.hard is not None or ready.entries:
-            last = ready.entries[-1] if ready.entries else None
-            self._written.append(
-                Written(
-                    group,
-                    ready.hard,
-                    last.index if last is not None else 0,
-                    last.term if last is not None else 0,
-                    ready.after_sync,
-                )
-            )
+                self._foresee(group, group.foresee, entries)
+            last = entries[-1]
+            self._written.append(Written(group, hard, last.index, last.term, ready.after_sync))
+        elif hard is not None:
+            self._written.append(Written(group, hard, 0, 0, ready.after_sync))
         else:
             self._post(group_id, ready.after_sync)
         self._post(group_id, ready.messages)
@@ -550,12 +550,12 @@ class Replicas:
         if self.store.warm(group.id, [(low, high)], came):
             group.core.came(low, high)
 
-    def _post(self, group_id: int, messages: Iterable[Message]) -> None:
+    def _post(self, group_id: int, messages: tuple[Message, ...]) -> None:
         for message in messages:
             self.post(group_id, message)
 
     def post(self, group_id: int, message: Message) -> None:
-        self.links.send(message.to, [_RAFT, *encode_message(group_id, message)])
+        self.links.send(message.to, encode_message(group_id, message, _RAFT))
 
     def write(self) -> None:
         """Request one commit for all writes of this turn."""
@@ -582,14 +582,14 @@ class Replicas:
 
     def _after_sync(self, written: Written) -> None:
         """A group's writes are durable."""
-        group, hard, index, term, messages = written
-        if hard is not None:
-            group.core.hard_written(hard)
-        if index:
-            group.core.written(index, term)
+        group = written.group
+        if written.hard is not None:
+            group.core.hard_written(written.hard)
+        if written.index:
+            group.core.written(written.index, written.term)
         if group.unsynced:
             group.tell_synced()
-        self._post(group.id, messages)
+        self._post(group.id, written.messages)
 
 
 __all__ = ["CodecError", "Replicas"]

@@ -31,7 +31,7 @@ def encode(parts: Sequence[bytes], size: int) -> list[bytes]:
     """Return the chunks that make one frame of the parts, `size` bytes together; big ones are not copied."""
     head = HEAD.pack(size)
     if size <= JOIN_BYTES_MAX:
-        return [head + b"".join(parts)]
+        return [b"".join((head, *parts))]
     return [head, *parts]
 
 
@@ -84,7 +84,8 @@ class FrameReader:
         shared, limit = self._shared, self._limit
         at, unpack = 0, HEAD.unpack_from
         while end - at >= 4:
-            (size,) = unpack(shared, at)
+            head: tuple[int] = unpack(shared, at)
+            size = head[0]
             at += 4
             if size > limit:
                 raise FrameError(f"a frame of {size} bytes; the limit is {limit}")

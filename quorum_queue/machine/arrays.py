@@ -18,8 +18,8 @@ def packed(numbers: array[int]) -> bytes:
 
 def unpacked(typecode: str, data: bytes | memoryview) -> array[int]:
     """Return the numbers of these bytes. Raises ValueError where they are not a whole number of them."""
-    numbers: array[int] = array(typecode)
-    numbers.frombytes(data)
+    # Of bytes, in one call.
+    numbers: array[int] = array(typecode, data if isinstance(data, bytes) else bytes(data))
     if _SWAPS:
         numbers.byteswap()
     return numbers

@@ -9,7 +9,7 @@ import struct
 from array import array
 from bisect import bisect_right
 from itertools import accumulate
-from typing import Any, Final
+from typing import Final
 
 from quorum_queue.machine.arrays import unpacked
 from quorum_queue.machine.codec import CodecError
@@ -20,6 +20,8 @@ VERSION: Final = 1
 ENTRY: Final = struct.Struct(">BQ")
 #: incarnation, number, bytes of node, keys, commands; messages; bytes of bodies
 BATCH: Final = struct.Struct(">QQHIIIQ")
+ENTRY_BYTES: Final = 9
+BATCH_BYTES: Final = 38
 
 
 class Bodies:
@@ -27,7 +29,7 @@ class Bodies:
 
     __slots__ = ("_data", "_ends", "_sections", "_starts", "count")
 
-    def __init__(self, data: bytes | memoryview) -> None:
+    def __init__(self, data: bytes) -> None:
         self._data = data
         self._starts: list[int] = []
         #: (sizes, offset of the first body) of each batch that has messages
@@ -49,7 +51,11 @@ class Bodies:
         if ordinals.step < 1 or ordinals[0] < 0 or ordinals[-1] >= self.count:
             raise CodecError(f"an entry of {self.count} messages has no messages {ordinals}")
         data, starts = self._data, self._starts
-        found: list[Any] = []
+        if len(starts) == 1 and self.count == 1:
+            # By far the most common entry has one message.
+            sizes, offset = self._sections[0]
+            return [data[offset : offset + sizes[0]]]
+        found: list[bytes] = []
         while ordinals:
             at = bisect_right(starts, ordinals[0]) - 1
             ends = self._ends[at] or self._ends_of(at)
@@ -60,7 +66,7 @@ class Bodies:
             begins, stops = ends[low : stop : ordinals.step], ends[low + 1 : stop + 1 : ordinals.step]
             found += [data[begin:end] for begin, end in zip(begins, stops, strict=True)]
             ordinals = ordinals[count:]
-        return found if isinstance(data, bytes) else list(map(bytes, found))
+        return found
 
     def _ends_of(self, at: int) -> list[int]:
         sizes, offset = self._sections[at]
@@ -81,23 +87,39 @@ def contents_of(data: bytes | memoryview, ordinals: range) -> list[bytes]:
     return bodies_of(data).contents(ordinals)
 
 
-#: incarnation, number, node, keys, commands, sizes
-Section = tuple[int, int, bytes, bytes, bytes, "array[int]"]
+class Section:
+    """A batch within an entry."""
+
+    __slots__ = ("commands", "incarnation", "names", "node_bytes", "number", "sizes")
+
+    def __init__(
+        self, incarnation: int, number: int, node_bytes: int, names: bytes, commands: bytes, sizes: array[int]
+    ) -> None:
+        self.incarnation = incarnation
+        self.number = number
+        #: The node, in so many bytes, and the keys of consumers.
+        self.node_bytes = node_bytes
+        self.names = names
+        self.commands = commands
+        #: Of its messages.
+        self.sizes = sizes
 
 
-def sections(data: bytes | memoryview) -> tuple[int, list[Section], Bodies]:
+def sections(entry: bytes | memoryview) -> tuple[int, list[Section], Bodies]:
     """Cut an entry into its batches."""
-    version, now_ms = ENTRY.unpack_from(data)
+    data = entry if isinstance(entry, bytes) else bytes(entry)
+    head: tuple[int, int] = ENTRY.unpack_from(data)
+    version, now_ms = head
     if version != VERSION:
         raise CodecError(f"an entry has version {version}, this mqd reads version {VERSION}")
     bodies = Bodies(data)
     found: list[Section] = []
-    offset, end = ENTRY.size, len(data)
+    offset, end = ENTRY_BYTES, len(data)
     while offset < end:
-        incarnation, number, name, keys, commands, messages, body_bytes = BATCH.unpack_from(data, offset)
-        at_name = offset + BATCH.size
-        at_keys = at_name + name
-        at_commands = at_keys + keys
+        batch: tuple[int, int, int, int, int, int, int] = BATCH.unpack_from(data, offset)
+        incarnation, number, node_bytes, keys, commands, messages, body_bytes = batch
+        at_names = offset + BATCH_BYTES
+        at_commands = at_names + node_bytes + keys
         at_sizes = at_commands + commands
         at_bodies = at_sizes + 4 * messages
         offset = at_bodies + body_bytes
@@ -107,6 +129,6 @@ def sections(data: bytes | memoryview) -> tuple[int, list[Section], Bodies]:
         if sum(sizes) != body_bytes:
             raise CodecError(f"a batch has {body_bytes} bytes of messages, its sizes say {sum(sizes)}")
         bodies.add(sizes, at_bodies)
-        node, keyed = bytes(data[at_name:at_keys]), bytes(data[at_keys:at_commands])
-        found.append((incarnation, number, node, keyed, bytes(data[at_commands:at_sizes]), sizes))
+        names = data[at_names:at_commands]
+        found.append(Section(incarnation, number, node_bytes, names, data[at_commands:at_sizes], sizes))
     return now_ms, found, bodies

@@ -37,12 +37,21 @@ CHANNEL_FIELDS: Final = 4
 #: verb, origin + 1 (0 none), first, messages, flags, priority, ttl_ms (-1 none), channel, frame_bytes,
 #: overhead, bytes of heads, of ids
 _ENQUEUE: Final = struct.Struct(">BQQIBBqHIIII")
-_MIXED, _PERSISTENT, _WITH_IDS, _WITH_SEQUENCE, _WITH_LETTER = 1, 2, 4, 8, 16
+#: The same with all from the flags to the overhead as they are, and these by themselves.
+_ENQUEUED: Final = struct.Struct(">BQQI20sII")
+_ENQUEUE_BYTES: Final = 49
+_ATTRIBUTES: Final = struct.Struct(">BBqHII")
+_MIXED: Final = 1
+_PERSISTENT: Final = 2
+_WITH_IDS: Final = 4
+_WITH_SEQUENCE: Final = 8
+_WITH_LETTER: Final = 16
 #: Place of the level of confirmation in these flags. Only batches for a queue's home have it, not the log.
 _LEVEL_SHIFT: Final = 5
 _LEVEL_MASK: Final = 3
 #: verb, key, first and last delivery id
 _RANGE: Final = struct.Struct(">BIQQ")
+_RANGE_BYTES: Final = 21
 #: verb, key, flags, prefetch, window's limit, priority, next delivery id
 _ATTACH: Final = struct.Struct(">BIBQQqQ")
 _NO_ACK, _EXCLUSIVE, _PAUSED = 1, 2, 4
@@ -55,8 +64,24 @@ _LETTER: Final = struct.Struct(">QQQ")
 #: verb, bytes that follow
 _BLOB: Final = struct.Struct(">BI")
 
-(_V_ENQUEUE, _V_SETTLE, _V_RETURN, _V_DISCARD, _V_ATTACH, _V_GET, _V_DETACH, _V_PAUSE, _V_PREFETCH, _V_WINDOW,
- _V_PURGE, _V_CONFIGURE, _V_TICK, _V_TOUCH, _V_DEAD_LETTERED, _V_NODE_DOWN, _V_VERSION, _V_LOSE) = range(1, 19)  # fmt: skip
+_V_ENQUEUE: Final = 1
+_V_SETTLE: Final = 2
+_V_RETURN: Final = 3
+_V_DISCARD: Final = 4
+_V_ATTACH: Final = 5
+_V_GET: Final = 6
+_V_DETACH: Final = 7
+_V_PAUSE: Final = 8
+_V_PREFETCH: Final = 9
+_V_WINDOW: Final = 10
+_V_PURGE: Final = 11
+_V_CONFIGURE: Final = 12
+_V_TICK: Final = 13
+_V_TOUCH: Final = 14
+_V_DEAD_LETTERED: Final = 15
+_V_NODE_DOWN: Final = 16
+_V_VERSION: Final = 17
+_V_LOSE: Final = 18
 _RANGES = {"settle": _V_SETTLE, "return": _V_RETURN, "discard": _V_DISCARD}
 _RANGE_NAMES = {verb: name for name, verb in _RANGES.items()}
 _VALUES = {"detach": _V_DETACH, "pause": _V_PAUSE, "prefetch": _V_PREFETCH, "window": _V_WINDOW}
@@ -64,7 +89,10 @@ _VALUE_NAMES = {verb: name for name, verb in _VALUES.items()}
 _PLAIN_COMMANDS: dict[int, Command] = {_V_TICK: ("tick",), _V_TOUCH: ("touch",)}
 _PLAIN_VERBS = {"tick": _V_TICK, "touch": _V_TOUCH}
 
-_key_decoder = msgspec.msgpack.Decoder(tuple[bool | int | str | None, ...])
+#: Of a consumer on a replica.
+Key = tuple[Any, ...]
+
+_key_decoder: Final = msgspec.msgpack.Decoder(tuple[bool | int | str | None, ...])
 _settings_decoder = msgspec.msgpack.Decoder(Settings)
 _encode = msgspec.msgpack.encode
 
@@ -236,16 +264,59 @@ def decode_entry(data: bytes | memoryview) -> DecodedEntry:
         now_ms, found, bodies = sections(data)
         batches: list[Batch] = []
         ordinal = 0
-        for incarnation, number, name, keys, commands, sizes in found:
-            node = name.decode()
-            owner = node, incarnation
-            known = [owner + _key_decoder.decode(key) for key in unframed(keys)]
-            decoder = _Decoder(known, commands, sizes, ordinal)
-            batches.append(Batch(node, incarnation, number, decoder.commands()))
+        for section in found:
+            incarnation, sizes = section.incarnation, section.sizes
+            node, keys = _names_of(section.names, section.node_bytes, incarnation)
+            decoder = _Decoder(keys, section.commands, sizes, ordinal)
+            batches.append(Batch(node, incarnation, section.number, decoder.commands()))
             ordinal += len(sizes)
         return DecodedEntry(now_ms, batches, bodies)
     except (struct.error, msgspec.MsgspecError, ValueError, IndexError) as error:
         raise CodecError(f"no entry of a queue: {error}") from error
+
+
+#: The node, and the keys of consumers, of batches decoded lately: those of one client are the same again and again.
+_named: Final[dict[tuple[int, int, bytes], tuple[str, list[Key]]]] = {}
+#: Attributes by their bytes. Runs with the same ones share an object.
+_attributes: Final[dict[bytes, Attributes]] = {}
+#: Batches, and attributes, that are remembered; and the longest names of a batch, in bytes: one of very many consumers
+#: is hardly ever the same again.
+MEMO_MAX: Final = 4096
+MEMO_BYTES_MAX: Final = 512
+
+
+def _names_of(names: bytes, node_bytes: int, incarnation: int) -> tuple[str, list[Key]]:
+    """Return the node of a batch, and the keys that its consumers have on a replica."""
+    memo = (incarnation, node_bytes, names)
+    known = _named.get(memo)
+    if known is None:
+        node = names[:node_bytes].decode()
+        owner = node, incarnation
+        known = node, [owner + _key_decoder.decode(key) for key in unframed(names[node_bytes:])]
+        if len(names) <= MEMO_BYTES_MAX:
+            if len(_named) >= MEMO_MAX:
+                _named.clear()
+            _named[memo] = known
+    return known
+
+
+def _attributes_of(packed_fields: bytes) -> Attributes:
+    """Return the attributes of messages from their part of an enqueue."""
+    known = _attributes.get(packed_fields)
+    if known is None:
+        flags, priority, ttl_ms, channel, frame_bytes, overhead = _ATTRIBUTES.unpack(packed_fields)
+        known = ATTRIBUTES[flags >> _LEVEL_SHIFT & _LEVEL_MASK](
+            bool(flags & _PERSISTENT),
+            priority,
+            None if ttl_ms < 0 else ttl_ms,
+            channel,
+            frame_bytes,
+            overhead,
+        )
+        if len(_attributes) >= MEMO_MAX:
+            _attributes.clear()
+        _attributes[packed_fields] = known
+    return known
 
 
 class _Decoder:
@@ -253,7 +324,7 @@ class _Decoder:
 
     __slots__ = ("_data", "_keys", "_offset", "_ordinal", "_sizes", "_taken")
 
-    def __init__(self, keys: list[tuple[Any, ...]], data: bytes, sizes: array[int], ordinal: int) -> None:
+    def __init__(self, keys: list[Key], data: bytes, sizes: array[int], ordinal: int) -> None:
         self._keys = keys
         self._data = data
         self._offset = 0
@@ -268,12 +339,12 @@ class _Decoder:
         commands: list[Command] = []
         while self._offset < end:
             verb = data[self._offset]
-            if verb in _RANGE_NAMES:
-                _, key, low, high = _RANGE.unpack_from(data, self._offset)
-                self._offset += _RANGE.size
-                commands.append((_RANGE_NAMES[verb], keys[key], low, high))
-            elif verb == _V_ENQUEUE:
+            if verb == _V_ENQUEUE:
                 commands.append(self._enqueue())
+            elif verb in (_V_SETTLE, _V_RETURN, _V_DISCARD):
+                found: tuple[int, int, int, int] = _RANGE.unpack_from(data, self._offset)
+                self._offset += _RANGE_BYTES
+                commands.append((_RANGE_NAMES[verb], keys[found[1]], found[2], found[3]))
             elif verb in _VALUE_NAMES:
                 _, key, value = _VALUE.unpack_from(data, self._offset)
                 self._offset += _VALUE.size
@@ -291,50 +362,34 @@ class _Decoder:
         return commands
 
     def _enqueue(self) -> Command:
-        fields = _ENQUEUE.unpack_from(self._data, self._offset)
-        (
-            _,
-            origin,
-            first,
-            count,
-            flags,
-            priority,
-            ttl_ms,
-            channel,
-            frame_bytes,
-            overhead,
-            routing_bytes,
-            ids,
-        ) = fields
-        self._offset += _ENQUEUE.size
+        at = self._offset
+        fields: tuple[int, int, int, int, bytes, int, int] = _ENQUEUED.unpack_from(self._data, at)
+        _, origin, first, count, packed_fields, routing_bytes, ids = fields
+        flags = packed_fields[0]
+        self._offset = at + _ENQUEUE_BYTES
         routing = self._take(routing_bytes)
         low, high = self._taken, self._taken + count
         if not count or high > len(self._sizes):
             raise CodecError(f"a batch of {len(self._sizes)} messages has none from {low} to {high - 1}")
         self._taken = high
         sizes = self._sizes[low:high]
-        ttl = None if ttl_ms < 0 else ttl_ms
-        attributes = ATTRIBUTES[flags >> _LEVEL_SHIFT & _LEVEL_MASK](
-            bool(flags & _PERSISTENT), priority, ttl, channel, frame_bytes, overhead
-        )
         ordinal = self._ordinal + low
-        run = Run(range(ordinal, ordinal + count), None, b"", attributes, None, sum(sizes))
+        attributes = _attributes_of(packed_fields)
+        run = Run(range(ordinal, ordinal + count), None, routing, attributes, None, sum(sizes))
         run.sizes = sizes
         if flags & _MIXED:
-            run.heads = unframed(routing, count)
-        else:
-            run.head = routing
-        origin = origin - 1 if origin else None
+            run.head, run.heads = b"", unframed(routing, count)
+        publisher = origin - 1 if origin else None
         if flags & _WITH_LETTER:
-            return "enqueue_letter", run, origin, first, Letter(*_LETTER.unpack(self._take(ids)))
+            return "enqueue_letter", run, publisher, first, Letter(*_LETTER.unpack(self._take(ids)))
         if flags & _WITH_SEQUENCE:
-            return "enqueue_once", run, origin, first, Sequence.from_first(self._take(ids), count)
+            return "enqueue_once", run, publisher, first, Sequence.from_first(self._take(ids), count)
         if not flags & _WITH_IDS:
-            return "enqueue", run, origin, first
+            return "enqueue", run, publisher, first
         names = [name or None for name in unframed(self._take(ids), count)]
         if not all(name is None or is_name(name) for name in names):
             raise CodecError("a message has a name that is none")
-        return "enqueue_once", run, origin, first, names
+        return "enqueue_once", run, publisher, first, names
 
     def _take(self, count: int) -> bytes:
         end = self._offset + count

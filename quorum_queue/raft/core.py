@@ -486,9 +486,9 @@ class Raft:
     def commit_to(self, index: int) -> None:
         if index > self.commit:
             assert index <= self.log.last_index
-            self.commit = index
+            before, self.commit = self.commit, index
             if self.leadership is not None:
-                self.leadership.committed()
+                self.leadership.committed(before)
 
     # -- the work to do
     # --------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ def start_vote(raft: Raft, *, forced: bool = False) -> None:
     _candidate(raft, CANDIDATE)
     for name in raft.members.voters:
         if name != raft.node:
-            raft.rest(_request(raft, VOTE, name, raft.term)._replace(context=int(forced)))
+            raft.rest(_request(raft, VOTE, name, raft.term, int(forced)))
 
 
 def _candidate(raft: Raft, role: int) -> None:
@@ -39,8 +39,9 @@ def _candidate(raft: Raft, role: int) -> None:
     raft.restart_clock()
 
 
-def _request(raft: Raft, kind: int, to: str, term: int) -> Message:
-    return Message(kind, raft.node, to, term, raft.log.last_index, raft.log.last_term)
+def _request(raft: Raft, kind: int, to: str, term: int, context: int = 0) -> Message:
+    log = raft.log
+    return Message(kind, raft.node, to, term, log.last_index, log.last_term, context=context)
 
 
 def on_pre_vote(raft: Raft, message: Message) -> None:

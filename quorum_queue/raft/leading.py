@@ -301,7 +301,8 @@ class Leadership:
             or (peer.state == NEEDS_SNAPSHOT and peer.match >= self.raft.log.snapshot_index)
         ):
             peer.replicate()
-        self.advance_commit()
+        if peer.match > self.raft.commit:
+            self.advance_commit()
 
     def _back_off(self, message: Message, peer: Progress) -> None:
         if peer.state == REPLICATE and message.index > peer.match:
@@ -341,8 +342,10 @@ class Leadership:
     def advance_commit(self) -> None:
         raft = self.raft
         voters = raft.members.voters
-        matches = sorted([self._match(name) for name in voters], reverse=True)
-        index = matches[len(voters) // 2]
+        matches = [self._match(name) for name in voters]
+        matches.sort()
+        # More than half of them have at least this one.
+        index = matches[(len(matches) - 1) // 2]
         # Entries of earlier terms are committed only along with one of this term (Raft paper, figure 8).
         if index > raft.commit and raft.log.term_at(index) == raft.term:
             raft.commit_to(index)
@@ -371,14 +374,17 @@ class Leadership:
                     index = min(index, peer.match)
         return index
 
-    def committed(self) -> None:
-        """The commit has risen."""
+    def committed(self, before: int) -> None:
+        """The commit has risen from the index `before`."""
         self.due = True
-        if self.raft.members_index <= self.raft.commit:
+        changed = self.raft.members_index
+        if changed > self.raft.commit:
+            return
+        if changed > before:
             self.meet_members()
-            for name, peer in self.peers.items():
-                if peer.amnesiac:
-                    readmission.proceed(self, name, peer)
+        for name, peer in self.peers.items():
+            if peer.amnesiac:
+                readmission.proceed(self, name, peer)
 
     # -- the end ---------------------------------------------------------------------------------------------------
 

@@ -134,6 +134,10 @@ class Log:
             return self.snapshot_term
         if not self.snapshot_index < index <= self.last_index:
             return -1
+        first, term = self.terms[-1]
+        if index >= first:
+            # Mostly one of the last entries is asked for.
+            return term
         return self.terms[bisect_right(self.terms, (index, _ENDLESS)) - 1][1]
 
     def last_before_conflict(self, index: int, term: int) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 from sys import intern
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from quorum_queue.raft.errors import CodecError
 from quorum_queue.raft.members import Members
@@ -54,6 +54,13 @@ _MORE: Final = struct.Struct(">QQQQ")
 _ENTRY: Final = struct.Struct(">QBI")
 _U16: Final = struct.Struct(">H")
 _U32: Final = struct.Struct(">I")
+_HEAD_BYTES: Final = 45
+_MORE_BYTES: Final = 32
+_ENTRY_BYTES: Final = 13
+#: A message up to this size is copied as a whole before it is read: slices of bytes cost much less than views of views.
+COPIED_BYTES_MAX: Final = 4096
+#: Names of nodes that are kept.
+NAMES_MAX: Final = 256
 _REJECT: Final = 1
 _HAS_MORE: Final = 2
 _HAS_MEMBERS: Final = 4
@@ -71,81 +78,144 @@ class Entry(NamedTuple):
     data: bytes
 
 
-class Message(NamedTuple):
-    kind: int
-    sender: str
-    to: str
-    term: int
-    index: int = 0  # type: ignore[assignment]
-    log_term: int = 0
-    commit: int = 0
-    entries: tuple[Entry, ...] = ()
-    reject: bool = False
-    hint: int = 0
-    hint_term: int = 0
-    #: See VOTE. Unused in all other messages: it was the round of a read.
-    context: int = 0
-    members: Members | None = None
-    #: In answers: the sender has lost its disk, and this is the number of its new one. In appends the leader
-    #: repeats it, with the index (`hint`) from which on that member counts as remembering again.
-    amnesiac: int = 0
-    #: In answers: no client of the sender waits for commits, so the leader may tell it late.
-    patient: bool = False
+_FIELDS: Final = (
+    "kind", "sender", "to", "term", "index", "log_term", "commit", "entries", "reject", "hint", "hint_term", "context",
+    "members", "amnesiac", "patient",
+)  # fmt: skip
 
 
-def encode_message(group: int, message: Message) -> list[bytes]:
-    """Return the parts whose concatenation is the encoding; entry data is not copied."""
+class Message:
+    """A class and no named tuple: compiled code makes and reads these several times as fast."""
+
+    __slots__ = (
+        "amnesiac",
+        "commit",
+        "context",
+        "entries",
+        "hint",
+        "hint_term",
+        "index",
+        "kind",
+        "log_term",
+        "members",
+        "patient",
+        "reject",
+        "sender",
+        "term",
+        "to",
+    )
+
+    def __init__(
+        self,
+        kind: int,
+        sender: str,
+        to: str,
+        term: int,
+        index: int = 0,
+        log_term: int = 0,
+        commit: int = 0,
+        entries: tuple[Entry, ...] = (),
+        reject: bool = False,
+        hint: int = 0,
+        hint_term: int = 0,
+        context: int = 0,
+        members: Members | None = None,
+        amnesiac: int = 0,
+        patient: bool = False,
+    ) -> None:
+        self.kind = kind
+        self.sender = sender
+        self.to = to
+        self.term = term
+        self.index = index
+        self.log_term = log_term
+        self.commit = commit
+        self.entries = entries
+        self.reject = reject
+        self.hint = hint
+        self.hint_term = hint_term
+        #: See VOTE. Unused in all other messages: it was the round of a read.
+        self.context = context
+        self.members = members
+        #: In answers: the sender has lost its disk, and this is the number of its new one. In appends the
+        #: leader repeats it, with the index (`hint`) from which on that member counts as remembering again.
+        self.amnesiac = amnesiac
+        #: In answers: no client of the sender waits for commits, so the leader may tell it late.
+        self.patient = patient
+
+    def fields(self) -> dict[str, Any]:
+        """All of them, by name: for comparisons and traces."""
+        return {name: getattr(self, name) for name in _FIELDS}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Message) and self.fields() == other.fields()
+
+    def __hash__(self) -> int:
+        return hash((self.kind, self.sender, self.to, self.term, self.index))
+
+    def __repr__(self) -> str:
+        return f"Message({', '.join(f'{name}={value!r}' for name, value in self.fields().items() if value)})"
+
+
+def encode_message(group: int, message: Message, before: bytes = b"") -> list[bytes]:
+    """Return the parts whose concatenation is `before` and the encoding; entry data is not copied."""
     sender, to = message.sender.encode(), message.to.encode()
     flags = (_REJECT if message.reject else 0) | (_PATIENT if message.patient else 0)
-    parts = [b"", sender, to]
+    more = members = heads = b""
     if message.hint or message.hint_term or message.context or message.amnesiac:
         flags |= _HAS_MORE
-        parts.insert(1, _MORE.pack(message.hint, message.hint_term, message.context, message.amnesiac))
+        more = _MORE.pack(message.hint, message.hint_term, message.context, message.amnesiac)
     if message.members is not None:
         flags |= _HAS_MEMBERS
-        members = message.members.encode()
-        parts += (_U16.pack(len(members)), members)
+        encoded = message.members.encode()
+        members = _U16.pack(len(encoded)) + encoded
     entries = message.entries
     if entries:
         assert entries[0].index == message.index + 1
         flags |= _HAS_ENTRIES
-        parts.append(_U32.pack(len(entries)))
-        parts += [_ENTRY.pack(entry.term, entry.kind, len(entry.data)) for entry in entries]
-    parts[0] = _HEAD.pack(
+        heads = _U32.pack(len(entries)) + b"".join(
+            [_ENTRY.pack(entry[1], entry[2], len(entry[3])) for entry in entries]
+        )
+    head = _HEAD.pack(
         _VERSION, message.kind, flags, group, message.term, message.index, message.log_term, message.commit,
         len(sender), len(to),
     )  # fmt: skip
-    return [b"".join(parts), *[entry.data for entry in entries]]
+    return [b"".join((before, head, more, sender, to, members, heads)), *[entry[3] for entry in entries]]
 
 
-def decode_message(data: memoryview | bytes) -> tuple[int, Message]:
-    """Return the group and the message. Raises CodecError for bytes that `encode_message` cannot have made."""
+def decode_message(frame: memoryview | bytes, at: int = 0) -> tuple[int, Message]:
+    """Return the group and the message, which begins there and ends with the frame. Raises CodecError on anything that
+    `encode_message` does not make."""
     try:
-        return _decode(memoryview(data))
+        return _decode(bytes(frame) if len(frame) <= COPIED_BYTES_MAX else memoryview(frame), at)
     except (struct.error, UnicodeDecodeError) as error:
-        raise CodecError(f"a message of {len(data)} bytes is broken: {error}") from error
+        raise CodecError(f"a message of {len(frame) - at} bytes is broken: {error}") from error
 
 
-def _decode(data: memoryview) -> tuple[int, Message]:
-    version, kind, flags, group, term, index, log_term, commit, sender_bytes, to_bytes = _HEAD.unpack_from(
-        data
-    )
+def _decode(data: bytes | memoryview, at: int) -> tuple[int, Message]:
+    head: tuple[int, int, int, int, int, int, int, int, int, int] = _HEAD.unpack_from(data, at)
+    version, kind, flags, group, term, index, log_term, commit, sender_bytes, to_bytes = head
     if version != _VERSION or not APPEND <= kind <= COMMIT or flags > _FLAGS:
         raise CodecError(f"a message has version {version}, kind {kind} and flags {flags}")
-    offset = _HEAD.size
+    offset = at + _HEAD_BYTES
     hint = hint_term = context = amnesiac = 0
     if flags & _HAS_MORE:
-        hint, hint_term, context, amnesiac = _MORE.unpack_from(data, offset)
-        offset += _MORE.size
-    if max(term, index, log_term, commit, hint, hint_term) >= _NUMBER_MAX:
+        more: tuple[int, int, int, int] = _MORE.unpack_from(data, offset)
+        hint, hint_term, context, amnesiac = more
+        offset += _MORE_BYTES
+    if (
+        term >= _NUMBER_MAX
+        or index >= _NUMBER_MAX
+        or log_term >= _NUMBER_MAX
+        or commit >= _NUMBER_MAX
+        or hint >= _NUMBER_MAX
+        or hint_term >= _NUMBER_MAX
+    ):
         raise CodecError("a message has a number out of bounds")
-    # Share the strings: there are few nodes, and thousands of groups keep their names.
-    sender = intern(_slice(data, offset, sender_bytes).decode())
+    sender = _name(_slice(data, offset, sender_bytes))
     offset += sender_bytes
-    to = intern(_slice(data, offset, to_bytes).decode())
+    to = _name(_slice(data, offset, to_bytes))
     offset += to_bytes
-    if not sender or not to:
-        raise CodecError("a message has no sender or no receiver")
     members = None
     if flags & _HAS_MEMBERS:
         (size,) = _U16.unpack_from(data, offset)
@@ -155,33 +225,53 @@ def _decode(data: memoryview) -> tuple[int, Message]:
     if flags & _HAS_ENTRIES:
         entries, offset = _decode_entries(data, offset, index)
     if offset != len(data):
-        raise CodecError(f"a message of {offset} bytes comes with {len(data) - offset} more")
+        raise CodecError(f"a message of {offset - at} bytes comes with {len(data) - offset} more")
     return group, Message(
         kind, sender, to, term, index, log_term, commit, entries, bool(flags & _REJECT), hint, hint_term, context,
         members, amnesiac, bool(flags & _PATIENT),
     )  # fmt: skip
 
 
-def _decode_entries(data: memoryview, offset: int, index: int) -> tuple[tuple[Entry, ...], int]:
+def _decode_entries(data: bytes | memoryview, offset: int, index: int) -> tuple[tuple[Entry, ...], int]:
     (count,) = _U32.unpack_from(data, offset)
-    offset += _U32.size
-    body = offset + count * _ENTRY.size
+    offset += 4
+    body = end = offset + count * _ENTRY_BYTES
     if not count or body > len(data):
         raise CodecError("a message ends inside its entries")
     entries: list[Entry] = []
-    for term, kind, size in _ENTRY.iter_unpack(data[offset:body]):
+    while offset < body:
+        head: tuple[int, int, int] = _ENTRY.unpack_from(data, offset)
+        term, kind, size = head
+        offset += _ENTRY_BYTES
         index += 1
-        content = _slice(data, body, size)
-        body += size
+        content = _slice(data, end, size)
+        end += size
         if kind > EMPTY or term >= _NUMBER_MAX:
             raise CodecError(f"entry {index} has kind {kind} and term {term}")
         if kind == MEMBERS:
             Members.decode(content)
         entries.append(Entry(index, term, kind, content))
-    return tuple(entries), body
+    return tuple(entries), end
 
 
-def _slice(data: memoryview, offset: int, size: int) -> bytes:
+_names: Final[dict[bytes, str]] = {}
+
+
+def _name(encoded: bytes) -> str:
+    """Return the name of a node. There are few, and thousands of groups keep them."""
+    name = _names.get(encoded)
+    if name is None:
+        name = intern(encoded.decode())
+        if not name:
+            raise CodecError("a message has no sender or no receiver")
+        if len(_names) < NAMES_MAX:
+            _names[encoded] = name
+    return name
+
+
+def _slice(data: bytes | memoryview, offset: int, size: int) -> bytes:
     if offset + size > len(data):
         raise CodecError("a message ends too early")
+    if isinstance(data, bytes):
+        return data[offset : offset + size]
     return bytes(data[offset : offset + size])

@@ -52,12 +52,14 @@ ARGUMENTS = st.tuples(
     arguments=st.lists(ARGUMENTS, max_size=12),
     removed=st.integers(0, 12),
     messages=st.lists(TABLES, max_size=6),
+    queues=st.sampled_from((1, 3, 12)),
 )
 def test_it_agrees_with_the_specification(
-    arguments: list[Table], removed: int, messages: list[Table]
+    arguments: list[Table], removed: int, messages: list[Table], queues: int
 ) -> None:
     matcher = HeadersMatcher()
-    bindings = [bound(each, f"q{number}") for number, each in enumerate(arguments)]
+    found = [bound(each, f"q{number % queues}") for number, each in enumerate(arguments)]
+    bindings = list(dict.fromkeys(found))
     for binding in bindings:
         matcher.bind(binding)
     for binding in bindings[:removed]:
@@ -73,14 +75,15 @@ def test_it_agrees_with_the_specification(
     arguments=st.lists(ARGUMENTS, max_size=12),
     removed=st.integers(0, 12),
     messages=st.lists(TABLES, max_size=6),
+    queues=st.sampled_from((1, 3, 12)),
 )
 def test_many_bindings_under_one_header_agree_with_it_too(
-    arguments: list[Table], removed: int, messages: list[Table]
+    arguments: list[Table], removed: int, messages: list[Table], queues: int
 ) -> None:
-    """Where they are kept as bits."""
+    """Where they are kept as bits, and where they lead to few queues."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(headers_module, "MASK_FROM", 2)
-        test_it_agrees_with_the_specification.hypothesis.inner_test(arguments, removed, messages)  # type: ignore[attr-defined]
+        test_it_agrees_with_the_specification.hypothesis.inner_test(arguments, removed, messages, queues)  # type: ignore[attr-defined]
         test_nothing_is_left_when_all_is_unbound.hypothesis.inner_test(arguments)  # type: ignore[attr-defined]
 
 
@@ -91,6 +94,22 @@ def test_a_binding_is_visited_once_under_however_many_headers_it_stands() -> Non
         matcher.bind(bound({"x-match": "any", **headers, "own": number}, f"q{number}"))
     assert len(matcher.match("", {"headers": headers}, 0)) == 200
     assert len(matcher.match("", {"headers": {"h1": 1, "own": 7}}, 0)) <= 201
+
+
+def test_many_bindings_that_lead_to_few_queues_are_not_looked_at_one_by_one() -> None:
+    matcher = HeadersMatcher()
+    bindings = [
+        bound({"x-match": "any", "a": 1, "b": 1, "own": number}, f"q{number % 3}") for number in range(1_000)
+    ]
+    for binding in bindings:
+        matcher.bind(binding)
+    assert len(matcher.match("", {"headers": {"a": 1, "b": 1}}, 0)) == 2
+    for binding in bindings[:990]:
+        matcher.unbind(binding)
+    assert matched(matcher, {"a": 1, "b": 1}) == {"q0", "q1", "q2"}
+    for binding in bindings[990:999]:
+        matcher.unbind(binding)
+    assert matched(matcher, {"a": 1, "b": 1}) == {"q0"}
 
 
 @given(arguments=st.lists(ARGUMENTS, max_size=12))

@@ -152,7 +152,7 @@ async def test_other_failures_stop_the_node(environment: Any, monkeypatch: pytes
 
 
 async def test_full_in_memory_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("persistence.commit.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("persistence.commit_task.RETRY_SECONDS", 0.01)
     environment = MemoryEnvironment(Faults(full=3))
     alarms: list[bool] = []
     alarm = trio.Event()
@@ -181,7 +181,7 @@ async def test_full_in_memory_is_retried(monkeypatch: pytest.MonkeyPatch) -> Non
 async def test_full_map_alarms_and_recovers_by_settling(
     small: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("persistence.commit.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("persistence.commit_task.RETRY_SECONDS", 0.01)
     alarms: list[bool] = []
     journal, commit = Journal(small), Commit(small, on_full=alarms.append)
     body = b"z" * 50_000
@@ -285,7 +285,7 @@ class Slow(MemoryEnvironment):
 async def test_housekeeping_that_waits_for_the_disk_does_not_stop_the_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("persistence.commit.TEND_SECONDS", 0.0)
+    monkeypatch.setattr("persistence.commit_task.TEND_SECONDS", 0.0)
     environment = Slow()
     commit = Commit(environment)
 

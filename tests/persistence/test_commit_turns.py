@@ -192,7 +192,7 @@ async def test_a_turn_before_the_task_runs_loses_nothing() -> None:
 
 @pytest.mark.parametrize("full", [1, 4])
 async def test_a_full_disk_at_the_end_of_a_turn(monkeypatch: pytest.MonkeyPatch, full: int) -> None:
-    monkeypatch.setattr("persistence.commit.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("persistence.commit_task.RETRY_SECONDS", 0.01)
     store = Slow()
     async with running(store) as turns:
         turns.end(0)

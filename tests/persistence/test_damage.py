@@ -266,7 +266,7 @@ def test_what_was_found_once_is_found_again() -> None:
 async def test_the_commit_task_ends_when_a_damaged_file_was_met_by_anybody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("persistence.commit.TEND_SECONDS", 0.01)
+    monkeypatch.setattr("persistence.commit_task.TEND_SECONDS", 0.01)
     environment = Environment.open(tmp_path, map_bytes=MAP_BYTES)
     environment.guard.damaged("by a reader")
     with pytest.raises(StoreCorrupt, match="by a reader"):

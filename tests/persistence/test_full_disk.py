@@ -36,7 +36,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("persistence.commit.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("persistence.commit_task.RETRY_SECONDS", 0.01)
 
 
 def free_bytes(disk: Path) -> int:

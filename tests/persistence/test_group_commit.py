@@ -115,7 +115,7 @@ def test_a_dropped_group_is_gone_at_once(environment: Any) -> None:
 async def test_a_full_map_is_drained_by_dropping_entries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("persistence.commit.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("persistence.commit_task.RETRY_SECONDS", 0.01)
     environment = Environment.open(tmp_path, map_bytes=2 << 20)
     alarms: list[bool] = []
     groups, commit = Groups(environment), Commit(environment, on_full=alarms.append)

@@ -102,7 +102,7 @@ def recovered(path: Path) -> dict[int, bytes]:
 
 @pytest.fixture(autouse=True)
 def _keep_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("persistence.commit.STORE_SECONDS", 3600.0)
+    monkeypatch.setattr("persistence.commit_task.STORE_SECONDS", 3600.0)
 
 
 async def test_a_small_commit_is_durable_before_lmdb_has_it(path: Path) -> None:
@@ -202,8 +202,8 @@ async def test_a_log_that_fills_up_is_emptied_into_lmdb(path: Path) -> None:
 
 
 async def test_lmdb_has_it_after_a_while_without_commits(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("persistence.commit.STORE_SECONDS", 0.0)
-    monkeypatch.setattr("persistence.commit.TEND_SECONDS", 0.01)
+    monkeypatch.setattr("persistence.commit_task.STORE_SECONDS", 0.0)
+    monkeypatch.setattr("persistence.commit_task.TEND_SECONDS", 0.01)
     async with running(open_at(path)) as turns:
         await turns.append(0)
         with trio.fail_after(PATIENCE_S):
@@ -215,8 +215,8 @@ async def test_lmdb_has_it_after_a_while_without_commits(path: Path, monkeypatch
 async def test_what_comes_while_the_store_is_written_goes_to_the_log_again(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("persistence.commit.STORE_SECONDS", 0.0)
-    monkeypatch.setattr("persistence.commit.TEND_SECONDS", 0.02)
+    monkeypatch.setattr("persistence.commit_task.STORE_SECONDS", 0.0)
+    monkeypatch.setattr("persistence.commit_task.TEND_SECONDS", 0.02)
     environment = open_at(path)
     transactions = 0
     begin_write = environment.begin_write
@@ -348,7 +348,7 @@ async def test_a_copy_has_the_log(path: Path, tmp_path: Path) -> None:
 
 async def test_a_full_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the log has taken is durable, and comes into LMDB when there is room."""
-    monkeypatch.setattr("persistence.commit.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("persistence.commit_task.RETRY_SECONDS", 0.01)
     environment = open_at(path)
     async with running(environment) as turns:
         await turns.append(0)

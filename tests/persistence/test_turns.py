@@ -57,7 +57,7 @@ async def test_a_message_that_moves_is_always_in_one_place(
     monkeypatch: pytest.MonkeyPatch, full_share: float, settle_first: bool
 ) -> None:
     monkeypatch.setattr("persistence.layer.LAYER_APPENDS_MAX", 1)
-    monkeypatch.setattr("persistence.commit.RETRY_SECONDS", 0.001)
+    monkeypatch.setattr("persistence.commit_task.RETRY_SECONDS", 0.001)
     store = Watched(Faults(seed=3))
     journal = Journal(store)
     for seq in MESSAGES:

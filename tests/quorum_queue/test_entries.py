@@ -9,12 +9,13 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from quorum_queue.machine import entries
 from quorum_queue.machine.attributes import ALL, ATTRIBUTES, LEADER, MAJORITY
 from quorum_queue.machine.bodies import bodies_of, contents_of
 from quorum_queue.machine.codec import CodecError
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.dedup import SEQUENCE_MAX, Sequence, id_of, sequence_of
-from quorum_queue.machine.entries import decode_entry, encode_batch, encode_entry
+from quorum_queue.machine.entries import MEMO_MAX, decode_entry, encode_batch, encode_entry
 from quorum_queue.machine.machine import Command
 from quorum_queue.machine.replicated import Replica
 from quorum_queue.machine.run import Attributes, Run
@@ -225,6 +226,29 @@ def test_there_is_no_fourth_level() -> None:
     assert batch[at] == ALL << 5
     with pytest.raises(CodecError):
         decode_entry(encode_entry(0, [batch[:at] + b"\x60" + batch[at + 1 :]]))
+
+
+def test_batches_with_the_same_names_are_told_apart_by_who_sent_them() -> None:
+    """What is remembered of names is that of one incarnation."""
+    for node in ("n1", "n2"):
+        for incarnation in (1, 2):
+            for key in (("c", 1), ("c", True), ("c", "1")):
+                batch = encode_batch(node, incarnation, 1, [("settle", key, 0, 5)])
+                (found,) = decode_entry(encode_entry(0, batch)).batches[0].commands
+                assert found[1] == (node, incarnation, *key) and type(found[1][-1]) is type(key[-1])
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    for number in range(MEMO_MAX + 10):
+        run = Run(range(1), [b"x"], b"", ATTRIBUTES[MAJORITY](ttl_ms=number))
+        batch = encode_batch("n1", number, 1, [("enqueue", run, None, 0), ("settle", ("c", number), 0, 5)])
+        (enqueue, settle) = decode_entry(encode_entry(0, batch)).batches[0].commands
+        assert enqueue[1].attributes.ttl_ms == number and settle[1] == ("n1", number, "c", number)
+    many = [("settle", ("c" * 200, number), 0, 5) for number in range(10)]
+    found = decode_entry(encode_entry(0, encode_batch("n1", 1, 1, many))).batches[0].commands
+    assert [command[1] for command in found] == [("n1", 1, *command[1]) for command in many]
+    assert 0 < len(entries._named) <= MEMO_MAX and 0 < len(entries._attributes) <= MEMO_MAX
+    assert max(len(names) for *_, names in entries._named) <= entries.MEMO_BYTES_MAX
 
 
 def test_another_version() -> None:

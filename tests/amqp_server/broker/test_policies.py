@@ -170,6 +170,22 @@ def test_no_more_than_allowed() -> None:
         put(node.broker, "a", {"max-length": 1}, pattern="x" * 1024)
 
 
+def test_no_more_bytes_than_allowed() -> None:
+    node = MemoryNode(parameters_bytes_max=65_536, parameter_bytes_max=65_536)
+    pattern = "x" * 4_000
+    exchange = "e" * 250
+    for number in range(15):
+        put(node.broker, f"p{number}", {"dead-letter-exchange": exchange}, pattern)
+    with pytest.raises(ParameterRefused, match="parameters_bytes_max"):
+        put(node.broker, "more", {"dead-letter-exchange": exchange}, pattern)
+    # In the place of another one it fits, and where others have gone.
+    put(node.broker, "p0", {"dead-letter-exchange": exchange}, pattern)
+    clear(node.broker, "p1")
+    put(node.broker, "more", {"dead-letter-exchange": exchange}, pattern)
+    with pytest.raises(ParameterRefused, match="parameters_bytes_max"):
+        put(node.broker, "p1", {"dead-letter-exchange": exchange}, pattern)
+
+
 @pytest.mark.parametrize("type", ["classic", "quorum"])
 def test_settings_change_under_messages(node: MemoryNode, peer: Peer, type: str) -> None:
     declare(peer, "q", queue_type=type)

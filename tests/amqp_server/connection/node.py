@@ -26,6 +26,7 @@ from persistence.memory import MemoryEnvironment
 from quorum_queue.clock import Clock
 from quorum_queue.local import LocalHost, NodeServices
 from quorum_queue.memory import MemoryBudget
+from quorum_queue.unsent import Unsent
 from tests import turns
 from tests.clocks import ManualClock
 
@@ -106,7 +107,7 @@ def make_broker(
         clock=clock,
         queue_time=time_notes.restore(environment, clock),
         turn=turn,
-        memory=MemoryBudget(1 << 30),
+        memory=MemoryBudget(1 << 30, Unsent(config.unsent_budget_bytes, turn)),
         timers=timers,
         dead_letters=DeadLetterSender(config.frame_max_bytes, clock),
         journal=Journal(environment),
@@ -181,7 +182,9 @@ class Peer:
     def __init__(self, node: MemoryNode, user: str, frame_max: int, name: str = "peer") -> None:
         self.node = node
         broker = node.broker
-        self.outbox = Outbox(broker.turn, self, broker.config.outbox_high_bytes)
+        self.outbox = Outbox(
+            broker.turn, self, broker.config.outbox_high_bytes, broker.services.memory.unsent
+        )
         self.session = Session.logged_in(
             broker,
             self.outbox,
@@ -196,6 +199,8 @@ class Peer:
         self.session.client.capabilities = dict(CAPABILITIES)
         #: All that the broker has sent.
         self.output = b""
+        #: Or nothing, from now on.
+        self.reads = True
         self._read = 0
 
     def opened(self) -> None: ...
@@ -223,7 +228,7 @@ class Peer:
 
     def collect(self) -> None:
         """Take what the outbox lets go."""
-        while data := b"".join(self.outbox.take()):
+        while self.reads and (data := b"".join(self.outbox.take())):
             self.output += data
             self.outbox.sent(len(data))
             if self.session.paused:

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import tracemalloc
+from functools import partial
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 from pamqp import commands
 
-from amqp_server.wire.frames import method_frame
+from amqp_server.broker.reply import PSEUDO_QUEUE
+from amqp_server.channel import channel as channel_module
+from amqp_server.connection import incoming as incoming_module
+from amqp_server.errors import PreconditionFailed
+from amqp_server.wire import frames
 
-from ..wire.published import Message, header_payload, raw
+from ..wire.published import Message, header_payload, long, raw, short
 from .node import Delivery, MemoryNode, Peer, decoded
+
+MIB = 1 << 20
 
 #: Some body frames are taken whole, others in pieces, the small ones as any frame.
 SIZES = st.sampled_from([1, 300, 16_383, 16_384, 16_385, 40_000, 131_064])
-LARGE_BODY_BYTES, READ_BYTES = 8 << 20, 256 << 10
+LARGE_BODY_BYTES, READ_BYTES = 8 * MIB, 256 << 10
 
 
 def opened(node: MemoryNode) -> Peer:
@@ -68,6 +76,182 @@ def test_messages_of_two_channels_are_whole(cuts: list[list[int]], order: object
     assert found == wanted
 
 
+@settings(deadline=None, max_examples=50)
+@given(
+    cuts=st.lists(st.lists(SIZES, min_size=1, max_size=6), min_size=2, max_size=6),
+    order=st.randoms(use_true_random=False),
+    reads=st.lists(st.sampled_from([1, 7, 8, 5_000, 16_000, 70_000, 300_000]), min_size=1, max_size=60),
+)
+def test_those_that_are_put_together_as_they_come_are_whole(
+    cuts: list[list[int]], order: object, reads: list[int]
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (channel_module, incoming_module):
+            patch.setattr(module, "LARGE_BODY_BYTES", 20_000)
+        test_messages_of_two_channels_are_whole.hypothesis.inner_test(cuts, order, reads)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("frame_bytes", [5_000, 100_000])
+def test_the_end_of_a_large_body_moves_nothing(frame_bytes: int) -> None:
+    """Its last frame takes no memory and no time: all that came before is in its place."""
+    peer = opened(MemoryNode())
+    body, framed = sent(1, 0, [frame_bytes] * (4_000_000 // frame_bytes))
+    tracemalloc.start()
+    try:
+        peer.send(*framed[:-1])
+        peer.reads = False
+        tracemalloc.reset_peak()
+        before, _ = tracemalloc.get_traced_memory()
+        peer.send(framed[-1])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak - before < MIB // 4
+    peer.reads = True
+    peer.collect()
+    ((_, answer),) = [each for each in peer.answers() if isinstance(each[1], Delivery)]
+    assert isinstance(answer, Delivery) and answer.body == body
+
+
+def test_who_announces_much_and_sends_little_gets_no_room() -> None:
+    peer = opened(MemoryNode())
+    tracemalloc.start()
+    try:
+        peer.send(*Message(b"", b"q1", 0, header_payload({}, 128 * MIB), b"", ()).frames(1))
+        peer.send(raw(3, 1, bytes(100_000)))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2 * MIB
+
+
+@pytest.mark.parametrize("size", [128 * MIB + 1, 100 << 30, 1 << 63, (1 << 64) - 1])
+def test_who_announces_more_than_may_be_is_refused(size: int) -> None:
+    peer = opened(MemoryNode())
+    peer.send(*Message(b"", b"q1", 0, header_payload({}, size), b"", ()).frames(1))
+    peer.send(raw(3, 1, bytes(100_000)))
+    ((_, answer),) = peer.answers()
+    assert isinstance(answer, commands.Channel.Close) and answer.reply_code == 406
+
+
+def test_room_that_the_machine_does_not_have_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system may refuse it to one who has announced much."""
+
+    def refused(_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(channel_module, "BytesIO", refused)
+    peer = opened(MemoryNode())
+    body, framed = sent(1, 0, [100_000] * 30)
+    peer.send(*framed)
+    ((_, answer),) = peer.answers()
+    assert isinstance(answer, Delivery) and answer.body == body
+
+
+@pytest.mark.parametrize("size", [100_000, 2 * MIB])
+@pytest.mark.parametrize("small", [b"", b"x"], ids=["empty", "one byte"])
+def test_small_frames_take_no_more_memory_than_they_count(small: bytes, size: int) -> None:
+    """Each would be an object of 50 bytes or more, and they may be as many as the client wants."""
+    peer = opened(MemoryNode())
+    unfinished = peer.session.incoming.unfinished
+    count = 4_000
+    some = raw(3, 1, small) * (count // 2)
+    parts = [bytes(each) for each in (100_000,) * (size // 100_000)]
+    body = small * count + b"".join(parts)
+    tracemalloc.start()
+    try:
+        peer.send(*Message(b"", b"q1", 0, header_payload({}, len(body)), b"", ()).frames(1))
+        peer.send(some)
+        before, _ = tracemalloc.get_traced_memory()
+        peer.send(some)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 2 * len(some)
+    assert unfinished.bytes >= 2 * len(some) if small else unfinished.bytes < 100
+    peer.send(*(raw(3, 1, each) for each in parts))
+    assert raw(3, 1, b"") not in peer.output
+    ((_, answer),) = peer.answers()
+    assert isinstance(answer, Delivery) and answer.body == body
+    assert not unfinished.bytes
+
+
+def test_frames_as_long_as_frame_max_without_what_is_around_them() -> None:
+    """As RabbitMQ we take them, and nobody gets one that is too long."""
+    peer = opened(MemoryNode())
+    frame_max = peer.session.limits.frame_max
+    body, framed = sent(1, 0, [frame_max] * 10)
+    peer.send(*framed)
+    peer.send(b"".join(framed))
+    first, second = (answer for _, answer in peer.answers())
+    assert isinstance(first, Delivery) and isinstance(second, Delivery)
+    assert first.body == second.body == body
+
+
+@pytest.mark.parametrize("how", ["lost", "forced", "method", "channel error"])
+@pytest.mark.parametrize("cut", [0, 5_000], ids=["between frames", "within one"])
+def test_what_has_come_is_given_back_when_it_ends_in_the_middle(how: str, cut: int) -> None:
+    node = MemoryNode()
+    peer = opened(node)
+    memory = node.broker.services.memory
+    before, unfinished = memory.used, peer.session.incoming.unfinished
+    _, framed = sent(1, 0, [100_000] * 30)
+    tracemalloc.start()
+    try:
+        peer.send(b"".join(framed[:-1]), framed[-1][: len(framed[-1]) - cut] if cut else b"")
+        assert memory.used - before > 2 * MIB and unfinished.bytes > 2 * MIB
+        if how == "lost":
+            node.turn.run(peer.session.lost)
+        elif how == "forced":
+            node.turn.run(partial(peer.session.force_close, "test"))
+        elif how == "channel error":
+            node.turn.run(
+                partial(
+                    peer.session.close_channel, peer.session.channels[1], PreconditionFailed("test"), (60, 40)
+                )
+            )
+        else:
+            # Nothing but its frames may come on this channel; the rest of a frame is whatever it is.
+            peer.send(bytes(cut), frames.method_frame(1, commands.Channel.Close(0, "", 0, 0)))
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert memory.used == before and not unfinished.bytes
+    assert held < MIB
+
+
+@pytest.mark.parametrize("small", [True, False], ids=["small", "large"])
+@pytest.mark.parametrize("how", ["BCC", "reply", "reply to another"])
+def test_headers_that_are_not_kept(small: bool, how: str) -> None:
+    peer = opened(MemoryNode())
+    body = b"x" * (100 if small else 3 * MIB)
+    parts = [body[at : at + 100_000] for at in range(0, len(body), 100_000)]
+    table = long(b"\x03BCC" + b"A" + long(b"S" + long(b"q2")) + b"\x04kept" + b"S" + long(b"v"))
+    properties = {"headers": table} if how == "BCC" else {"reply_to": short(PSEUDO_QUEUE.encode())}
+    consume: Any = commands.Basic.Consume(queue=PSEUDO_QUEUE, no_ack=True, consumer_tag="r")
+    if how != "BCC":
+        peer.call(1, consume)
+    begun = Message(b"", b"q1", 0, header_payload(properties, len(body)), b"", ()).frames(1)
+    peer.send(*begun)
+    peer.send(*(raw(3, 1, each) for each in parts[:-1]))
+    if how == "reply to another":
+        # The one it had when the header came has gone.
+        peer.call(2, commands.Channel.Close(0, "", 0, 0), commands.Channel.Open())
+        channel = peer.session.channels[1]
+        assert channel.reply_host is not None
+        channel.reply_host.name = channel.reply_host.name[:-1] + "other"
+    peer.send(raw(3, 1, parts[-1]))
+    found = [answer for _, answer in peer.answers() if isinstance(answer, Delivery)]
+    assert {each.body == body for each in found} == {True}
+    assert len(found) == (2 if how == "BCC" else 1)
+    for each in found:
+        if how == "BCC":
+            assert each.properties.headers == {"kept": "v"}
+        else:
+            host = peer.session.channels[1].reply_host
+            assert host is not None and each.properties.reply_to == host.name
+
+
 @pytest.mark.parametrize("cut", [1, 3, 20_000, 40_016, 80_000, 200_000])
 @pytest.mark.parametrize("damage", ["end", "too long", "channel"])
 def test_a_bad_frame_behind_large_ones_is_told_however_it_is_cut(cut: int, damage: str) -> None:
@@ -111,7 +295,7 @@ def test_a_large_body_is_copied_once(channel: int) -> None:
         assert kept < 1.1 * LARGE_BODY_BYTES
         tracemalloc.reset_peak()
         wanted = commands.Basic.Consume(queue="large", no_ack=True), commands.Basic.Get(queue="large")
-        node.turn.receive(consumer.session, method_frame(channel, wanted[channel - 1]))
+        node.turn.receive(consumer.session, frames.method_frame(channel, wanted[channel - 1]))
         chunks = consumer.outbox.take()
         sent_bytes = sum(map(len, chunks))
         assert tracemalloc.get_traced_memory()[1] < kept + LARGE_BODY_BYTES // 10

@@ -6,6 +6,7 @@ Time goes on with each look at the clock here, so a turn is over after so many l
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -213,6 +214,25 @@ def test_messages_with_many_headers_are_taken_in_parts(sliced: SlicedNode) -> No
     alone = opened(one)
     declared(alone, 1, exchange="amq.headers")
     assert max(sliced.turns) < 10 * steps(alone.send, with_headers(1_539, 39))
+
+
+def test_messages_that_many_bindings_may_be_about_are_routed_in_parts(sliced: SlicedNode) -> None:
+    """All have one shape, which is walked once."""
+    peer = opened(sliced)
+    called(peer, commands.Queue.Declare(queue="q"))
+    bind = commands.Queue.Bind(queue="q", exchange="amq.headers", arguments={"k0": "common"})
+    called(peer, bind)
+    read = []
+    for number in range(100):
+        properties: Any = commands.Basic.Properties(headers={"k0": "common", "own": f"{number:04}"})
+        content = header.ContentHeader(0, 0, properties).marshal()
+        publish = commands.Basic.Publish(exchange="amq.headers", routing_key="")
+        read.append(method(1, publish) + frames.raw_frame(frames.HEADER, 1, content))
+    sliced.feed(peer, b"".join(read))
+    found = [depths(sliced)["q"]]
+    sliced.drive(between=lambda: found.append(depths(sliced)["q"]))
+    assert found[-1] == 100
+    assert max(after - before for before, after in pairwise([0, *found])) <= LOOKS + 1
 
 
 def test_a_long_read_of_publishes_is_taken_in_parts(sliced: SlicedNode) -> None:

@@ -106,7 +106,7 @@ async def test_a_tx_over_several_queues(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("why", ["rejected", "expired"])
 @pytest.mark.parametrize("full", [False, True])
 async def test_a_dead_letter_to_several_queues(monkeypatch: pytest.MonkeyPatch, why: str, full: bool) -> None:
-    monkeypatch.setattr("persistence.commit.RETRY_SECONDS", 0.001)
+    monkeypatch.setattr("persistence.commit_task.RETRY_SECONDS", 0.001)
     node = NodeOverDisk()
     peer = node.peer()
     peer.call(1, commands.Channel.Open())

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from typing import Any
 
-from pamqp import commands
+from pamqp import base, commands
 
-from tests.reliability.client import ChannelClosed, Client, Gone
+from tests.reliability.client import ChannelClosed, Client, Delivery, Gone
 
 from ..scene import MIB, Scene, Target
 from . import frames
@@ -19,6 +20,8 @@ HELD_S = 3.0
 NO_LIMIT = ("--unfinished-bytes-max", "4GiB")
 #: The broker ends it within this time: `unfinished_timeout_s` twice, and some more, s.
 ENDED_S = 60.0
+#: Likewise, of those that take nothing: `unfinished_timeout_s`, and a moment for what the socket still has, s.
+UNTAKEN_S = 25.0
 
 
 def long_dead_letter_key(target: Target) -> None:
@@ -79,6 +82,68 @@ def distinct_headers(target: Target) -> None:
         client.count("some")
 
 
+def large_arguments(target: Target) -> None:
+    """Durable queues, bindings and consumers with 100 kB of arguments each."""
+    arguments: Any = {"filler": "x" * 100_000}
+    makers: list[Callable[[int], base.Frame]] = [
+        lambda n: commands.Queue.Declare(queue=f"large{n}", durable=True, arguments=arguments),
+        lambda n: commands.Queue.Bind(
+            queue="some", exchange="amq.headers", arguments=arguments | {"own": n}, routing_key=f"{n}"
+        ),
+        lambda n: commands.Basic.Consume(queue="some", consumer_tag=f"{n}", arguments=arguments),
+    ]
+    for make in makers:
+        with target.client() as client:
+            client.declare("some", durable=False)
+            for start in range(0, target.many(8_000), 100):
+                frames.flood(client, [make(n) for n in range(start, start + 100)])
+
+
+def untaken(target: Target) -> None:
+    """60 clients that ask for a message of 16 MiB of a stream and of a queue whose bodies are out of memory, and read
+    nothing. The last one reads."""
+    kinds: list[dict[str, Any]] = [{"x-queue-type": "stream"}, {}]
+    for kind in kinds:
+        count = target.many(60)
+        with target.client() as client:
+            client.declare("full", **kind)
+            for number in range(count):
+                body = number.to_bytes(4, "big") * (4 * MIB - 256)
+                client.send(frames.message("", "full", body, delivery_mode=2))
+                client.count("full")
+            consume = commands.Basic.Consume(
+                queue="full", arguments={"x-stream-offset": "first"} if kind else {}
+            )
+            with contextlib.ExitStack() as stack:
+                for _ in range(count - 1):
+                    one = stack.enter_context(target.client())
+                    one.call(commands.Basic.Qos(prefetch_count=1), commands.Basic.QosOk)
+                    one.send(frames.method(consume))
+                time.sleep(HELD_S)
+            client.call(commands.Queue.Delete(queue="full"), commands.Queue.DeleteOk)
+
+
+def untaken_replies(target: Target) -> None:
+    """A client that waits for direct replies, and reads none of 600 with 1 MiB each; it stays."""
+    asking = "amq.rabbitmq.reply-to"
+    with target.client() as client, target.client() as serving:
+        client.call(commands.Basic.Consume(queue=asking, no_ack=True), commands.Basic.ConsumeOk)
+        serving.declare("asked", durable=False)
+        serving.call(commands.Basic.Consume(queue="asked", no_ack=True), commands.Basic.ConsumeOk)
+        client.send(frames.message("", "asked", b"", reply_to=asking))
+        (request,) = serving.receive()
+        assert isinstance(request, Delivery)
+        at = request.head.index(asking.encode())
+        token = request.head[at : at + request.head[at - 1]].decode()
+        serving.sock.settimeout(HELD_S)
+        with contextlib.suppress(Gone):
+            for _ in range(target.many(600)):
+                serving.send(frames.message("", token, bytes(MIB)))
+        if target.size == 1:
+            time.sleep(UNTAKEN_S)
+            assert "alarms none" in target.node.mqctl("status"), "the alarm stands"
+
+
 def unfinished_contents(target: Target) -> None:
     """Many channels, each with a large content whose last frame never comes; the client stays."""
     body = bytes(16 * MIB - 1024)
@@ -128,6 +193,14 @@ SCENES = (
     Scene("deleted-queues", "1.2 GB queued and deleted, 150 MB at a time", deleted_queues),
     Scene("got-and-nacked", "16 MiB message fetched and returned 100 times in one read", got_and_nacked),
     Scene("distinct-headers", "14,000 messages with 60 kB of headers each, no two alike", distinct_headers),
+    Scene("large-arguments", "queues, bindings and consumers with 100 kB of arguments each", large_arguments),
+    Scene("untaken", "60 clients that ask for 16 MiB each and take nothing, twice", untaken),
+    Scene(
+        "untaken-replies",
+        "600 replies of 1 MiB to a client that takes none, and stays",
+        untaken_replies,
+        alarms=True,
+    ),
     Scene(
         "unfinished-contents",
         "137 unfinished contents of 16 MiB each, whose client stays",

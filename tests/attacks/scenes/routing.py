@@ -108,6 +108,29 @@ def wide_headers(target: Target) -> None:
         client.count("bound")
 
 
+def common_header(target: Target) -> None:
+    """Very many bindings that ask for one header, messages that have it and are all of one shape."""
+    with target.client() as client:
+        client.declare("bound", durable=False)
+        frames.flood(
+            client,
+            [
+                commands.Queue.Bind(
+                    queue="bound",
+                    exchange="amq.headers",
+                    arguments={"x-match": "any", "common": "x", "own": f"{n}"},
+                )
+                for n in range(target.many(30_000))
+            ],
+        )
+        messages = (
+            frames.message("amq.headers", "", b"", headers={"common": "x", "number": f"{n:08}"})
+            for n in range(target.many(5_000))
+        )
+        client.send(b"".join(messages))
+        client.count("bound")
+
+
 def wide_fanout(target: Target) -> None:
     """A fanout to 3,000 queues."""
     with target.client() as client:
@@ -142,6 +165,7 @@ SCENES = (
     Scene("hash-ring", "1,000 heavy bindings of a consistent-hash exchange", hash_ring),
     Scene("topic-hashes", "topic patterns with 12 `#`, keys of 61 words", topic_hashes),
     Scene("wide-headers", "50 bindings for any of 300 headers, messages with 2,000", wide_headers),
+    Scene("common-header", "30,000 bindings for one header, 5,000 messages that have it", common_header),
     Scene("wide-fanout", "1,000 messages to 3,000 queues each", wide_fanout),
     Scene("passive-declares", "200,000 passive declares", passive_declares),
     Scene("exclusive-queues-left", "40,000 exclusive queues deleted at once", exclusive_queues_left),

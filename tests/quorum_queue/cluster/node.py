@@ -29,6 +29,7 @@ from quorum_queue.cluster.reach import Reach
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.cluster.undeclared import UndeclaredQueues
 from quorum_queue.local import NodeServices
+from quorum_queue.memory import MemoryBudget
 from quorum_queue.raft.options import Options
 from tests.clocks import ManualClock
 from tests.quorum_queue.cluster.broker import (
@@ -170,7 +171,7 @@ class SimulatedNode:
         self.hand_over = HandOver(self.replicas, self.reach)
         self.turn = Turn(self.disk, Peers(self.replicas), lambda: None, boundary)
         services = NodeServices(
-            clock=self.clock, queue_time=self.queue_time, turn=self.turn, memory=nothing, timers=self.timers, dead_letters=Letters(self),
+            clock=self.clock, queue_time=self.queue_time, turn=self.turn, memory=MemoryBudget(1 << 30), timers=self.timers, dead_letters=Letters(self),
             journal=nothing, spill=nothing, commits=self.disk, marks=nothing,
         )  # fmt: skip
         self.groups = Groups(self.replicas, self.store, self.store.recovered())

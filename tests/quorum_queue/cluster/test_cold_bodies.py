@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from quorum_queue.cluster import compaction
+from quorum_queue.cluster import compaction, group_host
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.run import Run
 from tests.quorum_queue.cluster.clients import Holder
@@ -73,6 +73,30 @@ def test_deliveries_wait_in_order_and_publishers_do_not() -> None:
     assert received == []
     scene.thaw()
     assert received == scene.sent.bodies[1:] + at_b.bodies[1:]
+    scene.finish()
+
+
+def test_large_messages_wait_while_clients_do_not_take_what_they_were_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(group_host, "LARGE_BYTES", 4 * SIZE)
+    scene = Scene(more=("dead",))
+    sent, of_other = scene.publisher("a"), scene.publisher("a", "dead")
+    for _ in range(3):
+        scene.publish("a", sent, size=5 * SIZE)
+        scene.publish("a", of_other, queue="dead", size=SIZE)
+        scene.settle()
+    unsent = scene.host("b").services.memory.unsent
+    unsent.bytes_max = 10 * SIZE
+    unsent.add(11 * SIZE)
+    received = watched(scene.consume("b", prefetch=30))
+    small = watched(scene.consume("b", queue="dead", prefetch=30))
+    scene.work(3)
+    assert received == [] and small == of_other.bodies[1:]
+    unsent.take(11 * SIZE)
+    scene.nodes["b"].end_turn()
+    scene.work(2)
+    assert received == sent.bodies[1:]
     scene.finish()
 
 

@@ -74,12 +74,13 @@ def confirms_at_once() -> Callable[..., None]:
 
 def takes_writes_for_done(self: Replicas) -> None:
     written, self._written = self._written, []
-    for group, hard, index, term, messages in written:
-        if hard is not None:
-            group.core.hard_written(hard)
-        if index:
-            group.core.written(index, term)
-        self._post(group.id, messages)
+    for each in written:
+        group = each.group
+        if each.hard is not None:
+            group.core.hard_written(each.hard)
+        if each.index:
+            group.core.written(each.index, each.term)
+        self._post(group.id, each.messages)
         self.touch(group)
     self.commits.request()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -13,6 +14,7 @@ from quorum_queue.raft.members import Members
 from quorum_queue.raft.messages import (
     APPEND,
     COMMIT,
+    COPIED_BYTES_MAX,
     MEMBERS,
     Entry,
     Message,
@@ -50,10 +52,49 @@ def encoded(message: Message) -> bytes:
     return b"".join(encode_message(7, message))
 
 
+def test_the_bytes_on_a_link_stay_what_they_are() -> None:
+    """Older nodes of a cluster read them."""
+    entries = (Entry(6, 3, 0, b"one"), Entry(7, 4, 2, b""))
+    message = Message(
+        APPEND, "n1", "n\xfc2", 4, 5, 3, 2, entries, True, 8, 9, 1, Members(("a",), ("b",)), 10, True
+    )
+    assert encoded(message).hex() == (
+        "01011f000000000000000700000000000000040000000000000005000000000000000300000000000000020204000000"
+        "000000000800000000000000090000000000000001000000000000000a6e316ec3bc3200070101010161016200000002"
+        "00000000000000030000000003000000000000000402000000006f6e65"
+    )
+    plain = Message(COMMIT, "n1", "n2", 4, 5, 3, 2)
+    assert encoded(plain).hex() == (
+        "010b000000000000000007000000000000000400000000000000050000000000000003000000000000000202026e316e32"
+    )
+
+
 @given(messages(), st.integers(0, (1 << 64) - 1))
 def test_what_is_sent_arrives(message: Message, group: int) -> None:
     data = b"".join(encode_message(group, message))
     assert decode_message(data) == decode_message(memoryview(data)) == (group, message)
+
+
+def test_what_is_not_copied_as_a_whole_arrives_the_same() -> None:
+    entries = tuple(Entry(9 + at, 3, 0, bytes([at]) * COPIED_BYTES_MAX) for at in range(3))
+    message = Message(APPEND, "n1", "n2", 3, 8, 3, 7, entries, hint_term=7)
+    data = encoded(message)
+    assert decode_message(data) == decode_message(memoryview(data)) == (7, message)
+    assert decode_message(memoryview(b"\1" + data), 1) == (7, message)
+    for cut in (1, COPIED_BYTES_MAX, len(data) - 1):
+        with pytest.raises(CodecError):
+            decode_message(data[:cut])
+
+
+def test_messages_are_equal_if_all_their_fields_are() -> None:
+    fields = Message(COMMIT, "n1", "n2", 4).fields()
+    assert Message(**fields) == Message(COMMIT, "n1", "n2", 4)
+    others: dict[type, Any] = {
+        str: "n9", int: 99, bool: True, tuple: (Entry(1, 1, 0, b""),), type(None): Members(("a",), ())
+    }  # fmt: skip
+    for name, value in fields.items():
+        changed = Message(**fields | {name: others[type(value)]})
+        assert changed != Message(**fields) and name in repr(changed)
 
 
 @given(messages())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quorum_queue.raft.messages import APPEND
+from quorum_queue.raft.messages import APPEND, Message
 from quorum_queue.raft.options import Options
 from quorum_queue.raft.progress import PROBE, REPLICATE
 from quorum_queue.raft.roles import FOLLOWER, LEADER
@@ -107,7 +107,7 @@ def test_doubled_and_late_answers_change_nothing() -> None:
     before = {name: (peer.match, peer.next, peer.state) for name, peer in group["a"].leadership.peers.items()}  # type: ignore[union-attr]
     for message in old:
         group["a"].step(message)
-        group["a"].step(message._replace(reject=True, hint=0))
+        group["a"].step(Message(**message.fields() | {"reject": True, "hint": 0}))
     group.settle()
     after = {name: (peer.match, peer.next, peer.state) for name, peer in group["a"].leadership.peers.items()}  # type: ignore[union-attr]
     assert after == before

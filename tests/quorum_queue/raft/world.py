@@ -351,7 +351,7 @@ def _pending(node: SimulatedMember) -> str:
 
 def _shown(message: Message) -> str:
     names = "? append answer pre-vote pre-vote-answer vote vote-answer snapshot snapshot-answer timeout-now resign commit"
-    fields = message._asdict()
+    fields = message.fields()
     text = [f"{names.split()[message.kind]} of {message.sender} term {message.term}"]
     text += [
         f"{key}={fields[key]}"

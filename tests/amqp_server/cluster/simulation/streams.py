@@ -178,6 +178,7 @@ class Reader:
     """A consumer at some node. See amqp_server.streams.host.Sink."""
 
     for_group = False
+    user = "guest"
 
     def __init__(
         self,

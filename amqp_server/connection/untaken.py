@@ -1,0 +1,89 @@
+"""Ends the connections that fill the memory with what they are sent and do not take.
+
+As long as all together have more than `unsent_bytes_max`, large messages that are not in memory wait. So every
+`unfinished_timeout_s` those are closed that hold much and have taken next to nothing meanwhile, the largest first, until
+what is left is half of that.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from amqp_server.connection.session import Session
+from amqp_server.errors import ResourceError
+from quorum_queue.boundary import Fatal
+
+if TYPE_CHECKING:
+    from amqp_server.broker.broker import Broker
+
+#: It goes on if it has taken this share of what it held, and so many bytes at least.
+PROGRESS_SHARE, PROGRESS_BYTES = 100, 64 * 1024
+
+
+class UntakenWatch:
+    """Looks at the connections while too much is unsent. See amqp_server.broker.timers.Wakeable."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        config = broker.config
+        self._unsent = broker.services.memory.unsent
+        self._timeout_ms = round(1000 * config.unfinished_timeout_s)
+        self._kept_bytes = config.unfinished_bytes_kept
+        #: What each had been sent, and what it had taken when it was looked at last, bytes, by its number.
+        self._seen: dict[int, tuple[int, int]] = {}
+        if self._timeout_ms:
+            self._unsent.filled = self._filled
+
+    def _filled(self) -> None:
+        self._look()
+        self._again()
+
+    def _again(self) -> None:
+        self._broker.timers.wake(self, self._broker.clock.monotonic_ms() + self._timeout_ms)
+
+    def _look(self) -> None:
+        self._seen = {each.number: (each.outbox.size, each.outbox.sent_bytes) for each in self._holders()}
+
+    def _holders(self) -> list[Session]:
+        return [
+            session
+            for session in self._broker.sessions
+            if isinstance(session, Session) and session.outbox.size > self._kept_bytes
+        ]
+
+    def wake(self) -> None:
+        if not self._unsent.full:
+            return
+        left_bytes = self._unsent.bytes
+        for session in sorted(
+            filter(self._stands_still, self._holders()), key=lambda each: -each.outbox.size
+        ):
+            if left_bytes <= self._unsent.bytes_max / 2:
+                break
+            left_bytes -= session.outbox.size
+            self._end(session)
+        self._look()
+        self._again()
+
+    def _stands_still(self, session: Session) -> bool:
+        held_bytes, sent_bytes = self._seen.get(session.number, (0, -1))
+        if sent_bytes < 0:
+            return False
+        return session.outbox.sent_bytes - sent_bytes < max(PROGRESS_BYTES, held_bytes // PROGRESS_SHARE)
+
+    def _end(self, session: Session) -> None:
+        session.fail(
+            ResourceError(
+                f"this connection has not taken {session.outbox.size} bytes that it was sent, and next to nothing "
+                f"for {self._timeout_ms / 1000:g} s (unfinished_timeout_s), while all connections together have more than "
+                f"{self._unsent.bytes_max} (unsent_bytes_max)"
+            ),
+            (0, 0),
+        )
+
+    def failed(self, error: Exception) -> None:
+        """See amqp_server.turn.Unit."""
+        raise Fatal(f"what clients do not take could not be looked at: {error!r}") from error
+
+
+__all__ = ["UntakenWatch"]

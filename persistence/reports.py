@@ -1,0 +1,21 @@
+"""How a thread has calls made on Trio's loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import trio
+
+from persistence.worker import Report
+
+
+def to_this_loop() -> Report:
+    """Return what makes a call on this loop, from any thread. A loop that has ended needs none."""
+    run_soon = trio.lowlevel.current_trio_token().run_sync_soon
+
+    def report(call: Callable[[], None]) -> None:
+        with suppress(trio.RunFinishedError):
+            run_soon(call)
+
+    return report
