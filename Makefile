@@ -17,7 +17,8 @@ BIN := .venv/bin
 ARGS ?=
 # Most tests wait for disks and processes, so more of them than there are cores may run at a time.
 WORKERS ?= 3
-COMPILED_TESTS := tests/amqp_server/wire tests/exchanges $(filter-out %/test_simulation.py,$(wildcard tests/quorum_queue/raft/test_*.py)) \
+COMPILED_TESTS := $(addprefix tests/,amqp_server/broker amqp_server/channel amqp_server/wire exchanges quorum_queue/consumer_groups) \
+	$(filter-out %/test_simulation.py,$(wildcard tests/quorum_queue/raft/test_*.py)) \
 	$(addprefix tests/quorum_queue/test_,checkout.py clock.py codec.py cold_bodies.py crash.py dedup.py entries.py local_host.py locations.py \
 	machine.py replicated.py run.py) \
 	$(addprefix tests/persistence/test_,commit_turns.py group_tables.py) tests/quorum_queue/links/test_framing.py
@@ -51,7 +52,8 @@ test-conformance: .venv/test
 test-pure: export MQD_PURE := 1
 test-pure: test
 
-# What is compiled and awaits nothing, tested class by class as it is compiled. The tree comes last on Python's path.
+# What is compiled and awaits nothing, tested class by class as it is compiled, but for tests that are marked `pure`. The
+# tree comes last on Python's path.
 test-compiled: .venv/test
 	$(COMPILE) && PYTHONSAFEPATH=1 TEST_BUILD=compiled "$$bin"/python -m pytest --import-mode=append \
 		-n $(WORKERS) $(COMPILED_TESTS) $(ARGS)

@@ -63,8 +63,8 @@ class ClosedLoop(Scenario):
     quick = False
 
     def __init__(self, clients: int, kind: str, nodes: int = 1) -> None:
-        """Queues are transient, durable or quorum. On several nodes clients are spread, each with a queue that is led by
-        its node."""
+        """Queues are transient, durable or quorum. On several nodes clients are spread, each with a queue that its node
+        has or leads."""
         on = "" if nodes == 1 else f"-{nodes}-nodes"
         self.name = f"closed-loop-{clients}-{kind}{on}"
         where = "" if nodes == 1 else "three nodes: "

@@ -20,6 +20,8 @@ from tests.turns import Planted
 from ..connection.node import Commits, MemoryNode, Peer, make_broker
 from ..wire.published import message
 
+pytestmark = pytest.mark.pure
+
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import pytest
+
 from amqp_server.broker.changed_streams import ChangedStreams
 from amqp_server.broker.lost_consumers import TOLD_MAX, LostConsumers
 from amqp_server.broker.queue import Queue
@@ -12,6 +14,7 @@ from amqp_server.turn import SCHEDULED_MAX, Turn
 from quorum_queue.host import QueueHost
 from tests import turns
 
+pytestmark = pytest.mark.pure
 GROUPS = 1_000
 
 

@@ -18,6 +18,7 @@ from tests.amqp_server.streams.node import StreamNode
 from tests.amqp_server.streams.node import declare as declare_stream
 from tests.amqp_server.streams.test_super_streams import declare, delete, opened, publish, read, refused
 
+pytestmark = pytest.mark.pure
 PARTITIONS = 5
 
 

@@ -286,6 +286,7 @@ def test_they_go_with_their_vhost(node: MemoryNode) -> None:
     assert len(broker.runtime.parameters) == 0
 
 
+@pytest.mark.pure
 def test_many_queues_follow_in_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     node = MemoryNode()
     peer = node.peer()
@@ -312,6 +313,7 @@ def test_many_queues_follow_in_several_turns(monkeypatch: pytest.MonkeyPatch) ->
     assert all(queue.settings.max_length == 3 for queue in queues)
 
 
+@pytest.mark.pure
 def test_changes_meet_while_queues_follow_earlier_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     node = MemoryNode()
     peer = node.peer()

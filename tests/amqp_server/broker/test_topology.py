@@ -330,6 +330,7 @@ def test_records_that_go_back_to_a_snapshot_say_so_on_disk(member: Member) -> No
     assert again.apply(3, exchange("x", auto_delete=False)).changed
 
 
+@pytest.mark.pure
 def test_hosts_are_told_of_other_members(member: Member) -> None:
     moved: list[tuple[str, ...]] = []
     member.broker.hosts.changed = lambda queue: moved.append(queue.members)  # type: ignore[method-assign]

@@ -102,6 +102,7 @@ def test_second_check_is_remembered_and_then_forgotten(
     assert checks == ["secret", "wrong", "secret"]
 
 
+@pytest.mark.pure
 def test_memory_of_logins_is_bounded_and_holds_no_password() -> None:
     logins = Logins(60, 3, Clock())
     for number in range(10):

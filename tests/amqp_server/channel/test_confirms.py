@@ -7,10 +7,12 @@ from random import Random
 from typing import Any, cast
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 
 from amqp_server.channel.confirms import Confirms, Copies, Lane, Mixed
 
+pytestmark = pytest.mark.pure
 CHANNEL = 5
 FRAME = struct.Struct(">BHIHHQBB")
 

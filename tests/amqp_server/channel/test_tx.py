@@ -16,6 +16,8 @@ from quorum_queue.machine.attributes import Attributes, LeaderAttributes
 from tests.amqp_server.channel.test_unacked import peek, spread
 from tests.work import steps as instructions
 
+pytestmark = pytest.mark.pure
+
 
 class Shifted(list[int]):
     """Counts what an insertion moves."""

@@ -18,12 +18,13 @@ from amqp_server.errors import PreconditionFailed
 from amqp_server.wire import frames
 
 from ..wire.published import Message, header_payload, long, raw, short
-from .node import Delivery, MemoryNode, Peer
+from .node import Delivery, MemoryNode, Peer, decoded
 
 MIB = 1 << 20
 
 #: Some body frames are taken whole, others in pieces, the small ones as any frame.
 SIZES = st.sampled_from([1, 300, 16_383, 16_384, 16_385, 40_000, 131_064])
+LARGE_BODY_BYTES, READ_BYTES = 8 * MIB, 256 << 10
 
 
 def opened(node: MemoryNode) -> Peer:
@@ -270,3 +271,36 @@ def test_a_bad_frame_behind_large_ones_is_told_however_it_is_cut(cut: int, damag
         peer.send(data[start : start + max(cut, 200)])
     (told,) = [answer for _, answer in peer.answers() if isinstance(answer, commands.Connection.Close)]
     assert text in told.reply_text
+
+
+@pytest.mark.parametrize("channel", [1, 2])
+def test_a_large_body_is_copied_once(channel: int) -> None:
+    """Its frames, as they were received, are put together; that is what each consumer gets, on any channel."""
+    node = MemoryNode()
+    peer, consumer = opened(node), node.peer()
+    consumer.call(channel, commands.Channel.Open())
+    consumer.call(channel, commands.Queue.Declare(queue="large"))
+    header = header_payload({}, LARGE_BODY_BYTES)
+    body = bytes(range(256)) * (LARGE_BODY_BYTES // 256)
+    frame_max = 131_064
+    cuts = (frame_max,) * (LARGE_BODY_BYTES // frame_max) + (LARGE_BODY_BYTES % frame_max,)
+    data = b"".join(Message(b"", b"large", 0, header, body, cuts).frames(1))
+    tracemalloc.start()
+    try:
+        for at in range(0, len(data), READ_BYTES):
+            node.turn.receive(peer.session, data[at : at + READ_BYTES])
+        kept, most = tracemalloc.get_traced_memory()
+        # What was received, and the copy.
+        assert most < 2.1 * LARGE_BODY_BYTES
+        assert kept < 1.1 * LARGE_BODY_BYTES
+        tracemalloc.reset_peak()
+        wanted = commands.Basic.Consume(queue="large", no_ack=True), commands.Basic.Get(queue="large")
+        node.turn.receive(consumer.session, frames.method_frame(channel, wanted[channel - 1]))
+        chunks = consumer.outbox.take()
+        sent_bytes = sum(map(len, chunks))
+        assert tracemalloc.get_traced_memory()[1] < kept + LARGE_BODY_BYTES // 10
+    finally:
+        tracemalloc.stop()
+    assert sent_bytes > LARGE_BODY_BYTES
+    (delivery,) = [each for _, each in decoded(b"".join(chunks)) if isinstance(each, Delivery)]
+    assert delivery.body == body

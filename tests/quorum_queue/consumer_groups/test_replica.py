@@ -323,6 +323,7 @@ def _never_unseen(group: Any) -> Any:
     return as_new
 
 
+@pytest.mark.pure
 def test_the_checks_find_planted_bugs(monkeypatch: pytest.MonkeyPatch) -> None:
     from quorum_queue.consumer_groups import partition as partitions
 
