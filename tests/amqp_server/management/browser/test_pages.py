@@ -1,33 +1,19 @@
-"""The page in a real Chromium, where there is one: Debian's packages chromium or chromium-headless-shell.
-
-`make page` runs these tests. It brings playwright, and says so if there is no Chromium.
-"""
+"""What the pages show, and how somebody gets around in them."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
 
 import pika
 import pytest
 
-from amqp_server.testing import Broker, start, start_cluster
-from conformance_tests.patience import PATIENCE_S
+from amqp_server.testing import Broker, start
 
-sync_api: Any = pytest.importorskip("playwright.sync_api")
-expect = sync_api.expect
+from .visit import NARROW, WIDE, Visit, declare, expect, publish
 
-CHROMIUM = (
-    os.environ.get("TEST_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-headless-shell")
-)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
-
-WIDE, NARROW = {"width": 1280, "height": 800}, {"width": 360, "height": 740}
 #: What somebody may call a queue.
 HOSTILE = [
     "<script>window.ran = 1</script>",
@@ -49,93 +35,6 @@ PAGES = [
     "Policies",
     "Definitions",
 ]
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[Broker]:
-    with start() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    expect.set_options(timeout=PATIENCE_S * 1000)
-    with sync_api.sync_playwright() as playwright:
-        # Its sandbox needs rights that root in a container has not.
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-class Visit:
-    """A browser with nothing in it, and what it complains about."""
-
-    def __init__(self, chromium: Any, url: str, **options: Any) -> None:
-        self.url = url
-        self.context = chromium.new_context(**{"viewport": WIDE, **options})
-        self.context.set_default_timeout(PATIENCE_S * 1000)
-        self.page = self.context.new_page()
-        self.complaints: list[str] = []
-        #: What the page asks for, other than of this node.
-        self.strangers: list[str] = []
-        #: Requests of the page that were refused, or had no answer.
-        self.failed: list[str] = []
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("console", self._said)
-        self.page.on("request", self._asked)
-        self.page.on("response", self._told)
-
-    def _said(self, message: Any) -> None:
-        # A refusal of the API is no fault of the page.
-        if message.type in ("error", "warning") and not message.text.startswith("Failed to load resource"):
-            self.complaints.append(message.text)
-
-    def _asked(self, request: Any) -> None:
-        if not request.url.startswith((self.url, "blob:")):
-            self.strangers.append(request.url)
-
-    def _told(self, response: Any) -> None:
-        if not response.ok:
-            self.failed.append(f"{response.status} {response.url}")
-
-    def log_in(self, user: str = "guest", password: str = "guest") -> Any:
-        self.page.goto(f"{self.url}/")
-        self.page.get_by_label("User").fill(user)
-        self.page.get_by_label("Password").fill(password)
-        self.page.get_by_role("button", name="Log in").click()
-        return self.page
-
-    def log_out(self) -> None:
-        self.page.get_by_role("button", name="Log out").click()
-        # To leave the page before the node has answered would be to stay logged in.
-        expect(self.page.get_by_label("Password")).to_be_visible()
-
-    def go(self, *parts: str) -> Any:
-        self.page.goto(f"{self.url}/#/" + "/".join(quote(part, safe="") for part in parts))
-        return self.page
-
-
-@pytest.fixture
-def visit(chromium: Any, broker: Broker, request: pytest.FixtureRequest) -> Iterator[Visit]:
-    visit = Visit(chromium, broker.http_url, **getattr(request, "param", {}))
-    yield visit
-    ran = visit.page.evaluate("window.ran")
-    visit.context.close()
-    assert ran is None
-    assert visit.complaints == []
-    assert visit.strangers == []
-
-
-def declare(broker: Broker, queue: str, **arguments: Any) -> str:
-    path = f"/api/queues/%2F/{quote(queue, safe='')}"
-    broker.api("PUT", path, {"arguments": arguments})
-    return path
-
-
-def publish(broker: Broker, queue: str, *payloads: str) -> None:
-    for payload in payloads:
-        body = {"routing_key": queue, "payload": payload, "payload_encoding": "string", "properties": {}}
-        assert broker.api("POST", "/api/exchanges/%2F/amq.default/publish", body) == {"routed": True}
 
 
 def test_a_login_leaves_no_password_behind(visit: Visit) -> None:
@@ -520,21 +419,6 @@ def test_another_page_cannot_frame_it(chromium: Any, broker: Broker) -> None:
     framed = [frame for frame in page.frames if frame != page.main_frame]
     assert all(frame.get_by_label("Password").count() == 0 for frame in framed)
     context.close()
-
-
-def test_a_node_that_is_down(chromium: Any) -> None:
-    with start_cluster() as cluster:
-        visit = Visit(chromium, cluster["n1"].http_url)
-        page = visit.log_in()
-        visit.go("nodes")
-        expect(page.get_by_role("table").first).to_contain_text("n3")
-        cluster.kill("n3")
-        expect(page.locator(".trouble.missing")).to_contain_text("n3")
-        expect(page.get_by_role("row", name=re.compile("^n3"))).to_contain_text("does not answer")
-        visit.go("queues")
-        expect(page.locator(".counted")).to_contain_text("page 1 of 1")
-        visit.context.close()
-        assert visit.complaints == []
 
 
 def test_groups_come_a_page_at_a_time(visit: Visit, broker: Broker) -> None:
