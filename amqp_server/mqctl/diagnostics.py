@@ -35,6 +35,7 @@ NAMED_MAX = 10
 def _reason(told: dict[str, Any]) -> str:
     named = [f"{alarm['resource']} of {alarm['node']}" for alarm in told.get("alarms", ())]
     named += told.get("queues", ())
+    named += [f"{each['file']} ({each['cert_expires_on']})" for each in told.get("expired", ())]
     more = [f"and {len(named) - NAMED_MAX} more"] if len(named) > NAMED_MAX else []
     return ": ".join(filter(None, (str(told["reason"]), ", ".join(named[:NAMED_MAX] + more))))
 
