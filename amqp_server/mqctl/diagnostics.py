@@ -11,6 +11,7 @@ import click
 
 from amqp_server.mqctl.client import UNAVAILABLE, Failure
 from amqp_server.mqctl.command import Invocation, mqctl, pass_invocation
+from amqp_server.mqctl.progress import progress
 from amqp_server.mqctl.table import show
 
 #: Between two looks of a command that waits, s.
@@ -102,10 +103,11 @@ _TIMEOUT = click.option("--timeout", default=300.0, show_default=True, metavar="
 
 def _await(done: Callable[[], bool], timeout: float, what: str) -> None:
     deadline = time.monotonic() + timeout
-    while not done():
-        if time.monotonic() >= deadline:
-            raise Failure(f"{what} within {timeout:g} s", UNAVAILABLE)
-        time.sleep(LOOK_INTERVAL_S)
+    with progress("Waiting"):
+        while not done():
+            if time.monotonic() >= deadline:
+                raise Failure(f"{what} within {timeout:g} s", UNAVAILABLE)
+            time.sleep(LOOK_INTERVAL_S)
 
 
 @mqctl.command("await_startup", help="Waits until the node serves clients.")
