@@ -66,7 +66,7 @@ example: .venv/test
 page: .venv/page
 	@test -n "$$TEST_CHROMIUM" || command -v chromium || command -v chromium-headless-shell || \
 		{ echo "make page needs a Chromium, such as Debian's package chromium-headless-shell"; exit 1; }
-	$(COMPILE) && TEST_PROGRAMS="$$bin" $(BIN)/python -m pytest tests/amqp_server/management/test_browser.py $(ARGS)
+	$(COMPILE) && TEST_PROGRAMS="$$bin" $(BIN)/python -m pytest tests/amqp_server/management/browser $(ARGS)
 
 check: .venv/test
 	$(BIN)/ruff format --check .

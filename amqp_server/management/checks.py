@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ssl
 import time
-from pathlib import Path
 from typing import Any
 
 import trio
@@ -95,25 +94,35 @@ async def protocol_listener(call: Call) -> Any:
 async def certificate_expiration(call: Call) -> Any:
     """Whether a certificate of a listener ends within this time."""
     within, unit = call.path["within"], call.path["unit"]
-    if not (within.isascii() and within.isdigit() and 0 < int(within[:10]) <= WITHIN_MAX):
+    # So many digits are looked at before there is a number.
+    if not (within.isascii() and within.isdigit() and len(within) <= 6 and 0 < int(within) <= WITHIN_MAX):
         raise bad_request("Invalid expiration value.")
     if unit not in UNITS_S:
         raise bad_request(f"Time unit not recognised. Supported units: {', '.join(UNITS_S)}.")
     until = time.time() + int(within) * UNITS_S[unit]
+    files = call.broker.node.certificates()
+    ends = [await trio.to_thread.run_sync(_ends, file) for file in files]
     expired = [
-        {"file": file, "cert_expires_on": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(ends))}
-        for file in call.broker.node.certificates()
-        if (ends := await trio.to_thread.run_sync(_ends, file)) < until
+        _expiring(file, end) for file, end in zip(files, ends, strict=True) if end is None or end < until
     ]
     if expired:
         return _failed("Certificates expiring", expired=expired)
     return {"status": "ok"}
 
 
-def _ends(file: str) -> float:
-    # The one way into OpenSSL's parser without a handshake.
-    decoded: dict[str, Any] = ssl._ssl._test_decode_cert(file)  # type: ignore[attr-defined]
-    return ssl.cert_time_to_seconds(decoded["notAfter"]) if Path(file).exists() else 0.0
+def _expiring(file: str, end: float | None) -> dict[str, str]:
+    ends_on = "unknown" if end is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(end))
+    return {"file": file, "cert_expires_on": ends_on}
+
+
+def _ends(file: str) -> float | None:
+    """Return when the certificate in this file ends, s since 1970; None if there is none, so that the node would not start."""
+    try:
+        # The one way into OpenSSL's parser without a handshake.
+        decoded: dict[str, Any] = ssl._ssl._test_decode_cert(file)  # type: ignore[attr-defined]
+    except (OSError, ValueError):
+        return None
+    return ssl.cert_time_to_seconds(decoded["notAfter"])
 
 
 async def mirror_sync_critical(call: Call) -> Any:

@@ -139,9 +139,12 @@ class ManagedNode:
                 )
 
     def certificates(self) -> list[str]:
-        """Return the files of the certificates that listeners show."""
+        """Return the files of the certificates that clients and other nodes are shown."""
         config = self._broker.config
-        return [config.tls_cert_file] if config.amqps and config.tls_cert_file else []
+        files = [config.tls_cert_file] if config.amqps and config.tls_cert_file else []
+        if self._node.cluster is not None and config.cluster_tls_cert_file:
+            files.append(config.cluster_tls_cert_file)
+        return files
 
     def exchange_types(self) -> list[dict[str, Any]]:
         return [

@@ -10,6 +10,7 @@ import click
 
 from amqp_server.mqctl.client import UNAVAILABLE, Failure
 from amqp_server.mqctl.command import Invocation, in_vhost, mqctl, pass_invocation
+from amqp_server.mqctl.progress import Look, progress
 from amqp_server.mqctl.table import show
 
 #: Between two looks of a check that waits, s.
@@ -94,7 +95,9 @@ def join(invocation: Invocation, name: str, address: str) -> None:
 @cluster.command("leave", help="Takes the asked node out of its cluster; stop it afterwards.")
 @pass_invocation
 def leave(invocation: Invocation) -> None:
-    invocation.client.delete("cluster", "nodes", invocation.client.get("cluster")["node"])
+    name = invocation.client.get("cluster")["node"]
+    with progress(f"Queues without {name}", _queues_with(invocation, name, wanted=False)):
+        invocation.client.delete("cluster", "nodes", name)
 
 
 @cluster.command("forget", help="Takes node NAME, which does not come back, out of the cluster.")
@@ -105,7 +108,18 @@ def forget(invocation: Invocation, name: str) -> None:
     running = [node["name"] for node in told["nodes"] if node["running"]]
     if name in running:
         raise Failure(f"node {name} is up: stop it first, or use `mqctl cluster leave` at it", UNAVAILABLE)
-    invocation.client.delete("cluster", "nodes", name)
+    with progress(f"Queues without {name}", _queues_with(invocation, name, wanted=False)):
+        invocation.client.delete("cluster", "nodes", name)
+
+
+def _queues_with(invocation: Invocation, node: str, *, wanted: bool) -> Look:
+    """Say of how many quorum queues the node is a member, or is none, among all."""
+
+    def look() -> tuple[int, int]:
+        rows = invocation.client.get("cluster", "queues", columns="members")
+        return sum((node in row["members"]) is wanted for row in rows), len(rows)
+
+    return look
 
 
 @mqctl.command("forget_cluster_node", help="As `mqctl cluster forget`.")
@@ -148,7 +162,8 @@ def accept_loss(invocation: Invocation, vhost: str, queue: str | None, *, topolo
 @cluster.command("rebalance", help="Spreads the leaders of the quorum queues over the nodes that are up.")
 @pass_invocation
 def rebalance(invocation: Invocation) -> None:
-    moved = invocation.client.post("cluster", "rebalance", body={})["queues"]
+    with progress("Rebalancing"):
+        moved = invocation.client.post("cluster", "rebalance", body={})["queues"]
     invocation.say(f"{moved} leaders are moving")
 
 
@@ -156,7 +171,8 @@ def rebalance(invocation: Invocation) -> None:
 @click.argument("node")
 @pass_invocation
 def grow(invocation: Invocation, node: str) -> None:
-    grown = invocation.client.post("cluster", "nodes", node, "grow", body={})["queues"]
+    with progress(f"Queues on {node}", _queues_with(invocation, node, wanted=True)):
+        grown = invocation.client.post("cluster", "nodes", node, "grow", body={})["queues"]
     invocation.say(f"{grown} queues are growing")
 
 
@@ -164,7 +180,8 @@ def grow(invocation: Invocation, node: str) -> None:
 @click.argument("node")
 @pass_invocation
 def shrink(invocation: Invocation, node: str) -> None:
-    shrunk = invocation.client.post("cluster", "nodes", node, "shrink", body={})["queues"]
+    with progress(f"Queues without {node}", _queues_with(invocation, node, wanted=False)):
+        shrunk = invocation.client.post("cluster", "nodes", node, "shrink", body={})["queues"]
     invocation.say(f"{shrunk} queues are shrinking")
 
 
@@ -186,14 +203,14 @@ def failed_queues(invocation: Invocation) -> None:
 @pass_invocation
 def quorum_critical(invocation: Invocation, wait: float) -> None:
     deadline = time.monotonic() + wait
-    while True:
-        critical = invocation.client.check("health", "checks", "node-is-quorum-critical")
-        if critical["status"] == "ok":
-            return
-        if time.monotonic() >= deadline:
-            listed = ", ".join(critical["queues"][:10])
-            more = len(critical["queues"]) - 10
-            raise Failure(
-                f"{critical['reason']}: {listed}{f' and {more} more' if more > 0 else ''}", UNAVAILABLE
-            )
-        time.sleep(LOOK_INTERVAL_S)
+    with progress("Waiting for majorities"):
+        while True:
+            critical = invocation.client.check("health", "checks", "node-is-quorum-critical")
+            if critical["status"] == "ok":
+                return
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(LOOK_INTERVAL_S)
+    listed = ", ".join(critical["queues"][:10])
+    more = len(critical["queues"]) - 10
+    raise Failure(f"{critical['reason']}: {listed}{f' and {more} more' if more > 0 else ''}", UNAVAILABLE)

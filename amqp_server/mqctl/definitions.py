@@ -11,6 +11,7 @@ import click
 
 from amqp_server.mqctl.client import DATA_ERROR, Failure
 from amqp_server.mqctl.command import Invocation, mqctl, pass_invocation
+from amqp_server.mqctl.progress import progress
 
 STDIO = "-"
 _VHOST = click.option("-p", "--vhost", help="Of this virtual host only.")
@@ -31,7 +32,8 @@ def _private(path: str, flags: int) -> int:
 @click.argument("file", default=STDIO)
 @pass_invocation
 def export_definitions(invocation: Invocation, vhost: str | None, file: str) -> None:
-    told = json.dumps(invocation.client.get(*_path(vhost)), ensure_ascii=False, indent=1) + "\n"
+    with progress("Exporting"):
+        told = json.dumps(invocation.client.get(*_path(vhost)), ensure_ascii=False, indent=1) + "\n"
     if file == STDIO:
         click.echo(told, nl=False)
         return
@@ -61,7 +63,8 @@ def import_definitions(invocation: Invocation, vhost: str | None, file: str) -> 
         raise Failure(f"{file}: {failure.strerror}", DATA_ERROR) from None
     except ValueError as failure:
         raise Failure(f"{file}: not JSON: {failure}", DATA_ERROR) from None
-    answer = invocation.client.post(*_path(vhost), body=told)
+    with progress("Importing"):
+        answer = invocation.client.post(*_path(vhost), body=told)
     for skipped in answer["skipped"] if answer else ():
         place = f" in vhost '{skipped['vhost']}'" if skipped["vhost"] else ""
         invocation.say(f"left out: {skipped['section']} '{skipped['name']}'{place}: {skipped['reason']}")

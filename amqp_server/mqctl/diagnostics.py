@@ -11,6 +11,7 @@ import click
 
 from amqp_server.mqctl.client import UNAVAILABLE, Failure
 from amqp_server.mqctl.command import Invocation, mqctl, pass_invocation
+from amqp_server.mqctl.progress import progress
 from amqp_server.mqctl.table import show
 
 #: Between two looks of a command that waits, s.
@@ -35,6 +36,7 @@ NAMED_MAX = 10
 def _reason(told: dict[str, Any]) -> str:
     named = [f"{alarm['resource']} of {alarm['node']}" for alarm in told.get("alarms", ())]
     named += told.get("queues", ())
+    named += [f"{each['file']} ({each['cert_expires_on']})" for each in told.get("expired", ())]
     more = [f"and {len(named) - NAMED_MAX} more"] if len(named) > NAMED_MAX else []
     return ": ".join(filter(None, (str(told["reason"]), ", ".join(named[:NAMED_MAX] + more))))
 
@@ -101,10 +103,11 @@ _TIMEOUT = click.option("--timeout", default=300.0, show_default=True, metavar="
 
 def _await(done: Callable[[], bool], timeout: float, what: str) -> None:
     deadline = time.monotonic() + timeout
-    while not done():
-        if time.monotonic() >= deadline:
-            raise Failure(f"{what} within {timeout:g} s", UNAVAILABLE)
-        time.sleep(LOOK_INTERVAL_S)
+    with progress("Waiting"):
+        while not done():
+            if time.monotonic() >= deadline:
+                raise Failure(f"{what} within {timeout:g} s", UNAVAILABLE)
+            time.sleep(LOOK_INTERVAL_S)
 
 
 @mqctl.command("await_startup", help="Waits until the node serves clients.")

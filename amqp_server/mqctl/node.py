@@ -10,6 +10,7 @@ import click
 from amqp_server.config import VERSION
 from amqp_server.mqctl.client import UNAVAILABLE, USAGE, Failure
 from amqp_server.mqctl.command import Invocation, mqctl, pass_invocation
+from amqp_server.mqctl.progress import each, progress
 
 #: Between two looks at whether a node has stopped, s.
 LOOK_INTERVAL_S = 0.1
@@ -44,10 +45,11 @@ def stop(invocation: Invocation, timeout: float) -> None:
     name = _name(invocation)
     invocation.client.post("nodes", name, "stop", body={})
     deadline = time.monotonic() + timeout
-    while invocation.client.answers():
-        if time.monotonic() >= deadline:
-            raise Failure(f"node {name} has not stopped within {timeout:g} s", UNAVAILABLE)
-        time.sleep(LOOK_INTERVAL_S)
+    with progress(f"Stopping {name}"):
+        while invocation.client.answers():
+            if time.monotonic() >= deadline:
+                raise Failure(f"node {name} has not stopped within {timeout:g} s", UNAVAILABLE)
+            time.sleep(LOOK_INTERVAL_S)
     invocation.say(f"Node {name} has stopped")
 
 
@@ -131,10 +133,11 @@ def close_all_user_connections(invocation: Invocation, user: str, reason: str) -
 @click.argument("reason")
 @pass_invocation
 def close_all_connections(invocation: Invocation, reason: str) -> None:
-    for connection in invocation.client.get("connections"):
-        try:
-            invocation.client.delete("connections", connection["name"], reason=reason)
-        except Failure as failure:
-            # It went by itself.
-            if failure.status != 404:
-                raise
+    with each("Closing connections", invocation.client.get("connections")) as connections:
+        for connection in connections:
+            try:
+                invocation.client.delete("connections", connection["name"], reason=reason)
+            except Failure as failure:
+                # It went by itself.
+                if failure.status != 404:
+                    raise

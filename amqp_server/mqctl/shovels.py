@@ -11,6 +11,7 @@ import click
 from amqp_server.mqctl.client import UNAVAILABLE, Failure
 from amqp_server.mqctl.command import Invocation, in_vhost, mqctl, pass_invocation
 from amqp_server.mqctl.parameters import parsed
+from amqp_server.mqctl.progress import each
 from amqp_server.mqctl.table import show
 
 COLUMNS = (
@@ -91,8 +92,9 @@ def delete_shovel(invocation: Invocation, vhost: str, name: str) -> None:
 @in_vhost
 @pass_invocation
 def delete_shovels(invocation: Invocation, vhost: str) -> None:
-    for row in invocation.client.get("shovels", vhost):
-        _change(invocation, vhost, row["name"])
+    with each("Deleting shovels", invocation.client.get("shovels", vhost)) as shovels:
+        for row in shovels:
+            _change(invocation, vhost, row["name"])
 
 
 @mqctl.command(
@@ -106,22 +108,23 @@ def delete_shovels(invocation: Invocation, vhost: str) -> None:
 def shovel_queues(invocation: Invocation, vhost: str, uri: str) -> None:
     if uri == "-":
         uri = sys.stdin.readline().strip()
-    for row in invocation.client.get("queues", vhost, columns="name,durable,exclusive,type"):
-        name = row["name"]
-        if not row["durable"] or row["exclusive"]:
-            continue
+    rows = invocation.client.get("queues", vhost, columns="name,durable,exclusive,type")
+    durable = [row for row in rows if row["durable"] and not row["exclusive"]]
+    filled = [row["name"] for row in durable if row["type"] in ("classic", "quorum")]
+    with each("Setting shovels", filled) as names:
+        for name in names:
+            value = {
+                "src-uri": uri,
+                "src-queue": name,
+                "src-predeclared": True,
+                "dest-uri": f"amqp:///{quote(vhost, safe='')}",
+                "dest-queue": name,
+                "dest-predeclared": True,
+            }
+            invocation.client.put("parameters", "shovel", vhost, name, body={"value": value})
+    for row in durable:
         if row["type"] not in ("classic", "quorum"):
-            invocation.say(f"left out: queue '{name}' of type {row['type']}")
-            continue
-        value = {
-            "src-uri": uri,
-            "src-queue": name,
-            "src-predeclared": True,
-            "dest-uri": f"amqp:///{quote(vhost, safe='')}",
-            "dest-queue": name,
-            "dest-predeclared": True,
-        }
-        invocation.client.put("parameters", "shovel", vhost, name, body={"value": value})
+            invocation.say(f"left out: queue '{row['name']}' of type {row['type']}")
 
 
 @mqctl.command("restart_shovel", help="Has a shovel connect anew.")

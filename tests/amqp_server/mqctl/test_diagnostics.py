@@ -54,6 +54,14 @@ def test_an_alarm(mqctl: Mqctl) -> None:
     assert mqctl("check_alarms").code == 0
 
 
+def test_a_certificate_that_ends_is_named(mqctl: Mqctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    expired = [{"file": "/etc/mqd/cert.pem", "cert_expires_on": "2031-02-03T04:05:06Z"}]
+    told = {"status": "failed", "reason": "Certificates expiring", "expired": expired}
+    monkeypatch.setattr(Client, "check", lambda self, *path: told)
+    said = "Error: Certificates expiring: /etc/mqd/cert.pem (2031-02-03T04:05:06Z)\n"
+    assert mqctl("check_certificate_expiration") == (69, "", said)
+
+
 def test_waiting_ends(mqctl: Mqctl) -> None:
     outcome = mqctl("await_online_nodes", "2", "--timeout", "0.1")
     assert (outcome.code, outcome.err) == (69, "Error: not 2 nodes run within 0.1 s\n")
