@@ -11,6 +11,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.compat import long
 
+from conformance_tests.api import Api
 from conformance_tests.conftest import Connect, Name
 from conformance_tests.expect import expect_channel_close
 from conformance_tests.inbox import (
@@ -429,6 +430,43 @@ def test_routing_key_above_255_bytes_harms_nobody_else(connect: Connect, name: N
     publish(bystander, other, b"two")
     assert wait_get(bystander, other).body == b"two"
     bystander.queue_delete(queue)
+
+
+@pytest.mark.parametrize("by", ["argument", "http", "policy", "definitions"])
+def test_a_message_that_brings_its_expiration_to_a_routing_key_above_255_bytes(
+    connect: Connect, api: Api, name: Name, by: str
+) -> None:
+    """However the queue came by the key: it may be refused, and the broker goes on."""
+    queue, other = name("q"), name("other")
+    letters = {"dead-letter-exchange": "amq.fanout", "dead-letter-routing-key": "k" * 300}
+    arguments = {f"x-{key}": value for key, value in letters.items()}
+    declared = {"durable": True, "auto_delete": False, "arguments": arguments}
+    ch = connect().channel()
+    if by == "argument":
+        with contextlib.suppress(pika.exceptions.ChannelClosedByBroker):
+            ch.queue_declare(queue, durable=True, arguments=arguments)
+        ch = connect().channel()
+    elif by == "http":
+        assert api.ask("PUT", f"queues/%2F/{queue}", declared).status in (201, 400)
+    elif by == "definitions":
+        told = {"queues": [declared | {"name": queue, "vhost": "/"}]}
+        assert api.ask("POST", "definitions", told).status in (204, 400)
+    else:
+        ch.queue_declare(queue, durable=True)
+        policy = {"pattern": f"^{queue}$", "definition": letters, "apply-to": "queues"}
+        assert api.ask("PUT", f"policies/%2F/{queue}", policy).status in (201, 400)
+    try:
+        # Nobody takes what was refused a queue.
+        publish(ch, queue, *numbered(3), expiration="10", delivery_mode=2)
+        if by == "policy":
+            wait_depth(ch, queue, 0)
+        ch.queue_declare(other, exclusive=True)
+        publish(ch, other, b"two")
+        assert wait_get(ch, other).body == b"two"
+        assert api.ask("GET", "overview").status == 200
+    finally:
+        api.ask("DELETE", f"policies/%2F/{queue}")
+        connect().channel().queue_delete(queue)
 
 
 @pytest.mark.parametrize(("count", "copies"), [(1, 2), (2, 5), (3, 16), (4, 65), (5, 326)])

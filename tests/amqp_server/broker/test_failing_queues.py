@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from pamqp import commands
 
-from amqp_server.broker import recovery, stored_queues, vhost
+from amqp_server.broker import policies, recovery, stored_queues, vhost
 from amqp_server.broker.dead_letter import DeadLetterSender
 from amqp_server.broker.failures import PAUSE_FACTOR, PAUSE_MS, describe
+from amqp_server.broker.operations import PutParameter
 from amqp_server.config import Config
 from persistence.journal import Journal
 from quorum_queue.machine.machine import Machine
@@ -76,9 +77,10 @@ def peer(node: MemoryNode) -> Peer:
     return peer
 
 
-def publish(peer: Peer, *sent: tuple[str, bytes]) -> list[Any]:
+def publish(peer: Peer, *sent: tuple[str, bytes], **properties: Any) -> list[Any]:
     """Publish in one turn; return what the publisher is answered."""
-    peer.send(*(message("", queue, body, delivery_mode=b"\x02").encode(1) for queue, body in sent))
+    properties["delivery_mode"] = b"\x02"
+    peer.send(*(message("", queue, body, **properties).encode(1) for queue, body in sent))
     peer.node.sync()
     return [method for _, method in peer.answers()]
 
@@ -207,6 +209,60 @@ def test_a_dead_letter_with_a_routing_key_that_is_too_long_harms_nobody(
     assert stopped(node) == []
     assert (ready(node, "long"), ready(node, "timed"), ready(node, "good")) == (1, 0, 0)
     assert [type(answer) for answer in publish(again, ("long", b"three"))] == [commands.Basic.Ack]
+
+
+AT_LEAST_ONCE = {
+    "x-queue-type": "quorum",
+    "x-dead-letter-strategy": "at-least-once",
+    "x-overflow": "reject-publish",
+}
+
+
+@pytest.mark.parametrize(
+    "declared", [{}, {"x-queue-type": "quorum"}, AT_LEAST_ONCE], ids=["classic", "quorum", "at least once"]
+)
+@pytest.mark.parametrize("by", ["argument", "policy"])
+def test_a_stored_routing_key_that_is_too_long_harms_nobody_when_a_message_expires(
+    node: MemoryNode, peer: Peer, monkeypatch: pytest.MonkeyPatch, by: str, declared: dict[str, Any]
+) -> None:
+    """The message brings its expiration: one is over before the node starts again, the other one after that."""
+    dead_letters = {"dead-letter-exchange": "amq.fanout", "dead-letter-routing-key": "k" * 300}
+    peer.call(1, commands.Queue.Bind(queue="good", exchange="amq.fanout"))
+    with monkeypatch.context() as earlier:
+        earlier.setattr(vhost, "SHORT_STRING_MAX", 1000)
+        earlier.setattr(policies, "SHORT_STRING_MAX", 1000)
+        arguments = dict(declared)
+        if by == "argument":
+            arguments |= {f"x-{key}": value for key, value in dead_letters.items()}
+        else:
+            record = node.broker.runtime.policies.prepare(
+                "/",
+                "long",
+                pattern="^long$",
+                definition=dead_letters,
+                priority=0,
+                apply_to="all",
+                operator=False,
+            )
+            node.turn.run(node.broker.propose, PutParameter(record))
+        peer.call(1, commands.Queue.Declare(queue="long", durable=True, arguments=arguments))
+    found = node.broker.vhost("/").queues["long"]
+    assert found.effective.dead_letter_routing_key == "k" * 300
+    assert publish(peer, ("long", b"one"), expiration=b"\x0210")
+    later(node, 20)
+    assert (ready(node, "long"), ready(node, "good"), stopped(node)) == (0, 0, [])
+    publish(peer, ("long", b"two"), expiration=b"\x0210")
+    assert ready(node, "long") == 1
+    begin_again(node)
+    assert node.broker.vhost("/").queues["long"].effective.dead_letter_routing_key == "k" * 300
+    again = node.peer()
+    again.call(1, commands.Channel.Open(), commands.Confirm.Select())
+    later(node, 20)
+    later(node, 10_000)
+    assert (ready(node, "long"), ready(node, "good"), stopped(node)) == (0, 0, [])
+    answers = publish(again, ("long", b"three"), ("good", b"one"))
+    assert {type(answer) for answer in answers} == {commands.Basic.Ack}
+    assert ready(node, "good") == 1
 
 
 def begin_again(node: MemoryNode) -> None:
