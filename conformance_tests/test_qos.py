@@ -163,18 +163,19 @@ def test_prefetch_size_is_refused(raw: Raw) -> None:
 # --- global prefetch: whose turn it is ---
 
 
-@pytest.mark.parametrize("step", [1, 5, 10])
+@pytest.mark.parametrize("step", [1, 2, 4])
 def test_queues_share_a_global_prefetch(ch: BlockingChannel, name: Name, step: int) -> None:
-    """No queue takes all the room that comes free: each of three gets some of a hundred."""
-    queues = [filled(ch, name, 100) for _ in range(3)]
-    ch.basic_qos(prefetch_count=10, global_qos=True)
+    """The room that comes free goes to three queues about evenly: RabbitMQ draws each time which one may take first, so
+    that 150 draws leave each between a sixth and a half of it (4 standard deviations)."""
+    prefetch, rounds = 4, 150
+    queues = [filled(ch, name, 100 * step) for _ in range(3)]
+    ch.basic_qos(prefetch_count=prefetch, global_qos=True)
     inboxes = [Inbox(ch, queue) for queue in queues]
-    for done in range(step, 101, step):
-        wait_for_deliveries(ch, inboxes, min(done + 10 - step, 300))
-        tag = max(delivery.tag for inbox in inboxes for delivery in inbox.deliveries)
-        assert tag >= done
+    for done in range(step, rounds * step + 1, step):
+        wait_for_deliveries(ch, inboxes, done + prefetch - step)
         ch.basic_ack(done, multiple=True)
-    assert all(len(inbox.deliveries) >= 10 for inbox in inboxes), [len(i.deliveries) for i in inboxes]
+    shares = [len(inbox.deliveries) for inbox in inboxes]
+    assert sum(shares) / 6 <= min(shares) and max(shares) <= sum(shares) / 2, shares
 
 
 def wait_for_deliveries(ch: BlockingChannel, inboxes: list[Inbox], count: int) -> None:
