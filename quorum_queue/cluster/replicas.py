@@ -513,8 +513,9 @@ class Replicas:
             store.hard(group_id, ready.hard.term, ready.hard.vote)
         if ready.entries:
             store.append(group_id, ready.entries)
-            if group.foresee is not None:
-                self._foresee(group, group.foresee, ready.entries)
+            in_parts = group.machine.in_parts
+            if in_parts is not None:
+                self._foresee(group, in_parts.foresee, ready.entries)
         if ready.hard is not None or ready.entries:
             last = ready.entries[-1] if ready.entries else None
             self._written.append(

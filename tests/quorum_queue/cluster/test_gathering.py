@@ -11,7 +11,7 @@ from persistence.memory import MemoryEnvironment
 from persistence.stepped import SteppedCommit
 from quorum_queue.boundary import Boundary
 from quorum_queue.cluster.gathering import SMALL_ENTRY_BYTES
-from quorum_queue.cluster.group import Group
+from quorum_queue.cluster.group import Group, InParts
 from quorum_queue.cluster.options import ReplicationOptions
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.raft.log import Log
@@ -27,6 +27,7 @@ class Batches:
 
     title = "a group"
     single = False
+    in_parts: InParts | None = None
     awaited = True
 
     def __init__(self) -> None:
