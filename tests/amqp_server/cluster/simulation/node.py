@@ -420,9 +420,7 @@ class SimulatedNode:
     def features_of(self, peer: str) -> tuple[str, ...]:
         """A node of an older version passes over what it does not know."""
         told = self.network.nodes[peer].features
-        if self.version == versions.NEWEST:
-            return told
-        return tuple(each for each in told if each in self.features)
+        return tuple(each for each in told if each in self.features or each not in FEATURES)
 
     def link_down(self, peer: str) -> None:
         self.mesh.dropped.pop(peer, None)

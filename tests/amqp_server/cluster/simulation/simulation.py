@@ -53,6 +53,8 @@ DEAD_LINK_ROUNDS = 60
 VHOSTS = ("/", "v")
 USERS = ("ann", "bob")
 
+#: In runs in which many queues fail, a step plants a defect in one of them with this probability.
+PLANTED = 0.1
 #: Of eight seeds, those that begin with nodes of an older version. One of them changes policies, too.
 OLDER_SEEDS = (1, 3, 5)
 
@@ -71,6 +73,10 @@ class Simulation(Cluster):
         self.policies = Random(f"policies {seed}") if seed % 4 == 3 else None
         super().__init__(names, founders, random=random, rates=rates, trace=trace)
         self.steps = steps
+        #: In some runs, many queues fail.
+        self.plants = Random(f"plants {seed}") if seed % 4 == 2 else None
+        #: By queue, the only node on which it fails.
+        self.fails_on: dict[int, str] = {}
         #: In some runs, nodes are of an older version at first. Each is upgraded at this step, or soon after.
         self.upgrades: dict[str, int] = {}
         if seed % 8 in OLDER_SEEDS:
@@ -128,6 +134,8 @@ class Simulation(Cluster):
     def one_step(self) -> None:
         if self.upgrades:
             self.upgrade_in_time()
+        if self.plants is not None and self.trouble and self.plants.random() < PLANTED:
+            self.plant(self.nodes[self.plants.choice(self.names)], self.plants)
         random = self.random
         action = random.random()
         node = self.nodes[random.choice(self.names)]
@@ -318,8 +326,8 @@ class Simulation(Cluster):
             node.clock.now_ms += random.choice((500, 3000))
         elif which < 0.96:
             self.set_clock(node)
-        elif node.alive:
-            self.plant(node)
+        else:
+            self.plant(node, random)
 
     def change_alarm(self, node: SimulatedNode) -> None:
         """Publishers are blocked, or go on. The alarm may stand for long, so it is ended more often than raised."""
@@ -332,13 +340,18 @@ class Simulation(Cluster):
             node.set_alarm(True)
             self.note("alarms")
 
-    def plant(self, node: SimulatedNode) -> None:
-        """Have a queue fail on one node, a few times or until somebody looks after it."""
-        random = self.random
-        hosts = list(node.cluster.hosts.grouped)
+    def plant(self, node: SimulatedNode, random: Random) -> None:
+        """Have a queue fail on one node, a few times or until somebody looks after it.
+
+        A member that fails again may be filled by the others, and then has forgotten its votes. So a queue fails on one
+        node only, and on none while a disk is lost: more than one such member at a time is more than Raft bears.
+        """
+        hosts = list(node.cluster.hosts.grouped) if node.alive and not self.wounded else []
         if hosts:
             queue_id = random.choice(hosts)
             count, after = random.choice((1, 1, 2, 3, 100)), random.random() < 0.5
+            if self.fails_on.setdefault(queue_id, node.name) != node.name:
+                return
             self.log(f"{node.name}: queue {queue_id} is to fail {count} times, {after=}")
             plants_of(node.cluster.replicas).plant(
                 queue_id, count, after=after, struck=lambda: self.note("queues fail")
