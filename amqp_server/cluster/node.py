@@ -19,7 +19,7 @@ from amqp_server.cluster.client_counts import ClientCounts
 from amqp_server.cluster.errors import ClusterError, StartAgain
 from amqp_server.cluster.founding import Founding
 from amqp_server.cluster.hosts import ClusterHosts
-from amqp_server.cluster.incoming import Handler, Incoming
+from amqp_server.cluster.incoming import Handler, IncomingFrames
 from amqp_server.cluster.maintenance import Maintenance
 from amqp_server.cluster.membership import REMOVED, About, Founded
 from amqp_server.cluster.parts import TICK_S, ClusterParts
@@ -110,7 +110,7 @@ class ClusterNode:
         self._joined = trio.Event()
         self._queue_time = broker.services.queue_time
         self.client_counts = ClientCounts(self.mesh, self._turn, broker.sessions, broker.runtime.limits)
-        self._incoming = Incoming(
+        self._incoming = IncomingFrames(
             self._turn,
             broker.clock,
             self.mesh,

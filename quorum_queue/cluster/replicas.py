@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from quorum_queue.boundary import Boundary
 from quorum_queue.clock import Clock
@@ -24,7 +24,7 @@ from quorum_queue.cluster.lost_entries import LostEntries
 from quorum_queue.cluster.options import ReplicationOptions
 from quorum_queue.cluster.ports import Commits, Links, Store
 from quorum_queue.cluster.unopened_groups import UnopenedGroups
-from quorum_queue.ports import Timers
+from quorum_queue.ports import Timers, Turn
 from quorum_queue.raft.core import Raft
 from quorum_queue.raft.errors import CodecError
 from quorum_queue.raft.log import Log
@@ -49,14 +49,6 @@ logger = logging.getLogger("mqd.replication")
 _RAFT = bytes((frames.RAFT,))
 #: A leader that this node heard from within this time stays leader, ms.
 OTHERS_HEARD_MS: Final = 2_000
-
-
-class Turn(Protocol):
-    """See amqp_server.turn."""
-
-    def overdue(self) -> bool: ...
-
-    def later(self, unit: Group, call: Callable[[], object]) -> None: ...
 
 
 class Written(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from itertools import pairwise
+from typing import Any
 
 from amqp_server.broker.timers import Timers
 from amqp_server.cluster.store import GroupLog, GroupStore
@@ -138,12 +139,13 @@ class GatheringNode:
         self.left.append(call)
 
     def turn(self) -> None:
+        turn: Any = self
         left, self.left = self.left, []
         for call in left:
             call()
         while groups := self.replicas.take_dirty():
             for group in groups:
-                self.replicas.carry_out(group, self)
+                self.replicas.carry_out(group, turn)
         self.replicas.write()
 
 
