@@ -44,7 +44,7 @@ class Outbox(Protocol):
     def put(self, data: bytes | memoryview) -> None: ...
 
 
-class Incoming(Protocol):
+class ReadingHalf(Protocol):
     """The reading half; see amqp_server.connection.incoming."""
 
     publisher: Publisher
@@ -73,7 +73,7 @@ class Connection(Protocol):
     @property
     def outbox(self) -> Outbox: ...
     @property
-    def incoming(self) -> Incoming: ...
+    def incoming(self) -> ReadingHalf: ...
 
     def after(self, begin: Callable[[Callable[..., None]], None], then: Callable[..., None]) -> None:
         """Call `begin` with a function that takes the answer, and go on with `then` when the answer has come."""

@@ -46,18 +46,34 @@ class Groups:
     """Opens the groups of this node."""
 
     def __init__(
-        self, replicas: Replicas, store: GroupStore, recovered: Mapping[int, RecoveredGroup]
+        self,
+        replicas: Replicas,
+        store: GroupStore,
+        recovered: Mapping[int, RecoveredGroup],
+        *,
+        lost_before: int = 0,
     ) -> None:
+        """`lost_before`: this node may have been a member of groups declared up to this index of group 0, on a
+        disk that it lost.
+        """
         self.replicas = replicas
         self._store = store
         self._recovered = dict(recovered)
-        #: This node may have been a member of groups declared up to this index of group 0, on a disk that it
-        #: lost.
-        self.lost_before = 0
+        self._lost_before = lost_before
 
-    def found(self, recovered: Mapping[int, RecoveredGroup]) -> None:
-        """Note the groups that are on disk."""
+    def found(self, recovered: Mapping[int, RecoveredGroup], lost_before: int) -> None:
+        """Note the groups that are on disk, and up to which index of group 0 it may lack some."""
         self._recovered = dict(recovered)
+        self._lost_before = lost_before
+
+    def may_lack(self, lost_before: int) -> None:
+        """The disk may lack groups declared up to this index of group 0."""
+        self._lost_before = lost_before
+
+    def has_all_after(self, index: int) -> int:
+        """The disk lacks no group declared after this index of group 0; return up to which it may lack some."""
+        self._lost_before = min(index, self._lost_before)
+        return self._lost_before
 
     def is_kept(self, group_id: int) -> bool:
         """Return whether the disk has data of a group that was not opened yet."""
@@ -65,7 +81,7 @@ class Groups:
 
     def may_have_forgotten(self, group_id: int) -> bool:
         """Return whether this node may have been a member of this group, on a disk that it lost."""
-        return index_of(group_id) <= self.lost_before and group_id not in self._recovered
+        return index_of(group_id) <= self._lost_before and group_id not in self._recovered
 
     def warm(self, group_id: int, done: Callable[[], None]) -> bool:
         """True if a group can be read again and opened without a wait for the disk; else `done` is called when it can."""

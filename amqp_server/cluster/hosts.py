@@ -161,8 +161,12 @@ class ClusterHosts:
 
     def leader(self, queue: Queue) -> str:
         host = self.grouped.get(queue.queue_id)
-        # A node that is no member only knows the preferred leader.
-        return queue.record.leader if host is None else host.group.leader
+        if host is not None:
+            leader: str = host.group.leader
+            return leader
+        # A node that runs no member only knows the preferred leader, and that it does not lead itself.
+        preferred = queue.record.leader
+        return "" if preferred == self._groups.replicas.node else preferred
 
     def absent_home(self, queue: Queue) -> str:
         if queue.queue_id not in self.remote or queue.members:
@@ -450,7 +454,11 @@ class ClusterHosts:
 
     def _stored(self, queue: Queue, attempt: int, done: Callable[[], None]) -> None:
         """All writes of the group are on disk; restart it when they have been read."""
-        if queue.queue_id not in self.stopped or queue.deleted:
+        if queue.deleted:
+            return
+        if queue.queue_id not in self.stopped:
+            # This node has left the group meanwhile.
+            done()
             return
         if self._groups.warm(queue.queue_id, partial(self._stored, queue, attempt, done)):
             self._services.turn.contain(queue, self._begin_anew, queue, attempt, done)

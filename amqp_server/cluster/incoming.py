@@ -20,7 +20,7 @@ logger = logging.getLogger("mqd.cluster")
 Handler = Callable[[str, memoryview], None]
 
 
-class Incoming:
+class IncomingFrames:
     """Takes the frames of all links, each read in one turn.
 
     It also notices if this process stood still so long that the others may have gone on without it. The

@@ -19,7 +19,7 @@ from amqp_server.cluster.client_counts import ClientCounts
 from amqp_server.cluster.errors import ClusterError, StartAgain
 from amqp_server.cluster.founding import Founding
 from amqp_server.cluster.hosts import ClusterHosts
-from amqp_server.cluster.incoming import Handler, Incoming
+from amqp_server.cluster.incoming import Handler, IncomingFrames
 from amqp_server.cluster.maintenance import Maintenance
 from amqp_server.cluster.membership import REMOVED, About, Founded
 from amqp_server.cluster.parts import TICK_S, ClusterParts
@@ -110,7 +110,7 @@ class ClusterNode:
         self._joined = trio.Event()
         self._queue_time = broker.services.queue_time
         self.client_counts = ClientCounts(self.mesh, self._turn, broker.sessions, broker.runtime.limits)
-        self._incoming = Incoming(
+        self._incoming = IncomingFrames(
             self._turn,
             broker.clock,
             self.mesh,
@@ -122,9 +122,6 @@ class ClusterNode:
         #: See quorum_queue.links.ports.Events.
         self.received = self._incoming.received
         broker.alarms.subscribe(self._alarm_changed)
-        founded = self._founding.founded
-        if founded is not None:
-            parts.groups.lost_before = founded.forgotten_before
 
     @property
     def founded(self) -> Founded | None:
@@ -174,8 +171,7 @@ class ClusterNode:
         )
         await adoption.carry_out(parts.commits)
         founded = self._founding.noted()
-        parts.groups.found(parts.store.recovered())
-        parts.groups.lost_before = founded.forgotten_before
+        parts.groups.found(parts.store.recovered(), founded.forgotten_before)
 
     def start(self) -> None:
         """Continue as a member if this node was one. Call this after the topology's records were read."""
@@ -186,7 +182,7 @@ class ClusterNode:
             self._open_and_tell()
 
     def belong(self, founded: Founded) -> None:
-        self._parts.groups.lost_before = founded.forgotten_before
+        self._parts.groups.may_lack(founded.forgotten_before)
         self._note(founded, self._open_and_tell)
 
     def complete(self) -> None:
@@ -206,8 +202,6 @@ class ClusterNode:
         assert founded is not None
         members = Members((founded.origin,) if founded.origin else tuple(sorted(founded.nodes)))
         group = self._parts.groups.start(self.catalog, GROUP, members, lost=founded.lost)
-        group.foresee = self.catalog.foresee
-        group.snapshot_in_parts = self.catalog.snapshot_in_parts
         self.nodes_changed([])
         self.replication.start(group, self.catalog)
         self._joined.set()
@@ -269,7 +263,7 @@ class ClusterNode:
         self._began = True
         self._parts.directory.note_began()
         if founded is not None and founded.lost and not founded.lost_before:
-            groups.lost_before = min(index, groups.lost_before)
+            groups.has_all_after(index)
 
     def applied(self) -> None:
         known = self.roster.incarnation_of(self.node)
@@ -507,8 +501,8 @@ class ClusterNode:
         if group is None or founded is None:
             return
         if founded.lost and not founded.lost_before and group.applied and not group.core.amnesiac:
-            groups.lost_before = min(group.applied, groups.lost_before)
-            self._note(msgspec.structs.replace(founded, lost_before=groups.lost_before), lambda: None)
+            lost_before = groups.has_all_after(group.applied)
+            self._note(msgspec.structs.replace(founded, lost_before=lost_before), lambda: None)
         self.replicas.topology_came(self._broker.topology.applied)
         self._guests.topology_came()
         if group.core.leader and not group.core.amnesiac:

@@ -103,6 +103,8 @@ def make_parts(
 ) -> ClusterParts:
     """Make the parts that need no broker."""
     store = GroupStore(environment)
+    founded = directory.founded
+    lost_before = founded.forgotten_before if founded is not None else 0
     options = settings.replication_options(config)
     replicas = Replicas(
         config.node,
@@ -127,7 +129,7 @@ def make_parts(
         mesh=mesh,
         store=store,
         replicas=replicas,
-        groups=Groups(replicas, store, store.recovered()),
+        groups=Groups(replicas, store, store.recovered(), lost_before=lost_before),
         roster=Roster(Zones(config.node, config.zone)),
         reach=reach,
         topology_progress=topology_progress,

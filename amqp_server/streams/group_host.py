@@ -33,6 +33,7 @@ from amqp_server.streams.taking_over import take_over
 from persistence.streams.compression import NONE
 from persistence.streams.retention import Limits
 from quorum_queue.cluster.frames import StreamWord
+from quorum_queue.cluster.group import InParts
 from quorum_queue.cluster.guests import GuestOrigin
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.errors import Unreadable
@@ -50,6 +51,7 @@ class StreamGroupHost(MemberReaders):
     """The host of a stream, and the state machine of its group."""
 
     single = False
+    in_parts: InParts | None = None
     #: The state of the group has it.
     knows_taken = False
     shares_names = True

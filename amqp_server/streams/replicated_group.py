@@ -24,6 +24,7 @@ from amqp_server.streams.group_requests import Requests
 from amqp_server.streams.group_takers import Client, Getter
 from amqp_server.streams.group_watch import MemberWatch
 from quorum_queue.cluster.deferred_host import DeferredHost
+from quorum_queue.cluster.group import InParts
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.consumer_groups.entries import (
     CodecError,
@@ -71,6 +72,7 @@ class ReplicatedGroupHost(GroupEffects):
     """The host of a consumer group, and the state machine of its Raft group."""
 
     single = False
+    in_parts: InParts | None = None
     counts_bytes = False
     wants_ids = False
     holds_dead_letters = False

@@ -35,6 +35,15 @@ Foresee = Callable[[int, bytes, Callable[[], None]], bool]
 SnapshotInParts = Callable[[Callable[[bytes], None]], None]
 
 
+class InParts(NamedTuple):
+    """What a machine does in parts, because it takes longer than a turn may."""
+
+    #: Prepares appended entries: called with index, data, and the function to call afterwards.
+    foresee: Foresee
+    #: Replaces the machine's own `snapshot`.
+    snapshot: SnapshotInParts
+
+
 class StateMachine(Protocol):
     """The state machine of a group.
 
@@ -43,6 +52,7 @@ class StateMachine(Protocol):
 
     #: Whether each batch needs an entry of its own.
     single: bool
+    in_parts: InParts | None
 
     @property
     def title(self) -> str:
@@ -165,7 +175,6 @@ class Group:
         "crowded",
         "early",
         "flights",
-        "foresee",
         "foreseeing",
         "id",
         "inbox",
@@ -181,7 +190,6 @@ class Group:
         "sent_to",
         "since_bytes",
         "snapshot_bytes",
-        "snapshot_in_parts",
         "snapshot_index",
         "snapshot_log_bytes",
         "snapshotting",
@@ -236,19 +244,16 @@ class Group:
         self.released: list[int] | tuple[()] = ()
         self.sending: dict[str, Sending] | None = None
         self.receiving: Receiving | None = None
-        #: Prepares appended entries in parts, if set: called with index, data, and the function to call
-        #: afterwards. And the number of entries under preparation: until it is 0, none is applied.
-        self.foresee: Foresee | None = None
+        #: Number of entries under preparation: until it is 0, none is applied.
         self.foreseeing = 0
-        #: Replaces the machine's own `snapshot` if that takes longer than a turn may.
-        self.snapshot_in_parts: SnapshotInParts | None = None
 
     def snapshot(self, then: Callable[[bytes], None]) -> None:
         """Call `then` with the state at the entry that is `covered` now, at once or in a later turn."""
-        if self.snapshot_in_parts is None:
+        in_parts = self.machine.in_parts
+        if in_parts is None:
             then(self.machine.snapshot())
         else:
-            self.snapshot_in_parts(then)
+            in_parts.snapshot(then)
 
     @property
     def leader(self) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from quorum_queue.cluster import contents, dead_letters
 from quorum_queue.cluster.deferred_host import DeferredHost, cut
-from quorum_queue.cluster.group import Group
+from quorum_queue.cluster.group import Group, InParts
 from quorum_queue.cluster.last_letters import LastLetters
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.cluster.warming import Warming, spans
@@ -69,6 +69,7 @@ class GroupHost(DeferredHost):
 
     group: Group
     single = False
+    in_parts: InParts | None = None
 
     def __init__(
         self,

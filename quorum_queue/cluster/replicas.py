@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from quorum_queue.boundary import Boundary
 from quorum_queue.clock import Clock
@@ -24,7 +24,7 @@ from quorum_queue.cluster.lost_entries import LostEntries
 from quorum_queue.cluster.options import ReplicationOptions
 from quorum_queue.cluster.ports import Commits, Links, Store
 from quorum_queue.cluster.unopened_groups import UnopenedGroups
-from quorum_queue.ports import Timers
+from quorum_queue.ports import Timers, Turn
 from quorum_queue.raft.core import Raft
 from quorum_queue.raft.errors import CodecError
 from quorum_queue.raft.log import Log
@@ -51,16 +51,8 @@ _RAFT = bytes((frames.RAFT,))
 OTHERS_HEARD_MS: Final = 2_000
 
 
-class Turn(Protocol):
-    """See amqp_server.turn."""
-
-    def overdue(self) -> bool: ...
-
-    def later(self, unit: Group, call: Callable[[], object]) -> None: ...
-
-
 class Written:
-    """What a commit makes durable for one group, and the messages that may leave then."""
+    """The writes of one commit for one group, and the messages that may leave afterwards."""
 
     __slots__ = ("group", "hard", "index", "messages", "term")
 
@@ -520,8 +512,9 @@ class Replicas:
             store.hard(group_id, hard.term, hard.vote)
         if entries:
             store.append(group_id, entries)
-            if group.foresee is not None:
-                self._foresee(group, group.foresee, entries)
+            in_parts = group.machine.in_parts
+            if in_parts is not None:
+                self._foresee(group, in_parts.foresee, entries)
             last = entries[-1]
             self._written.append(Written(group, hard, last.index, last.term, ready.after_sync))
         elif hard is not None:

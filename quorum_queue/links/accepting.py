@@ -12,7 +12,7 @@ from quorum_queue.links.greeting import Greeter
 from quorum_queue.links.handshake import Hello, Refused, Standing
 from quorum_queue.links.ports import LinkOptions, Wire
 from quorum_queue.links.seldom import SeldomLog
-from quorum_queue.links.sessions import Sessions
+from quorum_queue.links.sessions import LinkSessions
 from quorum_queue.links.wire import LOST, TlsWire, close
 
 logger = logging.getLogger("mqd.links")
@@ -26,7 +26,7 @@ class Accepting:
 
     def __init__(
         self,
-        sessions: Sessions,
+        sessions: LinkSessions,
         greeter: Greeter,
         options: LinkOptions,
         make_wire: Callable[[socket.socket, str | None], Wire],

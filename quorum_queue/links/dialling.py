@@ -15,7 +15,7 @@ from quorum_queue.links.greeting import Greeter
 from quorum_queue.links.handshake import Refused
 from quorum_queue.links.ports import LinkOptions, Peer, Wire
 from quorum_queue.links.seldom import SeldomLog
-from quorum_queue.links.sessions import Pair, Sessions
+from quorum_queue.links.sessions import LinkSessions, Pair
 from quorum_queue.links.wire import LOST, TlsWire, close
 
 
@@ -24,7 +24,7 @@ class Dialling:
 
     def __init__(
         self,
-        sessions: Sessions,
+        sessions: LinkSessions,
         greeter: Greeter,
         options: LinkOptions,
         make_wire: Callable[[socket.socket, str | None], Wire],

@@ -17,7 +17,7 @@ from quorum_queue.links.handshake import Hello, Keys, check_size
 from quorum_queue.links.plain_wire import PlainWire
 from quorum_queue.links.ports import Events, LinkOptions, Peer, Poll, Wire
 from quorum_queue.links.seldom import SeldomLog
-from quorum_queue.links.sessions import Sessions
+from quorum_queue.links.sessions import LinkSessions
 from quorum_queue.links.wire import TlsWire
 
 logger = logging.getLogger("mqd.links")
@@ -49,7 +49,7 @@ class Mesh:
         check_size(cluster, hello)
         self._listen = listen
         self._tls = tls
-        sessions = self._sessions = Sessions(node, options)
+        sessions = self._sessions = LinkSessions(node, options)
         #: Queue one frame, the parts concatenated; False if there is no session. It is sent at the end of
         #: this turn. Big parts are not copied. Raises ValueError if the frame is empty or longer than a frame
         #: may be.

@@ -51,7 +51,7 @@ class Pair:
         self.had_session = False
 
 
-class Sessions:
+class LinkSessions:
     """At most one session with each peer."""
 
     #: Set before the first connection.

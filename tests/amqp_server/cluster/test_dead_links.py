@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
+import trio
+from httpx import ASGITransport, AsyncClient
 
 from amqp_server.broker.operations import SetMembers
 from amqp_server.cluster.catalog import GROUP
 from amqp_server.cluster.maintenance import LOST_FACTOR
 from amqp_server.cluster.readiness import NO_LEADER
+from amqp_server.management.http import Api
+from amqp_server.management.managed_broker import ManagedBroker
 from quorum_queue.cluster import frames
+from quorum_queue.machine import versions
 from tests.amqp_server.cluster.simulation.clients import Client
 from tests.amqp_server.cluster.simulation.node import DEAD_TICKS, LIMITS, TICK_MS, SimulatedNode
 from tests.amqp_server.cluster.test_simulation_scenes import Scene
@@ -51,6 +58,24 @@ def leaders(scene: Scene) -> set[str]:
 
 def obstacles(scene: Scene) -> list[str]:
     return [node.cluster.administration.obstacle() for node in scene.running]
+
+
+def probed(scene: Scene) -> list[int]:
+    """Return what the probes of all nodes get from `GET /health/ready`."""
+    apps = []
+    for node in scene.running:
+        served = Mock(broker=node.broker, administration=node.cluster.administration)
+        broker = ManagedBroker(served)
+        apps.append(Api(broker, 1, page=False).app(1))
+
+    async def ask() -> list[int]:
+        found = []
+        for app in apps:
+            async with AsyncClient(transport=ASGITransport(app), base_url="http://node") as client:
+                found.append((await client.get("/health/ready")).status_code)
+        return found
+
+    return trio.run(ask)
 
 
 def mended(scene: Scene) -> None:
@@ -199,6 +224,26 @@ def test_clients_of_a_node_that_does_not_reach_the_leader_are_told_so() -> None:
 # -- operators ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("leader", ["a", "b", "c"])
+@pytest.mark.parametrize("both", [True, False])
+def test_nodes_at_both_ends_are_ready_for_as_long_as_the_link_is_dead(leader: str, both: bool) -> None:
+    scene = Scene()
+    scene.lead(leader)
+    assert probed(scene) == [200, 200, 200]
+    split(scene, "ac", both=both)
+    # An end may be without a leader until another node leads.
+    scene.ticks(SOON_TICKS)
+    for _ in range(STEADY_TICKS):
+        assert obstacles(scene) == ["", "", ""]
+        scene.ticks(1)
+    assert probed(scene) == [200, 200, 200]
+    # One that reaches nobody is not.
+    split(scene, "ab", "ac")
+    scene.ticks(SOON_TICKS)
+    assert probed(scene) == [503, 200, 200]
+    mended(scene)
+
+
 def critical_of(node: SimulatedNode) -> list[str]:
     return sorted(group for group in node.cluster.administration.critical() if group is not None)
 
@@ -263,7 +308,7 @@ def test_a_member_at_an_end_leaves_a_queue_whose_leader_it_does_not_reach() -> N
 def test_a_node_of_the_version_before_is_told_nothing_that_it_does_not_know(old: str) -> None:
     scene = Scene()
     scene.crash(scene.nodes[old])
-    scene.nodes[old].features = ()
+    scene.nodes[old].features = versions.FEATURES
     scene.settle()
     links = {name: dict(node.sessions) for name, node in scene.nodes.items()}
     queue_id = scene.place(scene.client("a"), "quorum", "abc")

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from amqp_server.broker import failures
+from amqp_server.broker.operations import SetMembers
 from amqp_server.cluster.catalog import GROUP, Catalog
 from quorum_queue.boundary import Fatal
 from quorum_queue.cluster.group import Group
 from quorum_queue.errors import Unreadable
 from quorum_queue.machine import versions
-from tests.amqp_server.cluster.simulation.clients import Client
+from tests.amqp_server.cluster.simulation.clients import EXPIRES_MS, Client
 from tests.amqp_server.cluster.simulation.node import TICK_MS, SimulatedNode
 from tests.amqp_server.cluster.simulation.planting import plants_of
 from tests.amqp_server.cluster.test_simulation_scenes import Scene
@@ -153,6 +155,53 @@ def test_two_members_that_fail_at_once_lose_nothing() -> None:
     world.ticks(40)
     world.settle()
     assert not any(map(world.stopped, "abc"))
+    world.finish()
+
+
+def test_a_failed_member_does_not_give_up_a_queue_that_others_use() -> None:
+    """Its node is the preferred leader, and has last heard of a use when it led."""
+    world = World()
+    client = world.clients["c"]
+    queue_id = world.place(client, "lease", "abc")
+    world.lead("a", queue_id)
+    plants_of(world.nodes["a"].cluster.replicas).plant(queue_id, FOR_EVER, after=False)
+    world.publish(client, "lease")
+    world.wait(lambda: bool(world.stopped("a")))
+    for _ in range(EXPIRES_MS // TICK_MS):
+        world.get(client, "lease")
+        world.ticks(2)
+    assert client.queue_id("lease") == queue_id
+    plants_of(world.nodes["a"].cluster.replicas).left.clear()
+    world.nodes["a"].turn.run(
+        world.nodes["a"].broker.failures.retry, world.nodes["a"].broker.failures.stopped()[0].queue
+    )
+    world.settle()
+    world.finish()
+
+
+def test_a_queue_that_leaves_a_node_while_it_is_tried_again_there_has_not_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    node = world.nodes["b"]
+    came: list[Callable[[], None]] = []
+
+    def warm(group_id: int, done: Callable[[], None]) -> bool:
+        came.append(done)
+        return False
+
+    monkeypatch.setattr(node.parts.groups, "warm", warm)
+    world.plant("b", 1)
+    world.publish(world.clients["a"], "quorum/bad")
+    world.ticks(failures.PAUSE_MS // TICK_MS + 20)
+    assert came and world.stopped("b")
+    members = SetMembers("/", "quorum/bad", world.queue_id, ("a", "c"), "a")
+    world.nodes["a"].turn.run(world.nodes["a"].broker.propose, members)
+    world.ticks(60)
+    # The disk has read what the member wrote, and the node is no member any more.
+    node.turn.run(came[0])
+    world.settle()
+    assert world.stopped("b") == []
     world.finish()
 
 

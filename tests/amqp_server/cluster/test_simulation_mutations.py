@@ -19,9 +19,10 @@ from amqp_server.broker.topology import Topology
 from amqp_server.broker.vhost import VHost
 from amqp_server.channel import publish
 from amqp_server.cluster.administration import Administration
-from amqp_server.cluster.catalog import Catalog
+from amqp_server.cluster.catalog import Catalog, RaiseVersion
 from amqp_server.cluster.groups import Groups
 from amqp_server.cluster.hosts import ClusterHosts
+from amqp_server.cluster.maintenance import Maintenance
 from amqp_server.cluster.membership import Directory
 from amqp_server.cluster.node import ClusterNode
 from amqp_server.cluster.roster import Roster
@@ -35,6 +36,9 @@ from quorum_queue.cluster.handover import HandOver
 from quorum_queue.cluster.reach import Reach
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.host import NOBODY
+from quorum_queue.machine import versions
+from quorum_queue.machine.replicated import Replica
+from quorum_queue.machine.settings import Settings
 from quorum_queue.ports import Refused
 from tests.amqp_server.cluster import test_clocks as clocks
 from tests.amqp_server.cluster import test_data_directories
@@ -141,6 +145,21 @@ def by_the_clock(self: Directory, now_ms: int, salt: int) -> int:
     return now_ms
 
 
+def whatever_the_others_know(self: Maintenance, nodes: Any) -> None:
+    if nodes and self._roster.version < versions.NEWEST:
+        self._replication.submit(RaiseVersion(versions.NEWEST))
+
+
+def with_the_newest_version() -> Callable[..., None]:
+    begin = Replica.__init__
+
+    def mutant(self: Replica, settings: Settings) -> None:
+        begin(self, settings)
+        self.machine.version = versions.NEWEST
+
+    return mutant
+
+
 def never_noted(self: Directory) -> None: ...
 
 
@@ -240,6 +259,9 @@ MUTATIONS = [
              dead_links.test_exclusive_queues_of_a_node_at_an_end_stay),
     Mutation("a node is told words that it may not know", Reach, "link_up", to_everybody(),
              lambda: dead_links.test_a_node_of_the_version_before_is_told_nothing_that_it_does_not_know("b")),
+    Mutation("the version is raised before all nodes know it", Maintenance, "_raise_version", whatever_the_others_know),
+    Mutation("queues begin with the newest version", Replica, "__init__", with_the_newest_version()),
+    Mutation("policies are set before all nodes can read them", Topology, "takes_parameters", True),
     Mutation("a start that the cluster takes for an early one goes on", ClusterNode, "overtaken", nothing,
              clocks.test_a_wiped_node_whose_clock_is_behind_joins_and_serves),
     Mutation("a node that starts again does not know why", Directory, "note_later_start", as_it_is,

@@ -21,6 +21,7 @@ from amqp_server.cluster.replication import ClusterReplication
 from amqp_server.errors import PreconditionFailed
 from amqp_server.wire import frames
 from quorum_queue.cluster.group import Group
+from quorum_queue.machine import versions
 from quorum_queue.ports import Refused
 from tests.amqp_server.cluster.simulation.at_rest import check_at_rest, drain
 from tests.amqp_server.cluster.simulation.clients import Client
@@ -522,7 +523,7 @@ def test_a_lost_disk_is_filled_by_a_leader_that_has_joined_later() -> None:
     assert list(scene.belonging) == ["a", "b", "c", "d"]
     # They do not tell what they reach, so nobody takes over from a leader that does not reach one of them.
     for node in scene.nodes.values():
-        node.features = ()
+        node.features = versions.FEATURES
     scene.mend()
     scene.settle()
     scene.lead("d")

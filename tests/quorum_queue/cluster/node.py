@@ -174,8 +174,7 @@ class SimulatedNode:
             clock=self.clock, queue_time=self.queue_time, turn=self.turn, memory=MemoryBudget(1 << 30), timers=self.timers, dead_letters=Letters(self),
             journal=nothing, spill=nothing, commits=self.disk, marks=nothing,
         )  # fmt: skip
-        self.groups = Groups(self.replicas, self.store, self.store.recovered())
-        self.groups.lost_before = self.lost_before
+        self.groups = Groups(self.replicas, self.store, self.store.recovered(), lost_before=self.lost_before)
         self.roster = roster = Roster()
         roster.nodes = dict.fromkeys(self.names, "here")
         topology_progress: Any = SimpleNamespace(up=self.connected)

@@ -3,6 +3,9 @@
 `python -m tests.quorum_queue.cluster.simulation --seed N` runs one and prints what it came to (`--trace` all that
 happened); `--seeds A:B` runs many. The parts are the real ones, from the hosts of queues down to a store in memory;
 see node. What must hold is in ledger and at_rest.
+
+No queue raises here while it applies an entry. What stops such a queue, opens it again and sets it aside is the broker
+(amqp_server.broker.failures), above these parts: the simulation of whole nodes plants such defects.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from itertools import pairwise
+from typing import Any
 
 from amqp_server.broker.timers import Timers
 from amqp_server.cluster.store import GroupLog, GroupStore
@@ -11,7 +12,7 @@ from persistence.memory import MemoryEnvironment
 from persistence.stepped import SteppedCommit
 from quorum_queue.boundary import Boundary
 from quorum_queue.cluster.gathering import SMALL_ENTRY_BYTES
-from quorum_queue.cluster.group import Group
+from quorum_queue.cluster.group import Group, InParts
 from quorum_queue.cluster.options import ReplicationOptions
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.raft.log import Log
@@ -27,6 +28,7 @@ class Batches:
 
     title = "a group"
     single = False
+    in_parts: InParts | None = None
     awaited = True
 
     def __init__(self) -> None:
@@ -137,12 +139,13 @@ class GatheringNode:
         self.left.append(call)
 
     def turn(self) -> None:
+        turn: Any = self
         left, self.left = self.left, []
         for call in left:
             call()
         while groups := self.replicas.take_dirty():
             for group in groups:
-                self.replicas.carry_out(group, self)
+                self.replicas.carry_out(group, turn)
         self.replicas.write()
 
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from quorum_queue.cluster import frames
+from quorum_queue.cluster.group import InParts
+from quorum_queue.cluster.group_host import GroupHost
 from quorum_queue.machine.entries import decode_entry
 from tests.quorum_queue.cluster.node import REPLICATION, TICK_MS
 from tests.quorum_queue.cluster.scene import Scene, sync
@@ -56,7 +58,7 @@ def test_what_a_lost_leader_had_is_sent_again_and_taken_once() -> None:
 
 
 @pytest.mark.parametrize("name", ["a", "b"])
-def test_nothing_is_applied_while_an_entry_is_made_ready(name: str) -> None:
+def test_nothing_is_applied_while_an_entry_is_made_ready(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the leader or on another node: the others go on."""
     scene = Scene()
     publisher = scene.publisher("b")
@@ -69,13 +71,15 @@ def test_nothing_is_applied_while_an_entry_is_made_ready(name: str) -> None:
         waiting.append(ready)
         return True
 
-    group.foresee = foresee
+    in_parts = InParts(foresee, lambda then: then(group.machine.snapshot()))
+    made = property(lambda host: in_parts if host is group.machine else None)
+    monkeypatch.setattr(GroupHost, "in_parts", made)
     scene.publish("b", publisher, 2)
     scene.work(20)
     assert waiting and group.applied == before < group.core.commit
     for ready in waiting:
         ready()
-    group.foresee = None
+    monkeypatch.undo()
     scene.work(20)
     assert group.applied == group.core.commit > before
     scene.finish()

@@ -33,6 +33,7 @@ from amqp_server.cluster.roster import LAST_BATCH
 from quorum_queue.machine import versions
 from quorum_queue.ports import Refused
 from tests.amqp_server.cluster.simulation.model import Model, difference, state_of
+from tests.amqp_server.cluster.simulation.older import check_operation
 from tests.turns import Violation
 
 if TYPE_CHECKING:
@@ -81,6 +82,10 @@ class Ledger:
 
     def take(self, node: SimulatedNode, index: int, data: bytes | None) -> bool:
         """A node is about to apply this; return whether it is the first one."""
+        if data is not None and node.version != versions.NEWEST:
+            for batch in _batches(data):
+                if isinstance(batch.proposal, Change):
+                    check_operation(node, operations.decode(batch.proposal.operation))
         if index <= self.index:
             if self.entries[index] != data:
                 raise self.fail(f"{node.name} applies another entry {index} than was applied before")
@@ -109,12 +114,8 @@ class Ledger:
         self.same(node, index)
 
     def _apply(self, index: int, data: bytes) -> None:
-        offset = _ENTRY.size
-        while offset < len(data):
-            (size,) = _LENGTH.unpack_from(data, offset)
-            offset += _LENGTH.size
-            self._batch(index, _decode_batch(data[offset : offset + size]))
-            offset += size
+        for batch in _batches(data):
+            self._batch(index, batch)
 
     def _batch(self, index: int, batch: _Batch) -> None:
         start, last = self._batches.get(batch.node, (0, 0))
@@ -238,6 +239,15 @@ class Ledger:
 
     def doubt(self, node: str, incarnation: int) -> None:
         self.doubted[node] = max(incarnation, self.doubted.get(node, 0))
+
+
+def _batches(data: bytes) -> Iterator[_Batch]:
+    offset = _ENTRY.size
+    while offset < len(data):
+        (size,) = _LENGTH.unpack_from(data, offset)
+        offset += _LENGTH.size
+        yield _decode_batch(data[offset : offset + size])
+        offset += size
 
 
 @contextmanager

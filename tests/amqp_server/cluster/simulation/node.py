@@ -46,10 +46,12 @@ from quorum_queue.cluster import frames
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.links.handshake import Hello
 from quorum_queue.local import NodeServices
+from quorum_queue.machine import versions
 from quorum_queue.memory import MemoryBudget
 from tests.amqp_server.cluster.simulation.ledger import Ledger, watching
 from tests.amqp_server.cluster.simulation.marks import Marks
 from tests.amqp_server.cluster.simulation.mesh import SimulatedMesh
+from tests.amqp_server.cluster.simulation.older import check_frame, check_versions
 from tests.amqp_server.cluster.simulation.waiting import Task, sleep
 from tests.clocks import ManualClock
 from tests.persistence.streams.crashing import CrashingFiles
@@ -209,7 +211,7 @@ class SimulatedNode:
         #: Why it has to go, once it is told so: then it needs an empty disk.
         self.out = ""
         self.incarnation = 0
-        #: See quorum_queue.links.handshake.Hello. A node of the version before has none.
+        #: See quorum_queue.links.handshake.Hello. A node of the first version has none; see older.
         self.features: tuple[str, ...] = FEATURES
         self.zone = ""
         self.restored = 0
@@ -237,6 +239,11 @@ class SimulatedNode:
         self.files = CrashingFiles()
         self.files.random = Random(self._seed)
         self.out = ""
+
+    @property
+    def version(self) -> int:
+        """The newest version of queues and the topology that it knows."""
+        return versions.newest_of(self.features)
 
     @property
     def topology(self) -> Topology:
@@ -411,8 +418,9 @@ class SimulatedNode:
         return {name: node.cluster.replicas if node.alive else None for name, node in nodes.items()}
 
     def features_of(self, peer: str) -> tuple[str, ...]:
-        """A node of the version before does not look at what a peer tells."""
-        return self.network.nodes[peer].features if self.features else ()
+        """A node of an older version passes over what it does not know."""
+        told = self.network.nodes[peer].features
+        return tuple(each for each in told if each in self.features or each not in FEATURES)
 
     def link_down(self, peer: str) -> None:
         self.mesh.dropped.pop(peer, None)
@@ -422,13 +430,7 @@ class SimulatedNode:
     def received(self, peer: str, found: list[bytes]) -> None:
         self.silent.pop(peer, None)
         for frame in found:
-            if not self.features and frame[0] in (
-                frames.REACH,
-                frames.FURTHER,
-                frames.STOPPED,
-                frames.TIME,
-            ):
-                raise AssertionError(f"{peer} sent what a node of the version before does not know")
+            check_frame(self, peer, frame[0])
         self.cluster.received(peer, [memoryview(frame) for frame in found])
         self.end_turn()
 
@@ -464,6 +466,8 @@ class SimulatedNode:
                     self.network.close(session, self.name)
             else:
                 self.silent.pop(peer, None)
+        if self.version != versions.NEWEST:
+            check_versions(self)
         self.turn.run(self.broker.timers.run, self.now_ms)
         self.jobs.try_again()
         for task in list(self.tasks):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,14 +17,19 @@ class Plants:
     def __init__(self) -> None:
         self.left: dict[int, int] = {}
         self.after: dict[int, bool] = {}
+        self.struck: dict[int, Callable[[], None]] = {}
 
-    def plant(self, queue_id: int, count: int, *, after: bool) -> None:
-        self.left[queue_id], self.after[queue_id] = count, after
+    def plant(
+        self, queue_id: int, count: int, *, after: bool, struck: Callable[[], None] = lambda: None
+    ) -> None:
+        """`struck` is called each time that the queue fails."""
+        self.left[queue_id], self.after[queue_id], self.struck[queue_id] = count, after, struck
 
     def strikes(self, queue_id: int, *, after: bool) -> None:
         """Raises Planted."""
         if self.left.get(queue_id, 0) and self.after[queue_id] is after:
             self.left[queue_id] -= 1
+            self.struck[queue_id]()
             raise Planted(f"planted in queue {queue_id}")
 
 

@@ -3,6 +3,8 @@
 `python -m tests.amqp_server.cluster.simulation.simulation --seed N` runs one and prints what it came to (`--trace` all
 that happened); `--seeds A:B` runs many. All of a node is real but its links, its disk, its clock, and its sockets; see
 node. What must hold is in ledger, messages and at_rest.
+
+Some runs begin with nodes of an older version, which are upgraded one after the other; see older.
 """
 
 from __future__ import annotations
@@ -31,7 +33,10 @@ from amqp_server.broker.permissions import Permission
 from amqp_server.broker.users import User
 from amqp_server.broker.vhosts import VhostRecord
 from amqp_server.cluster.catalog import GROUP
+from amqp_server.cluster.parts import FEATURES
+from quorum_queue.machine import versions
 from tests import seeds
+from tests.amqp_server.cluster.simulation import older
 from tests.amqp_server.cluster.simulation.at_rest import check_at_rest, drain
 from tests.amqp_server.cluster.simulation.clients import Client
 from tests.amqp_server.cluster.simulation.cluster import Cluster, by_hand
@@ -48,6 +53,11 @@ DEAD_LINK_ROUNDS = 60
 VHOSTS = ("/", "v")
 USERS = ("ann", "bob")
 
+#: In runs in which many queues fail, a step plants a defect in one of them with this probability.
+PLANTED = 0.1
+#: Of eight seeds, those that begin with nodes of an older version. One of them changes policies, too.
+OLDER_SEEDS = (1, 3, 5)
+
 #: A wall clock is set by so much, back or forward.
 CLOCK_STEPS_MS = (5_000, 600_000, 3 * 3_600_000)
 
@@ -63,6 +73,14 @@ class Simulation(Cluster):
         self.policies = Random(f"policies {seed}") if seed % 4 == 3 else None
         super().__init__(names, founders, random=random, rates=rates, trace=trace)
         self.steps = steps
+        #: In some runs, many queues fail.
+        self.plants = Random(f"plants {seed}") if seed % 4 == 2 else None
+        #: By queue, the only node on which it fails.
+        self.fails_on: dict[int, str] = {}
+        #: In some runs, nodes are of an older version at first. Each is upgraded at this step, or soon after.
+        self.upgrades: dict[str, int] = {}
+        if seed % 8 in OLDER_SEEDS:
+            self.begin_older(Random(f"versions {seed}"))
         self.levels = ("", "", "leader", "all")
         #: Nothing but a dead link has been amiss since everything worked.
         self.else_well = False
@@ -75,7 +93,49 @@ class Simulation(Cluster):
         if random.random() < 0.8:
             self.settle()
 
+    def begin_older(self, random: Random) -> None:
+        """All nodes, or some of them, are of the same older version. They are upgraded one after the other."""
+        version = random.choice((versions.FIRST, random.randrange(versions.FIRST, versions.NEWEST)))
+        some = random.sample(self.names, random.randrange(1, len(self.names)))
+        begin = random.randrange(self.steps // 2)
+        for name in random.choice((self.names, some)):
+            self.nodes[name].features = older.features_of(version)
+            self.upgrades[name] = begin + random.randrange(self.steps // 4)
+
+    def upgrade(self, name: str) -> None:
+        """The node is stopped, and starts with the newest version."""
+        node = self.nodes[name]
+        del self.upgrades[name]
+        self.crash(node)
+        node.features = FEATURES
+        self.else_well = False
+        self.note("nodes are upgraded")
+        self.log(f"{name} is upgraded")
+        self.start(node)
+        if not self.upgrades:
+            self.note("the last node is upgraded")
+
+    def upgrade_in_time(self) -> None:
+        if len({node.version for node in self.serving}) > 1:
+            self.note("steps with nodes of two versions")
+        for name in [name for name, step in self.upgrades.items() if step <= self.step]:
+            # As an operator would, who sees that a node is still to be filled.
+            if not self.wounded and not self.changing:
+                self.upgrade(name)
+
+    def unrest(self) -> str:
+        found = super().unrest()
+        if found:
+            return found
+        known = older.lowest([self.nodes[name] for name in self.belonging])
+        behind = [name for name in self.belonging if self.nodes[name].cluster.roster.version != known]
+        return f"all nodes know version {known}, and {behind} have another one" if behind else ""
+
     def one_step(self) -> None:
+        if self.upgrades:
+            self.upgrade_in_time()
+        if self.plants is not None and self.trouble and self.plants.random() < PLANTED:
+            self.plant(self.nodes[self.plants.choice(self.names)], self.plants)
         random = self.random
         action = random.random()
         node = self.nodes[random.choice(self.names)]
@@ -166,6 +226,8 @@ class Simulation(Cluster):
         """Set or clear a policy that changes settings, but loses no message."""
         policies = self.policies
         assert policies is not None
+        if not node.topology.takes_parameters:
+            return
         vhost, name = policies.choice(VHOSTS), policies.choice("pq")
         operation: Operation = ClearParameter(vhost, POLICY, name)
         if policies.random() < 0.7:
@@ -220,6 +282,9 @@ class Simulation(Cluster):
         # nodes would not survive that.
         self.crash(other)
         other.replace_disk()
+        if name in self.upgrades:
+            # The cluster may have a version by now that an older node cannot join.
+            self.upgrade(name)
         self.wiped[name] = None
         await node.cluster.administration.join(name, "127.0.0.1:1")
 
@@ -261,8 +326,8 @@ class Simulation(Cluster):
             node.clock.now_ms += random.choice((500, 3000))
         elif which < 0.96:
             self.set_clock(node)
-        elif node.alive:
-            self.plant(node)
+        else:
+            self.plant(node, random)
 
     def change_alarm(self, node: SimulatedNode) -> None:
         """Publishers are blocked, or go on. The alarm may stand for long, so it is ended more often than raised."""
@@ -275,16 +340,22 @@ class Simulation(Cluster):
             node.set_alarm(True)
             self.note("alarms")
 
-    def plant(self, node: SimulatedNode) -> None:
-        """Have a queue fail on one node, a few times or until somebody looks after it."""
-        random = self.random
-        hosts = list(node.cluster.hosts.grouped)
+    def plant(self, node: SimulatedNode, random: Random) -> None:
+        """Have a queue fail on one node, a few times or until somebody looks after it.
+
+        A member that fails again may be filled by the others, and then has forgotten its votes. So a queue fails on one
+        node only, and on none while a disk is lost: more than one such member at a time is more than Raft bears.
+        """
+        hosts = list(node.cluster.hosts.grouped) if node.alive and not self.wounded else []
         if hosts:
             queue_id = random.choice(hosts)
             count, after = random.choice((1, 1, 2, 3, 100)), random.random() < 0.5
+            if self.fails_on.setdefault(queue_id, node.name) != node.name:
+                return
             self.log(f"{node.name}: queue {queue_id} is to fail {count} times, {after=}")
-            plants_of(node.cluster.replicas).plant(queue_id, count, after=after)
-            self.note("queues fail")
+            plants_of(node.cluster.replicas).plant(
+                queue_id, count, after=after, struck=lambda: self.note("queues fail")
+            )
 
     def set_clock(self, node: SimulatedNode) -> None:
         """Nobody but users, and a start, may go by a wall clock."""
@@ -331,6 +402,9 @@ class Simulation(Cluster):
         """All disks lose the same entry of the topology's log, and an operator gives it up. Some records have it."""
         if self.wounded or self.asked or node.name not in self.belonging or not node.serving or self.unrest():
             return
+        if self.upgrades:
+            # An older version gives up no entry.
+            return
         node.turn.run(node.broker.propose, PutUser(User(self.random.choice(USERS), str(self.step))))
         node.end_turn()
         self.work_off()
@@ -371,6 +445,8 @@ class Simulation(Cluster):
             self.log("everything works again")
             self.dead.clear()
             self.doubt_all()
+            for name in list(self.upgrades):
+                self.upgrade(name)
             self.mend()
             self.settle()
             check_at_rest(self)
@@ -406,7 +482,12 @@ class Simulation(Cluster):
     # -- a dead link -----------------------------------------------------------------------------------------------
 
     def begin_dead_link(self) -> None:
-        """One link does not work, or one direction of it, for long; everything else goes on as it would."""
+        """One link does not work, or one direction of it, for long; everything else goes on as it would.
+
+        A node of an older version says nothing of its links, and so the others can't make up for a dead one.
+        """
+        if self.upgrades:
+            return
         one, two = self.random.sample(list(self.belonging), 2)
         self.dead[one, two] = None
         if self.random.random() < 0.6:

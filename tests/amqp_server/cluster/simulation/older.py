@@ -1,0 +1,76 @@
+"""What nodes of older versions announce, and what they cannot read.
+
+All nodes here run the same code. One that stands for an older version announces no more than that version did, passes
+over what others announce beyond it, and fails the run when it comes to what it would not have understood.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from amqp_server.broker.operations import ClearParameter, Operation, PutParameter
+from amqp_server.cluster.parts import FEATURES
+from quorum_queue.cluster import frames
+from quorum_queue.machine import versions
+from tests.turns import Violation
+
+if TYPE_CHECKING:
+    from tests.amqp_server.cluster.simulation.node import SimulatedNode
+
+#: What a node must have announced before it is sent a frame of this kind. The others are as old as links.
+NEEDED: dict[int, str] = {
+    frames.REACH: frames.REACH_FEATURE,
+    frames.FURTHER: frames.REACH_FEATURE,
+    frames.STOPPED: frames.STOPPED_FEATURE,
+    frames.SEEK: frames.LOSSES_FEATURE,
+    frames.SOUGHT: frames.LOSSES_FEATURE,
+    frames.PASS: frames.LOSSES_FEATURE,
+    frames.TIME: frames.TIME_FEATURE,
+    frames.ASK: frames.MANAGEMENT_FEATURE,
+    frames.ANSWER: frames.MANAGEMENT_FEATURE,
+    frames.CLIENTS: frames.CLIENTS_FEATURE,
+    frames.QUERY: f"machine/{versions.STREAMS}",
+    frames.TOLD: f"machine/{versions.STREAMS}",
+    frames.EARLY: f"machine/{versions.CONFIRM_LEVELS}",
+    frames.SYNCED: f"machine/{versions.CONFIRM_LEVELS}",
+    frames.AWAIT: f"machine/{versions.CONFIRM_LEVELS}",
+    frames.REACHED: f"machine/{versions.CONFIRM_LEVELS}",
+}
+
+#: The version that brought these operations of the topology.
+SINCE: dict[type, int] = {PutParameter: versions.PARAMETERS, ClearParameter: versions.PARAMETERS}
+
+
+def features_of(version: int) -> tuple[str, ...]:
+    """Return what a node of this version announces. The first one announced nothing."""
+    if version == versions.FIRST:
+        return ()
+    later = versions.FEATURES[version - versions.FIRST :]
+    return tuple(each for each in FEATURES if each not in later)
+
+
+def check_frame(node: SimulatedNode, peer: str, kind: int) -> None:
+    needed = NEEDED.get(kind)
+    if needed is not None and needed not in node.features:
+        raise Violation(f"{peer} sent {node.name} a frame of kind {kind}, which its version does not know")
+
+
+def check_operation(node: SimulatedNode, operation: Operation) -> None:
+    if SINCE.get(type(operation), versions.FIRST) > node.version:
+        raise Violation(f"{node.name}, of version {node.version}, is to apply {operation}")
+
+
+def check_versions(node: SimulatedNode) -> None:
+    """Neither the topology nor a queue has a version that this node does not know."""
+    found = {"the topology": node.cluster.roster.version}
+    for queue_id, host in node.cluster.hosts.grouped.items():
+        found[f"queue {queue_id}"] = host.replica.machine.version
+    for what, version in found.items():
+        if version > node.version:
+            raise Violation(f"{node.name}, of version {node.version}, has {what} of version {version}")
+
+
+def lowest(nodes: Collection[SimulatedNode]) -> int:
+    """Return the newest version that all of these know."""
+    return min(node.version for node in nodes)
