@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from .scene import MIB, Verdict, attacked
+from .scene import MIB, Scene, Verdict, attacked
 from .scenes import SCENES
 
 #: A short form takes this share of each attack.
@@ -34,6 +34,12 @@ def arguments() -> argparse.Namespace:
         "--cpu",
         action="store_true",
         help="judge latencies by the CPU time of the loop alone, on a machine that has other things to do",
+    )
+    parser.add_argument(
+        "--tries",
+        type=int,
+        default=1,
+        help="latencies have to hold in one run of so many, on a machine that may be held up: that only makes them longer",
     )
     parser.add_argument("--write", type=Path, metavar="FILE", help="put the table into this page of the docs")
     return parser.parse_args()
@@ -65,6 +71,30 @@ def write(page: Path, text: str) -> None:
     page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
 
 
+def _best(scene: Scene, options: argparse.Namespace) -> tuple[Verdict, bool]:
+    """Return what the last run saw, and whether the attack was not withstood."""
+    for tries_left in range(options.tries - 1, -1, -1):
+        with tempfile.TemporaryDirectory(prefix="mqd-attack-") as directory:
+            verdict = attacked(scene, Path(directory), SHORT if options.short else 1.0, watched=options.steps)
+        broken, late = verdict.broken(), verdict.late(options.slack, cpu=options.cpu)
+        _tell(verdict, broken + late, again=bool(tries_left and late and not broken))
+        if broken or not late:
+            break
+    return verdict, bool(broken or late)
+
+
+def _tell(verdict: Verdict, failed: Sequence[str], *, again: bool) -> None:
+    print(
+        f"{'again' if again else 'FAILED' if failed else 'held':6} {verdict.scene.name:24} {verdict.seconds:6.1f} s  p99 {verdict.p99_ms:7.1f} ms  "
+        f"loop {verdict.loop_ms:5.1f} ms  worst {verdict.worst_ms:7.1f} ms  login {verdict.login_ms:7.1f} ms  "
+        f"grown {verdict.grown_bytes // MIB:5} MiB  kept {verdict.kept_bytes // MIB:4} MiB"
+        f"{''.join(f'{chr(10)}       {line}' for line in failed)}",
+        flush=True,
+    )
+    for step in verdict.steps:
+        print(step.text(), flush=True)
+
+
 def main() -> int:
     options = arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -72,19 +102,9 @@ def main() -> int:
     for scene in SCENES:
         if options.only and scene.name not in options.only:
             continue
-        with tempfile.TemporaryDirectory(prefix="mqd-attack-") as directory:
-            verdict = attacked(scene, Path(directory), SHORT if options.short else 1.0, watched=options.steps)
+        verdict, failed = _best(scene, options)
         verdicts.append(verdict)
-        failed = verdict.broken(options.slack, cpu=options.cpu)
-        broken += bool(failed)
-        print(
-            f"{'FAILED' if failed else 'held':6} {scene.name:24} {verdict.seconds:6.1f} s  p99 {verdict.p99_ms:7.1f} ms  loop {verdict.loop_ms:5.1f} ms  "
-            f"worst {verdict.worst_ms:7.1f} ms  login {verdict.login_ms:7.1f} ms  grown {verdict.grown_bytes // MIB:5} MiB  "
-            f"kept {verdict.kept_bytes // MIB:4} MiB{''.join(f'{chr(10)}       {line}' for line in failed)}",
-            flush=True,
-        )
-        for step in verdict.steps:
-            print(step.text(), flush=True)
+        broken += failed
     print(f"\n{table(verdicts)}\n")
     if options.write:
         write(options.write, table(verdicts))

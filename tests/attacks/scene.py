@@ -104,10 +104,10 @@ class Verdict:
     #: The longest steps of the event loop, if they were watched.
     steps: Sequence[steps.Step] = ()
 
-    def broken(self, slack: float, *, cpu: bool = False) -> list[str]:
-        """What does not hold, with latencies `slack` times as long as they may be on a quiet machine; `cpu`: as far as the
-        CPU time of the node's loop is to blame."""
-        found = list(self.failures)
+    def late(self, slack: float, *, cpu: bool = False) -> list[str]:
+        """Latencies that do not hold, if they may be `slack` times as long as on a quiet machine; `cpu`: as far as the CPU
+        time of the node's loop is to blame."""
+        found = []
         most = P99_MAX_MS * slack + self.calm_p99_ms
         if not self.scene.alarms and self.loop_ms > P99_MAX_MS:
             found.append(
@@ -117,6 +117,11 @@ class Verdict:
             found.append(f"p99 of a bystander {self.p99_ms:.0f} ms, at most {most:.0f}")
         if self.steps and self.steps[0].ms > STEP_MAX_MS:
             found.append(f"{self.steps[0].ms:.0f} ms of CPU in one step, at most {STEP_MAX_MS:.0f}")
+        return found
+
+    def broken(self) -> list[str]:
+        """All else that does not hold."""
+        found = list(self.failures)
         if self.resident_bytes > RESIDENT_MAX_BYTES:
             found.append(f"{self.resident_bytes // MIB} MiB resident, at most {RESIDENT_MAX_BYTES // MIB}")
         if self.added_bytes > KEPT_MAX_BYTES / 2:

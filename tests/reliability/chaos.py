@@ -1,8 +1,9 @@
 """The longer proofs: `python -m tests.reliability.chaos`.
 
 4 GB of messages through one queue while the whole process keeps within 400 MB, durable and transient; then many rounds
-of kill -9 under load with seeds of their own; then three nodes under every fault of `tests.cluster.faults`; then Spark jobs
-whose drivers, executors and brokers are killed. Prints what it saw; the exit code says whether all held.
+of kill -9 under load with seeds of their own; then three nodes under every fault of `tests.cluster.faults`; then a
+consumer group on three nodes, whose members are of many client libraries and die, freeze and come back; then Spark jobs whose
+drivers, executors and brokers are killed. Prints what it saw; the exit code says whether all held.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from tests.cluster.chaos import cluster_faults
 from tests.cluster.faults import FAULTS
+from tests.cluster.group_storm.storm import ALL, OPERATORS, storms
 from tests.reliability.flow import Row, limited, through
 from tests.reliability.node import Node
 from tests.reliability.test_kill import BUDGET, rounds
@@ -67,6 +69,12 @@ def main() -> int:
         "--cluster-seeds", type=int, default=1, help="tables of faults on three nodes; 0: none"
     )
     parser.add_argument(
+        "--group-seeds",
+        type=int,
+        default=2,
+        help="a minute each with a consumer group on three nodes; 0: none",
+    )
+    parser.add_argument(
         "--logs", type=Path, help="where to keep the three nodes' logs after a fault that did not hold"
     )
     parser.add_argument(
@@ -82,6 +90,8 @@ def main() -> int:
         kills(Path(directory), chosen.seeds, chosen.rounds)
     seeds = range(1, chosen.cluster_seeds + 1)
     held = cluster_faults("mqd", FAULTS, seeds, chosen.logs)
+    if chosen.group_seeds:
+        held = storms(range(1, chosen.group_seeds + 1), acts=ALL | OPERATORS) and held
     if chosen.spark:
         held = spark_kills() and held
     return 0 if held else 1

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -308,7 +308,7 @@ class Storm:
 
     # -- the run ---------------------------------------------------------------------------------------------------
 
-    def run(self, seconds: float, weights: dict[str, float]) -> None:
+    def run(self, seconds: float, weights: Mapping[str, float]) -> None:
         acts: dict[str, Callable[[], None]] = {
             "kill member": self.kill_member,
             "freeze member": self.freeze_member,
@@ -423,36 +423,33 @@ def _number(headers: dict[str, Any]) -> int:
 
 OPERATORS = {"reset": 0.4, "purge": 0.2, "declare anew": 0.2}
 ALL = {"kill member": 3.0, "freeze member": 1.0, "kill node": 0.7, "transfer": 1.0, "grow": 0.3}
+MAY = "refuse,slow"
+SECONDS, MEMBERS = 60.0, 8
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--runs", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--members", type=int, default=8)
-    parser.add_argument("--may", default="refuse,slow")
-    parser.add_argument("--only", default="", help="languages, by commas")
-    parser.add_argument("--without", default="", help="acts that are left out, by commas")
-    parser.add_argument(
-        "--operators", action="store_true", help="resets, purges and streams that are declared anew, too"
-    )
-    parser.add_argument("--nodes", type=int, default=3, help="the group is on three of them")
-    parser.add_argument("--keep", type=Path, help="where records and logs go")
-    chosen = parser.parse_args()
-    libraries = Libraries(CLIENTS / ".cache", [each for each in chosen.only.split(",") if each])
+def storms(
+    seeds: Iterable[int],
+    *,
+    seconds: float = SECONDS,
+    members: int = MEMBERS,
+    may: str = MAY,
+    languages: Sequence[str] = (),
+    acts: Mapping[str, float] = ALL,
+    nodes: int = 3,
+    keep: Path | None = None,
+) -> bool:
+    """Run one storm for each seed; return whether all held. It ends with the first that did not, unless `keep` names a
+    directory for records and logs."""
+    libraries = Libraries(CLIENTS / ".cache", languages)
     print("libraries:", ", ".join(libraries.commands), flush=True)
-    acts = ALL | OPERATORS if chosen.operators else ALL
-    weights = {name: weight for name, weight in acts.items() if name not in chosen.without.split(",")}
     held = True
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    directory = chosen.keep or Path(tempfile.mkdtemp(prefix="mqd-storm-"))
+    directory = keep or Path(tempfile.mkdtemp(prefix="mqd-storm-"))
     directory.mkdir(parents=True, exist_ok=True)
-    with MqdCluster([f"n{number}" for number in range(1, chosen.nodes + 1)]) as cluster:
-        for seed in range(chosen.seed, chosen.seed + chosen.runs):
-            storm = Storm(cluster, libraries, directory, seed, members=chosen.members, may=chosen.may)
+    with MqdCluster([f"n{number}" for number in range(1, nodes + 1)]) as cluster:
+        for seed in seeds:
+            storm = Storm(cluster, libraries, directory, seed, members=members, may=may)
             try:
-                storm.run(chosen.seconds, weights)
+                storm.run(seconds, acts)
             except AssertionError as error:
                 storm.judge.errors.append(str(error)[:2000])
             finally:
@@ -465,12 +462,42 @@ def main() -> int:
                 if "Traceback" in cluster.log(name):
                     held = False
                     print(f"    {name} has a traceback")
-            if storm.judge.errors and not chosen.keep:
+            if storm.judge.errors and not keep:
                 break
-    if not chosen.keep and held:
+    if not keep and held:
         shutil.rmtree(directory)
     else:
         print(f"records: {directory}")
+    return held
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=SECONDS)
+    parser.add_argument("--members", type=int, default=MEMBERS)
+    parser.add_argument("--may", default=MAY)
+    parser.add_argument("--only", default="", help="languages, by commas")
+    parser.add_argument("--without", default="", help="acts that are left out, by commas")
+    parser.add_argument(
+        "--operators", action="store_true", help="resets, purges and streams that are declared anew, too"
+    )
+    parser.add_argument("--nodes", type=int, default=3, help="the group is on three of them")
+    parser.add_argument("--keep", type=Path, help="where records and logs go")
+    chosen = parser.parse_args()
+    acts = ALL | OPERATORS if chosen.operators else ALL
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    held = storms(
+        range(chosen.seed, chosen.seed + chosen.runs),
+        seconds=chosen.seconds,
+        members=chosen.members,
+        may=chosen.may,
+        languages=[each for each in chosen.only.split(",") if each],
+        acts={name: weight for name, weight in acts.items() if name not in chosen.without.split(",")},
+        nodes=chosen.nodes,
+        keep=chosen.keep,
+    )
     return 0 if held else 1
 
 
