@@ -642,6 +642,14 @@ class Config:
         low=MIB,
         high=16 * GIB,
     )
+    unsynced_share_bytes: int = option(
+        64 * KIB,
+        "Bytes that each connection may publish meanwhile, so that who publishes little does not wait for those who publish"
+        " much; less with very many connections, whose shares together are unsynced_high_bytes at most.",
+        unit="bytes",
+        low=0,
+        high=GIB,
+    )
 
     memory_limit: str = option(
         "0.6",

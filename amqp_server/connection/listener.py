@@ -336,6 +336,12 @@ class Server:
             return Outcome.REFUSED, "the user does not exist"
         return Outcome.ACCEPTED, ""
 
+    @property
+    def share_bytes(self) -> int:
+        """See connection.transport.Edge."""
+        all_bytes = self.config.unsynced_high_bytes
+        return min(self.config.unsynced_share_bytes, all_bytes // (len(self.transports) or 1))
+
     def wait_for_disk(self, transport: Transport) -> None:
         """Call `caught_up` when the disk has caught up."""
         self._wait_for_disk.append(transport)

@@ -53,6 +53,10 @@ class Edge(Protocol):
     @property
     def backpressure(self) -> Backpressure: ...
 
+    @property
+    def share_bytes(self) -> int:
+        """Bytes that each client may publish while more than wanted waits for the disk."""
+
     def log_in(self, transport: Transport) -> None:
         """Check the password, then call `logged_in`."""
 
@@ -76,6 +80,7 @@ class Transport:
         "_discarding",
         "_draining",
         "_ended",
+        "_from_bytes",
         "_half_open",
         "_logging_in",
         "_low_bytes",
@@ -126,6 +131,8 @@ class Transport:
         self._draining = False
         #: True while it is not read, until `resumed`.
         self._muted = False
+        #: What had been received when the disk was first found to be behind, or -1.
+        self._from_bytes = -1
         #: True while this publisher is not read, because the disk has to catch up.
         self.waits_for_disk = False
         self._logging_in = False
@@ -279,8 +286,18 @@ class Transport:
         return incoming.stalled or incoming.backlogged or self.outbox.size > 2 * self.outbox.high_bytes
 
     def _ahead_of_disk(self) -> bool:
-        """True if this client has published, and too much waits for the disk. Consumers are always read."""
-        return self.session.incoming.published and self._server.backpressure.ahead
+        """True if this client has published, too much waits for the disk, and it publishes much, or has had its
+        share. Consumers are always read.
+        """
+        incoming = self.session.incoming
+        if not incoming.published:
+            return False
+        if not self._server.backpressure.ahead:
+            self._from_bytes = -1
+            return False
+        if self._from_bytes < 0:
+            self._from_bytes = incoming.received_bytes
+        return self.heavy or incoming.received_bytes - self._from_bytes >= self._server.share_bytes
 
     def _mute(self) -> None:
         self._muted = True

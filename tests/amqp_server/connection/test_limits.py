@@ -257,23 +257,73 @@ async def test_who_waits_for_the_disk_gets_heartbeats(tmp_path: Path) -> None:
         await waiting.wait_for(commands.Queue.DeclareOk)
 
 
+class Behind:
+    """The disk is behind until this event. See connection.listener.AwaitedBackpressure."""
+
+    def __init__(self, written: trio.Event) -> None:
+        self._written = written
+
+    @property
+    def ahead(self) -> bool:
+        return not self._written.is_set()
+
+    async def wait(self) -> None:
+        await self._written.wait()
+
+
+async def test_who_publishes_little_does_not_wait_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        served(tmp_path, unsynced_share_bytes=8_000) as node,
+        client(node) as small,
+        client(node) as large,
+        client(node) as consumer,
+    ):
+        for each, queue in ((small, "small"), (large, "large")):
+            await each.ask(1, commands.Queue.Declare(queue=queue), commands.Queue.DeclareOk)
+            await each.send(message(routing_key=queue).encode(1))
+            await each.ask(1, commands.Queue.Declare(queue=queue, passive=True), commands.Queue.DeclareOk)
+            await consumer.ask(1, commands.Basic.Consume(queue=queue, no_ack=True), commands.Basic.ConsumeOk)
+            await consumer.deliveries(1)
+        written = trio.Event()
+        monkeypatch.setattr(node.server, "backpressure", Behind(written))
+        await large.send(message(routing_key="large", body=b"x" * 100_000).encode(1))
+        await until(lambda: any(each.waits_for_disk for each in node.server.transports))
+        waiting = [each for each in node.server.transports if each.waits_for_disk]
+        for _ in range(5):
+            await small.send(message(routing_key="small", body=b"x" * 1_000).encode(1))
+            await consumer.deliveries(1)
+        assert [each for each in node.server.transports if each.waits_for_disk] == waiting
+        # It has had its share then.
+        await small.send(message(routing_key="small", body=b"x" * 1_000).encode(1) * 4)
+        await consumer.deliveries(4)
+        await until(lambda: sum(each.waits_for_disk for each in node.server.transports) == 2)
+        [held] = [each for each in node.server.transports if each.waits_for_disk and each not in waiting]
+        received_bytes = held.session.incoming.received_bytes
+        await small.send(message(routing_key="small").encode(1))
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        assert held.session.incoming.received_bytes == received_bytes
+        written.set()
+        # And has a new one when the disk is behind again.
+        await consumer.deliveries(2)
+        monkeypatch.setattr(node.server, "backpressure", Behind(trio.Event()))
+        await small.send(message(routing_key="small").encode(1))
+        await consumer.deliveries(1)
+        assert not any(each.waits_for_disk for each in node.server.transports)
+
+
 async def test_a_publisher_that_waits_for_the_disk_is_not_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is not read from, so its heartbeats cannot be missed."""
-    async with served(tmp_path) as node, client(node, heartbeat_s=1) as publisher:
+    async with (
+        served(tmp_path, unsynced_share_bytes=0) as node,
+        client(node, heartbeat_s=1) as publisher,
+    ):
         await publisher.ask(1, commands.Queue.Declare(queue="q", durable=True), commands.Queue.DeclareOk)
         written = trio.Event()
-
-        class Behind:
-            @property
-            def ahead(self) -> bool:
-                return not written.is_set()
-
-            async def wait(self) -> None:
-                await written.wait()
-
-        monkeypatch.setattr(node.server, "backpressure", Behind())
+        monkeypatch.setattr(node.server, "backpressure", Behind(written))
         await publisher.send(message(routing_key="q").encode(1))
         [transport] = node.server.transports
         await until(lambda: transport.waits_for_disk)

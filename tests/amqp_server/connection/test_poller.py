@@ -153,6 +153,7 @@ class PolledNode(MemoryNode):
         self.poller = Poller(turn, LOOKS, self.config.receive_bytes)
         self.half_opens = HalfOpens(self.config)
         self.backpressure: Backpressure = Disk()
+        self.share_bytes = 0
         self.transports: dict[Transport, None] = {}
         self.clients: list[Client] = []
 

@@ -135,12 +135,12 @@ def wide_fanout(target: Target) -> None:
     """A fanout to 3,000 queues."""
     with target.client() as client:
         count = target.many(3_000)
-        _queues(client, count)
+        _queues(client, count, exclusive=True)
         frames.flood(
             client, [commands.Queue.Bind(queue=f"q{n}", exchange="amq.fanout") for n in range(count)]
         )
         one = frames.message("amq.fanout", "", b"x")
-        for _ in range(target.many(50)):
+        for _ in range(target.many(250)):
             client.send(one * 20)
         client.sync(0)
 
@@ -166,7 +166,7 @@ SCENES = (
     Scene("topic-hashes", "topic patterns with 12 `#`, keys of 61 words", topic_hashes),
     Scene("wide-headers", "50 bindings for any of 300 headers, messages with 2,000", wide_headers),
     Scene("common-header", "30,000 bindings for one header, 5,000 messages that have it", common_header),
-    Scene("wide-fanout", "1,000 messages to 3,000 queues each", wide_fanout),
+    Scene("wide-fanout", "5,000 messages to 3,000 queues each", wide_fanout),
     Scene("passive-declares", "200,000 passive declares", passive_declares),
     Scene("exclusive-queues-left", "40,000 exclusive queues deleted at once", exclusive_queues_left),
 )
