@@ -25,10 +25,13 @@ class Garbage:
 
 @contextmanager
 def garbage() -> Iterator[Garbage]:
-    """Do something without the collector; when it is done, `found` has what only the collector would have freed."""
+    """Do something without the collector; when it is done, `found` has what only the collector would have freed.
+
+    Meanwhile what there was before is left out, by `alive` as well: there is much of it, and it is other tests'.
+    """
     found = Garbage()
     enabled = gc.isenabled()
-    gc.collect()
+    gc.freeze()
     gc.disable()
     try:
         yield found
@@ -39,6 +42,7 @@ def garbage() -> Iterator[Garbage]:
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
+        gc.unfreeze()
         if enabled:
             gc.enable()
 

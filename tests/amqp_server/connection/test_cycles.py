@@ -186,8 +186,8 @@ def test_a_connection_goes_with_its_queues(
 
 def test_a_channel_that_is_closed_for_too_large_a_transaction() -> None:
     node = MemoryNode(tx_bytes_max=15_000)
-    peer = opened(node)
     with garbage() as left:
+        peer = opened(node)
         peer.call(2, commands.Channel.Open(), commands.Tx.Select())
         peer.send(message("", "q", b"x" * 10_000).encode(2) * 3)
         (closed,) = [each for _, each in peer.answers() if isinstance(each, commands.Channel.Close)]
@@ -201,9 +201,10 @@ def test_a_channel_that_is_closed_for_too_large_a_transaction() -> None:
 
 def test_a_queue_that_failed() -> None:
     node = MemoryNode()
-    peer = opened(node)
     with garbage() as left:
+        peer = opened(node)
         publish(peer)
+        assert alive(Machine)
         queue = node.broker.vhost("/").queues["q"]
         node.turn.run(node.turn.failed, queue.host, Planted())
         assert not alive(Machine)
