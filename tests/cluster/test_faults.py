@@ -60,6 +60,7 @@ def purge(scene: Scene) -> None:
     scene.load.pause(False)
 
 
+@pytest.mark.long
 def test_judge_sees_what_is_gone(cluster: Cluster) -> None:
     outcome = run(cluster, "purge", purge, seed=1, streams=False)
     assert outcome.counts["lost"] >= 50
@@ -76,6 +77,7 @@ def test_kill_all(cluster: Cluster) -> None:
     judged(cluster, "kill all")
 
 
+@pytest.mark.long
 def test_freeze_leader(cluster: Cluster) -> None:
     """Frozen for longer than the others wait: they go on, and it finds its place again."""
     judged(cluster, "freeze leader")
@@ -100,11 +102,13 @@ def test_cut_link(cluster: Cluster) -> None:
     link_judged(cluster, "link cut")
 
 
+@pytest.mark.long
 def test_link_cut_in_one_direction(cluster: Cluster) -> None:
     link_judged(cluster, "link cut from leader")
     link_judged(cluster, "link cut to leader")
 
 
+@pytest.mark.long
 def test_flapping_link(cluster: Cluster) -> None:
     link_judged(cluster, "flapping link")
 
@@ -119,6 +123,7 @@ def clock_judged(cluster: Cluster, name: str) -> None:
     assert outcome.starved_s is not None and outcome.starved_s < CLOCK_SILENT_MAX_S, outcome
 
 
+@pytest.mark.long
 def test_clock_of_the_leader_is_set(cluster: Cluster) -> None:
     clock_judged(cluster, "clock back")
     clock_judged(cluster, "clock forward")
@@ -128,6 +133,7 @@ def test_wiped_while_the_clock_is_behind(cluster: Cluster) -> None:
     judged(cluster, "wiped data, clock back")
 
 
+@pytest.mark.long
 def test_exception_in_apply() -> None:
     if BUILD == "compiled":
         pytest.skip("methods of a compiled class cannot be replaced")

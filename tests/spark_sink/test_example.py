@@ -55,6 +55,7 @@ def test_the_sensors(mqd_url: str, tmp_path: Path) -> None:
         peer.channel.exchange_delete("sensors")
 
 
+@pytest.mark.long
 def test_the_shop(
     mqd_url: str,
     spark: SparkSession,

@@ -90,7 +90,7 @@ def test_what_changes_while_a_snapshot_is_made_is_not_in_it(
     assert view.finish() == expected != member.topology.snapshot()
 
 
-@pytest.mark.parametrize("count", [0, 1, 15, 16, 129, 65_536])
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 129, pytest.param(65_536, marks=pytest.mark.long)])
 def test_the_bytes_are_those_of_the_sorted_tables(count: int) -> None:
     member, _ = filled(count)
     found = member.topology.snapshot()

@@ -87,6 +87,7 @@ MUTATIONS = [
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+@pytest.mark.long
 def test_bugs_are_found(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mutation.target, mutation.attribute, mutation.mutant)
     for seed in range(MUTATION_SEEDS):

@@ -299,6 +299,7 @@ def quiet() -> Iterator[None]:
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name.replace(" ", "-"))
+@pytest.mark.long
 def test_a_planted_bug_is_found(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mutation.target, mutation.attribute, mutation.mutant)
     for seed in range(SEEDS if mutation.test is None else 1):

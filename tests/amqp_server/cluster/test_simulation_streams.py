@@ -251,6 +251,7 @@ def test_a_super_stream_that_is_half_made_is_found(monkeypatch: pytest.MonkeyPat
 
 @ABANDONED
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+@pytest.mark.long
 def test_bugs_are_found(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mutation.target, mutation.attribute, mutation.mutant)
     for seed in range(mutation.first, mutation.first + MUTATION_SEEDS):
