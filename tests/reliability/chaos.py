@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.cluster.chaos import cluster_faults
 from tests.cluster.faults import FAULTS
-from tests.cluster.group_storm.storm import ALL, OPERATORS, storms
+from tests.cluster.group_storm.storm import storms
 from tests.reliability.flow import Row, limited, through
 from tests.reliability.node import Node
 from tests.reliability.test_kill import BUDGET, rounds
@@ -91,7 +91,7 @@ def main() -> int:
     seeds = range(1, chosen.cluster_seeds + 1)
     held = cluster_faults("mqd", FAULTS, seeds, chosen.logs)
     if chosen.group_seeds:
-        held = storms(range(1, chosen.group_seeds + 1), acts=ALL | OPERATORS) and held
+        held = storms(range(1, chosen.group_seeds + 1)) and held
     if chosen.spark:
         held = spark_kills() and held
     return 0 if held else 1

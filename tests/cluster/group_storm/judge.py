@@ -14,6 +14,7 @@ let go of writes behind that one. A line begins with a session, which is one cha
     * doom MEMBER, * lose MEMBER   it is frozen; for so long that it has lost its place, and what it tells is out of date
     * down NODE                    a node is about to be killed; what its clients have not heard may be otherwise
     * move first|end               the group is about to be reset to the first message, or to be purged
+    * moved                        it was: what was acked meanwhile may be from before that
     * anew                         the stream was deleted, and so all members have lost their places
 """
 
@@ -138,14 +139,20 @@ class Judge:
         elif verb == "move":
             self.moved = True
             self.since = defaultdict(set) if rest[0] == "first" else None
-            self.done.clear()
-            for opened in self.open.values():
-                for offset, (_, session) in opened.items():
-                    opened[offset] = State.UNKNOWN, session
-            for session in self.sessions.values():
-                session.fresh, session.asked = [], []
+            self._forget()
+        elif verb == "moved":
+            self._forget()
         else:
             raise ValueError(f"nothing is called {verb!r}")
+
+    def _forget(self) -> None:
+        """What has become of the messages so far nobody can know."""
+        self.done.clear()
+        for opened in self.open.values():
+            for offset, (_, session) in opened.items():
+                opened[offset] = State.UNKNOWN, session
+        for session in self.sessions.values():
+            session.fresh, session.asked = [], []
 
     def _of(self, member: str) -> list[Session]:
         return [

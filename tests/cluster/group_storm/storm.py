@@ -263,12 +263,14 @@ class Storm:
             with suppress(AssertionError):
                 name = self.chance.choice(self.up())
                 self.cluster.mqctl(name, "reset_group", self.group, "--to", "first", "--force")
+            self.tell("moved")
 
     def purge(self) -> None:
         if not self.down:
             self.tell("move", "end")
             with suppress(AssertionError):
                 self.cluster.mqctl(self.chance.choice(self.up()), "purge_queue", self.group)
+            self.tell("moved")
 
     def declare_anew(self) -> None:
         """The super stream goes with all its messages, and comes again; the group begins with its first message."""
