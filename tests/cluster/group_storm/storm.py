@@ -344,7 +344,7 @@ class Storm:
                 self.processes.remove(each)
         self.fill()
         try:
-            wait_for("the group has read all", self._is_empty, state=self._state)
+            self._wait_until_read()
         finally:
             self._end.touch()
             self._wait_for_members()
@@ -353,6 +353,18 @@ class Storm:
         wait_for("nothing is left", self._is_empty, state=self._state)
         self.judge.finish(self._ends())
         self._judge_letters()
+
+    def _wait_until_read(self) -> None:
+        """Members with a small prefetch may take minutes for what is left: wait as long as they get on."""
+        done, until = -1, time.monotonic() + PATIENCE_S
+        while not self._is_empty():
+            with suppress(Exception):
+                before, done = done, sum(self._ends().values())
+                if done != before:
+                    until = time.monotonic() + PATIENCE_S
+            if time.monotonic() > until:
+                raise AssertionError(f"the group has not read on for {PATIENCE_S} s; {self._state()}")
+            time.sleep(0.5)
 
     def _wait_for_members(self) -> None:
         until = time.monotonic() + PATIENCE_S
