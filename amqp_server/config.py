@@ -645,7 +645,7 @@ class Config:
     unsynced_share_bytes: int = option(
         64 * KIB,
         "Bytes that each connection may publish meanwhile, so that who publishes little does not wait for those who publish"
-        " much; less with very many connections, whose shares together are unsynced_high_bytes at most.",
+        " much; less with very many connections, whose shares together are no more than may wait for the disk.",
         unit="bytes",
         low=0,
         high=GIB,

@@ -60,6 +60,9 @@ class ListenError(Exception):
 class AwaitedBackpressure(Backpressure, Protocol):
     """See amqp_server.backpressure."""
 
+    #: The mark from which it is ahead.
+    high_bytes: int
+
     def wait(self) -> Awaitable[None]: ...
 
 
@@ -339,8 +342,9 @@ class Server:
     @property
     def share_bytes(self) -> int:
         """See connection.transport.Edge."""
-        all_bytes = self.config.unsynced_high_bytes
-        return min(self.config.unsynced_share_bytes, all_bytes // (len(self.transports) or 1))
+        return min(
+            self.config.unsynced_share_bytes, self.backpressure.high_bytes // (len(self.transports) or 1)
+        )
 
     def wait_for_disk(self, transport: Transport) -> None:
         """Call `caught_up` when the disk has caught up."""

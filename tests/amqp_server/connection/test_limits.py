@@ -260,8 +260,9 @@ async def test_who_waits_for_the_disk_gets_heartbeats(tmp_path: Path) -> None:
 class Behind:
     """The disk is behind until this event. See connection.listener.AwaitedBackpressure."""
 
-    def __init__(self, written: trio.Event) -> None:
+    def __init__(self, written: trio.Event, high_bytes: int = 1 << 20) -> None:
         self._written = written
+        self.high_bytes = high_bytes
 
     @property
     def ahead(self) -> bool:
@@ -311,6 +312,15 @@ async def test_who_publishes_little_does_not_wait_for_the_disk(
         await small.send(message(routing_key="small").encode(1))
         await consumer.deliveries(1)
         assert not any(each.waits_for_disk for each in node.server.transports)
+
+
+async def test_shares_together_are_no_more_than_may_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mark is lower than `unsynced_high_bytes` where memory is small."""
+    async with served(tmp_path) as node, client(node), client(node):
+        monkeypatch.setattr(node.server, "backpressure", Behind(trio.Event(), 1_000))
+        assert node.server.share_bytes == 500
 
 
 async def test_a_publisher_that_waits_for_the_disk_is_not_dropped(
