@@ -1,4 +1,4 @@
-"""python -m benchmarks: mqd and RabbitMQ side by side."""
+"""python -m benchmarks: mqd and RabbitMQ side by side, or two builds of mqd."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from . import report
-from .brokers import BROKERS, Broker, BrokerFailed
+from .brokers import BROKERS, Before, Broker, BrokerFailed, Mqd
 from .ceiling import Ceiling, ceilings
 from .clusters import CLUSTERS
 from .plot import write_plot
@@ -36,7 +36,13 @@ def arguments() -> argparse.Namespace:
         "--out", type=Path, default=Path("benchmarks/results"), help="for the JSON and the plot"
     )
     parser.add_argument("--brokers", default="mqd,rabbitmq", help="comma separated (%(default)s)")
-    return parser.parse_args()
+    parser.add_argument(
+        "--before", type=Path, metavar="BIN", help="another build's programs, to compare with, not RabbitMQ"
+    )
+    found = parser.parse_args()
+    if found.before:
+        Before.programs, found.brokers = found.before.resolve(), f"{Mqd.name},{Before.name}"
+    return found
 
 
 def chosen(options: argparse.Namespace) -> Sequence[Scenario]:
@@ -131,7 +137,7 @@ def conclude(
         "seconds": seconds,
     }
     document = report.write_json(options.out / "bench.json", results, found, settings)
-    pictured = write_plot(options.out / "bench.png", document["figures"])
+    pictured = not options.before and write_plot(options.out / "bench.png", document["figures"])
     print(f"{seconds:.0f} s; written: {options.out / 'bench.json'}", end="")
     print(f" and {options.out / 'bench.png'}" if pictured else "")
     failed = report.failures(results)

@@ -149,17 +149,27 @@ class OneNode(Broker):
 
 class Mqd(OneNode):
     name = "mqd"
+    #: Where the program is.
+    programs = Path(sys.executable).parent
 
-    @staticmethod
-    def path() -> Path:
-        return Path(sys.executable).parent / "mqd"
+    @classmethod
+    def path(cls) -> Path:
+        """Raises BrokerFailed."""
+        path = cls.programs / "mqd"
+        if not path.exists():
+            raise BrokerFailed(f"{path} is missing: pip install . first")
+        return path
 
     def _command(self) -> tuple[list[str], dict[str, str]]:
-        if not self.path().exists():
-            raise BrokerFailed(f"{self.path()} is missing: pip install . first")
         data = str(self.directory / "data")
         amqp, http = f"{HOST}:{self.port}", f"{HOST}:0"
         return [str(self.path()), "--data-dir", data, "--amqp", amqp, "--http", http], {}
+
+
+class Before(Mqd):
+    """Another build of mqd, to set this one beside."""
+
+    name = "mqd-before"
 
 
 class RabbitMQ(OneNode):
@@ -217,4 +227,4 @@ class RabbitMQ(OneNode):
             self._epmd = None
 
 
-BROKERS: dict[str, type[Broker]] = {"mqd": Mqd, "rabbitmq": RabbitMQ}
+BROKERS: dict[str, type[Broker]] = {one.name: one for one in (Mqd, Before, RabbitMQ)}

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from . import processes
-from .brokers import START_MAX_S, STOP_MAX_S, Broker, BrokerFailed, Mqd, free_port
+from .brokers import START_MAX_S, STOP_MAX_S, Before, Broker, BrokerFailed, Mqd, free_port
 from .client import HOST, Connection, Refused
 from .rabbitmq_cluster import RabbitNode, RabbitNodes
 
@@ -83,6 +83,8 @@ def takes_quorum_queues(connection: Connection) -> bool:
 
 class MqdCluster(Cluster):
     name = "mqd"
+    #: What each node is.
+    node: type[Mqd] = Mqd
 
     def __init__(self) -> None:
         self.directory = Path()
@@ -91,8 +93,6 @@ class MqdCluster(Cluster):
         self._processes: list[subprocess.Popen[bytes] | None] = [None] * len(NAMES)
 
     def start(self) -> float:
-        if not Mqd.path().exists():
-            raise BrokerFailed(f"{Mqd.path()} is missing: pip install . first")
         self.directory = Path(tempfile.mkdtemp(prefix="bench-mqd-cluster-"))
         secret = self.directory / "secret"
         secret.write_text(secrets.token_hex(32))
@@ -108,7 +108,7 @@ class MqdCluster(Cluster):
 
     def launch(self, place: int) -> None:
         name = NAMES[place]
-        command = [str(Mqd.path()), "--data-dir", str(self.directory / name), "--http", f"{HOST}:0"]
+        command = [str(self.node.path()), "--data-dir", str(self.directory / name), "--http", f"{HOST}:0"]
         command += ["--amqp", f"{HOST}:{self.ports[place]}", "--node", name, "--peers", self._peers]
         command += ["--cluster-secret-file", str(self.directory / "secret")]
         with (self.directory / f"{name}.output").open("ab") as output:
@@ -159,6 +159,11 @@ class MqdCluster(Cluster):
             shutil.rmtree(self.directory, ignore_errors=True)
 
 
+class BeforeCluster(MqdCluster):
+    name = Before.name
+    node = Before
+
+
 class RabbitMQCluster(Cluster):
     name = "rabbitmq"
 
@@ -201,4 +206,4 @@ class RabbitMQCluster(Cluster):
             self._nodes = None
 
 
-CLUSTERS: dict[str, type[Cluster]] = {"mqd": MqdCluster, "rabbitmq": RabbitMQCluster}
+CLUSTERS: dict[str, type[Cluster]] = {one.name: one for one in (MqdCluster, BeforeCluster, RabbitMQCluster)}

@@ -11,25 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .brokers import Before, Mqd, RabbitMQ
 from .ceiling import Ceiling
 from .rounds import Outcome, Outcomes
-from .scenarios.scenario import CPU_US, OTHERS_CORES, RSS_MIB, Figure, Scenario
+from .scenarios.scenario import CPU_US, OTHERS_CORES, RSS_MIB, Bar, Figure, Scenario
 
-MQD, PEER = "mqd", "rabbitmq"
+MQD = Mqd.name
 # More than this, and a machine of two cores measures its neighbours.
 QUIET_CORES = 0.15
 NONE = Outcome(failure="not run")
-HEAD = (
-    "scenario",
-    "figure",
-    "mqd",
-    "rabbitmq",
-    "ratio",
-    "bar",
-    "",
-    "CPU µs mqd / rabbitmq",
-    "RSS MiB mqd / rabbitmq",
-)
 RIGHT = (2, 3, 4)
 
 
@@ -39,18 +29,28 @@ class Row:
     figure: Figure
     outcomes: Outcomes
 
+    @property
+    def peer(self) -> str:
+        """With what mqd is compared."""
+        return Before.name if Before.name in self.outcomes else RabbitMQ.name
+
+    @property
+    def bar(self) -> Bar | None:
+        bar = self.figure.bar
+        return bar.unchanged() if bar and self.peer == Before.name else bar
+
     def value(self, broker: str, key: str | None = None) -> float | None:
         return self.outcomes.get(broker, NONE).median(key or self.figure.key)
 
     @property
     def ratio(self) -> float | None:
-        mqd, peer = self.value(MQD), self.value(PEER)
+        mqd, peer = self.value(MQD), self.value(self.peer)
         return mqd / peer if mqd is not None and peer else None
 
     @property
     def met(self) -> bool | None:
         mqd = self.value(MQD)
-        return self.figure.bar.met(mqd, self.ratio) if self.figure.bar and mqd is not None else None
+        return self.bar.met(mqd, self.ratio) if self.bar and mqd is not None else None
 
 
 def rows(results: Sequence[tuple[Scenario, Outcomes]]) -> Iterator[Row]:
@@ -60,8 +60,10 @@ def rows(results: Sequence[tuple[Scenario, Outcomes]]) -> Iterator[Row]:
 
 
 def table(results: Sequence[tuple[Scenario, Outcomes]]) -> str:
-    lines = [HEAD, *(_cells(row) for row in rows(results))]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(HEAD))]
+    found = list(rows(results))
+    peer = found[0].peer if found else RabbitMQ.name
+    lines = [_head(peer), *map(_cells, found)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     lines.insert(1, tuple("-" * width for width in widths))
     return "\n".join(
         "  ".join(
@@ -72,15 +74,20 @@ def table(results: Sequence[tuple[Scenario, Outcomes]]) -> str:
     )
 
 
+def _head(peer: str) -> tuple[str, ...]:
+    both = f"mqd / {peer}"
+    return ("scenario", "figure", MQD, peer, "ratio", "bar", "", f"CPU µs {both}", f"RSS MiB {both}")
+
+
 def _cells(row: Row) -> tuple[str, ...]:
     first = row.figure is row.scenario.figures[0]
     return (
         row.scenario.name if first else "",
         row.figure.label,
         number(row.value(MQD)),
-        number(row.value(PEER)),
+        number(row.value(row.peer)),
         "-" if row.ratio is None else f"{row.ratio:.2f}",
-        str(row.figure.bar or ""),
+        str(row.bar or ""),
         {None: "", True: "met", False: "MISSED"}[row.met],
         _pair(row, CPU_US) if first else "",
         _pair(row, RSS_MIB) if first else "",
@@ -88,7 +95,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def _pair(row: Row, key: str) -> str:
-    return f"{number(row.value(MQD, key))} / {number(row.value(PEER, key))}"
+    return f"{number(row.value(MQD, key))} / {number(row.value(row.peer, key))}"
 
 
 def number(value: float | None) -> str:
@@ -157,8 +164,8 @@ def _record(row: Row) -> dict[str, Any]:
         "title": row.scenario.title,
         "figure": row.figure.label,
         "mqd": row.value(MQD),
-        "rabbitmq": row.value(PEER),
+        row.peer: row.value(row.peer),
         "ratio": row.ratio,
-        "bar": str(row.figure.bar) if row.figure.bar else None,
+        "bar": str(row.bar) if row.bar else None,
         "met": row.met,
     }

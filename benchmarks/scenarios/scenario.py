@@ -42,6 +42,10 @@ class Bar:
             return None
         return ratio >= self.limit if self.kind is Kind.RATIO_MIN else ratio <= self.limit
 
+    def unchanged(self) -> Bar:
+        """Return the bar of the same figure where an earlier build is the peer."""
+        return at_most(1.05) if self.kind in (Kind.RATIO_MAX, Kind.VALUE_MAX) else at_least(0.95)
+
     def __str__(self) -> str:
         return f"{self.kind.value} {self.limit:g}"
 
