@@ -94,7 +94,7 @@ class Failures:
     def revive(self, failure: Failure) -> None:
         """Restart a queue from its stored data."""
         queue = failure.queue
-        if queue.deleted or failure.serving_since_ms or self._known.get(queue.queue_id) is not failure:
+        if queue.deleted or self.find(queue) is not failure:
             return
         failure.attempts += 1
         logger.warning(
@@ -109,8 +109,8 @@ class Failures:
 
     def retry(self, queue: Queue) -> bool:
         """Retry a queue for an operator; return whether it had failed."""
-        failure = self._known.get(queue.queue_id)
-        if failure is None or failure.serving_since_ms:
+        failure = self.find(queue)
+        if failure is None:
             return False
         failure.attempts = 0
         failure.set_aside = False
@@ -123,11 +123,15 @@ class Failures:
 
     def stopped(self) -> list[Failure]:
         """Return the queues that are stopped now."""
-        return [failure for failure in self._known.values() if not failure.serving_since_ms]
+        return [failure for failure in self._known.values() if self._is_stopped(failure)]
 
     def find(self, queue: Queue) -> Failure | None:
         failure = self._known.get(queue.queue_id)
-        return failure if failure is not None and not failure.serving_since_ms else None
+        return failure if failure is not None and self._is_stopped(failure) else None
+
+    def _is_stopped(self, failure: Failure) -> bool:
+        # A member of a group may have left it while it was stopped.
+        return not failure.serving_since_ms and self._hosts.is_stopped(failure.queue)
 
 
 def describe(failure: Failure) -> dict[str, Any]:

@@ -61,6 +61,9 @@ class Hosts(Protocol):
     def stop(self, queue: Queue, reason: str) -> None:
         """The queue's host has failed: end it, keep the stored data, and let another host stand in for it."""
 
+    def is_stopped(self, queue: Queue) -> bool:
+        """Return whether the queue failed on this node and is stopped here."""
+
     def revive(self, queue: Queue, attempt: int, done: Callable[[], None]) -> None:
         """Restart a stopped queue from its stored data; call back when it serves."""
 
@@ -178,6 +181,9 @@ class LocalHosts:
         if isinstance(before, LocalHost | StreamHost | ConsumerGroupHost):
             before.stop(Refused(why))
         queue.consumers_lost()
+
+    def is_stopped(self, queue: Queue) -> bool:
+        return isinstance(queue.host, FailedHost)
 
     def _drop_stored(self, queue: Queue) -> None:
         if queue.durable and not queue.exclusive:

@@ -356,10 +356,8 @@ class ClusterHosts:
         queue_id = queue.queue_id
         self._placed.put(queue)
         if self._groups.replicas.node not in queue.members:
-            if queue_id in self.grouped:
+            if queue_id in self.grouped or queue_id in self.stopped:
                 self.leaving[queue_id] = queue
-            elif self.stopped.pop(queue_id, None) is not None:
-                self._drop(queue_id)
             return
         self.leaving.pop(queue_id, None)
         if queue_id not in self.grouped and queue_id not in self.stopped:
@@ -393,7 +391,7 @@ class ClusterHosts:
         if queue is None:
             return
         if self.stopped.pop(queue_id, None) is not None:
-            # The queue failed here before the others had let this node go.
+            # The queue failed here. Until now the others counted on this node's vote.
             self._drop(queue_id)
             return
         before: Any = self.grouped.pop(queue_id)
@@ -433,12 +431,11 @@ class ClusterHosts:
             handing: Any = before
             handing.hand_over(after, failed=True)
 
+    def is_stopped(self, queue: Queue) -> bool:
+        return queue.queue_id in self.stopped or (not queue.members and self._local.is_stopped(queue))
+
     def revive(self, queue: Queue, attempt: int, done: Callable[[], None]) -> None:
         """Restart a group from its data on this node; if that did not help, let the others fill it."""
-        if queue.members and queue.queue_id not in self.stopped:
-            # This node has left the group since; other members serve its clients.
-            done()
-            return
         if not queue.members:
             self._local.revive(queue, attempt, done)
             return
@@ -457,8 +454,7 @@ class ClusterHosts:
         if queue.deleted:
             return
         if queue.queue_id not in self.stopped:
-            # This node has left the group meanwhile.
-            done()
+            # This node has left the group meanwhile; other members serve its clients.
             return
         if self._groups.warm(queue.queue_id, partial(self._stored, queue, attempt, done)):
             self._services.turn.contain(queue, self._begin_anew, queue, attempt, done)

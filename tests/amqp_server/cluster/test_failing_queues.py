@@ -47,6 +47,10 @@ class World(Scene):
     def group(self, name: str) -> Group | None:
         return self.nodes[name].cluster.replicas.groups.get(self.queue_id)
 
+    def kept(self, name: str) -> bool:
+        """Return whether a node has stored data of the queue."""
+        return self.nodes[name].parts.store.recovered().get(self.queue_id) is not None
+
     def get(self, client: Client, name: str) -> None:
         client.get(name)
         self.wait_for(client)
@@ -205,6 +209,40 @@ def test_a_queue_that_leaves_a_node_while_it_is_tried_again_there_has_not_failed
     world.finish()
 
 
+def test_a_stopped_member_keeps_its_data_until_the_others_have_removed_it() -> None:
+    """It is still a voter of the group then, whatever the topology says: with a new memory it could not count."""
+    world = World()
+    world.plant("b", 1)
+    world.publish(world.clients["a"], "quorum/bad")
+    world.wait(lambda: bool(world.stopped("b")))
+    for members in (("a", "c"), ("a", "b", "c")):
+        change = SetMembers("/", "quorum/bad", world.queue_id, members, "a")
+        world.nodes["a"].turn.run(world.nodes["a"].broker.propose, change)
+    world.wait(lambda: world.group("b") is not None)
+    group = world.group("b")
+    assert group is not None and not group.core.amnesiac
+    world.settle()
+    assert world.stopped("b") == []
+    world.finish()
+
+
+def test_a_stopped_member_that_the_others_have_removed_drops_its_data() -> None:
+    world = World()
+    node = world.nodes["b"]
+    world.plant("b", FOR_EVER)
+    world.publish(world.clients["a"], "quorum/bad")
+    world.ticks(ALL_PAUSES_TICKS)
+    assert world.stopped("b")[0]["set_aside"]
+    assert world.kept("b")
+    change = SetMembers("/", "quorum/bad", world.queue_id, ("a", "c"), "a")
+    world.nodes["a"].turn.run(world.nodes["a"].broker.propose, change)
+    world.wait(lambda: not node.cluster.hosts.leaving and not node.cluster.hosts.stopped)
+    assert not world.kept("b")
+    assert world.stopped("b") == []
+    world.settle()
+    world.finish()
+
+
 WAYS = ["step", "in_contact", "lost_contact", "tick", "written", "propose"]
 
 
@@ -272,7 +310,7 @@ def test_a_failed_queue_that_is_deleted_leaves_nothing_behind() -> None:
     world.wait(lambda: not world.stopped("b"))
     world.ticks(ALL_PAUSES_TICKS)
     assert world.queue_id not in node.cluster.replicas.groups
-    assert node.parts.store.recovered().get(world.queue_id) is None
+    assert not world.kept("b")
     world.finish()
 
 

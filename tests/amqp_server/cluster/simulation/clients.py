@@ -200,7 +200,10 @@ class Client:
                 messages.returned(method.body)
                 return
             if isinstance(how, commands.Basic.GetOk):
-                queue_id = self._answered("get")[1]
+                name, queue_id = self._answered("get")[1]
+                if not messages.is_of(method.body, queue_id):
+                    # It waited for the topology, and then found another queue of this name.
+                    queue_id = self.queue_id(name)
                 self.world.ledger.use(queue_id, self.asked_at)
             else:
                 assert isinstance(how, commands.Basic.Deliver)
@@ -243,7 +246,11 @@ class Client:
         elif asked[0] == "declare":
             self.world.ledger.use(self.queue_id(asked[1]), self.asked_at)
         elif asked[0] == "get":
-            self.world.ledger.use(asked[1], self.asked_at)
+            self.world.ledger.use(asked[1][1], self.asked_at)
+        elif asked[0] == "consume":
+            name, tag = asked[1]
+            # The queue may be another one than when the client asked: a node may wait for the topology first.
+            self.consumers[tag] = self.queue_id(name) or self.consumers[tag]
         elif asked[0] == "purge":
             self.world.messages.purged(asked[1][1])
         elif asked[0] == "commit":
@@ -325,13 +332,13 @@ class Client:
         return self.ask("rollback", tags, commands.Tx.Rollback())
 
     def get(self, name: str) -> str:
-        return self.ask("get", self.queue_id(name), commands.Basic.Get(queue=name))
+        return self.ask("get", (name, self.queue_id(name)), commands.Basic.Get(queue=name))
 
     def consume(self, name: str) -> str:
         self.tags += 1
         tag = f"c{self.number}.{self.tags}"
         self.consumers[tag] = self.queue_id(name)
-        return self.ask("consume", name, commands.Basic.Consume(queue=name, consumer_tag=tag))
+        return self.ask("consume", (name, tag), commands.Basic.Consume(queue=name, consumer_tag=tag))
 
     def cancel(self) -> str:
         tag = self.random.choice(list(self.consumers))

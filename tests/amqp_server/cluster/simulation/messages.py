@@ -84,6 +84,11 @@ class Messages:
         """It went to no queue."""
         self.by_body[body].exempt = True
 
+    def is_of(self, body: bytes, queue_id: int) -> bool:
+        """Return whether it was published to this queue."""
+        message = self.by_body.get(body)
+        return message is not None and message.queue_id == queue_id
+
     def seen(self, body: bytes, queue_id: int, *, redelivered: bool, away: bool) -> None:
         """A client got it from this queue, which may live on another node, or on one that lags behind the others.
 

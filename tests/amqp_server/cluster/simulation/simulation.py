@@ -75,8 +75,6 @@ class Simulation(Cluster):
         self.steps = steps
         #: In some runs, many queues fail.
         self.plants = Random(f"plants {seed}") if seed % 4 == 2 else None
-        #: By queue, the only node on which it fails.
-        self.fails_on: dict[int, str] = {}
         #: In some runs, nodes are of an older version at first. Each is upgraded at this step, or soon after.
         self.upgrades: dict[str, int] = {}
         if seed % 8 in OLDER_SEEDS:
@@ -343,15 +341,13 @@ class Simulation(Cluster):
     def plant(self, node: SimulatedNode, random: Random) -> None:
         """Have a queue fail on one node, a few times or until somebody looks after it.
 
-        A member that fails again may be filled by the others, and then has forgotten its votes. So a queue fails on one
-        node only, and on none while a disk is lost: more than one such member at a time is more than Raft bears.
+        A member that fails again may be filled by the others, and then has forgotten its votes. So no queue fails while a
+        disk is lost: more than one such member at a time is more than Raft bears.
         """
         hosts = list(node.cluster.hosts.grouped) if node.alive and not self.wounded else []
         if hosts:
             queue_id = random.choice(hosts)
             count, after = random.choice((1, 1, 2, 3, 100)), random.random() < 0.5
-            if self.fails_on.setdefault(queue_id, node.name) != node.name:
-                return
             self.log(f"{node.name}: queue {queue_id} is to fail {count} times, {after=}")
             plants_of(node.cluster.replicas).plant(
                 queue_id, count, after=after, struck=lambda: self.note("queues fail")
