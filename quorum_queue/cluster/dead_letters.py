@@ -21,7 +21,7 @@ from quorum_queue.machine.effects import Reason
 from quorum_queue.machine.letters import Letter
 from quorum_queue.machine.replicated import Applied
 from quorum_queue.machine.run import Run
-from quorum_queue.nothing import NO_DICT
+from quorum_queue.nothing import NO_DICT, NO_LIST
 
 #: Returned by `next` when all targets of a dead letter have it.
 _SENT: Final = object()
@@ -84,7 +84,11 @@ def _letter(host: GroupHost, seq: int) -> Letter | None:
 
 def _send(host: GroupHost, run: Run, reason: Reason, places: contents.Places, *, held: bool) -> None:
     if held:
+        if host.dead_letters_sent is NO_DICT:
+            host.dead_letters_sent = {}
         host.dead_letters_sent[run.seqs.start] = None
+    if host.dead_letters_waiting is NO_LIST:
+        host.dead_letters_waiting = []
     host.dead_letters_waiting.append(Waiting(run, reason, places, held))
     if len(host.dead_letters_waiting) == 1:
         send_waiting(host)
@@ -92,8 +96,8 @@ def _send(host: GroupHost, run: Run, reason: Reason, places: contents.Places, *,
 
 def begin_to_lead(host: GroupHost) -> None:
     """Send all that are held: what the last leader has sent may not have arrived."""
-    host.dead_letters_sent.clear()
-    host.dead_letters_waiting = [each for each in host.dead_letters_waiting if not each.held]
+    host.dead_letters_sent = NO_DICT
+    host.dead_letters_waiting = [each for each in host.dead_letters_waiting if not each.held] or NO_LIST
 
 
 def send_waiting(host: GroupHost) -> None:

@@ -20,7 +20,7 @@ from quorum_queue.cluster.deferred_host import DeferredHost, cut
 from quorum_queue.cluster.group import Group, InParts
 from quorum_queue.cluster.last_letters import LastLetters
 from quorum_queue.cluster.replicas import Replicas
-from quorum_queue.cluster.warming import Warming, spans
+from quorum_queue.cluster.warming import DeliveryWarming, LetterWarming, spans
 from quorum_queue.errors import Unreadable
 from quorum_queue.host import Key
 from quorum_queue.local import NodeServices
@@ -33,6 +33,7 @@ from quorum_queue.machine.machine import ENQUEUES
 from quorum_queue.machine.replicated import Applied, Replica
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.settings import Settings
+from quorum_queue.nothing import NO_DICT, NO_LIST
 from quorum_queue.ports import ConsumerState, Hosted
 from quorum_queue.raft.members import Members
 from quorum_queue.unsent import LARGE_BYTES
@@ -48,7 +49,6 @@ class GroupHost(DeferredHost):
         "_asked",
         "_configured",
         "_gone_after",
-        "_deliveries_waiting",
         "_own",
         "_released",
         "_wake_at",
@@ -57,6 +57,7 @@ class GroupHost(DeferredHost):
         "dead_letters_sent",
         "dead_letters_waiting",
         "dead_letters_warming",
+        "deliveries_waiting",
         "group",
         "queue_id",
         "replica",
@@ -98,29 +99,21 @@ class GroupHost(DeferredHost):
         #: By the monotonic clock.
         self._wake_at: int | None = None
         #: Attaches, gets and purges under way: batch, verb, key or token.
-        self._asked: list[tuple[int, str, Any]] = []
+        self._asked: list[tuple[int, str, Any]] = NO_LIST
         #: Deliveries that wait for a body that is being read or is lost, and all later ones, with the
         #: locations of their bodies.
-        self._deliveries_waiting: list[tuple[Consumer, Run, int, contents.Places]] = []
-        self._warming = Warming(
-            self,
-            lambda: ((run, places) for _, run, _, places in self._deliveries_waiting),
-            self._deliver_waiting,
-        )
-        self._released: list[int] = []
+        self.deliveries_waiting: list[tuple[Consumer, Run, int, contents.Places]] = []
+        self._warming = DeliveryWarming(self)
+        self._released: list[int] = NO_LIST
         #: The leader looks for consumers of nodes that are gone once it has applied this entry.
         self._gone_after = 0
         #: Dead letters on their way to their targets, by position.
-        self.dead_letters_sent: dict[int, None] = {}
+        self.dead_letters_sent: dict[int, None] = NO_DICT
         #: The remaining steps of a letter with many targets, to be taken before the next letter.
         self.dead_letter_parts: Iterator[None] | None = None
         #: Dead letters that wait for a body, and all later ones.
-        self.dead_letters_waiting: list[dead_letters.Waiting] = []
-        self.dead_letters_warming = Warming(
-            self,
-            lambda: ((each.run, each.places) for each in self.dead_letters_waiting),
-            lambda: dead_letters.send_waiting(self),
-        )
+        self.dead_letters_waiting: list[dead_letters.Waiting] = NO_LIST
+        self.dead_letters_warming = LetterWarming(self)
 
     # -- quorum_queue.ports.Host -----------------------------------------------------------------------------------
 
@@ -169,9 +162,9 @@ class GroupHost(DeferredHost):
             for command in commands:
                 verb = command[0]
                 if verb == "attach" or verb == "get":
-                    self._asked.append((number, verb, command[1].key))
+                    self._note_asked(number, verb, command[1].key)
                 elif verb == "purge":
-                    self._asked.append((number, verb, command[1]))
+                    self._note_asked(number, verb, command[1])
                 elif verb in ENQUEUES and command[2] is not None:
                     publish = self._publishes[command[2]]
                     publish.batch = number
@@ -210,7 +203,7 @@ class GroupHost(DeferredHost):
         super().hand_over(to, failed=failed)
 
     def _release(self) -> None:
-        self._deliveries_waiting.clear()
+        self.deliveries_waiting.clear()
         if self.ended != "failed" and (self.dead_letters_waiting or self.dead_letter_parts is not None):
             self.replicas.close(self.group, keep=True)
             LastLetters(self, dead_letters.hand_over).begin()
@@ -345,11 +338,11 @@ class GroupHost(DeferredHost):
     @property
     def _reads_later(self) -> bool:
         """Return whether deliveries or dead letters wait for their bodies."""
-        return bool(self._deliveries_waiting or self.dead_letters_waiting)
+        return bool(self.deliveries_waiting or self.dead_letters_waiting)
 
     def _awaited_entries(self) -> dict[int, None]:
         """The entries that deliveries and dead letters wait for. Their messages may be settled already."""
-        awaited = dict.fromkeys(index for *_, places in self._deliveries_waiting for index, _ in places)
+        awaited = dict.fromkeys(index for *_, places in self.deliveries_waiting for index, _ in places)
         for each in self.dead_letters_waiting:
             awaited.update(dict.fromkeys(index for index, _ in each.places))
         return awaited
@@ -359,7 +352,7 @@ class GroupHost(DeferredHost):
 
     def released(self) -> list[int]:
         # `apply` gets them from every entry.
-        released, self._released = self._released, []
+        released, self._released = self._released, NO_LIST
         if released and self._reads_later:
             awaited = self._awaited_entries()
             self._released = [index for index in released if index in awaited]
@@ -386,7 +379,7 @@ class GroupHost(DeferredHost):
         self.replica = _restored(state)
         self._keep_time()
         self.replicas.bodies.drop_group(self.queue_id)
-        self._deliveries_waiting.clear()
+        self.deliveries_waiting.clear()
         last_own = self.last_own_batch()
         asked = self._asked_until(last_own)
         self._catch_up_consumers(asked)
@@ -398,7 +391,7 @@ class GroupHost(DeferredHost):
                 self._purged(key, 0)
         for key in list(self.asking.getting):
             coming = sum(asked[1:] == ("get", key) for asked in self._asked)
-            coming += sum(held[0].key[2:] == key for held in self._deliveries_waiting)
+            coming += sum(held[0].key[2:] == key for held in self.deliveries_waiting)
             coming += sum(command[0] == "get" and command[1].key == key for command in self.pending)
             while len(self.asking.getting.get(key, ())) > coming:
                 self._got(key, None)
@@ -432,8 +425,13 @@ class GroupHost(DeferredHost):
                 for first, run in zip(held.checkout.starts, held.checkout.runs, strict=True):
                     if first >= known:
                         copy = run.every(0, 1)
-                        self._deliveries_waiting.append((held, copy, first, self.replica.find(copy.seqs)))
-        self._deliver_waiting()
+                        self.deliveries_waiting.append((held, copy, first, self.replica.find(copy.seqs)))
+        self.deliver_waiting()
+
+    def _note_asked(self, number: int, verb: str, what: Any) -> None:
+        if self._asked is NO_LIST:
+            self._asked = []
+        self._asked.append((number, verb, what))
 
     def _asked_until(self, last_own: int) -> list[tuple[str, Any]]:
         """Take the requests of batches up to this one."""
@@ -489,7 +487,7 @@ class GroupHost(DeferredHost):
         if applied.deliveries:
             find = self.replica.find
             for consumer, run, first_id in applied.deliveries:
-                self._deliveries_waiting.append((consumer, run, first_id, find(run.seqs)))
+                self.deliveries_waiting.append((consumer, run, first_id, find(run.seqs)))
         if applied.refused:
             self._answer_each(applied)
         else:
@@ -529,10 +527,10 @@ class GroupHost(DeferredHost):
 
     def _consumers_gone(self, gone: dict[Key, None]) -> None:
         """Drop these consumers' undelivered messages, which others get; only those that need no ack stay theirs."""
-        held, self._deliveries_waiting = self._deliveries_waiting, []
+        held, self.deliveries_waiting = self.deliveries_waiting, []
         for each in held:
             if each[0].no_ack or each[0].key not in gone:
-                self._deliveries_waiting.append(each)
+                self.deliveries_waiting.append(each)
             else:
                 self._got(each[0].key[2:], None)
         for key in gone:
@@ -563,7 +561,7 @@ class GroupHost(DeferredHost):
         consumer still exists.
         """
         consumer.next_id = self._returned[key] = self._next_ids.get(key, 0)
-        for held, run, first_id, _ in self._deliveries_waiting:
+        for held, run, first_id, _ in self.deliveries_waiting:
             if held.key[2:] == key:
                 # It gets these messages first.
                 consumer.next_id = first_id + len(run.seqs)
@@ -589,34 +587,37 @@ class GroupHost(DeferredHost):
 
     # -- bodies ----------------------------------------------------------------------------------------------------
 
-    def entries_applied(self) -> None:
-        if self._deliveries_waiting:
-            self._deliver_waiting()
+    def send_letters(self) -> None:
+        dead_letters.send_waiting(self)
 
-    def _deliver_waiting(self) -> None:
+    def entries_applied(self) -> None:
+        if self.deliveries_waiting:
+            self.deliver_waiting()
+
+    def deliver_waiting(self) -> None:
         if self.ended:
             return
         if self.group.behind:
             # A node that was away first learns what happened to its consumers meanwhile.
             return
         unsent = self.services.memory.unsent
-        while self._deliveries_waiting:
-            consumer, run, first_id, places = self._deliveries_waiting[0]
+        while self.deliveries_waiting:
+            consumer, run, first_id, places = self.deliveries_waiting[0]
             if run.size > LARGE_BYTES and unsent.full:
-                unsent.wait(self, partial(self._turn.contain, self, self._deliver_waiting))
+                unsent.wait(self, partial(self._turn.contain, self, self.deliver_waiting))
                 return
             try:
-                found = contents.find(self, places, self._deliver_waiting, self._warming.waits)
+                found = contents.find(self, places, self.deliver_waiting, self._warming.waits)
             except contents.BodyGone:
-                del self._deliveries_waiting[0]
+                del self.deliveries_waiting[0]
                 if len(places) > 1:
-                    self._deliveries_waiting[:0] = _by_place(consumer, run, first_id, places)
+                    self.deliveries_waiting[:0] = _by_place(consumer, run, first_id, places)
                 else:
                     self._got(consumer.key[2:], None)
                 continue
             if found is None:
                 return
-            del self._deliveries_waiting[0]
+            del self.deliveries_waiting[0]
             run.contents = found
             self._deliver(consumer.key[2:], consumer, run, first_id)
         if self._warming.given:

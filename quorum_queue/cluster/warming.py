@@ -4,7 +4,7 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from quorum_queue.cluster.contents import Places
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 class Warming:
     """Entries that were read from disk, and requested ones."""
 
-    __slots__ = ("_asked", "_go_on", "_host", "_wanted", "given")
+    __slots__ = ("_asked", "_host", "given")
 
-    def __init__(
-        self,
-        host: GroupHost,
-        wanted: Callable[[], Iterable[tuple[Run, Places]]],
-        go_on: Callable[[], None],
-    ) -> None:
-        """`wanted` returns the entries to be read next, in order; `go_on` reads them."""
+    def __init__(self, host: GroupHost) -> None:
         self._host = host
-        self._wanted = wanted
-        self._go_on = go_on
         self.given: dict[int, None] = NO_DICT
         self._asked: dict[int, None] = NO_DICT
+
+    def _wanted(self) -> Iterable[tuple[Run, Places]]:
+        """Return what is to be read next, in order."""
+        raise NotImplementedError
+
+    def _read(self) -> None:
+        """Go on with what was read."""
+        raise NotImplementedError
 
     def waits(self, index: int) -> bool:
         """True if an entry cannot be read without a wait: then the next entries are requested."""
@@ -54,7 +54,7 @@ class Warming:
     def go_on(self) -> None:
         """Go on in a later turn."""
         if not self._host.ended:
-            self._host.replicas.contain(self._host.group, self._go_on)
+            self._host.replicas.contain(self._host.group, self._read)
 
     def failed(self, error: Exception) -> None:
         """See quorum_queue.boundary.Unit."""
@@ -64,6 +64,30 @@ class Warming:
         """The requested entries were read."""
         self.given, self._asked = self._asked, NO_DICT
         self.go_on()
+
+
+class DeliveryWarming(Warming):
+    """For messages that are to be delivered on this node."""
+
+    __slots__ = ()
+
+    def _wanted(self) -> Iterable[tuple[Run, Places]]:
+        return ((run, places) for _, run, _, places in self._host.deliveries_waiting)
+
+    def _read(self) -> None:
+        self._host.deliver_waiting()
+
+
+class LetterWarming(Warming):
+    """For dead letters."""
+
+    __slots__ = ()
+
+    def _wanted(self) -> Iterable[tuple[Run, Places]]:
+        return ((each.run, each.places) for each in self._host.dead_letters_waiting)
+
+    def _read(self) -> None:
+        self._host.send_letters()
 
 
 def spans(indexes: Iterable[int]) -> list[tuple[int, int]]:

@@ -135,7 +135,7 @@ def check_empty(cluster: Cluster) -> None:
                 host.asking.getting,
                 host.asking.purging,
                 host.asking.barriers,
-                host._deliveries_waiting,
+                host.deliveries_waiting,
                 host.group.early,
                 host.group.unsynced,
                 host.group.unreached,

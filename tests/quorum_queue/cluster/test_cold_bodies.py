@@ -154,7 +154,7 @@ def test_a_queue_that_ends_meanwhile(end: str) -> None:
         assert received == scene.sent.bodies[1:6]
     else:
         assert received == []
-    assert not host._deliveries_waiting
+    assert not host.deliveries_waiting
 
 
 def freeze(scene: Scene, name: str) -> Callable[[], None]:
