@@ -233,6 +233,8 @@ class Cluster:
                 return True
             if any(self._are_split(queue.members) for queue in node.broker.all_queues() if queue.members):
                 return True
+        # Without a leader of the topology, none of them may serve.
+        for node in self.running:
             for group_id, group in node.cluster.replicas.groups.items():
                 if self._are_split(group.core.members.voters, self._without_memory(group_id)):
                     return True
