@@ -17,11 +17,11 @@ BIN := .venv/bin
 ARGS ?=
 # Most tests wait for disks and processes, so more of them than there are cores may run at a time.
 WORKERS ?= 3
-COMPILED_TESTS := $(addprefix tests/,amqp_server/broker amqp_server/channel amqp_server/wire exchanges quorum_queue/consumer_groups) \
+COMPILED_TESTS := $(addprefix tests/,$(addprefix amqp_server/,broker channel streams wire) exchanges persistence \
+	quorum_queue/consumer_groups) \
 	$(filter-out %/test_simulation.py,$(wildcard tests/quorum_queue/raft/test_*.py)) \
 	$(addprefix tests/quorum_queue/test_,checkout.py clock.py codec.py cold_bodies.py crash.py dedup.py entries.py local_host.py locations.py \
-	machine.py replicated.py run.py) \
-	$(addprefix tests/persistence/test_,commit_turns.py group_tables.py) tests/quorum_queue/links/test_framing.py
+	machine.py replicated.py run.py) tests/quorum_queue/links/test_framing.py
 
 .PHONY: run cluster build docs reference test test-suite test-conformance page test-pure test-compiled example check conformance clients fuzz fuzz-api bench chaos attack soak sim clean
 

@@ -760,6 +760,7 @@ def test_what_many_groups_have_read_ahead_is_bounded() -> None:
         assert more
 
 
+@pytest.mark.pure
 def test_a_group_looks_for_partitions_when_its_own_streams_change(
     node: StreamNode, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -845,6 +846,7 @@ def test_a_batch_of_messages_that_differ_is_handed_out_in_parts(monkeypatch: pyt
     assert max(counts) == PIECE
 
 
+@pytest.mark.pure
 def test_dead_letters_leave_as_many_as_a_turn_has_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
     node, peer = in_memory()
     peer.call(1, commands.Queue.Declare(queue="dead"))

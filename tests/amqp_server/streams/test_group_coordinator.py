@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from amqp_server.streams.group_coordinator import Coordinator
 from quorum_queue.consumer_groups.entries import Command
 from quorum_queue.consumer_groups.replica import Replica
@@ -59,6 +61,7 @@ class Leader:
         self.coordinator.applied(self.replica.batches["n1"][1])
 
 
+@pytest.mark.pure
 def test_one_partition_has_the_room_that_a_member_has() -> None:
     leader = Leader(a=1)
     proposed = leader.propose()
@@ -71,6 +74,7 @@ def test_one_partition_has_the_room_that_a_member_has() -> None:
     assert leader.propose() == [("hand", 8, whole("a"), 0, 1)]
 
 
+@pytest.mark.pure
 def test_room_that_was_promised_in_vain_is_for_the_other_partitions() -> None:
     leader = Leader(a=1)
     proposed = leader.propose()
@@ -83,6 +87,7 @@ def test_room_that_was_promised_in_vain_is_for_the_other_partitions() -> None:
     assert leader.propose() == [("hand", 8, whole("a"), 0, 1)]
 
 
+@pytest.mark.pure
 def test_a_member_without_a_limit_has_all_of_all_partitions() -> None:
     leader = Leader(a=0)
     assert leader.propose() == [("hand", 7, whole("a"), 0, 10), ("hand", 8, whole("a"), 0, 10)]

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from amqp_server.streams.group_letters import Letters
 from amqp_server.streams.replicated_group import ReplicatedGroupHost
 from quorum_queue.consumer_groups.replica import Death
@@ -58,6 +60,7 @@ class Node:
         return counts
 
 
+@pytest.mark.pure
 def test_a_turn_sends_as_many_parts_as_it_has_time_for() -> None:
     node = Node()
     for number in range(3):
@@ -66,6 +69,7 @@ def test_a_turn_sends_as_many_parts_as_it_has_time_for() -> None:
     assert node.sent == [number for number in range(3) for _ in range(PARTS)]
 
 
+@pytest.mark.pure
 def test_a_member_that_no_longer_leads_sends_no_more() -> None:
     node = Node()
     for number in range(3):

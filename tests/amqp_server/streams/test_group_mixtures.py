@@ -389,6 +389,7 @@ PLANTED: list[tuple[type, str, Callable[..., Any]]] = [
 ]
 
 
+@pytest.mark.pure
 @pytest.mark.parametrize(("place", "name", "bug"), PLANTED, ids=[name for _, name, _ in PLANTED])
 def test_planted_bugs_are_found(
     monkeypatch: pytest.MonkeyPatch, place: type, name: str, bug: Callable[..., Any]

@@ -77,6 +77,7 @@ def batch_at(offsets: list[int]) -> Batch:
     return batch
 
 
+@pytest.mark.pure
 @pytest.mark.parametrize("prefetch", [1, 3])
 def test_a_gap_is_passed_over_at_once_however_few_a_member_may_hold(prefetch: int) -> None:
     """Compaction has left two messages of a million."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
+import pytest
+
 from amqp_server.streams.leftover import FREED_MAX, Leftover
 from amqp_server.streams.stream_consumer import StreamConsumer
 from quorum_queue.ports import Turn
@@ -33,6 +35,7 @@ class ShortTurn:
         self.left.append(go_on)
 
 
+@pytest.mark.pure
 def test_consumers_are_freed_some_in_each_turn() -> None:
     turn = ShortTurn()
     readers = [Reader() for _ in range(3 * FREED_MAX - 1)]

@@ -301,6 +301,7 @@ def test_messages_that_differ_get_more_headers_a_piece_at_a_time(sizes: int, nam
         assert each.method is not None and dict(each.method)["delivery_tag"] == 1 + number
 
 
+@pytest.mark.pure
 def test_a_piece_that_is_taken_by_and_by_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = Encoder(Layouts(), 0, 0)
     for number in range(2 * PIECE):
