@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from amqp_server import logs
+from amqp_server import logs, start_time
 from amqp_server.administrator import reset_administrator
 from amqp_server.backpressure import Backpressure
 from amqp_server.broker import recovery, time_notes
@@ -27,6 +27,7 @@ from amqp_server.broker.broker import Broker
 from amqp_server.broker.dead_letter import DeadLetterSender
 from amqp_server.broker.hosts import Hosts, LocalHosts
 from amqp_server.broker.operations import PutUser, PutVhost, SetPermission
+from amqp_server.broker.password import hash_cheaply
 from amqp_server.broker.permissions import Permission
 from amqp_server.broker.timers import Timers
 from amqp_server.broker.users import UserRefused, hashed
@@ -518,17 +519,16 @@ def first_password(config: Config) -> str:
     return config.default_password
 
 
-def serve(config: Config, reread: Reread | None = None) -> int:
-    """Run a node; return the exit code."""
+def serve(config: Config, reread: Reread | None = None, *, lasts: bool = True) -> int:
+    """Run a node; return the exit code. One that does not last is for tests: see docs/testing.md."""
     logs.begin(config.log_level, config.log_format, config.log_queue_lines_max)
     try:
-        return _serve(config, reread)
+        return _serve(config, reread, lasts)
     finally:
         logs.end()
 
 
-def _serve(config: Config, reread: Reread | None) -> int:
-    began = _process_start()
+def _serve(config: Config, reread: Reread | None, lasts: bool) -> int:
     # If the disk cannot deliver a page of a mapped file, SIGBUS ends the process: then at least say so.
     faulthandler.enable()
     _raise_file_limit()
@@ -536,12 +536,17 @@ def _serve(config: Config, reread: Reread | None) -> int:
     # Modules stay, and so do the objects that are read back now: the collector is off until they are there.
     gc.freeze()
     gc.disable()
+    if not lasts:
+        hash_cheaply()
     try:
         # At every start, not only at the first: an operator who names the file wants to know that it can be
         # read.
         first_password(config)
         environment = Environment.open(
-            config.data_dir, log_bytes=config.log_bytes, log_commit_bytes_max=config.log_commit_bytes_max
+            config.data_dir,
+            log_bytes=config.log_bytes,
+            log_commit_bytes_max=config.log_commit_bytes_max,
+            sync=lasts,
         )
     except (PersistenceError, SecretFileError) as error:
         print(f"mqd: {error}", file=sys.stderr)
@@ -553,9 +558,8 @@ def _serve(config: Config, reread: Reread | None) -> int:
     def announce(node: Node) -> None:
         http = f" http={node.http_address}" if node.http_address else ""
         http += f" metrics={node.metrics_address}" if node.metrics_address else ""
-        elapsed = _uptime() - began
         served = f"amqp={node.amqp_address}{http}"
-        print(f"mqd ready node={config.node} {served} ({BUILD}, {elapsed:.2f} s)", flush=True)
+        print(f"mqd ready node={config.node} {served} ({BUILD}, {start_time.elapsed_s():.2f} s)", flush=True)
 
     async def run() -> None:
         await Node(config, environment, reread).run(announce, waiting.serve_directly)
@@ -621,21 +625,6 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return inner
 
 
-def _process_start() -> float:
-    """Return when this process began, by `_uptime`, so that what it took to import counts."""
-    try:
-        with open("/proc/self/stat") as stat:
-            return int(stat.read().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
-    except OSError:
-        return _uptime()
-
-
-def _uptime() -> float:
-    try:
-        with open("/proc/uptime") as uptime:
-            return float(uptime.read().split()[0])
-    except OSError:
-        return time.monotonic()
-
-
 main = command_line(serve)
+#: Of a broker that nobody needs after the program that has started it.
+main_for_tests = command_line(partial(serve, lasts=False))

@@ -2,7 +2,7 @@
 
 1,000 queues and 1,000 connections with a consumer each. A client publishes 5,000 transient messages a second, and
 gets each back; rounds in which nobody looks take turns with rounds in which another process asks for the
-overview, a page of queues and a scrape once a second. Then two such brokers stand still, one that takes samples as by
+overview, a page of queues and a scrape once a second; how long each of these takes by itself is said, too. Then two such brokers stand still, one that takes samples as by
 default and one that does not: what the one needs more of the CPU is what statistics cost.
 """
 
@@ -32,6 +32,8 @@ KEYS = [f"{what}_{key}_ms" for what in ("delivery", "confirm") for key in ("p50"
 #: As seldom as it can be.
 NO_SAMPLES = ("--statistics-interval-ms", "600000")
 SETTLES_S = 12
+#: Of each answer that is timed by itself.
+TIMES = 20
 
 
 def fill(mqd: Mqd, objects: int) -> list[RawClient]:
@@ -140,6 +142,17 @@ def at_rest(brokers: list[Mqd], seconds: float) -> list[float]:
     ]
 
 
+def look_times(mqd: Mqd, looks: Sequence[str], times: int) -> dict[str, float]:
+    """Return the milliseconds that each of these answers takes while nobody else asks: the median."""
+    found: dict[str, float] = {}
+    for name in looks:
+        path = REQUESTS[name][0]
+        # The first one may log in, and import.
+        mqd.ask(path)
+        found[name] = statistics.median(mqd.ask(path)[0] for _ in range(times))
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--objects", type=int, default=1_000)
@@ -166,6 +179,9 @@ def main() -> None:
         )
         for title, row in zip(("not", "looked at", "more"), (*medians, added(alone, watched)), strict=True):
             print(f"{title:24}" + "".join(f"{row[key]:15.2f}" for key in KEYS), flush=True)
+        for name, took_ms in look_times(brokers[0], options.looks, TIMES).items():
+            wanted = REQUESTS[name][1]
+            print(f"{name:24}{took_ms:15.2f}" + (f" (wanted: {wanted})" if wanted else ""), flush=True)
         sampled, not_sampled = at_rest(brokers, options.rest_seconds)
         cost = sampled - not_sampled
         print(

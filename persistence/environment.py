@@ -62,6 +62,7 @@ class Environment(Metadata, LmdbStore):
     _log: WriteAheadLog | None = None
     _log_commit_bytes_max: int
     _schema_version: int
+    _sync: bool
 
     @classmethod
     def open(
@@ -73,8 +74,12 @@ class Environment(Metadata, LmdbStore):
         resident_bytes_max: int = RESIDENT_BYTES_MAX,
         log_bytes: int = LOG_BYTES,
         log_commit_bytes_max: int = LOG_COMMIT_BYTES_MAX,
+        sync: bool = True,
     ) -> Self:
-        """Commits of up to `log_commit_bytes_max` are first written to a log of `log_bytes`; 0 means no log."""
+        """Commits of up to `log_commit_bytes_max` are first written to a log of `log_bytes`; 0 means no log.
+
+        Without `sync` nothing waits for the disk: what was committed outlives the process, and not the machine.
+        """
         directory = Path(path)
         lock = _lock(directory)
         try:
@@ -87,8 +92,13 @@ class Environment(Metadata, LmdbStore):
             # The marks are made after the first transaction.
             check_length(directory / "main" / DATA_FILE, was_used=(directory / MARKS_FILE).exists())
             self = cls(
-                directory / "main", map_bytes=map_bytes, sync=True, resident_bytes_max=resident_bytes_max
+                directory / "main",
+                map_bytes=map_bytes,
+                lasts=True,
+                sync=sync,
+                resident_bytes_max=resident_bytes_max,
             )
+            self._sync = sync
             self.directory = directory
             self._lock = lock
             self._log_commit_bytes_max = log_commit_bytes_max
@@ -98,14 +108,16 @@ class Environment(Metadata, LmdbStore):
                 self.spill = LmdbStore(
                     directory / "spill",
                     map_bytes=map_bytes,
+                    lasts=False,
                     sync=False,
                     resident_bytes_max=resident_bytes_max,
                 )
             except BaseException:
                 LmdbStore.close(self)
                 raise
-            for made in (directory / "main", directory, directory.parent):
-                _sync_directory(made)
+            if sync:
+                for made in (directory / "main", directory, directory.parent):
+                    _sync_directory(made)
         except (OSError, lmdb.Error) as error:
             os.close(lock)
             raise DataDirectoryUnusable(
@@ -180,7 +192,7 @@ class Environment(Metadata, LmdbStore):
             logger.critical("%s is empty: what was confirmed last before the node ended is lost", path)
         if not size and not logged:
             return
-        log = WriteAheadLog.open(path, size or LOG_BYTES)
+        log = WriteAheadLog.open(path, size or LOG_BYTES, sync=self._sync)
         try:
             self._replay(log, path)
         except BaseException:
@@ -191,7 +203,7 @@ class Environment(Metadata, LmdbStore):
             path.unlink()
             if not size:
                 return
-            log = WriteAheadLog.open(path, size)
+            log = WriteAheadLog.open(path, size, sync=self._sync)
             log.sequence = log.synced = self._logged_sequence()
         self._log = log
 

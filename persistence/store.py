@@ -96,19 +96,22 @@ class Tables:
 class LmdbStore:
     """Implements ports.Store. All methods on the loop's thread."""
 
-    def __init__(self, directory: Path, *, map_bytes: int, sync: bool, resident_bytes_max: int) -> None:
+    def __init__(
+        self, directory: Path, *, map_bytes: int, lasts: bool, sync: bool, resident_bytes_max: int
+    ) -> None:
+        """`lasts`: it is needed after the process has ended. `sync`: also after the machine has."""
         self.pending = Pending()
         self.annotated: set[int] = set()  # queues that may have annotations on disk
         self.erasures: Erasures = {}
         self._data_file = directory / DATA_FILE
         #: Surrounds all reads of LMDB.
-        self.guard = Guard(self._data_file, lasts=sync)
+        self.guard = Guard(self._data_file, lasts=lasts)
         self._resident_bytes_max = resident_bytes_max
         self._map_bytes = map_bytes
         self._enlarged_bytes = 0
         self._touched_bytes = 0
-        # A store that is not synced is not needed after a crash, so its deletions need no room of their own.
-        self._ballast = Ballast(directory / "ballast") if sync else None
+        # Deletions of a store that does not last need no room of their own.
+        self._ballast = Ballast(directory / "ballast") if lasts else None
         self._snapshot: lmdb.Transaction[memoryview] | None = None
         self._writing = False
         self._written: int | None = None

@@ -53,14 +53,14 @@ class WriteAheadLog:
         self._next = 1
 
     @classmethod
-    def open(cls, path: Path, size: int) -> "WriteAheadLog":
+    def open(cls, path: Path, size: int, *, sync: bool = True) -> "WriteAheadLog":
         """Open the log, or make one of this many bytes, at least. Raises OSError, and DataDirectoryUnusable."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DSYNC
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_DSYNC if sync else 0)
         file = os.open(path, flags, 0o600)
         try:
             header = os.pread(file, HEADER.size, 0)
             if not header:
-                return cls(file, path, _make(file, size), size // BLOCK_BYTES)
+                return cls(file, path, _make(file, size, sync), size // BLOCK_BYTES)
             magic, salt = HEADER.unpack(header) if len(header) == HEADER.size else (b"", b"")
             if magic != MAGIC:
                 raise DataDirectoryUnusable(
@@ -157,12 +157,13 @@ class WriteAheadLog:
         return 2 * self._used_blocks >= self._blocks
 
 
-def _make(file: int, size: int) -> bytes:
+def _make(file: int, size: int, sync: bool) -> bytes:
     """Give an empty file its size and its header; return the salt. Raises OSError."""
     salt = token_bytes(SALT_BYTES)
     os.posix_fallocate(file, 0, size // BLOCK_BYTES * BLOCK_BYTES)
     os.pwrite(file, HEADER.pack(MAGIC, salt).ljust(BLOCK_BYTES, b"\0"), 0)
-    os.fsync(file)
+    if sync:
+        os.fsync(file)
     return salt
 
 

@@ -18,6 +18,7 @@ from amqp_server.management.slices import Slices
 from amqp_server.management.stats import Stats
 
 if TYPE_CHECKING:
+    from amqp_server.management.everywhere import Part
     from amqp_server.management.managed_broker import ManagedBroker
 
 #: Which tags let a user do what a route asks for.
@@ -67,6 +68,7 @@ class Call:
         route: str = "",
         local: bool = False,
         scopes: Sequence[str] | None = None,
+        part: Part | None = None,
     ) -> None:
         """`scopes` are those of the user's token, where there is one. Then `end` has to be called."""
         self.broker = broker
@@ -89,6 +91,8 @@ class Call:
         self.route = route
         #: Another node asks, for this node's part.
         self.local = local
+        #: What it wants of that, None for all.
+        self.part = part
         #: Nodes whose part is missing in the answer.
         self.missing: list[str] = []
         self._stats: Stats | None = None

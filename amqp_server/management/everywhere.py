@@ -29,6 +29,15 @@ PASSED_ON = tuple(
 PART_BYTES = 16_384
 
 
+class Part(msgspec.Struct):
+    """What is wanted of another node's list, where that is not all of it."""
+
+    #: One column of all rows, as `sort` names it; empty for whole rows.
+    column: str = ""
+    #: (vhost, name) of the rows that are wanted, None for all.
+    rows: list[tuple[str, str]] | None = None
+
+
 class Question(msgspec.Struct):
     method: str
     #: As endpoints.ENDPOINTS has it.
@@ -40,6 +49,8 @@ class Question(msgspec.Struct):
     #: Of a user's token, or of the HTTP backend, which the other node has not seen; tags count with scopes only.
     scopes: list[str] | None = None
     tags: list[str] = []
+    #: Nodes of earlier versions do not see it.
+    part: Part | None = None
 
 
 class Told(msgspec.Struct):
@@ -71,7 +82,7 @@ class Answers:
         return [row for rows in self.rows.values() for row in rows]
 
 
-async def ask_others(call: Call, nodes: Sequence[str] | None = None) -> Answers:
+async def ask_others(call: Call, nodes: Sequence[str] | None = None, part: Part | None = None) -> Answers:
     """Ask the other nodes, or some of them, what was asked of this one, for their own part."""
     answers = Answers()
     others = call.broker.others
@@ -87,6 +98,7 @@ async def ask_others(call: Call, nodes: Sequence[str] | None = None) -> Answers:
             reason=call.reason,
             scopes=None if call.scopes is None else list(call.scopes),
             tags=list(call.user.tags),
+            part=part,
         )
     )
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from amqp_server.management.answer import not_found
 from amqp_server.management.call import Call
 from amqp_server.management.listing import listing
-
-if TYPE_CHECKING:
-    from amqp_server.broker.queue import Queue
+from amqp_server.management.queue_columns import DECLARED
+from amqp_server.management.stats import Read
 
 
 class ResetRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -28,11 +27,11 @@ class ResetRequest(msgspec.Struct, forbid_unknown_fields=True):
 async def groups(call: Call) -> Any:
     broker = call.broker.groups
     found = (queue for vhost in call.vhosts() for queue in broker.each(vhost))
-    return await listing(call, found, partial(broker.summary, broker.ages()), _brief)
+    return await listing(call, found, partial(broker.summary, broker.ages()), _column)
 
 
-def _brief(queue: Queue) -> dict[str, Any]:
-    return {"name": queue.name, "vhost": queue.vhost.name}
+def _column(path: list[str]) -> Read | None:
+    return DECLARED[path[0]] if path in (["name"], ["vhost"]) else None
 
 
 async def group(call: Call) -> Any:

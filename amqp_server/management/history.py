@@ -112,6 +112,17 @@ class Series:
             self._rates = [(new - old) * 1000 / elapsed_ms for new, old in zip(now, before, strict=True)]
         return self._rates[field]
 
+    def rate_alone(self, field: int) -> float:
+        """Return the same for a field that is asked for by itself, of very many objects: nothing is kept of it."""
+        tick, timeline = self.last, self._timeline
+        if self._rates_of == tick or tick <= self.first or tick < timeline.tick - 1:
+            return self.rate(field)
+        ring, at = self._ring, tick % timeline.length * self._width + field
+        # The sample before the ring's first one is its last one.
+        elapsed_ms = max(1, timeline.time_ms(tick) - timeline.time_ms(tick - 1))
+        before = ring[at - self._width if at >= self._width else at - self._width + len(ring)]
+        return (ring[at] - before) * 1000 / elapsed_ms
+
     def _sample(self, tick: int) -> Sequence[int]:
         start = tick % self._timeline.length * self._width
         return self._ring[start : start + self._width]

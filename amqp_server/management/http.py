@@ -286,6 +286,7 @@ class Api:
             route=endpoint.path,
             local=True,
             scopes=question.scopes,
+            part=question.part,
         )
         return endpoint.handler, call
 

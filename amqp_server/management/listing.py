@@ -9,9 +9,10 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -19,6 +20,7 @@ from amqp_server.broker.pattern import InvalidPattern, compile_filter
 from amqp_server.management.answer import Answer, Refusal, bad_request, encode
 from amqp_server.management.call import Call
 from amqp_server.management.slices import Slices
+from amqp_server.management.stats import Read, at, put
 
 PAGE_SIZE_MAX = 500
 PAGE_MAX = 1_000_000
@@ -30,13 +32,20 @@ SORTED_AT_ONCE = 1_000
 CHUNK_BYTES = 1 << 16
 
 Row = dict[str, Any]
-Wanted = Callable[[Row], bool]
-#: Makes the row of an item; one that waits for a thread is awaited.
-Shown = Callable[[Any], Row | Awaitable[Row]]
+#: Whether a list is to have what has this name.
+Wanted = Callable[[Any], bool]
+#: Makes the row of an item, None if that is gone meanwhile; one that waits for a thread is awaited.
+Shown = Callable[[Any], Row | None | Awaitable[Row]]
+#: Returns what reads a column of an item by itself, None where only a whole row has it.
+Columns = Callable[[list[str]], Read | None]
+#: Returns what makes the rows of the items of a page.
+Whole = Callable[[list[Any]], Awaitable[Shown]]
 #: Makes the row of an item as JSON.
-Encoded = Callable[[Any], Awaitable[bytes]]
-#: Where a row belongs in the order, and the row as JSON.
-Placed = tuple[tuple[int, float, str], bytes]
+Encoded = Callable[[Any], Awaitable[bytes | None]]
+#: Where a row belongs.
+Order = tuple[int, float, str]
+#: A row as JSON, with its place.
+Placed = tuple[Order, bytes]
 
 
 class Rows:
@@ -52,10 +61,11 @@ class Rows:
         comma = b""
         for item in self._items:
             await self._slices.rest()
-            if item is None:
+            row = None if item is None else await self._encoded(item)
+            if row is None:
                 continue
             chunk += comma
-            chunk += await self._encoded(item)
+            chunk += row
             comma = b","
             if len(chunk) >= CHUNK_BYTES:
                 yield bytes(chunk)
@@ -68,9 +78,9 @@ class Rows:
         size = 0
         for item in self._items:
             await self._slices.rest()
-            if item is None:
+            row = None if item is None else await self._encoded(item)
+            if row is None:
                 continue
-            row = await self._encoded(item)
             rows.append(row)
             size += len(row)
             if size >= part_bytes:
@@ -84,30 +94,30 @@ async def listing(
     call: Call,
     items: Iterable[object | None],
     shown: Shown = msgspec.structs.asdict,
-    brief: Callable[[Any], Row] | None = None,
+    columns: Columns | None = None,
+    whole: Whole | None = None,
 ) -> Any:
     """Return what is sent for these items; `shown` makes the row of one.
 
-    None among the items stands for something that was looked at and is not shown. `brief` makes the part of a row that
-    costs little: where that is all that a page is chosen by, whole rows are made for the page only.
+    None among the items stands for something that was looked at and is not shown. With `columns`, which returns what
+    reads one column of an item, whole rows are made only of what the name selects, and of what is on the page. `whole`
+    is awaited with the items of the page, and returns what makes their rows.
     """
     query, slices = call.query, call.slices
-
-    async def row_of(item: object) -> Row:
-        # Rows of other nodes are made already.
-        row = item if isinstance(item, dict) else shown(item)
-        return row if isinstance(row, dict) else await row
-
-    async def encoded(item: object) -> bytes:
-        return encode(columns(await row_of(item)))
-
-    wanted, columns = _filter(call), _columns(query)
+    wanted, picks = _filter(call), _columns(query)
+    encoded = _encoded(shown, picks)
     if not ({"sort", "page"} & query.keys() or wanted is not None):
         return Rows(items, encoded, slices)
     page = Page(query) if "page" in query else None
-    path = query["sort"].split(".") if "sort" in query else []
-    if brief is not None and page is not None and (not path or path[0] in BRIEF):
-        return await _paged_by(brief, call, items, encoded, wanted, path, page)
+    path = sort_path(query)
+    name = None if columns is None else columns(["name"])
+    key = columns(path) if columns is not None and path else None
+    if name is not None and page is not None and (key is not None or not path):
+        found = await _selected(call, items, wanted, name, key)
+        of_page = await page.part(found.items, slices)
+        shown = shown if whole is None else await whole(of_page)
+        rows = await _page_rows(call, of_page, shown, picks, path)
+        return page.answer(rows, found.matching, found.total)
     total = 0
     placed: list[Placed] = []
     for item in items:
@@ -115,48 +125,83 @@ async def listing(
         if item is None:
             continue
         total += 1
-        row = await row_of(item)
-        if wanted is None or wanted(row):
-            placed.append((_order(_at(row, path)) if path else _FIRST, encode(columns(row))))
-    rows: Iterator[bytes] = (row for _, row in placed)
+        if name is not None and wanted is not None and not wanted(name(item)):
+            continue
+        row = await _row_of(item, shown)
+        if row is not None and (name is not None or wanted is None or wanted(row.get("name", ""))):
+            placed.append((_order(at(row, path)) if path else _FIRST, encode(picks(row))))
+    ordered: Iterator[bytes] = (row for _, row in placed)
     if path:
-        rows = await _sorted(placed, slices, reverse=query.get("sort_reverse") == "true")
+        ordered = await _sorted(placed, slices, reverse=_is_reversed(query))
     if page is None:
-        return Rows(rows, _made, slices)
-    return await page.of(page.part(rows), _made, len(placed), total, slices)
+        return Rows(ordered, _made, slices)
+    of_page = await page.part(ordered, slices)
+    return page.answer([msgspec.Raw(row) for row in of_page], len(placed), total)
 
 
 async def _made(row: bytes) -> bytes:
     return row
 
 
-#: Columns that `brief` rows may have.
-BRIEF = frozenset(("name", "vhost", "type", "durable", "auto_delete", "exclusive"))
+async def _row_of(item: object, shown: Shown) -> Row | None:
+    # Rows of other nodes are made already.
+    row = item if isinstance(item, dict) else shown(item)
+    return row if isinstance(row, dict) or row is None else await row
 
 
-async def _paged_by(
-    brief: Callable[[Any], Row],
-    call: Call,
-    items: Iterable[object | None],
-    encoded: Encoded,
-    wanted: Wanted | None,
-    path: list[str],
-    page: Page,
-) -> Answer:
+def _encoded(shown: Shown, picks: Callable[[Row], Row]) -> Encoded:
+    async def encoded(item: object) -> bytes | None:
+        row = await _row_of(item, shown)
+        return None if row is None else encode(picks(row))
+
+    return encoded
+
+
+class _Selected(NamedTuple):
+    items: Iterator[Any]
+    matching: int
+    total: int
+
+
+async def _selected(
+    call: Call, items: Iterable[object | None], wanted: Wanted | None, name: Read, key: Read | None
+) -> _Selected:
     total = 0
-    placed: list[tuple[tuple[int, float, str], Any]] = []
+    placed: list[tuple[Order, Any]] = []
     for item in items:
         await call.slices.rest()
         if item is None:
             continue
         total += 1
-        row = brief(item)
-        if wanted is None or wanted(row):
-            placed.append((_order(_at(row, path)) if path else _FIRST, item))
-    chosen: Iterator[Any] = (item for _, item in placed)
-    if path:
-        chosen = await _sorted(placed, call.slices, reverse=call.query.get("sort_reverse") == "true")
-    return await page.of(page.part(chosen), encoded, len(placed), total, call.slices)
+        if wanted is None or wanted(name(item)):
+            placed.append((_FIRST if key is None else _order(key(item)), item))
+    found: Iterator[Any] = (item for _, item in placed)
+    if key is not None:
+        found = await _sorted(placed, call.slices, reverse=_is_reversed(call.query))
+    return _Selected(found, len(placed), total)
+
+
+async def _page_rows(
+    call: Call, items: Iterable[Any], shown: Shown, picks: Callable[[Row], Row], path: list[str]
+) -> list[msgspec.Raw]:
+    """Return the rows of a page in the order of what they say: it may have changed since they were selected."""
+    placed: list[tuple[Order, msgspec.Raw]] = []
+    for item in items:
+        await call.slices.rest()
+        row = await _row_of(item, shown)
+        if row is not None:
+            placed.append((_order(at(row, path)) if path else _FIRST, msgspec.Raw(encode(picks(row)))))
+    placed.sort(key=itemgetter(0), reverse=bool(path) and _is_reversed(call.query))
+    return [row for _, row in placed]
+
+
+def sort_path(query: Mapping[str, str]) -> list[str]:
+    """Return the way to what a list is sorted by, empty if it is not."""
+    return query["sort"].split(".") if "sort" in query else []
+
+
+def _is_reversed(query: Mapping[str, str]) -> bool:
+    return query.get("sort_reverse") == "true"
 
 
 def picked(answer: Any, query: Mapping[str, str]) -> Any:
@@ -191,15 +236,19 @@ class Page:
                 f"Invalid pagination parameters: page number {self._number}, page size {told}",
             )
 
-    def part(self, rows: Iterator[Any]) -> Iterator[Any]:
+    async def part(self, rows: Iterator[Any], slices: Slices) -> list[Any]:
         """Return those of these rows that are on the page."""
         start = (self._number - 1) * self._size
-        return islice(rows, start, start + self._size)
+        found: list[Any] = []
+        for number, row in enumerate(islice(rows, start + self._size)):
+            # What is before the page is put in order, too.
+            await slices.rest()
+            if number >= start:
+                found.append(row)
+        return found
 
-    async def of(
-        self, part: Iterator[Any], encoded: Encoded, count: int, total: int, slices: Slices
-    ) -> Answer:
-        """Return the page of these rows, `count` of which match."""
+    def answer(self, rows: list[msgspec.Raw], count: int, total: int) -> Answer:
+        """Return the page with these rows, of `count` that match."""
         pages = max(1, -(-count // self._size))
         if self._number > pages:
             raise Refusal(
@@ -207,14 +256,10 @@ class Page:
                 "page_out_of_range",
                 f"Page out of range, page: {self._number} page size: {self._size}, len: {count}",
             )
-        items: list[msgspec.Raw] = []
-        for item in part:
-            await slices.rest()
-            items.append(msgspec.Raw(await encoded(item)))
         told = {
             "filtered_count": count,
-            "item_count": len(items),
-            "items": items,
+            "item_count": len(rows),
+            "items": rows,
             "page": self._number,
             "page_count": pages,
             "page_size": self._size,
@@ -230,7 +275,7 @@ def _filter(call: Call) -> Wanted | None:
     if call.query.get("use_regex") == "true":
         return _matching(name, call.filter_ms)
     lowered = name.lower()
-    return lambda row: lowered in str(row.get("name", "")).lower()
+    return lambda name: lowered in str(name).lower()
 
 
 def _matching(pattern: str, filter_ms: int) -> Wanted:
@@ -240,10 +285,10 @@ def _matching(pattern: str, filter_ms: int) -> Wanted:
         raise bad_request(f"name: {failure}") from None
     left_s = filter_ms / 1000
 
-    def wanted(row: Row) -> bool:
+    def wanted(name: Any) -> bool:
         nonlocal left_s
         began = time.perf_counter()
-        found = matches(str(row.get("name", "")))
+        found = matches(str(name))
         left_s -= time.perf_counter() - began
         if left_s < 0:
             raise bad_request(f"name: matching took longer than {filter_ms} ms (http_filter_ms)")
@@ -253,39 +298,33 @@ def _matching(pattern: str, filter_ms: int) -> Wanted:
 
 
 def _columns(query: Mapping[str, str]) -> Callable[[Row], Row]:
+    paths = _column_paths(query)
+    return partial(_picked, paths) if paths else lambda row: row
+
+
+def _column_paths(query: Mapping[str, str]) -> list[list[str]]:
     if not query.get("columns"):
-        return lambda row: row
-    paths = [column.split(".") for column in query["columns"].split(",", COLUMNS_MAX)[:COLUMNS_MAX]]
-    return lambda row: _picked(row, paths)
+        return []
+    return [column.split(".") for column in query["columns"].split(",", COLUMNS_MAX)[:COLUMNS_MAX]]
 
 
-def _picked(row: Row, paths: list[list[str]]) -> Row:
+def read_paths(query: Mapping[str, str]) -> list[list[str]]:
+    """Return all that a list reads of its rows, empty where that is the whole of them."""
+    paths = _column_paths(query)
+    return [*paths, sort_path(query)] if paths and "sort" in query else paths
+
+
+def _picked(paths: list[list[str]], row: Row) -> Row:
     told: Row = {}
     for path in paths:
-        value = _at(row, path)
-        if value is None:
-            continue
-        into = told
-        for step in path[:-1]:
-            into = into.setdefault(step, {})
-            if not isinstance(into, dict):
-                break
-        else:
-            into[path[-1]] = value
+        put(told, path, at(row, path))
     return told
-
-
-def _at(row: Row, path: list[str]) -> Any:
-    value: Any = row
-    for step in path:
-        value = value.get(step) if isinstance(value, dict) else None
-    return value
 
 
 _FIRST = (0, 0.0, "")
 
 
-def _order(value: Any) -> tuple[int, float, str]:
+def _order(value: Any) -> Order:
     """Anything can be compared with anything: nothing first, then numbers, then texts."""
     if value is None:
         return _FIRST

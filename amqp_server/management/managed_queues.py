@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pamqp import commands
@@ -46,9 +46,7 @@ class ManagedQueues:
     def view(self, queue: Queue, stats: Stats | None = None) -> QueueView:
         host, record = self._broker.background.host_parts.begun(queue), queue.record
         leader = self._broker.hosts.leader(queue)
-        members = list(queue.members)
-        if not members and self.cluster is None and queue.type.replicated:
-            members = [self._name]
+        members = self._members(queue)
         ready, unacked = host.ready_count, host.unacked_count
         owner: dict[str, Any] = {}
         if queue.exclusive:
@@ -64,11 +62,11 @@ class ManagedQueues:
             auto_delete=queue.auto_delete,
             exclusive=queue.exclusive,
             arguments=dict(queue.arguments),
-            node=self._home_of(queue),
+            node=self.home_of(queue),
             leader=leader or (self._name if members == [self._name] else ""),
             members=members,
             online=self._online(members),
-            state="running" if self._broker.failures.find(queue) is None else "crashed",
+            state=self.state(queue),
             policy=None if queue.policies.policy is None else queue.policies.policy.name,
             operator_policy=(
                 None if queue.policies.operator_policy is None else queue.policies.operator_policy.name
@@ -98,14 +96,17 @@ class ManagedQueues:
 
     def hosts(self, vhost: str, *, own: bool = False) -> Iterator[Host]:
         """Yield what counts the messages and consumers of each queue; of this node's `own` only, if wanted."""
-        return (queue.host for queue in self.each(vhost) if not own or self._home_of(queue) == self._name)
+        return (queue.host for queue in self.each(vhost) if not own or self.home_of(queue) == self._name)
 
     def count(self, vhost: str) -> int:
         return len(self._broker.vhost(vhost).queues)
 
-    def _home_of(self, queue: Queue) -> str:
+    def home_of(self, queue: Queue) -> str:
         """Return the node that tells of a queue: its leader, or the one that it is on."""
         return self._broker.hosts.leader(queue) or queue.node or queue.record.leader or self._name
+
+    def state(self, queue: Queue) -> str:
+        return "running" if self._broker.failures.find(queue) is None else "crashed"
 
     def find(self, vhost: str, name: str, stats: Stats | None = None) -> QueueView | None:
         queue = self._broker.vhost(vhost).queues.get(name)
@@ -124,6 +125,19 @@ class ManagedQueues:
             return False
         self._broker.turn.run(self._broker.failures.retry, queue)
         return True
+
+    def get(self, vhost: str, name: str) -> Queue | None:
+        return self._broker.vhost(vhost).queues.get(name)
+
+    def is_lost(self, queue: Queue, missing: Collection[str]) -> bool:
+        """True if it is on missing nodes only."""
+        return self.home_of(queue) in missing and not self._online(self._members(queue))
+
+    def _members(self, queue: Queue) -> list[str]:
+        members = list(queue.members)
+        if not members and self.cluster is None and queue.type.replicated:
+            members = [self._name]
+        return members
 
     def _online(self, members: list[str]) -> list[str]:
         return members if self.cluster is None else self.cluster.online(members)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -11,8 +11,9 @@ from amqp_server.management.answer import NO_CONTENT, Answer, Refusal, created, 
 from amqp_server.management.call import Call
 from amqp_server.management.connections import consumer_rows
 from amqp_server.management.everywhere import ask_others
-from amqp_server.management.listing import listing
-from amqp_server.management.stats import Stats, merged
+from amqp_server.management.listing import listing, read_paths
+from amqp_server.management.queue_columns import QueueColumns
+from amqp_server.management.queues_everywhere import QueuesEverywhere, joined, of_this_node
 from amqp_server.management.views import QueueView
 
 if TYPE_CHECKING:
@@ -70,8 +71,8 @@ def _shown(queue: QueueView) -> dict[str, Any]:
     return row
 
 
-def _basic(call: Call) -> Callable[[QueueView], dict[str, Any]]:
-    """Return how rows without statistics are made."""
+def _basic(call: Call) -> tuple[tuple[str, ...], Callable[[QueueView], dict[str, Any]]]:
+    """Return the columns of rows without statistics, and what makes them."""
     names = BASIC + TOTALS if call.flag("enable_queue_totals") else BASIC
 
     def shown(queue: QueueView) -> dict[str, Any]:
@@ -81,79 +82,52 @@ def _basic(call: Call) -> Callable[[QueueView], dict[str, Any]]:
             del row["policy"]
         return row
 
-    return shown
+    return names, shown
+
+
+def _whole(call: Call) -> Callable[[Queue], dict[str, Any]]:
+    view, stats = call.broker.queues.view, call.stats
+    return lambda queue: _shown(view(queue, stats))
 
 
 async def queues(call: Call) -> Any:
-    vhosts, stats, view = call.vhosts(), call.stats, call.broker.queues.view
-    found = (queue for vhost in vhosts for queue in call.broker.queues.each(vhost))
+    view, whole = call.broker.queues.view, _whole(call)
+    columns = QueueColumns(call.broker.queues, call.stats, whole)
+    found = (queue for vhost in call.vhosts() for queue in call.broker.queues.each(vhost))
     if call.flag("disable_stats"):
-        basic = _basic(call)
-        return await listing(call, found, lambda queue: basic(view(queue)), _brief)
+        names, basic = _basic(call)
+        return await listing(
+            call,
+            found,
+            lambda queue: None if queue.deleted else basic(view(queue)),
+            lambda path: columns.read(path) if path[0] in names else _nothing,
+        )
     if call.local:
-        return await listing(call, _of_this_node(call, vhosts), dict)
-    answers = await ask_others(call)
-    if not answers.rows and not answers.missing:
-        return await listing(call, found, lambda queue: _shown(view(queue, stats)), _brief)
-    told: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in answers.all_rows():
-        told.setdefault((row["vhost"], row["name"]), []).append(row)
-
-    def everywhere(queue: Queue) -> dict[str, Any]:
-        return _everywhere(call, view(queue, stats), told.get((queue.vhost.name, queue.name), ()))
-
-    return await listing(call, found, everywhere, _brief)
+        return await listing(call, of_this_node(call, whole, columns.read), dict)
+    if call.broker.others is None:
+        row = columns.rows(read_paths(call.query)) or whole
+        return await listing(call, found, lambda queue: None if queue.deleted else row(queue), columns.read)
+    return await QueuesEverywhere(call, whole, columns.read).listed(found)
 
 
-def _brief(queue: Queue) -> dict[str, Any]:
-    return {
-        "name": queue.name,
-        "vhost": queue.vhost.name,
-        "type": queue.type.name,
-        "durable": queue.durable,
-        "auto_delete": queue.auto_delete,
-        "exclusive": queue.exclusive,
-    }
-
-
-def _of_this_node(call: Call, vhosts: Iterable[str]) -> Iterator[dict[str, Any] | None]:
-    """Yield what only this node knows: of its queues all, of others what its clients have done with them."""
-    for vhost in vhosts:
-        for queue in call.broker.queues.views(vhost, call.stats):
-            if queue.node == call.broker.name:
-                yield _shown(queue)
-            elif "message_stats" in queue.stats:
-                yield {"vhost": vhost, "name": queue.name, "message_stats": queue.stats["message_stats"]}
-            else:
-                yield None
-
-
-def _everywhere(call: Call, queue: QueueView, told: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Return the row of a queue: from its own node, with the messages that clients of all nodes have moved."""
-    row = _shown(queue)
-    counted = [each.pop("message_stats") for each in (row, *told) if "message_stats" in each]
-    home = next((each for each in told if "state" in each), None)
-    if home is not None:
-        row = home
-    elif queue.node in call.missing and not queue.online:
-        row["state"] = "down"
-    if counted:
-        row["message_stats"] = merged(counted)
-    return row
+def _nothing(queue: Queue) -> None:
+    return None
 
 
 async def queue(call: Call) -> Any:
     vhost = call.vhost()
     if call.flag("disable_stats"):
-        return _basic(call)(_queue(call, vhost))
-    found = _queue(call, vhost, call.stats)
+        return _basic(call)[1](_queue(call, vhost))
+    found = call.broker.queues.get(vhost, call.path["name"])
+    if found is None:
+        raise not_found()
     answers = await ask_others(call)
-    row = _everywhere(call, found, [body for body in answers.bodies.values() if body is not None])
+    row = joined(call, found, _whole(call), [body for body in answers.bodies.values() if body is not None])
     own = await consumer_rows(call, call.broker.consumers.of_queue(vhost, found.name))
     here = [each for each in own if each["channel_details"]["node"] == call.broker.name]
     if call.local:
         # Of a queue of another node only what is known here.
-        if found.node != call.broker.name:
+        if call.broker.queues.home_of(found) != call.broker.name:
             row = {name: row[name] for name in ("vhost", "name", "message_stats") if name in row}
         return row | {"consumer_details": here}
     there = [
@@ -169,8 +143,8 @@ async def queue(call: Call) -> Any:
     return row | {"deliveries": [], "incoming": []}
 
 
-def _queue(call: Call, vhost: str, stats: Stats | None = None) -> QueueView:
-    found = call.broker.queues.find(vhost, call.path["name"], stats)
+def _queue(call: Call, vhost: str) -> QueueView:
+    found = call.broker.queues.find(vhost, call.path["name"])
     if found is None:
         raise not_found()
     return found

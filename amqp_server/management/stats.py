@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from amqp_server.broker.traffic import Traffic
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from exchanges.router import Exchange
 
 Row = dict[str, Any]
+#: Reads a column of an object.
+Read = Callable[[Any], Any]
 
 PUBLISHED = ("publish", "confirm", "return_unroutable", "drop_unroutable")
 DELIVERED = ("ack", "deliver", "deliver_get", "deliver_no_ack", "get", "get_empty", "get_no_ack", "redeliver")
@@ -65,6 +67,49 @@ class Stats:
         row = self._of(self._lengths, series, QUEUE_FIELDS, values, LENGTHS)
         told = self._message_stats(series, QUEUE_FIELDS, values, ("publish",))
         return row | {"message_stats": told} if told else row
+
+    def queue_column(self, path: Sequence[str]) -> Read | None:
+        """Return what reads one of the columns that `queue` makes, None if there is none of this name.
+
+        It is read of all queues to sort them, so what is mostly asked for is read by itself.
+        """
+        if path[0] == "message_stats":
+            counted = self._counted(path[1:])
+            return counted or (lambda queue: at(self.queue(queue), path))
+        length = path[0].removesuffix("_details")
+        if length not in LENGTHS or length == path[0]:
+            return None
+        if list(path[1:]) == ["rate"]:
+            return self._rate(QUEUE_FIELDS.index(length))
+        return lambda queue: at(self.queue(queue), path)
+
+    def _counted(self, path: Sequence[str]) -> Read | None:
+        """Return what reads a counter of `message_stats`, or its rate."""
+        name = path[0].removesuffix("_details") if path else ""
+        if name not in ("publish", *DELIVERED):
+            return None
+        field = QUEUE_FIELDS.index(name)
+        value: Read
+        if list(path) == [name]:
+            value = lambda queue: queue_values(queue)[field]  # noqa: E731
+        elif list(path) == [f"{name}_details", "rate"]:
+            value = self._rate(field)
+        else:
+            return None
+        if name == "publish":
+            return lambda queue: value(queue) if queue.published else None
+        return lambda queue: value(queue) if _has_delivered(queue) else None
+
+    def _rate(self, field: int) -> Read:
+        if self._histories is None:
+            return lambda queue: 0.0
+        get = self._histories.get
+
+        def rate(queue: Queue) -> float:
+            series = get(queue)
+            return 0.0 if series is None else series.rate_alone(field)
+
+        return rate
 
     def connection(self, session: Session) -> Row:
         values = (session.incoming.received_bytes, session.outbox.sent_bytes)
@@ -155,6 +200,34 @@ class Stats:
         return self._totals(FIGURES, values, "node_stats")
 
 
+def _has_delivered(queue: Queue) -> bool:
+    values = queue_values(queue)
+    return any(values[field] for field in _DELIVERED_FIELDS)
+
+
+_DELIVERED_FIELDS = [QUEUE_FIELDS.index(name) for name in DELIVERED]
+
+
+def at(row: Row, path: Sequence[str]) -> Any:
+    """Return what a row has at the end of a path, None if it has nothing there."""
+    value: Any = row
+    for step in path:
+        value = value.get(step) if isinstance(value, dict) else None
+    return value
+
+
+def put(row: Row, path: Sequence[str], value: Any) -> None:
+    """Put a value at the end of a path, unless it is None, or something else is in the way."""
+    if value is None:
+        return
+    into: Any = row
+    for step in path[:-1]:
+        into = into.setdefault(step, {})
+        if not isinstance(into, dict):
+            return
+    into[path[-1]] = value
+
+
 def merged(rows: Iterable[Row]) -> Row:
     """Add up what several nodes have counted. Samples are added where they are of the same time."""
     total: Row = {}
@@ -180,4 +253,4 @@ def _samples(one: list[Row], other: list[Row]) -> list[Row]:
     ]
 
 
-__all__ = ["Range", "Stats", "merged"]
+__all__ = ["Range", "Stats", "at", "merged", "put"]

@@ -15,6 +15,7 @@ from pathlib import Path
 HOST = "127.0.0.1"
 #: What runs the broker: an interpreter that imports mqd.
 PYTHON = sys.executable
+RUN = Path(__file__).with_name("run.py")
 #: Time that a node has to say that it serves, and to end when it is asked to, s.
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
@@ -65,7 +66,7 @@ class Process:
         """`remove` goes if our own process ends without stopping this one."""
         self.log_file = home / "mqd.log"
         self._home = home
-        self._command = [PYTHON, "-P", "-m", "amqp_server.testing.run", str(remove), *given]
+        self._command = [PYTHON, "-P", str(RUN), str(remove), *given]
         self._process: subprocess.Popen[str] | None = None
         self.port = self.http_port = 0
 

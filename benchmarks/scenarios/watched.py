@@ -6,13 +6,15 @@ from statistics import median
 
 from .. import watched
 from ..brokers import Broker
-from ..management import Mqd
+from ..management import REQUESTS, Mqd
 from ..pump import Pace
 from .scenario import Figure, Figures, Scenario, mqd_at_most
 
 OBJECTS = 1_000
 PAIRS = 4
 ROUND_S, REST_S = 5.0, 20.0
+#: By what is asked for.
+TIMES_MS = {"overview": "overview_ms", "a page of queues": "page_ms", "scrape": "scrape_ms"}
 
 
 class Watched(Scenario):
@@ -25,6 +27,7 @@ class Watched(Scenario):
         Figure("added_p99_ms", "ms more at p99", mqd_at_most(5)),
         Figure("p99_ms", "ms at p99, looked at"),
         Figure("samples_percent", "% of the CPU for statistics", mqd_at_most(2)),
+        *(Figure(key, f"ms, {name}", mqd_at_most(REQUESTS[name][1])) for name, key in TIMES_MS.items()),
     )
     quick = False
     # It starts brokers of its own, and has its rounds within.
@@ -38,6 +41,7 @@ class Watched(Scenario):
         try:
             clients = [watched.fill(mqd, OBJECTS) for mqd in brokers]
             alone, looked_at, busy = watched.rounds(brokers[0], PAIRS, ROUND_S, watched.LOOKS)
+            took_ms = watched.look_times(brokers[0], list(TIMES_MS), watched.TIMES)
             sampled, not_sampled = watched.at_rest(brokers, REST_S)
             del clients
         finally:
@@ -48,4 +52,5 @@ class Watched(Scenario):
             "added_p99_ms": max(more["delivery_p99_ms"], more["confirm_p99_ms"]),
             "p99_ms": median(each["delivery_p99_ms"] for each in looked_at),
             "samples_percent": 100 * (sampled - not_sampled) / busy,
+            **{key: took_ms[name] for name, key in TIMES_MS.items()},
         }

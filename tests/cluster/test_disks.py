@@ -66,7 +66,7 @@ def test_flips_one_bit_wherever_the_bytes_stand(tmp_path: Path) -> None:
 
 
 def committed(directory: Path, value: bytes) -> None:
-    store = LmdbStore(directory, map_bytes=1 << 24, sync=True, resident_bytes_max=1 << 24)
+    store = LmdbStore(directory, map_bytes=1 << 24, lasts=True, sync=True, resident_bytes_max=1 << 24)
     layer = Layer()
     layer.metadata[b"key"] = "key", value
     transaction = store.transaction(layer)

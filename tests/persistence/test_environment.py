@@ -1,5 +1,6 @@
 """The data directory: lock, layout, identity, damage."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -301,3 +302,17 @@ def commit_once(environment: Environment) -> None:
     steps = SteppedCommit(environment)
     assert steps.begin()
     steps.end()
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_without_sync_nothing_waits_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: bool
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    monkeypatch.setattr(os, "fdatasync", synced.append)
+    environment = Environment.open(tmp_path, map_bytes=1 << 32, sync=sync)
+    assert environment._log is not None
+    flags = fcntl.fcntl(environment._log._file, fcntl.F_GETFL)
+    assert (bool(synced), bool(flags & os.O_DSYNC), environment._env.flags()["sync"]) == (sync, sync, sync)
+    environment.close()

@@ -16,7 +16,7 @@ import pytest
 
 from amqp_server.testing import Broker, StartFailed, start
 from amqp_server.testing.api import ApiError
-from amqp_server.testing.process import arguments, held_port, port_of
+from amqp_server.testing.process import RUN, arguments, held_port, port_of
 from conformance_tests import programs
 from conformance_tests.patience import PATIENCE_S, patient
 from tests.reliability.node import wait_until
@@ -48,6 +48,22 @@ def test_the_name_that_programs_import() -> None:
     assert (
         subprocess.run([programs.python(), "-P", "-c", told], timeout=PATIENCE_S, check=False).returncode == 0
     )
+
+
+def test_its_process_imports_nothing_that_is_for_the_tests(tmp_path: Path) -> None:
+    command = [programs.python(), "-P", "-X", "importtime", str(RUN), str(tmp_path / "gone"), "--version"]
+    # It ends when its stdin does.
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        told = process.stderr.read()
+    imported = {line.rpartition("|")[2].strip() for line in told.splitlines()}
+    assert "amqp_server.app" in imported
+    assert not [name for name in imported if name.startswith("amqp_server.testing")]
+
+
+def test_the_password_of_its_user_costs_next_to_nothing(broker: Broker) -> None:
+    (user,) = broker.api("GET", "/api/definitions")["users"]
+    assert "$m=8,t=1,p=1$" in user["password_hash"]
 
 
 def test_a_virtual_host_is_empty_and_goes_with_its_connections(broker: Broker) -> None:

@@ -16,6 +16,8 @@ from amqp_server.connection.authentication import Authentication
 from amqp_server.connection.password_checks import PasswordChecks
 from amqp_server.management.http import Api
 from amqp_server.management.managed_broker import ManagedBroker
+from amqp_server.management.sampler import Sampler
+from amqp_server.management.slices import Slices
 from amqp_server.resources import ResourceWatch
 from persistence.commit import Syncs
 
@@ -129,3 +131,16 @@ async def connect(broker: ManagedBroker) -> AsyncIterator[Connect]:
     yield connect
     for client in clients:
         await client.aclose()
+
+
+@pytest.fixture
+def sampler(broker: ManagedBroker, monkeypatch: pytest.MonkeyPatch) -> Sampler:
+    """Each sample is five seconds after the one before."""
+    now = [1_700_000_000.0]
+
+    def tick() -> float:
+        now[0] += 5.0
+        return now[0]
+
+    monkeypatch.setattr("amqp_server.management.sampler.time.time", tick)
+    return broker.node.sample(Slices(1_000))

@@ -692,6 +692,8 @@ LISTS = [
     "queues/%2F",
     "queues?sort=name&sort_reverse=true",
     "queues?name=7&page=1",
+    "queues?sort=messages&page=10&page_size=100",
+    "queues?sort=message_stats.publish_details.rate&page=1",
     "queues?name=7&use_regex=true&columns=name",
     "bindings",
     "overview",

@@ -13,10 +13,15 @@ from pamqp import commands
 
 from amqp_server.app import Node
 from amqp_server.broker.grants import Token
+from amqp_server.broker.queue import Queue
 from amqp_server.cluster.questions import Questions, Unanswered
 from amqp_server.connection.password_checks import Outcome
+from amqp_server.management import everywhere
 from amqp_server.management.http import Api
 from amqp_server.management.managed_broker import ManagedBroker
+from amqp_server.management.managed_queues import ManagedQueues
+from amqp_server.management.slices import Slices
+from amqp_server.management.stats import Stats
 from quorum_queue.cluster import frames
 
 from .conftest import BODY_BYTES_MAX, ManagedNode, published
@@ -199,6 +204,84 @@ async def test_a_queue_is_told_by_its_own_node_and_counted_by_all(two: Two, ask:
         for told in (row, one):
             assert (told["node"], told["messages"], told["message_stats"]["publish"]) == ("n2", 4, 5)
         assert (await ask(node).get("exchanges/%2F/amq.default")).json()["message_stats"]["publish_in"] == 5
+
+
+RATE = "message_stats.publish_details.rate"
+
+
+async def busy_queues(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """20 queues on two nodes; each has got more than the one before, and one of them from clients of both nodes."""
+    now = iter(range(1_700_000_000, 1_800_000_000, 5))
+    samplers = [broker.node.sample(Slices(1_000)) for broker in two.brokers.values()]
+
+    async def sample() -> None:
+        tick = next(now)
+        monkeypatch.setattr("amqp_server.management.sampler.time.time", lambda: tick)
+        for sampler in samplers:
+            await sampler.sample()
+
+    for number in range(20):
+        two.declare(f"q{number:02}", "n2" if number % 2 else "n1")
+    for _ in range(2):
+        await sample()
+        for number in range(20):
+            two.peers["n2"].send(*(published(1, "", f"q{number:02}", b"x") for _ in range(number)))
+        # No node knows of both.
+        for peer in two.peers.values():
+            peer.send(*(published(1, "", "q03", b"x") for _ in range(10)))
+    await sample()
+
+
+@pytest.mark.parametrize(
+    ("sort", "first"),
+    [
+        ("name", ["q19", "q18", "q17"]),
+        ("messages", ["q19", "q17", "q15"]),
+        ("message_stats.publish", ["q03", "q19", "q18"]),
+        (RATE, ["q03", "q19", "q18"]),
+        ("node", ["q01", "q03", "q05"]),
+    ],
+)
+@pytest.mark.parametrize("earlier", [False, True])
+async def test_a_page_of_queues_of_all_nodes(
+    two: Two, ask: Ask, monkeypatch: pytest.MonkeyPatch, sort: str, first: list[str], earlier: bool
+) -> None:
+    await busy_queues(two, monkeypatch)
+    if earlier:
+        monkeypatch.setattr("amqp_server.management.everywhere.Question", EarlierQuestion)
+    made: list[str] = []
+    view = ManagedQueues.view
+
+    def noting(self: ManagedQueues, queue: Queue, stats: Stats | None = None) -> Any:
+        made.append(queue.name)
+        return view(self, queue, stats)
+
+    monkeypatch.setattr(ManagedQueues, "view", noting)
+    answer = await ask("n1").get(f"queues?page=1&page_size=3&sort={sort}&sort_reverse=true")
+    told = answer.json()
+    assert [row["name"] for row in told["items"]] == first, told["items"]
+    assert (told["total_count"], answer.headers["x-missing-nodes"]) == (20, "n3")
+    if not earlier:
+        assert sorted(made) == sorted(first)
+    whole = {row["name"]: row for row in (await ask("n2").get("queues")).json()}
+    assert [whole[row["name"]] for row in told["items"]] == told["items"]
+
+
+class EarlierQuestion(everywhere.Question):
+    """Of a version that asks, and is asked, for whole lists only."""
+
+    def __post_init__(self) -> None:
+        self.part = None
+
+
+async def test_a_page_says_what_is_down(two: Two, ask: Ask) -> None:
+    two.declare("a", "n2")
+    two.declare("b", "n3")
+    for sort in ("state", "name"):
+        told = (await ask("n1").get(f"queues?page=1&sort={sort}")).json()["items"]
+        assert sorted((row["name"], row["state"]) for row in told) == [("a", "running"), ("b", "down")]
+    told = (await ask("n1").get("queues?page=1&page_size=1&sort=state")).json()["items"]
+    assert [row["name"] for row in told] == ["b"]
 
 
 async def test_a_queue_of_a_node_that_is_down(two: Two, ask: Ask) -> None:

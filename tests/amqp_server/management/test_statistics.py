@@ -35,19 +35,6 @@ def peer(node: ManagedNode) -> Peer:
     return found
 
 
-@pytest.fixture
-def sampler(broker: ManagedBroker, monkeypatch: pytest.MonkeyPatch) -> Sampler:
-    """Each sample is five seconds after the one before."""
-    now = [1_700_000_000.0]
-
-    def tick() -> float:
-        now[0] += 5.0
-        return now[0]
-
-    monkeypatch.setattr("amqp_server.management.sampler.time.time", tick)
-    return broker.node.sample(Slices(1_000))
-
-
 def publish(peer: Peer, count: int, exchange: str = "", key: str = "q", **options: Any) -> None:
     peer.send(*(published(1, exchange, key, b"body", **options) for _ in range(count)))
     peer.node.sync()
