@@ -12,13 +12,14 @@ from itertools import chain, repeat
 from operator import itemgetter
 from typing import Final
 
+from amqp_server.streams.large import LARGE_BYTES, LargeItem
 from amqp_server.streams.taken import last_names
 from amqp_server.wire import content, tables
 from amqp_server.wire.content import Properties
 from persistence.streams import batch as batches
 from persistence.streams.batch import ALIKE, COUNT_MAX, DENSE, FILTER_BYTES_MAX, KEYED, Batch, Shape
 from quorum_queue.machine.dedup import Names
-from quorum_queue.machine.run import Run
+from quorum_queue.machine.run import LargeRun, Run
 
 #: A batch is closed when it has so many bytes.
 BATCH_BYTES: Final = 256 * 1024
@@ -131,6 +132,30 @@ def _largest(framed: bytes, at: int) -> int:
     return largest
 
 
+def _pre(head: bytes, front: bytes, layout: Layout, payload_bytes: int) -> bytes:
+    """Return what an item has in front of its offset; `front` is the frame of its content header as it came."""
+    return b"".join(
+        (
+            b"\x00",
+            head,
+            b"\xce\x02\x00\x01",
+            payload_bytes.to_bytes(4, "big"),
+            front[7:19],
+            layout.before,
+        )
+    )
+
+
+def begin_large(layouts: Layouts, content: bytes, head: bytes, channel: int) -> LargeItem:
+    """Begin to make a large message ready; `channel` is that of its frames."""
+    at = 8 + int.from_bytes(content[3:7], "big")
+    front = content[:at]
+    layout = layouts.of(front[7:-1])
+    payload_bytes = 20 + len(layout.before) + len(layout.after)
+    pre = _pre(head, front, layout, payload_bytes)
+    return LargeItem(content, at, pre, layout.after + b"\xce", payload_bytes, channel)
+
+
 def _layout(header: bytes) -> Layout:
     properties = Properties.parse(header)
     table = tables.replaced(properties.raw.get("headers", b""), {OFFSET: None})
@@ -208,8 +233,10 @@ class Encoder:
         "_done",
         "_filters",
         "_items",
+        "_items_crc",
         "_keyed",
         "_layouts",
+        "_made",
         "_named",
         "_opening_stop",
         "_pre",
@@ -231,6 +258,10 @@ class Encoder:
         self._done: list[Encoded] = []
         self._count = self._size = self._dense_bytes = 0
         self._items: list[bytes] = []
+        #: Their checksum if it is known.
+        self._items_crc: int | None = None
+        #: Large messages that were made ready before, by the identity of their contents.
+        self._made: dict[int, LargeItem] = {}
         self._shapes: list[Shape] = []
         #: Numbers of the filter values, and that of each message.
         self._values: dict[bytes | None, int] = {}
@@ -256,6 +287,8 @@ class Encoder:
         """Add messages behind the others."""
         contents = run.contents
         assert contents is not None
+        if isinstance(run, LargeRun):
+            self._made.update(run.made)
         if names is not None:
             self._named.append((self.next_offset, names))
         heads, count, channel = run.heads, len(contents), run.attributes.channel
@@ -310,17 +343,12 @@ class Encoder:
         """
         head = heads[0]
         layout = self._layouts.of(front[7:-1])
+        if len(contents[0]) > LARGE_BYTES:
+            for number, each in enumerate(contents):
+                self._add_large(each, head if len(heads) == 1 else heads[number], channel, layout)
+            return
         payload_bytes = 20 + len(layout.before) + len(layout.after)
-        pre = b"".join(
-            (
-                b"\x00",
-                head,
-                b"\xce\x02\x00\x01",
-                payload_bytes.to_bytes(4, "big"),
-                front[7:19],
-                layout.before,
-            )
-        )
+        pre = _pre(head, front, layout, payload_bytes)
         first, at = contents[0], len(front)
         post = layout.after + b"\xce"
         if len(first) == at:
@@ -341,6 +369,21 @@ class Encoder:
                 0, len(pre) + 8 + len(post) + len(framed) - at, len(head), payload_bytes, _largest(framed, at)
             )
             self._add_shaped([framed], heads, shape, pre, post, at, layout)
+
+    def _add_large(self, content: bytes, head: bytes, channel: int, layout: Layout) -> None:
+        """Add a message as a batch of its own."""
+        item = self._made.pop(id(content), None)
+        if item is None:
+            item = begin_large(self._layouts, content, head, channel)
+        if self._count:
+            self._close()
+        data, self._items_crc = item.finish(self._base)
+        self._items.append(data)
+        if self._stamps is not None:
+            self._stamps.append((1, item.size, len(item.pre)))
+        shape = Shape(1, item.size, len(head), item.payload_bytes, item.largest)
+        self._note(shape, layout, item.pre, keyed=False)
+        self._close()
 
     def _add_shaped(
         self,
@@ -450,7 +493,15 @@ class Encoder:
         if self._keyed:
             flags |= KEYED
         parts = batches.encode(
-            self._base, self._time_ms, self._shapes, items, values, filters, names, flags=flags
+            self._base,
+            self._time_ms,
+            self._shapes,
+            items,
+            values,
+            filters,
+            names,
+            flags=flags,
+            items_crc=self._items_crc,
         )
         size = sum(map(len, parts))
         batch = Batch(self._base, self._time_ms, self._shapes, items, values, filters, size, flags=flags)
@@ -458,6 +509,7 @@ class Encoder:
         self._base += self._count
         self._count = self._size = self._dense_bytes = 0
         self._items, self._shapes, self._values, self._filters = [], [], {}, []
+        self._items_crc = None
         self._alike, self._keyed = True, False
         if self._stamps is not None:
             self._stamps = []

@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Any
 
 from amqp_server.streams.compacting import Compacting, Compaction
-from amqp_server.streams.encode import Encoded, Encoder
+from amqp_server.streams.encode import Encoded, Encoder, begin_large
 from amqp_server.streams.leftover import Leftover
 from amqp_server.streams.named import Names, Progress
 from amqp_server.streams.node_names import NodeNames
@@ -32,7 +32,7 @@ from persistence.streams.retention import Limits, due_ms, outdated
 from quorum_queue.host import DELETED, Key, answer_publishes
 from quorum_queue.machine.machine import ENQUEUES, Command
 from quorum_queue.machine.settings import Settings
-from quorum_queue.ports import Hosted, Refused
+from quorum_queue.ports import Hosted, InParts, Refused
 
 #: What a client is told that asks a stream for what it does not have; the channel knows better texts.
 NOT_FOR_STREAMS = Refused("not supported by stream queues")
@@ -263,6 +263,9 @@ class StreamHost(StreamReaders):
         answer_publishes(commands, confirm=self.ended == "deleted")
 
     # -- publishing ------------------------------------------------------------------------------------------------
+
+    def begin_large(self, content: bytes, head: bytes, channel: int) -> InParts | None:
+        return begin_large(self._services.layouts, content, head, channel)
 
     def _enqueue(self, commands: list[Command]) -> None:
         """Store messages; they are confirmed and handed out when they are synced."""
