@@ -413,7 +413,7 @@ def has_large(segment: Segment) -> bool:
 def _make_ready(segment: Segment, target: Target, made: dict[int, InParts]) -> Iterator[None]:
     """Let the host of a target make the large messages ready, a piece at a time; note in `made` what comes of them."""
     route, host = segment.route, target.host
-    memory = route.publisher.broker.services.memory
+    incoming = route.publisher.connection.incoming
     for number, framed in enumerate(segment.contents):
         if len(framed) <= LARGE_CONTENT:
             continue
@@ -424,14 +424,10 @@ def _make_ready(segment: Segment, target: Target, made: dict[int, InParts]) -> I
         made[id(framed)] = ready
         # Until the host has it, nobody else counts it.
         size = len(framed) + ready.size
-        memory.used += size
-        if memory.used > memory.budget_bytes:
-            memory.relieve()
-        try:
-            while ready.go_on():
-                yield
-        finally:
-            memory.used -= size
+        incoming.makes_ready(size)
+        while ready.go_on():
+            yield
+        incoming.has_made_ready(size)
 
 
 def _give(
