@@ -18,6 +18,7 @@ from amqp_server.wire import content, tables
 from amqp_server.wire.content import Properties
 from persistence.streams import batch as batches
 from persistence.streams.batch import ALIKE, COUNT_MAX, DENSE, FILTER_BYTES_MAX, KEYED, Batch, Shape
+from persistence.streams.compression import NONE, ZSTD, Growing
 from quorum_queue.machine.dedup import Names
 from quorum_queue.machine.run import LargeRun, Run
 
@@ -146,14 +147,16 @@ def _pre(head: bytes, front: bytes, layout: Layout, payload_bytes: int) -> bytes
     )
 
 
-def begin_large(layouts: Layouts, content: bytes, head: bytes, channel: int) -> LargeItem:
-    """Begin to make a large message ready; `channel` is that of its frames."""
+def begin_large(layouts: Layouts, content: bytes, head: bytes, channel: int, codec: str = NONE) -> LargeItem:
+    """Begin to make a large message ready; `channel` is that of its frames. `codec` is what it is compressed by for an entry;
+    LZ4 has no blocks that grow, so then it is not."""
     at = 8 + int.from_bytes(content[3:7], "big")
     front = content[:at]
     layout = layouts.of(front[7:-1])
     payload_bytes = 20 + len(layout.before) + len(layout.after)
     pre = _pre(head, front, layout, payload_bytes)
-    return LargeItem(content, at, pre, layout.after + b"\xce", payload_bytes, channel)
+    packing = Growing() if codec == ZSTD and not layout.dense else None
+    return LargeItem(content, at, pre, layout.after + b"\xce", payload_bytes, channel, packing)
 
 
 def _layout(header: bytes) -> Layout:
@@ -202,7 +205,7 @@ def _filter_value(table: bytes) -> bytes | None:
 class Encoded:
     """A batch in memory, and the parts that are written of it."""
 
-    __slots__ = ("batch", "named", "names", "parts", "stamps")
+    __slots__ = ("batch", "named", "names", "packed", "parts", "stamps")
 
     def __init__(
         self,
@@ -216,6 +219,8 @@ class Encoded:
         self.parts = parts
         #: By which duplicates of its messages are known.
         self.names = names
+        #: The items compressed by Zstandard for an entry, if they are large.
+        self.packed: bytes | None = None
         #: Where the offsets stand, if that is wanted: neighbours, the size of each, and the place in it.
         self.stamps = stamps
         #: The names of each message, if it is decided later which ones are duplicates: the first message, and names from it on.
@@ -228,6 +233,7 @@ class Encoder:
     __slots__ = (
         "_alike",
         "_base",
+        "_codec",
         "_count",
         "_dense_bytes",
         "_done",
@@ -250,9 +256,13 @@ class Encoder:
         "_values",
     )
 
-    def __init__(self, layouts: Layouts, base: int, time_ms: int, *, stamped: bool = False) -> None:
-        """`stamped`: note where the offsets stand, because they are written later, as far as messages are no duplicates."""
+    def __init__(
+        self, layouts: Layouts, base: int, time_ms: int, *, stamped: bool = False, codec: str = NONE
+    ) -> None:
+        """`stamped`: note where the offsets stand, because they are written later, as far as messages are no duplicates.
+        `codec`: see begin_large."""
         self._layouts = layouts
+        self._codec = codec
         self._base = base
         self._time_ms = time_ms
         self._done: list[Encoded] = []
@@ -374,16 +384,18 @@ class Encoder:
         """Add a message as a batch of its own."""
         item = self._made.pop(id(content), None)
         if item is None:
-            item = begin_large(self._layouts, content, head, channel)
+            item = begin_large(self._layouts, content, head, channel, self._codec)
         if self._count:
             self._close()
-        data, self._items_crc = item.finish(self._base)
+        # What is compressed has 0 there, too, so the checksum is that of both.
+        data, self._items_crc = item.finish(self._base if self._stamps is None else 0)
         self._items.append(data)
         if self._stamps is not None:
             self._stamps.append((1, item.size, len(item.pre)))
         shape = Shape(1, item.size, len(head), item.payload_bytes, item.largest)
         self._note(shape, layout, item.pre, keyed=False)
         self._close()
+        self._done[-1].packed = item.packed
 
     def _add_shaped(
         self,

@@ -12,6 +12,7 @@ from typing import Final
 from zlib import crc32
 
 from persistence.streams import checksum
+from persistence.streams.compression import Growing
 
 #: Contents with more bytes are made ready by themselves.
 LARGE_BYTES: Final = 1 << 20
@@ -31,18 +32,28 @@ class LargeItem:
         "_crc",
         "_items",
         "_next_frame",
+        "_packing",
         "_post",
         "_restamps",
         "largest",
+        "packed",
         "payload_bytes",
         "pre",
         "size",
     )
 
     def __init__(
-        self, content: bytes, at: int, pre: bytes, post: bytes, payload_bytes: int, channel: int
+        self,
+        content: bytes,
+        at: int,
+        pre: bytes,
+        post: bytes,
+        payload_bytes: int,
+        channel: int,
+        packing: Growing | None = None,
     ) -> None:
-        """Its body frames begin at `at`; `pre` and `post` are what stands in front of them, around the offset."""
+        """Its body frames begin at `at`; `pre` and `post` are what stands in front of them, around the offset. `packing`
+        compresses it with the offset 0."""
         self._content = content
         self.pre, self._post = pre, post
         #: Up to where it is copied, and where the next frame begins.
@@ -55,6 +66,11 @@ class LargeItem:
         self.largest = 0
         #: Of the body frames so far.
         self._crc = 0
+        self._packing = packing
+        #: What became of that; None if it is not worth it.
+        self.packed: bytes | None = None
+        if packing is not None:
+            packing.add(b"".join((pre, bytes(8), post)))
         # Pages that nothing is written to yet take up no memory.
         self._items = BytesIO(bytes(self.size))
         self._items.seek(self._begin)
@@ -82,6 +98,8 @@ class LargeItem:
         # It is in the processor's cache now: the checksum takes a third of the time.
         self._items.write(piece)
         self._crc = crc32(piece, self._crc)
+        if self._packing is not None:
+            self._packing.add(piece)
         self._at, self._next_frame = stop, at
         return stop < len(content)
 
@@ -89,6 +107,8 @@ class LargeItem:
         """Return the item with this offset, and its checksum; the object is used up."""
         while self._at < len(self._content) and self.go_on():
             pass
+        if self._packing is not None:
+            self.packed = self._packing.finish()
         front = b"".join((self.pre, offset.to_bytes(8, "big"), self._post))
         items = self._items
         items.seek(0)

@@ -218,7 +218,7 @@ def pack_head(head: Head) -> bytes:
     return front + _CRC.pack(crc32(front))
 
 
-def trusted(head: Head, meta: bytes, items: bytes) -> Batch:
+def trusted(head: Head, meta: bytes, items: bytes | memoryview) -> Batch:
     """Return the batch of these parts, which were just made. Raises Damaged."""
     shapes = list(map(_shape_of, _SHAPE.iter_unpack(meta[: head.shapes * SHAPE_BYTES])))
     values, filters = _decode_filters(head, meta, head.count)

@@ -5,6 +5,7 @@ Time goes on with each look at the clock here, so a turn is over after so many l
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from pamqp import commands
 
 from amqp_server.broker.broker import Broker
 from amqp_server.streams.encode import Encoded, Encoder, Layouts, begin_large
+from amqp_server.streams.entries import decode_entry, encode_batch, encode_entry
 from amqp_server.streams.large import LARGE_BYTES, PIECE_BYTES, PIECE_FRAMES, LargeItem
+from amqp_server.streams.replicated import Replica
 from amqp_server.turn import NoPeers, Turn
 from amqp_server.wire import content, frames
 from quorum_queue.machine.run import Attributes, LargeRun
@@ -91,6 +94,44 @@ def test_what_is_made_in_pieces_is_what_was_published(channel: int, sizes: list[
         assert {part[:3] for part in parts} == {b"\x03\x00\x01"}
         assert each.batch.shapes[0].third == max(map(len, parts))
         assert each.batch.base.to_bytes(8, "big") in bytes(each.batch.items)[:400]
+
+
+@pytest.mark.parametrize("made", [True, False], ids=["in pieces", "at once"])
+@pytest.mark.parametrize(("codec", "copies"), [("none", 1), ("zstd", 2), ("lz4", 1)])
+def test_members_get_what_was_published(codec: str, copies: int, made: bool) -> None:
+    body = body_of(4 * MIB)
+    layouts = Layouts()
+    item = framed({"message_id": "m"}, body, 2, 131_072)
+    ready: dict[int, Any] = {}
+    if made:
+        ready[id(item)] = large = begin_large(layouts, item, HEAD, 2, codec)
+        while large.go_on():
+            pass
+    encoder = Encoder(layouts, 0, 0, stamped=True, codec=codec)
+    small = framed({}, b"small", 2, 131_072)
+    encoder.add(run_of([small], [HEAD], 2))
+    encoder.add(LargeRun(range(1), [item], HEAD, Attributes(channel=2), len(item), ready))
+    batch = encode_batch("node", 1, 1, encoder.finish(), codec=codec)
+    # LZ4 has no blocks that grow.
+    assert (len(batch) < 3 * MIB) is (codec == "zstd")
+    entry = encode_entry(77, [batch])
+    replica = Replica()
+    replica.next_offset = 70_000
+    tracemalloc.start()
+    try:
+        now_ms, found = decode_entry(entry)
+        applied = replica.apply(1, now_ms, found, ("node", 1))
+        assert tracemalloc.get_traced_memory()[1] < (copies + 0.1) * len(body)
+    finally:
+        tracemalloc.stop()
+    first, second = applied.batches
+    for each, offset in ((first, 70_000), (second, 70_001)):
+        # Its checksums are right.
+        read = from_disk(each)
+        assert (read.base, read.time_ms, bytes(read.items)) == (offset, 77, each.batch.items)
+        assert offset.to_bytes(8, "big") in bytes(read.items)[:400]
+    assert split_item(second)[0] == body
+    assert replica.next_offset == 70_002
 
 
 class SlicedNode(StreamNode):
@@ -216,14 +257,18 @@ def test_a_large_message_of_a_transaction_is_made_ready_in_pieces(
 
 
 @pytest.mark.pure
+@pytest.mark.parametrize("fails", [False, True])
 def test_a_message_whose_client_is_lost_meanwhile_is_not_counted_for_ever(
-    node: SlicedNode, peer: Peer, monkeypatch: pytest.MonkeyPatch
+    node: SlicedNode, peer: Peer, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
     used = node.broker.services.memory.used
     pieces = Pieces(node, monkeypatch)
     pieces.turn(publish, peer, [body_of(8 * MIB)])
     assert node.broker.services.memory.used > used + 16 * MIB
-    node.turn.run(peer.session.lost)
+    if fails:
+        node.turn.run(peer.session.failed, RuntimeError("planted"))
+    else:
+        node.turn.run(peer.session.lost)
     pieces.drive()
     node.work()
     assert node.broker.services.memory.used == used
