@@ -157,9 +157,26 @@ def pack_chunks(key_of: Callable[[int], bytes], payload: Payload) -> Values:
     if size <= CHUNK_BYTES:
         yield _pack_chunk(key_of(0), size, parts)
         return
-    whole = memoryview(parts[0] if len(parts) == 1 else b"".join(parts))
-    for chunk, start in enumerate(range(0, size, CHUNK_BYTES)):
-        yield _pack_chunk(key_of(chunk), size, [whole[start : start + CHUNK_BYTES]])
+    for chunk, pieces in enumerate(_cut(parts)):
+        yield _pack_chunk(key_of(chunk), size, pieces)
+
+
+def _cut(parts: Sequence[bytes]) -> Iterator[list[memoryview]]:
+    """Yield the pieces of each chunk. To join 16 MiB first would be a step of several ms."""
+    pieces: list[memoryview] = []
+    room = CHUNK_BYTES
+    for part in parts:
+        view = memoryview(part)
+        while len(view):
+            piece = view[:room]
+            view = view[len(piece) :]
+            pieces.append(piece)
+            room -= len(piece)
+            if not room:
+                yield pieces
+                pieces, room = [], CHUNK_BYTES
+    if pieces:
+        yield pieces
 
 
 def _pack_chunk(

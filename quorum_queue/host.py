@@ -10,7 +10,7 @@ from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.machine import ENQUEUES, Command
 from quorum_queue.machine.settings import Settings
 from quorum_queue.nothing import NO_DICT, NO_LIST
-from quorum_queue.ports import EXCLUSIVE, Got, Hosted, Refused, Turn
+from quorum_queue.ports import EXCLUSIVE, Got, Hosted, InParts, Refused, Turn
 
 Key = tuple[Any, ...]
 
@@ -110,6 +110,10 @@ class QueueHost:
         """Streams have come or gone. Only hosts of consumer groups react."""
 
     # -- commands --------------------------------------------------------------------------------------------------
+
+    def begin_large(self, content: bytes, head: bytes, channel: int) -> InParts | None:
+        """See quorum_queue.ports.Recipient."""
+        return None
 
     def submit(self, *commands: Command) -> None:
         """Apply these commands after all pending ones."""

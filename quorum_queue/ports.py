@@ -225,6 +225,16 @@ class Hosted(Named, Protocol):
         """Its host raised while it applied commands: the host must stop, and its state cannot be trusted."""
 
 
+class InParts(Protocol):
+    """Something large that is made piece by piece, so that others have their turns in between."""
+
+    #: Bytes that it takes.
+    size: int
+
+    def go_on(self) -> bool:
+        """Make the next piece; False if that was the last one."""
+
+
 class Recipient(Protocol):
     """A receiver of messages: the host of a queue, or the stand-in for a client that waits for direct
     replies.
@@ -245,6 +255,10 @@ class Recipient(Protocol):
     @property
     def wants_ids(self) -> bool:
         """True if the queue drops messages that it has taken before: then it must be told their ids."""
+
+    def begin_large(self, content: bytes, head: bytes, channel: int) -> InParts | None:
+        """Begin to make a large message ready before it is enqueued, in a LargeRun: there it would be one long step.
+        None if the queue takes it as it is."""
 
     def submit(self, *commands: Any) -> None:
         """Have these commands applied after all that are pending."""

@@ -42,6 +42,9 @@ class ReplyHost:
     def host(self) -> ReplyHost:
         return self
 
+    def begin_large(self, content: bytes, head: bytes, channel: int) -> None:
+        return None
+
     def submit(self, *commands: Any) -> None:
         self.pending += commands
         self._turn.schedule(self)

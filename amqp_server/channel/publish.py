@@ -25,8 +25,8 @@ from amqp_server.wire.intake import SMALL_FRAME, PublishRoute, Segment
 from exchanges.router import Depends
 from quorum_queue.machine import versions
 from quorum_queue.machine.attributes import MAJORITY
-from quorum_queue.machine.run import Run
-from quorum_queue.ports import Recipient
+from quorum_queue.machine.run import LargeRun, Run
+from quorum_queue.ports import InParts, Recipient
 
 if TYPE_CHECKING:
     from amqp_server.broker.queue import Target
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 #: A wide publish goes to so many queues, or makes so many copies of messages, before the turn may end.
 PART_QUEUES = 64
 PART_COPIES = 64 * 1024
+#: Messages with larger contents are made ready a piece at a time, and are looked for among so many only.
+LARGE_CONTENT, LARGE_AMONG = 1 << 20, 16
 #: Routes remembered for one publish frame of an exchange that looks at headers.
 RESOLVED_MAX = 4096
 #: Routes of messages with longer headers are not remembered.
@@ -336,6 +338,8 @@ def publish_in_parts(segment: Segment) -> Iterator[object] | None:
     copies = trace_publish(segment)
     if copies is not None:
         return chain(copies, hand_over(segment, targets, origin, first))
+    if has_large(segment):
+        return hand_over(segment, targets, origin, first)
     if len(targets) > PART_QUEUES or len(targets) * len(segment.contents) > PART_COPIES:
         return hand_over(segment, targets, origin, first)
     _give(segment, targets, origin, first)
@@ -387,16 +391,57 @@ def hand_over(
     Turns may pass in between. A queue that moves meanwhile gets the messages where it is then.
     """
     count, size = len(targets), sum(map(len, segment.contents))
+    if has_large(segment):
+        for index, target in enumerate(targets):
+            made: dict[int, InParts] = {}
+            for _ in _make_ready(segment, target, made):
+                yield ()
+            yield _give(segment, [target], origin, first, size, last=index + 1 == count, made=made)
+        return
     part = max(1, min(PART_QUEUES, PART_COPIES // max(1, len(segment.contents))))
     for start in range(0, count, part):
         yield _give(segment, targets[start : start + part], origin, first, size, last=start + part >= count)
 
 
+def has_large(segment: Segment) -> bool:
+    """Return whether there are messages in it that take a queue long, if it makes something else of them."""
+    contents = segment.contents
+    # Most messages come with others of the same read; what is large is put together, and comes alone or nearly so.
+    return len(contents) <= LARGE_AMONG and max(map(len, contents)) > LARGE_CONTENT
+
+
+def _make_ready(segment: Segment, target: Target, made: dict[int, InParts]) -> Iterator[None]:
+    """Let the host of a target make the large messages ready, a piece at a time; note in `made` what comes of them."""
+    route, host = segment.route, target.host
+    incoming = route.publisher.connection.incoming
+    for number, framed in enumerate(segment.contents):
+        if len(framed) <= LARGE_CONTENT:
+            continue
+        head = route.head if segment.heads is None else segment.heads[number]
+        ready = host.begin_large(framed, head, segment.attributes.channel)
+        if ready is None:
+            return
+        made[id(framed)] = ready
+        # Until the host has it, nobody else counts it.
+        size = len(framed) + ready.size
+        incoming.makes_ready(size)
+        while ready.go_on():
+            yield
+        incoming.has_made_ready(size)
+
+
 def _give(
-    segment: Segment, targets: list[Target], origin: Any, first: int, size: int = -1, *, last: bool = True
+    segment: Segment,
+    targets: list[Target],
+    origin: Any,
+    first: int,
+    size: int = -1,
+    *,
+    last: bool = True,
+    made: dict[int, InParts] | None = None,
 ) -> list[Recipient]:
     """Hand the messages to the present hosts of these targets, and return the hosts. The last target of all gets the
-    messages without a copy.
+    messages without a copy. `made`: what these hosts have made ready of them.
     """
     route, contents = segment.route, segment.contents
     count = len(contents)
@@ -409,14 +454,12 @@ def _give(
     for index, target in enumerate(targets):
         host = target.host
         hosts.append(host)
-        run = Run(
-            range(count),
-            contents if index == own else contents.copy(),
-            route.head,
-            segment.attributes,
-            None,
-            size,
-        )
+        given = contents if index == own else contents.copy()
+        run: Run
+        if made:
+            run = LargeRun(range(count), given, route.head, segment.attributes, size, made)
+        else:
+            run = Run(range(count), given, route.head, segment.attributes, None, size)
         if segment.heads is not None:
             run.heads = segment.heads if index == own else segment.heads.copy()
         if host.wants_ids:

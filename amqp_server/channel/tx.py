@@ -239,7 +239,8 @@ class Transaction:
                 if segment.attributes.confirm_level != LEADER:
                     hosts.update(dict.fromkeys(found))
                 given += weight
-                if given >= PARTS_AT_ONCE:
+                # Without hosts, it was a piece of a large message.
+                if given >= PARTS_AT_ONCE or not found:
                     given = 0
                     yield
         for verb, pieces in settlements:

@@ -40,6 +40,9 @@ class RemoteReply:
     def host(self) -> RemoteReply:
         return self
 
+    def begin_large(self, content: bytes, head: bytes, channel: int) -> None:
+        return None
+
     def submit(self, *commands: Any) -> None:
         self.pending += commands
         self._turn.schedule(self)

@@ -71,6 +71,7 @@ class Incoming:
         "_generation",
         "_held_bytes",
         "_keys",
+        "_making_bytes",
         "_session",
         "_tail",
         "_targets",
@@ -134,6 +135,8 @@ class Incoming:
         self.segments: list[Segment] = []
         #: The hand-over to many queues that is under way.
         self._wide: Iterator[object] | None = None
+        #: Bytes of large messages that are being made ready for their queues.
+        self._making_bytes = 0
         #: True if the client has published anything.
         self.published = False
         #: True if connection.blocked was sent: while an alarm stands, publishes are held back.
@@ -638,6 +641,20 @@ class Incoming:
         self._wide = None
         return True
 
+    def makes_ready(self, size: int) -> None:
+        """A large message is made ready for a queue, and takes so many bytes until the queue counts it."""
+        memory = self.broker.services.memory
+        self._making_bytes += size
+        memory.used += size
+        if memory.used > memory.budget_bytes:
+            memory.relieve()
+
+    def has_made_ready(self, size: int) -> None:
+        """It is ready. If its client was lost meanwhile, it is not counted any more."""
+        size = min(size, self._making_bytes)
+        self._making_bytes -= size
+        self.broker.services.memory.used -= size
+
     def _close_channel(self, channel: Channel, error: SoftError, where: tuple[int, int]) -> None:
         """Close a channel because of an error, after the messages published before it are handed over."""
         if self.flush_segments():
@@ -726,6 +743,7 @@ class Incoming:
             segment.mix = None
         self.segments = []
         self._wide = self._closing = self._error = None
+        self.has_made_ready(self._making_bytes)
         self._held_bytes = 0
         self.forget_memos()
 

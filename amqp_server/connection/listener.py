@@ -27,6 +27,7 @@ from amqp_server.connection.proxy_protocol import BadProxyHeader, Place, Proxies
 from amqp_server.connection.proxy_reader import read_header, receiver
 from amqp_server.connection.sasl import EXTERNAL
 from amqp_server.connection.session import State
+from amqp_server.connection.socket_waits import SocketWaits
 from amqp_server.connection.tls import ListenerTLS
 from amqp_server.connection.tokens import Tokens, is_token
 from amqp_server.connection.transport import Backpressure, Transport
@@ -117,6 +118,7 @@ class Server:
         self._proxies = Proxies(self.config.proxy_sources)
         self.tokens = Tokens(self.config) if self.config.oauth_resource_server_id else None
         self._handshakes = trio.Lock()
+        self._waits = SocketWaits()
         #: Publishers that are not read until the disk has caught up.
         self._wait_for_disk: list[Transport] = []
         self._disk_awaited = trio.Event()
@@ -126,6 +128,7 @@ class Server:
         """Serve connections until cancelled; then end all of them."""
         try:
             async with trio.open_nursery() as self._nursery:
+                self._nursery.start_soon(self._waits.run)
                 await self._watch_disk()
         finally:
             self._nursery = None
@@ -274,7 +277,7 @@ class Server:
                         place.drop = scope.cancel
                     if tls is not None:
                         wire = through_tls = TlsWire(sock, tls, server_host=None)
-                        await through_tls.handshake(self._handshakes)
+                        await through_tls.handshake(self._handshakes, self._waits)
                         certificate = through_tls.certificate()
                         certificate_name = self._certificate_name(certificate)
                         facts = described(through_tls.version, certificate)

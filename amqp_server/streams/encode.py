@@ -12,13 +12,15 @@ from itertools import chain, repeat
 from operator import itemgetter
 from typing import Final
 
+from amqp_server.streams.large import LARGE_BYTES, LargeItem
 from amqp_server.streams.taken import last_names
 from amqp_server.wire import content, tables
 from amqp_server.wire.content import Properties
 from persistence.streams import batch as batches
 from persistence.streams.batch import ALIKE, COUNT_MAX, DENSE, FILTER_BYTES_MAX, KEYED, Batch, Shape
+from persistence.streams.compression import NONE, ZSTD, Growing
 from quorum_queue.machine.dedup import Names
-from quorum_queue.machine.run import Run
+from quorum_queue.machine.run import LargeRun, Run
 
 #: A batch is closed when it has so many bytes.
 BATCH_BYTES: Final = 256 * 1024
@@ -131,6 +133,32 @@ def _largest(framed: bytes, at: int) -> int:
     return largest
 
 
+def _pre(head: bytes, front: bytes, layout: Layout, payload_bytes: int) -> bytes:
+    """Return what an item has in front of its offset; `front` is the frame of its content header as it came."""
+    return b"".join(
+        (
+            b"\x00",
+            head,
+            b"\xce\x02\x00\x01",
+            payload_bytes.to_bytes(4, "big"),
+            front[7:19],
+            layout.before,
+        )
+    )
+
+
+def begin_large(layouts: Layouts, content: bytes, head: bytes, channel: int, codec: str = NONE) -> LargeItem:
+    """Begin to make a large message ready; `channel` is that of its frames. `codec` is what it is compressed by for an entry;
+    LZ4 has no blocks that grow, so then it is not."""
+    at = 8 + int.from_bytes(content[3:7], "big")
+    front = content[:at]
+    layout = layouts.of(front[7:-1])
+    payload_bytes = 20 + len(layout.before) + len(layout.after)
+    pre = _pre(head, front, layout, payload_bytes)
+    packing = Growing() if codec == ZSTD and not layout.dense else None
+    return LargeItem(content, at, pre, layout.after + b"\xce", payload_bytes, channel, packing)
+
+
 def _layout(header: bytes) -> Layout:
     properties = Properties.parse(header)
     table = tables.replaced(properties.raw.get("headers", b""), {OFFSET: None})
@@ -177,7 +205,7 @@ def _filter_value(table: bytes) -> bytes | None:
 class Encoded:
     """A batch in memory, and the parts that are written of it."""
 
-    __slots__ = ("batch", "named", "names", "parts", "stamps")
+    __slots__ = ("batch", "named", "names", "packed", "parts", "stamps")
 
     def __init__(
         self,
@@ -191,6 +219,8 @@ class Encoded:
         self.parts = parts
         #: By which duplicates of its messages are known.
         self.names = names
+        #: The items compressed by Zstandard for an entry, if they are large.
+        self.packed: bytes | None = None
         #: Where the offsets stand, if that is wanted: neighbours, the size of each, and the place in it.
         self.stamps = stamps
         #: The names of each message, if it is decided later which ones are duplicates: the first message, and names from it on.
@@ -203,13 +233,16 @@ class Encoder:
     __slots__ = (
         "_alike",
         "_base",
+        "_codec",
         "_count",
         "_dense_bytes",
         "_done",
         "_filters",
         "_items",
+        "_items_crc",
         "_keyed",
         "_layouts",
+        "_made",
         "_named",
         "_opening_stop",
         "_pre",
@@ -223,14 +256,22 @@ class Encoder:
         "_values",
     )
 
-    def __init__(self, layouts: Layouts, base: int, time_ms: int, *, stamped: bool = False) -> None:
-        """`stamped`: note where the offsets stand, because they are written later, as far as messages are no duplicates."""
+    def __init__(
+        self, layouts: Layouts, base: int, time_ms: int, *, stamped: bool = False, codec: str = NONE
+    ) -> None:
+        """`stamped`: note where the offsets stand, because they are written later, as far as messages are no duplicates.
+        `codec`: see begin_large."""
         self._layouts = layouts
+        self._codec = codec
         self._base = base
         self._time_ms = time_ms
         self._done: list[Encoded] = []
         self._count = self._size = self._dense_bytes = 0
         self._items: list[bytes] = []
+        #: Their checksum if it is known.
+        self._items_crc: int | None = None
+        #: Large messages that were made ready before, by the identity of their contents.
+        self._made: dict[int, LargeItem] = {}
         self._shapes: list[Shape] = []
         #: Numbers of the filter values, and that of each message.
         self._values: dict[bytes | None, int] = {}
@@ -256,6 +297,8 @@ class Encoder:
         """Add messages behind the others."""
         contents = run.contents
         assert contents is not None
+        if isinstance(run, LargeRun):
+            self._made.update(run.made)
         if names is not None:
             self._named.append((self.next_offset, names))
         heads, count, channel = run.heads, len(contents), run.attributes.channel
@@ -310,17 +353,12 @@ class Encoder:
         """
         head = heads[0]
         layout = self._layouts.of(front[7:-1])
+        if len(contents[0]) > LARGE_BYTES:
+            for number, each in enumerate(contents):
+                self._add_large(each, head if len(heads) == 1 else heads[number], channel, layout)
+            return
         payload_bytes = 20 + len(layout.before) + len(layout.after)
-        pre = b"".join(
-            (
-                b"\x00",
-                head,
-                b"\xce\x02\x00\x01",
-                payload_bytes.to_bytes(4, "big"),
-                front[7:19],
-                layout.before,
-            )
-        )
+        pre = _pre(head, front, layout, payload_bytes)
         first, at = contents[0], len(front)
         post = layout.after + b"\xce"
         if len(first) == at:
@@ -341,6 +379,23 @@ class Encoder:
                 0, len(pre) + 8 + len(post) + len(framed) - at, len(head), payload_bytes, _largest(framed, at)
             )
             self._add_shaped([framed], heads, shape, pre, post, at, layout)
+
+    def _add_large(self, content: bytes, head: bytes, channel: int, layout: Layout) -> None:
+        """Add a message as a batch of its own."""
+        item = self._made.pop(id(content), None)
+        if item is None:
+            item = begin_large(self._layouts, content, head, channel, self._codec)
+        if self._count:
+            self._close()
+        # What is compressed has 0 there, too, so the checksum is that of both.
+        data, self._items_crc = item.finish(self._base if self._stamps is None else 0)
+        self._items.append(data)
+        if self._stamps is not None:
+            self._stamps.append((1, item.size, len(item.pre)))
+        shape = Shape(1, item.size, len(head), item.payload_bytes, item.largest)
+        self._note(shape, layout, item.pre, keyed=False)
+        self._close()
+        self._done[-1].packed = item.packed
 
     def _add_shaped(
         self,
@@ -450,7 +505,15 @@ class Encoder:
         if self._keyed:
             flags |= KEYED
         parts = batches.encode(
-            self._base, self._time_ms, self._shapes, items, values, filters, names, flags=flags
+            self._base,
+            self._time_ms,
+            self._shapes,
+            items,
+            values,
+            filters,
+            names,
+            flags=flags,
+            items_crc=self._items_crc,
         )
         size = sum(map(len, parts))
         batch = Batch(self._base, self._time_ms, self._shapes, items, values, filters, size, flags=flags)
@@ -458,6 +521,7 @@ class Encoder:
         self._base += self._count
         self._count = self._size = self._dense_bytes = 0
         self._items, self._shapes, self._values, self._filters = [], [], {}, []
+        self._items_crc = None
         self._alike, self._keyed = True, False
         if self._stamps is not None:
             self._stamps = []

@@ -20,8 +20,9 @@ from zlib import crc32
 import msgspec
 
 from amqp_server.streams.encode import Encoded
+from amqp_server.streams.large import LARGE_BYTES
 from persistence.streams import batch as batches
-from persistence.streams import compression
+from persistence.streams import checksum, compression
 from persistence.streams.batch import Damaged, Shape
 from persistence.streams.compression import NONE
 from quorum_queue.machine import dedup
@@ -55,7 +56,8 @@ class Append(msgspec.Struct, array_like=True, frozen=True):
 
     head: bytes
     meta: bytes
-    items: bytes
+    #: Of an entry that was read: a part of it, without a copy.
+    items: memoryview
     #: Neighbours, the size of each, and the place in it.
     stamps: list[tuple[int, int, int]]
     #: Of messages that may be duplicates. From versions.SUPER_STREAMS on.
@@ -112,12 +114,15 @@ def encode_batch(
         head, meta, items = each.parts
         named = [_named_messages(start, names) for start, names in each.named]
         packed = None
-        if codec != NONE and not batches.decode_head(head).flags & batches.DENSE:
+        if len(items) > LARGE_BYTES:
+            packed = each.packed if codec == compression.ZSTD else None
+        elif codec != NONE and not batches.decode_head(head).flags & batches.DENSE:
             packed = compression.compress(codec, items)
         if packed is None:
-            appends.append(Append(head, meta, items, each.stamps or [], named))
+            appends.append(Append(head, meta, memoryview(items), each.stamps or [], named))
         else:
-            appends.append(Append(head, meta, packed, each.stamps or [], named, codec, len(items)))
+            view = memoryview(packed)
+            appends.append(Append(head, meta, view, each.stamps or [], named, codec, len(items)))
     if notes is None:
         # As earlier versions write it.
         return msgspec.msgpack.encode((node, incarnation, number, appends, first))
@@ -157,8 +162,13 @@ def decode_entry(data: bytes | memoryview) -> tuple[int, list[NodeBatch]]:
         raise CodecError(f"no entry of a stream: {error}") from error
 
 
-def stamped(items: bytes, stamps: list[tuple[int, int, int]], base: int) -> bytes:
+def stamped(items: bytes | memoryview, stamps: list[tuple[int, int, int]], base: int) -> bytes:
     """Return the items with their offsets."""
+    if len(items) > LARGE_BYTES and len(stamps) == 1 and stamps[0][0] == 1:
+        # With one copy.
+        at = stamps[0][2]
+        view = memoryview(items)
+        return b"".join((view[:at], base.to_bytes(8, "big"), view[at + 8 :]))
     out = bytearray(items)
     offset, start = base, 0
     for count, size, at in stamps:
@@ -185,11 +195,22 @@ def placed(append: Append, base: int, time_ms: int) -> Encoded:
     try:
         head = batches.decode_head(append.head)
         items = stamped(append.items, append.stamps, base)
-        front = batches.pack_head(head._replace(base=base, time_ms=time_ms, items_crc=crc32(items)))
+        items_crc = _items_crc(head.items_crc, append, items)
+        front = batches.pack_head(head._replace(base=base, time_ms=time_ms, items_crc=items_crc))
         parts = [front, append.meta, items]
         return Encoded(batches.trusted(batches.decode_head(front), append.meta, items), parts)
     except (Damaged, ValueError, IndexError, struct.error) as error:
         raise CodecError(f"messages of a stream: {error}") from error
+
+
+def _items_crc(before: int, append: Append, items: bytes) -> int:
+    """Return the checksum of these items; `before` is that of the same ones without their offsets."""
+    if len(items) <= LARGE_BYTES or len(append.stamps) != 1 or append.stamps[0][0] != 1:
+        return crc32(items)
+    # Of a large message only what comes up to its offset is looked at: the rest is as its publisher's node has seen it.
+    stop = append.stamps[0][2] + 8
+    changed = crc32(append.items[:stop]) ^ crc32(items[:stop])
+    return checksum.joined(changed, before, len(items) - stop)
 
 
 def names_of(named: NamedMessages) -> Names:
@@ -211,7 +232,7 @@ def without(append: Append, kept: list[range]) -> Append:
         whole = batches.trusted(head, append.meta, append.items)
     except (Damaged, ValueError, IndexError, struct.error) as error:
         raise CodecError(f"messages of a stream: {error}") from error
-    items: list[bytes] = []
+    items: list[memoryview] = []
     stamps: list[tuple[int, int, int]] = []
     number = place = 0
     for count, size, at in append.stamps:
@@ -228,7 +249,7 @@ def without(append: Append, kept: list[range]) -> Append:
     filters = [whole.filters[each] for part in kept for each in part] if whole.filters else []
     flags = head.flags & (batches.DENSE | batches.ALIKE | batches.KEYED)
     parts = batches.encode(0, 0, shapes, b"".join(items), whole.values, filters, flags=flags)
-    return Append(parts[0], parts[1], parts[2], stamps)
+    return Append(parts[0], parts[1], memoryview(parts[2]), stamps)
 
 
 def unpacked(append: Append) -> Append:
@@ -242,7 +263,7 @@ def unpacked(append: Append) -> Append:
         items = compression.decompress(append.codec, append.items, size)
     except ValueError as error:
         raise CodecError(f"messages of a stream cannot be decompressed: {error}") from error
-    return Append(append.head, append.meta, items, append.stamps, append.named)
+    return Append(append.head, append.meta, memoryview(items), append.stamps, append.named)
 
 
 def _within(kept: list[range], number: int, count: int) -> list[range]:

@@ -18,7 +18,7 @@ from typing import Any
 from amqp_server.streams.answers import Answers
 from amqp_server.streams.asks import Asks, Done
 from amqp_server.streams.compacting import Compaction
-from amqp_server.streams.encode import Encoded, Encoder
+from amqp_server.streams.encode import Encoded, Encoder, begin_large
 from amqp_server.streams.entries import CodecError, Note, decode_entry, encode_batch, encode_entry
 from amqp_server.streams.filling import Fill, Filling
 from amqp_server.streams.finding import Finding
@@ -33,7 +33,7 @@ from amqp_server.streams.taking_over import take_over
 from persistence.streams.compression import NONE
 from persistence.streams.retention import Limits
 from quorum_queue.cluster.frames import StreamWord
-from quorum_queue.cluster.group import InParts
+from quorum_queue.cluster.group import InParts as GroupInParts
 from quorum_queue.cluster.guests import GuestOrigin
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.errors import Unreadable
@@ -41,7 +41,7 @@ from quorum_queue.host import DELETED, MOVED
 from quorum_queue.machine.attributes import LEADER
 from quorum_queue.machine.machine import ENQUEUES, Command
 from quorum_queue.machine.settings import Settings
-from quorum_queue.ports import Hosted, Refused
+from quorum_queue.ports import Hosted, InParts, Refused
 from quorum_queue.raft.members import Members
 
 logger = logging.getLogger("mqd.streams")
@@ -51,7 +51,7 @@ class StreamGroupHost(MemberReaders):
     """The host of a stream, and the state machine of its group."""
 
     single = False
-    in_parts: InParts | None = None
+    in_parts: GroupInParts | None = None
     #: The state of the group has it.
     knows_taken = False
     shares_names = True
@@ -301,9 +301,12 @@ class StreamGroupHost(MemberReaders):
         self._pending_barriers.append(done)
         self._turn.schedule(self)
 
+    def begin_large(self, content: bytes, head: bytes, channel: int) -> InParts | None:
+        return begin_large(self._services.layouts, content, head, channel, self._sent_codec)
+
     def _enqueue(self, commands: list[Command]) -> None:
         """Submit messages to the log."""
-        encoder = Encoder(self._services.layouts, 0, 0, stamped=True)
+        encoder = Encoder(self._services.layouts, 0, 0, stamped=True, codec=self._sent_codec)
         waiting: list[tuple[Any, int, int, int]] = []
         early = False
         for command in commands:

@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Any
 
 from amqp_server.streams.compacting import Compacting, Compaction
-from amqp_server.streams.encode import Encoded, Encoder
+from amqp_server.streams.encode import Encoded, Encoder, begin_large
 from amqp_server.streams.leftover import Leftover
 from amqp_server.streams.named import Names, Progress
 from amqp_server.streams.node_names import NodeNames
@@ -32,12 +32,12 @@ from persistence.streams.retention import Limits, due_ms, outdated
 from quorum_queue.host import DELETED, Key, answer_publishes
 from quorum_queue.machine.machine import ENQUEUES, Command
 from quorum_queue.machine.settings import Settings
-from quorum_queue.ports import Hosted, Refused
+from quorum_queue.ports import Hosted, InParts, Refused
 
 #: What a client is told that asks a stream for what it does not have; the channel knows better texts.
 NOT_FOR_STREAMS = Refused("not supported by stream queues")
-#: Batches that one job moves to the segments.
-FLUSH_BATCHES_MAX = 4096
+#: Batches that one job moves to the segments, and their bytes: it takes a ms to free 16 MiB.
+FLUSH_BATCHES_MAX, FLUSH_BYTES_MAX = 4096, 32 << 20
 
 
 class StreamHost(StreamReaders):
@@ -251,8 +251,8 @@ class StreamHost(StreamReaders):
         services = self._services
         services.memory.used -= self._tail_bytes
         services.tail_bytes -= self._tail_bytes
-        self._tail, self._tail_bytes = [], 0
-        Leftover(list(self._consumers.values()), self._turn).free()
+        tail, self._tail, self._tail_bytes = self._tail, [], 0
+        Leftover(list(self._consumers.values()), tail, self._turn).free()
         self._consumers, self._group_count = {}, 0
         self._progress.clear()
         self._to_serve.clear()
@@ -263,6 +263,9 @@ class StreamHost(StreamReaders):
         answer_publishes(commands, confirm=self.ended == "deleted")
 
     # -- publishing ------------------------------------------------------------------------------------------------
+
+    def begin_large(self, content: bytes, head: bytes, channel: int) -> InParts | None:
+        return begin_large(self._services.layouts, content, head, channel)
 
     def _enqueue(self, commands: list[Command]) -> None:
         """Store messages; they are confirmed and handed out when they are synced."""
@@ -336,13 +339,14 @@ class StreamHost(StreamReaders):
         """Have what is synced written to the segments."""
         if self._writing:
             return
-        stored = [
-            Stored(
-                each.batch.base, each.batch.stop, each.batch.time_ms, each.parts, each.batch.size, each.names
-            )
-            for each in self._tail[:FLUSH_BATCHES_MAX]
-            if each.batch.stop <= self._synced
-        ]
+        stored: list[Stored] = []
+        size = 0
+        for each in self._tail[:FLUSH_BATCHES_MAX]:
+            batch = each.batch
+            size += batch.size
+            if batch.stop > self._synced or (stored and size > FLUSH_BYTES_MAX):
+                break
+            stored.append(Stored(batch.base, batch.stop, batch.time_ms, each.parts, batch.size, each.names))
         if stored:
             self._writing = True
             self._services.store.write(partial(self._log.append, stored), self._flushed)

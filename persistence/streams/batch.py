@@ -159,9 +159,10 @@ def encode(
     flags: int = 0,
     span: int | None = None,
     offsets: Sequence[int] | None = None,
+    items_crc: int | None = None,
 ) -> list[bytes]:
     """Return head, meta and items. `flags` may be DENSE, ALIKE and KEYED. With `offsets`, the batch has these messages of a
-    `span` of them."""
+    `span` of them. `items_crc` is the checksum of the items if it is known."""
     parts = [_SHAPE.pack(*shape) for shape in shapes]
     if values != [None]:
         flags |= FILTERED
@@ -185,7 +186,7 @@ def encode(
         len(meta),
         len(items),
         crc32(meta),
-        crc32(items),
+        crc32(items) if items_crc is None else items_crc,
     )
     return [front + _CRC.pack(crc32(front)), meta, items]
 
@@ -217,7 +218,7 @@ def pack_head(head: Head) -> bytes:
     return front + _CRC.pack(crc32(front))
 
 
-def trusted(head: Head, meta: bytes, items: bytes) -> Batch:
+def trusted(head: Head, meta: bytes, items: bytes | memoryview) -> Batch:
     """Return the batch of these parts, which were just made. Raises Damaged."""
     shapes = list(map(_shape_of, _SHAPE.iter_unpack(meta[: head.shapes * SHAPE_BYTES])))
     values, filters = _decode_filters(head, meta, head.count)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import socket
 import ssl
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import trio
 
@@ -20,6 +20,31 @@ TLS_READ_BYTES = 256 * 1024
 
 #: Ordinary ends of a connection.
 LOST = (OSError, ssl.SSLError, trio.BrokenResourceError, trio.ClosedResourceError)
+
+
+class Waits(Protocol):
+    """How a task waits for a socket. Raises trio.ClosedResourceError if that is closed."""
+
+    async def readable(self, fileno: int) -> None: ...
+
+    async def writable(self, fileno: int) -> None: ...
+
+
+class TrioWaits:
+    """By way of Trio."""
+
+    async def readable(self, fileno: int) -> None:
+        if fileno < 0:
+            raise trio.ClosedResourceError
+        await trio.lowlevel.wait_readable(fileno)
+
+    async def writable(self, fileno: int) -> None:
+        if fileno < 0:
+            raise trio.ClosedResourceError
+        await trio.lowlevel.wait_writable(fileno)
+
+
+_TRIO = TrioWaits()
 
 
 class TlsWire:
@@ -38,7 +63,7 @@ class TlsWire:
         self._more = False
         self._ended = False
 
-    async def handshake(self, turnstile: trio.Lock | None = None) -> None:
+    async def handshake(self, turnstile: trio.Lock | None = None, waits: Waits = _TRIO) -> None:
         """All handshakes with strangers share `turnstile`: one at a time takes the milliseconds of a
         signature, and others have their turns in between. Raises ssl.SSLError, OSError.
         """
@@ -51,8 +76,8 @@ class TlsWire:
                         await trio.lowlevel.checkpoint()
                         self._tls.do_handshake()
             except ssl.SSLWantReadError:
-                await self._send_all()
-                await _readable(self.fileno())
+                await self._send_all(waits)
+                await waits.readable(self.fileno())
                 if self._fill() == 0:
                     raise ConnectionResetError("the other side left during the TLS handshake") from None
             except ssl.SSLError:
@@ -62,7 +87,7 @@ class TlsWire:
             else:
                 # The end of the handshake may bring data, such as session tickets.
                 self._more = True
-                await self._send_all()
+                await self._send_all(waits)
                 return
 
     def certificate(self) -> dict[str, Any]:
@@ -146,10 +171,11 @@ class TlsWire:
                 return
             self._unsent = memoryview(self._unsent)[sent:] if sent < len(self._unsent) else b""
 
-    async def _send_all(self) -> None:
+    async def _send_all(self, waits: Waits) -> None:
         self.push()
         while self._unsent:
-            await writable(self)
+            await waits.writable(self.fileno())
+            self.push()
 
     def _fill(self) -> int | None:
         """Take the socket's bytes; return their count, 0 at the end, None if there were none."""
@@ -170,15 +196,12 @@ async def readable(wire: Wire) -> None:
         # Let other tasks run, too.
         await trio.lowlevel.checkpoint()
     else:
-        await _readable(wire.fileno())
+        await _TRIO.readable(wire.fileno())
 
 
 async def writable(wire: Wire) -> None:
     """Wait until `send` may take more; move bytes that it has taken before to the socket."""
-    fileno = wire.fileno()
-    if fileno < 0:
-        raise trio.ClosedResourceError
-    await trio.lowlevel.wait_writable(fileno)
+    await _TRIO.writable(wire.fileno())
     wire.push()
 
 
@@ -188,9 +211,3 @@ def close(wire: Wire) -> None:
     if fileno >= 0:
         trio.lowlevel.notify_closing(fileno)
         wire.close()
-
-
-async def _readable(fileno: int) -> None:
-    if fileno < 0:
-        raise trio.ClosedResourceError
-    await trio.lowlevel.wait_readable(fileno)

@@ -8,7 +8,7 @@ does.
 from __future__ import annotations
 
 from array import array
-from typing import Final
+from typing import Any, Final
 
 from quorum_queue.machine.attributes import Attributes as Attributes
 
@@ -190,3 +190,21 @@ class Run:
         """Put the bodies back."""
         self.contents = contents
         self.sizes = None
+
+
+class LargeRun(Run):
+    """New messages of which some were made ready before, because they are large: by the identity of their contents."""
+
+    __slots__ = ("made",)
+
+    def __init__(
+        self,
+        seqs: range,
+        contents: list[bytes],
+        head: bytes,
+        attributes: Attributes,
+        size: int,
+        made: dict[int, Any],
+    ) -> None:
+        super().__init__(seqs, contents, head, attributes, None, size)
+        self.made = made

@@ -10,6 +10,7 @@ import contextlib
 import select
 import socket
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from amqp_server.config import Config
 from amqp_server.connection import poller
 from amqp_server.connection.client_wire import ClientWire
 from amqp_server.connection.half_open import HalfOpens
-from amqp_server.connection.poller import LITTLE_BYTES, Poller
+from amqp_server.connection.poller import ENDED_MIN, LITTLE_BYTES, Poller
 from amqp_server.connection.state import State
 from amqp_server.connection.transport import Backpressure, Transport
 from amqp_server.turn import NoPeers, Turn
@@ -596,3 +597,21 @@ def test_no_commit_is_put_off_where_select_takes_no_such_file(
     other.serve()
     assert not commits.begun
     other.close()
+
+
+def test_connections_that_end_at_once_are_given_up_some_in_each_turn(node: PolledNode) -> None:
+    clients = [node.client(f"c{number}") for number in range(10 * ENDED_MIN)]
+    other = node.client("other")
+    other.call(commands.Queue.Declare(queue="q"))
+    other.call(commands.Basic.Consume(queue="q", no_ack=True))
+    for each in clients:
+        each.transport.close()
+    left = [len(node.transports)]
+    while len(node.transports) > 1:
+        other.send(publish("q"))
+        assert node.poller.serve() or len(node.transports) == 1
+        (delivery,) = other.answers()
+        assert isinstance(delivery, Delivery)
+        left.append(len(node.transports))
+    ended = [before - after for before, after in pairwise(left)]
+    assert max(ended) <= ENDED_MIN + LOOKS < len(clients) and len(ended) > 1

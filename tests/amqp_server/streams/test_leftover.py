@@ -7,8 +7,10 @@ from typing import Any, cast
 
 import pytest
 
-from amqp_server.streams.leftover import FREED_MAX, Leftover
+from amqp_server.streams.encode import Encoded
+from amqp_server.streams.leftover import FREED_BATCHES_MAX, FREED_BYTES_MAX, FREED_MAX, Leftover
 from amqp_server.streams.stream_consumer import StreamConsumer
+from persistence.streams.batch import Batch, Shape
 from quorum_queue.ports import Turn
 
 
@@ -39,7 +41,7 @@ class ShortTurn:
 def test_consumers_are_freed_some_in_each_turn() -> None:
     turn = ShortTurn()
     readers = [Reader() for _ in range(3 * FREED_MAX - 1)]
-    Leftover(cast(list[StreamConsumer], list(readers)), cast(Turn, turn)).free()
+    Leftover(cast(list[StreamConsumer], list(readers)), [], cast(Turn, turn)).free()
     # None of them is handed anything from now on.
     assert all(reader.detached for reader in readers)
     parts = [sum(reader.let_go_of for reader in readers)]
@@ -48,3 +50,21 @@ def test_consumers_are_freed_some_in_each_turn() -> None:
         parts.append(sum(reader.let_go_of for reader in readers))
     assert parts == [FREED_MAX, 2 * FREED_MAX, len(readers)]
     assert all(reader.let_go_of == 1 for reader in readers)
+
+
+def batch_of(size: int) -> Encoded:
+    return Encoded(Batch(0, 0, [Shape(1, 1, 0, 0, 0)], b"x", [None], [], size), [])
+
+
+def test_batches_are_freed_some_in_each_turn() -> None:
+    turn = ShortTurn()
+    tail = [batch_of(1) for _ in range(FREED_BATCHES_MAX + 1)] + [
+        batch_of(FREED_BYTES_MAX // 2) for _ in range(5)
+    ]
+    Leftover([], tail, cast(Turn, turn)).free()
+    parts = [len(tail)]
+    while turn.left:
+        turn.left.pop()()
+        parts.append(len(tail))
+    small = FREED_BATCHES_MAX + 1
+    assert parts == [small + 3, small + 1, small - FREED_BATCHES_MAX + 1, 0]

@@ -255,9 +255,9 @@ def test_duplicates_are_cut_out_of_what_is_compressed() -> None:
 
 def test_wrong_names_are_refused() -> None:
     head, meta, items = encoded([("k", {}, None, 5, 2)])[0].parts
-    append = Append(head, meta, items, [], [NamedMessages(0, 2, b"", [])])
+    append = Append(head, meta, memoryview(items), [], [NamedMessages(0, 2, b"", [])])
     with pytest.raises(CodecError):
         Replica(ONCE).apply(1, 1, [NodeBatch("a", 7, 1, [append])], OWN)
-    append = Append(head, meta, items, [], [NamedMessages(0, 2, b"nothing")])
+    append = Append(head, meta, memoryview(items), [], [NamedMessages(0, 2, b"nothing")])
     with pytest.raises(CodecError):
         Replica(ONCE).apply(1, 1, [NodeBatch("a", 7, 1, [append])], OWN)
