@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from operator import itemgetter
 from typing import Any
@@ -26,15 +26,19 @@ FILTER_BYTES_MAX = 256
 COLUMNS_MAX = 64
 #: Rows that are sorted at a stretch.
 SORTED_AT_ONCE = 1_000
+#: Items that are made ready at a time.
+AHEAD = 100
 #: Bytes that leave at a time.
 CHUNK_BYTES = 1 << 16
 
 Row = dict[str, Any]
 Wanted = Callable[[Row], bool]
-#: Makes the row of an item; one that waits for a thread is awaited.
-Shown = Callable[[Any], Row | Awaitable[Row]]
+#: Makes the row of an item.
+Shown = Callable[[Any], Row]
 #: Makes the row of an item as JSON.
 Encoded = Callable[[Any], Awaitable[bytes]]
+#: Waits for what the rows of some items need.
+LookUp = Callable[[Sequence[Any]], Awaitable[None]]
 #: Where a row belongs in the order, and the row as JSON.
 Placed = tuple[tuple[int, float, str], bytes]
 
@@ -80,37 +84,61 @@ class Rows:
             yield b"[" + b",".join(rows) + b"]"
 
 
+class Ahead:
+    """Looks up what rows need, for many items at a time."""
+
+    def __init__(self, look_up: LookUp) -> None:
+        self._look_up = look_up
+        self._next: list[Any] = []
+
+    def over(self, items: Iterable[Any]) -> Iterator[Any]:
+        items = iter(items)
+        while chunk := list(islice(items, AHEAD)):
+            self._next = [item for item in chunk if item is not None]
+            yield from chunk
+
+    async def reached(self) -> None:
+        """Called before each row of these items is made."""
+        if self._next:
+            found, self._next = self._next, []
+            await self._look_up(found)
+
+
 async def listing(
     call: Call,
     items: Iterable[object | None],
     shown: Shown = msgspec.structs.asdict,
     brief: Callable[[Any], Row] | None = None,
+    look_up: LookUp | None = None,
 ) -> Any:
     """Return what is sent for these items; `shown` makes the row of one.
 
     None among the items stands for something that was looked at and is not shown. `brief` makes the part of a row that
-    costs little: where that is all that a page is chosen by, whole rows are made for the page only.
+    costs little: where that is all that a page is chosen by, whole rows are made for the page only. `look_up` is awaited
+    for many items at a time, before rows of them are made.
     """
     query, slices = call.query, call.slices
+    ahead = None if look_up is None else Ahead(look_up)
 
     async def row_of(item: object) -> Row:
+        if ahead is not None:
+            await ahead.reached()
         # Rows of other nodes are made already.
-        row = item if isinstance(item, dict) else shown(item)
-        return row if isinstance(row, dict) else await row
+        return item if isinstance(item, dict) else shown(item)
 
     async def encoded(item: object) -> bytes:
         return encode(columns(await row_of(item)))
 
     wanted, columns = _filter(call), _columns(query)
     if not ({"sort", "page"} & query.keys() or wanted is not None):
-        return Rows(items, encoded, slices)
+        return Rows(items if ahead is None else ahead.over(items), encoded, slices)
     page = Page(query) if "page" in query else None
     path = query["sort"].split(".") if "sort" in query else []
     if brief is not None and page is not None and (not path or path[0] in BRIEF):
-        return await _paged_by(brief, call, items, encoded, wanted, path, page)
+        return await _paged_by(brief, call, items, encoded, wanted, path, page, ahead)
     total = 0
     placed: list[Placed] = []
-    for item in items:
+    for item in items if ahead is None else ahead.over(items):
         await slices.rest()
         if item is None:
             continue
@@ -142,6 +170,7 @@ async def _paged_by(
     wanted: Wanted | None,
     path: list[str],
     page: Page,
+    ahead: Ahead | None,
 ) -> Answer:
     total = 0
     placed: list[tuple[tuple[int, float, str], Any]] = []
@@ -156,7 +185,10 @@ async def _paged_by(
     chosen: Iterator[Any] = (item for _, item in placed)
     if path:
         chosen = await _sorted(placed, call.slices, reverse=call.query.get("sort_reverse") == "true")
-    return await page.of(page.part(chosen), encoded, len(placed), total, call.slices)
+    part = page.part(chosen)
+    return await page.of(
+        part if ahead is None else ahead.over(part), encoded, len(placed), total, call.slices
+    )
 
 
 def picked(answer: Any, query: Mapping[str, str]) -> Any:
