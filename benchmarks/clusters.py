@@ -89,6 +89,7 @@ class MqdCluster(Cluster):
     def __init__(self) -> None:
         self.directory = Path()
         self.ports = []
+        self.http_ports: list[int] = []
         self._peers = ""
         self._processes: list[subprocess.Popen[bytes] | None] = [None] * len(NAMES)
 
@@ -98,6 +99,7 @@ class MqdCluster(Cluster):
         secret.write_text(secrets.token_hex(32))
         secret.chmod(0o600)
         self.ports = [free_port() for _ in NAMES]
+        self.http_ports = [free_port() for _ in NAMES]
         self.port = self.ports[0]
         self._peers = ",".join(f"{name}={HOST}:{free_port()}" for name in NAMES)
         began = time.perf_counter()
@@ -108,7 +110,8 @@ class MqdCluster(Cluster):
 
     def launch(self, place: int) -> None:
         name = NAMES[place]
-        command = [str(self.node.path()), "--data-dir", str(self.directory / name), "--http", f"{HOST}:0"]
+        command = [str(self.node.path()), "--data-dir", str(self.directory / name)]
+        command += ["--http", f"{HOST}:{self.http_ports[place]}"]
         command += ["--amqp", f"{HOST}:{self.ports[place]}", "--node", name, "--peers", self._peers]
         command += ["--cluster-secret-file", str(self.directory / "secret")]
         with (self.directory / f"{name}.output").open("ab") as output:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from operator import itemgetter
@@ -28,6 +28,8 @@ FILTER_BYTES_MAX = 256
 COLUMNS_MAX = 64
 #: Rows that are sorted at a stretch.
 SORTED_AT_ONCE = 1_000
+#: Items for which what their rows need is looked up at a time.
+AHEAD = 100
 #: Bytes that leave at a time.
 CHUNK_BYTES = 1 << 16
 
@@ -88,6 +90,37 @@ class Rows:
                 rows, size = [], 0
         if rows:
             yield b"[" + b",".join(rows) + b"]"
+
+
+class Ahead:
+    """Looks up what rows need, for many items at a time."""
+
+    def __init__(
+        self, look_up: Callable[[Sequence[Any]], Awaitable[None]], shown: Callable[[Any], Row]
+    ) -> None:
+        """`shown` makes the row of an item, once `look_up` was awaited with it."""
+        self._look_up = look_up
+        self._shown = shown
+        self._next: list[Any] = []
+
+    def over(self, items: Iterable[Any]) -> Iterator[Any]:
+        items = iter(items)
+        while chunk := list(islice(items, AHEAD)):
+            self._next = chunk
+            yield from chunk
+
+    async def row(self, item: Any) -> Row:
+        """Return the row of an item that `over` has yielded last."""
+        if self._next:
+            found, self._next = self._next, []
+            await self._look_up(found)
+        return self._shown(item)
+
+    async def all_rows(self, items: list[Any]) -> Shown:
+        """Look up what the rows of these items need; return what makes them."""
+        for start in range(0, len(items), AHEAD):
+            await self._look_up(items[start : start + AHEAD])
+        return self._shown
 
 
 async def listing(

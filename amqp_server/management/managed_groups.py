@@ -21,7 +21,7 @@ from amqp_server.streams.host import StreamHost
 from amqp_server.streams.remote_host import StreamRemoteHost
 from amqp_server.streams.replicated_group import ReplicatedGroupHost
 from amqp_server.streams.start import NEXT, Start
-from quorum_queue.consumer_groups.group import Group, Member
+from quorum_queue.consumer_groups.group import Group, Key
 from quorum_queue.consumer_groups.partition import Partition
 from quorum_queue.ports import Host, Refused
 
@@ -68,12 +68,13 @@ class Place:
         return 0 if host is None else host.end_offset
 
     @property
-    def has_unread(self) -> bool:
-        """Whether there is a message that was not acked, and this node can tell when it came."""
+    def oldest(self) -> tuple[StreamHost, int] | None:
+        """The offset of the first message that was not acked, if this node can tell when it came."""
         host, partition = self.host, self.partition
         if host is None or isinstance(host, StreamRemoteHost) or partition.cursor < 0:
-            return False
-        return partition.committed < host.end_offset
+            return None
+        offset = partition.committed
+        return (host, offset) if offset < host.end_offset else None
 
     @property
     def unread(self) -> int:
@@ -85,40 +86,51 @@ class Place:
 class Ages:
     """How old the oldest messages are that groups have not worked off, for one request.
 
-    What is in segments is looked up by threads. A request waits ANSWER_S for them, however many groups it shows.
+    What is in segments is looked up by threads: for many groups at once, and once for all of them that are at one place. A
+    request waits ANSWER_S for them, however many groups it shows.
     """
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._ends = trio.current_time() + ANSWER_S
+        #: Times by streams and offsets, None while they are not known.
+        self._times: dict[tuple[StreamHost, int], int | None] = {}
+        #: Of each group its partitions, and what was looked up for them.
+        self._found: dict[Queue, list[tuple[Place, tuple[StreamHost, int] | None]]] = {}
 
-    async def of(self, places: Sequence[Place]) -> list[int | None]:
-        """Return the age for each partition in ms; None if all of it was acked, or if that is not known here."""
-        times: list[int | None] = [None] * len(places)
+    async def look_up(self, queues: Sequence[Queue]) -> None:
+        """Look up what `of` tells of these groups then."""
+        wanted: list[tuple[StreamHost, int]] = []
+        for queue in queues:
+            found = self._found[queue] = [(place, place.oldest) for place in _places(queue.host)]
+            for _, at in found:
+                if at is not None and at not in self._times:
+                    self._times[at] = None
+                    wanted.append(at)
         looked_up = trio.Event()
-        left = 1
+        left = len(wanted)
 
-        def one_less() -> None:
+        def told(at: tuple[StreamHost, int], time_ms: int | None) -> None:
             nonlocal left
+            self._times[at] = time_ms
             left -= 1
             if not left:
                 looked_up.set()
 
-        def found(at: int, time_ms: int | None) -> None:
-            times[at] = time_ms
-            one_less()
+        def ask() -> None:
+            for host, offset in wanted:
+                host.time_of(offset, partial(told, (host, offset)))
 
-        for at, place in enumerate(places):
-            if place.has_unread:
-                left += 1
-                assert place.host is not None
-                self._broker.turn.run(place.host.time_of, place.partition.committed, partial(found, at))
-        one_less()
-        if left:
+        if wanted:
+            self._broker.turn.run(ask)
             with trio.move_on_at(self._ends):
                 await looked_up.wait()
+
+    def of(self, queue: Queue) -> list[tuple[Place, int | None]]:
+        """Return each partition of a group with its age in ms; None if all of it was acked, or if that is not known here."""
         now_ms = self._broker.services.queue_time.now_ms()
-        return [None if time is None else max(now_ms - time, 0) for time in times]
+        times = [(place, None if at is None else self._times[at]) for place, at in self._found.pop(queue, ())]
+        return [(place, None if time is None else max(now_ms - time, 0)) for place, time in times]
 
 
 class ManagedGroups:
@@ -135,29 +147,30 @@ class ManagedGroups:
         """Return groups that `summary` makes rows of, later and only where they are wanted."""
         return list(self._broker.vhost(vhost).groups.values())
 
+    def named(self, vhost: str, name: str) -> Queue | None:
+        return self._broker.vhost(vhost).groups.get(name)
+
     def has(self, vhost: str, name: str) -> bool:
-        return name in self._broker.vhost(vhost).groups
+        return self.named(vhost, name) is not None
 
     async def find(self, vhost: str, name: str) -> dict[str, Any] | None:
         queue = self._broker.vhost(vhost).groups.get(name)
         if queue is None:
             return None
-        places = _places(queue.host)
-        ages = await self.ages().of(places)
-        partitions = [
-            self._partition(queue, number, place, age)
-            for number, (place, age) in enumerate(zip(places, ages, strict=True))
-        ]
-        return self._summary(queue, ages) | {"partition_details": partitions}
+        ages = self.ages()
+        await ages.look_up([queue])
+        found = ages.of(queue)
+        partitions = [self._partition(queue, number, place, age) for number, (place, age) in enumerate(found)]
+        return self._summary(queue, found) | {"partition_details": partitions}
 
     def ages(self) -> Ages:
         """Return what tells ages to one request."""
         return Ages(self._broker)
 
-    async def summary(self, ages: Ages, queue: Queue) -> dict[str, Any]:
-        return self._summary(queue, await ages.of(_places(queue.host)))
+    def summary(self, ages: Ages, queue: Queue) -> dict[str, Any]:
+        return self._summary(queue, ages.of(queue))
 
-    def _summary(self, queue: Queue, ages: list[int | None]) -> dict[str, Any]:
+    def _summary(self, queue: Queue, found: list[tuple[Place, int | None]]) -> dict[str, Any]:
         host = queue.host
         told: dict[str, Any] = {
             "name": queue.name,
@@ -170,13 +183,12 @@ class ManagedGroups:
         if not isinstance(host, ConsumerGroupHost | ReplicatedGroupHost):
             state = "on other nodes" if queue.members else "failed"
             return told | {"state": state, "partitions": 0, "generation": 0, "oldest_unread_ms": None}
-        places = _places(host)
         known = isinstance(host, ReplicatedGroupHost) and not host.replica.known
         return told | {
-            "state": "running" if places or known else "stream is gone",
-            "partitions": len(places),
+            "state": "running" if found or known else "stream is gone",
+            "partitions": len(found),
             "generation": _group_of(host).generation,
-            "oldest_unread_ms": max([age for age in ages if age is not None], default=None),
+            "oldest_unread_ms": max([age for _, age in found if age is not None], default=None),
         }
 
     def _partition(self, queue: Queue, number: int, place: Place, age_ms: int | None) -> dict[str, Any]:
@@ -193,39 +205,54 @@ class ManagedGroups:
             "messages_unacknowledged": partition.held.count,
             "oldest_unread_ms": age_ms,
             "member": None if owner is None else owner.key[-2],
-            "connection": None if owner is None else self._connection(queue, owner),
+            "connection": None if owner is None else self._connection(queue, owner.key),
         }
 
-    def _connection(self, queue: Queue, member: Member) -> str:
-        """Return the name of its connection; of one of another node, that node."""
-        subscription = queue.subscriptions.get(member.key[-4:])
-        replication = self._broker.replication
-        own = (replication.node, replication.incarnation)
-        here = len(member.key) == 4 or member.key[:-4] == own
-        if subscription is not None and here:
+    def _connection(self, queue: Queue, key: Key) -> str:
+        """Return the name of a member's connection; of one of another node, that node."""
+        subscription = queue.subscriptions.get(key[-4:])
+        if subscription is not None and (len(key) == 4 or key[:-4] == self._own):
             name: str = subscription.channel.connection.client.name
             return name
-        return "" if len(member.key) == 4 else f"on node {member.key[-6]}"
+        return "" if len(key) == 4 else f"on node {key[-6]}"
 
-    def members(self, vhost: str, name: str) -> list[dict[str, Any]] | None:
-        queue = self._broker.vhost(vhost).groups.get(name)
-        if queue is None:
-            return None
+    @property
+    def _own(self) -> tuple[str, int]:
+        replication = self._broker.replication
+        return replication.node, replication.incarnation
+
+    def keeps(self, queue: Queue) -> bool:
+        """Return whether this node has a copy of a group."""
+        return isinstance(queue.host, ConsumerGroupHost | ReplicatedGroupHost)
+
+    def leads(self, queue: Queue) -> bool:
+        return isinstance(queue.host, ReplicatedGroupHost) and queue.host.group.is_leader
+
+    def members(self, queue: Queue) -> dict[Key, dict[str, Any]]:
+        """Return the members of a group that this node has a copy of, by their keys."""
         host = queue.host
-        members: list[Member] = []
-        if isinstance(host, ConsumerGroupHost | ReplicatedGroupHost):
-            members = list(_group_of(host).members.values())
-        return [
-            {
+        if not isinstance(host, ConsumerGroupHost | ReplicatedGroupHost):
+            return {}
+        return {
+            each.key: {
+                "group": queue.name,
+                "vhost": queue.vhost.name,
                 "consumer_tag": each.key[-2],
-                "connection": self._connection(queue, each),
+                "connection": self._connection(queue, each.key),
                 "channel": each.key[-3],
                 "prefetch_count": each.prefetch,
                 "messages_unacknowledged": each.count,
                 "partitions": sorted([partition.name for partition in each.owned]),
             }
-            for each in members
-        ]
+            for each in _group_of(host).members.values()
+        }
+
+    def connections(self, queue: Queue) -> dict[Key, str]:
+        """Return the names of this node's connections that consume from a group, by the members' keys in a cluster."""
+        return {
+            (*self._own, *key): subscription.channel.connection.client.name
+            for key, subscription in queue.subscriptions.items()
+        }
 
     async def reset(
         self, vhost: str, name: str, to: str, *, partition: int | None, dry_run: bool, force: bool

@@ -145,13 +145,18 @@ MEMBER_COLUMNS = (
 )
 
 
-@mqctl.command("list_group_members", help="Lists the members of a consumer group, and what each has.")
+@mqctl.command(
+    "list_group_members",
+    help="Lists the members of a consumer group, or of all groups of a vhost, and what each has.",
+)
 @in_vhost
-@click.argument("name")
+@click.argument("name", required=False)
 @pass_invocation
-def list_group_members(invocation: Invocation, vhost: str, name: str) -> None:
-    rows = invocation.client.get("groups", vhost, name, "members")
-    show_columns(MEMBER_COLUMNS, rows, invocation)
+def list_group_members(invocation: Invocation, vhost: str, name: str | None) -> None:
+    if name is None:
+        show_columns(("group", *MEMBER_COLUMNS), invocation.client.get("group-members", vhost), invocation)
+    else:
+        show_columns(MEMBER_COLUMNS, invocation.client.get("groups", vhost, name, "members"), invocation)
 
 
 @mqctl.command("list_group_partitions", help="Lists how far a consumer group is in each partition.")

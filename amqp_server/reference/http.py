@@ -29,6 +29,7 @@ TITLES = {
 _WITH = {
     "overview": "cluster-name whoami nodes auth extensions feature-flags deprecated-features reset rebalance cluster",
     "health": "aliveness-test healthchecks",
+    "groups": "group-members",
     "connections": "channels consumers",
     "users": "permissions topic-permissions",
     "policies": "operator-policies",

@@ -6,6 +6,7 @@ from ..streams import Terms
 from . import routes
 from .closed_loop import ClosedLoop
 from .cluster import CLUSTER_SCENARIOS
+from .cluster_group import CLUSTER_GROUP_SCENARIOS
 from .connections import Churn, IdleConnections
 from .group import GROUP_SCENARIOS
 from .latency import Latency, StreamLatency
@@ -105,6 +106,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     Startup(),
     Watched(),
     *CLUSTER_SCENARIOS,
+    *CLUSTER_GROUP_SCENARIOS,
     ClosedLoop(100, "transient", nodes=3),
     ClosedLoop(100, "durable", nodes=3),
     ClosedLoop(1_000, "transient", nodes=3),

@@ -212,37 +212,44 @@ class Rebalance(GroupScenario):
     )
 
     def measure(self, broker: Broker, pace: Pace) -> Figures:
-        with ExitStack() as opened:
-            connection = opened.enter_context(Connection(broker.port))
-            _super_stream(connection, MANY_PARTITIONS)
-            partitions = _partitions(MANY_PARTITIONS)
-            wire = [message("", each, b"b" * BODY_BYTES, properties(persistent=True)) for each in partitions]
-            once = b"".join(wire)
-            _declare_group(connection, STREAM)
-            members = [opened.enter_context(Connection(broker.port))]
-            members[0].consume(GROUP, PREFETCH)
-            connection.sock.sendall(once)
-            found = _arrived(members, MANY_PARTITIONS)
-            members[0].sock.sendall(ack_through(found[0]))
-            members += [opened.enter_context(Connection(broker.port)) for _ in range(MANY_MEMBERS - 1)]
-            began = time.perf_counter()
-            for member in members[1:]:
-                member.consume(GROUP, PREFETCH)
-            connection.sock.sendall(once)
-            found = _arrived(members, MANY_PARTITIONS)
-            join_s = time.perf_counter() - began
-            if set(found) != {MANY_PARTITIONS // MANY_MEMBERS}:
-                raise Unexpected(f"members have {found} partitions")
-            # Nothing of the second round was acked: what the last member holds comes to the others.
-            began = time.perf_counter()
-            hang_up(members.pop())
-            _arrived(members, MANY_PARTITIONS // MANY_MEMBERS)
-            death_s = time.perf_counter() - began
-            for member in members:
-                hang_up(member)
-            connection.delete_queue(GROUP)
-            connection.delete_exchange(STREAM)
-        return {"join_s": join_s, "death_s": death_s}
+        return rebalanced([broker.port])
+
+
+def rebalanced(ports: Sequence[int]) -> Figures:
+    """Return the figures of Rebalance, with the members spread over nodes with these ports."""
+    with ExitStack() as opened:
+        connection = opened.enter_context(Connection(ports[0]))
+        _super_stream(connection, MANY_PARTITIONS)
+        partitions = _partitions(MANY_PARTITIONS)
+        wire = [message("", each, b"b" * BODY_BYTES, properties(persistent=True)) for each in partitions]
+        once = b"".join(wire)
+        _declare_group(connection, STREAM)
+        members = [opened.enter_context(Connection(ports[0]))]
+        members[0].consume(GROUP, PREFETCH)
+        connection.sock.sendall(once)
+        found = _arrived(members, MANY_PARTITIONS)
+        members[0].sock.sendall(ack_through(found[0]))
+        members += [
+            opened.enter_context(Connection(ports[number % len(ports)])) for number in range(1, MANY_MEMBERS)
+        ]
+        began = time.perf_counter()
+        for member in members[1:]:
+            member.consume(GROUP, PREFETCH)
+        connection.sock.sendall(once)
+        found = _arrived(members, MANY_PARTITIONS)
+        join_s = time.perf_counter() - began
+        if set(found) != {MANY_PARTITIONS // MANY_MEMBERS}:
+            raise Unexpected(f"members have {found} partitions")
+        # Nothing of the second round was acked: what the last member holds comes to the others.
+        began = time.perf_counter()
+        hang_up(members.pop())
+        _arrived(members, MANY_PARTITIONS // MANY_MEMBERS)
+        death_s = time.perf_counter() - began
+        for member in members:
+            hang_up(member)
+        connection.delete_queue(GROUP)
+        connection.delete_exchange(STREAM)
+    return {"join_s": join_s, "death_s": death_s}
 
 
 def _arrived(members: Sequence[Connection], messages: int) -> list[int]:

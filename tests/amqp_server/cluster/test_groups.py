@@ -305,6 +305,32 @@ def test_an_operator_sees_and_moves_it(ring: Ring) -> None:
     assert group not in json.dumps(ring.get("n3", "/api/groups"))
 
 
+def test_each_node_tells_the_connections_of_all_members(ring: Ring) -> None:
+    groups = [declare(ring, "named"), declare(ring, "named-too")]
+    opened = {name: ring.connect(name) for name in NAMES}
+    for connection in opened.values():
+        for group in groups:
+            connection.channel().basic_consume(group, lambda *delivery: None)
+    wanted = sorted((group, f"127.0.0.1:{ring.nodes[name].port}") for group in groups for name in NAMES)
+
+    def told(path: str, at: str) -> list[tuple[str, str]]:
+        rows = ring.get(at, path)
+        return sorted(
+            (row["group"], row["connection"].rpartition(" -> ")[2]) for row in rows if row["group"] in groups
+        )
+
+    for at in NAMES:
+        # A node may apply the last attach a moment later than the others.
+        wait_until(
+            "all members are told", lambda at=at: told("/api/group-members", at) == wanted, state=lambda: ""
+        )
+        assert told(f"/api/groups/%2F/{groups[0]}/members", at) == wanted[:3]
+        lines = ring.mqctl(at, "-q", "list_group_members").splitlines()
+        assert sum(line.split("\t")[0] in groups for line in lines) == 6
+    for connection in opened.values():
+        connection.close()
+
+
 def test_a_node_that_stood_alone_brings_its_groups(tmp_path_factory: pytest.TempPathFactory) -> None:
     empty = Ring(tmp_path_factory.mktemp("brought"), *OPTIONS)
     try:

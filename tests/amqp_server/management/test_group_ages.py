@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 import trio.testing
 
 from amqp_server.management.direct import ANSWER_S
+from amqp_server.management.groups import summaries
+from amqp_server.management.listing import Rows
 from amqp_server.management.managed_groups import ManagedGroups
+from amqp_server.management.slices import Slices
 from tests.amqp_server.streams.node import StreamNode, publish
 from tests.amqp_server.streams.node import declare as declare_stream
 from tests.amqp_server.streams.test_consumer_groups import declare
@@ -121,7 +126,9 @@ async def test_a_disk_that_does_not_answer_leaves_ages_untold(
     began = trio.current_time()
     ages = groups.ages()
     queues = groups.each("/")
-    told = [await groups.summary(ages, queue) for queue in queues]
+    for queue in queues:
+        await ages.look_up([queue])
+    told = [groups.summary(ages, queue) for queue in queues]
     assert [(each["messages"], each["oldest_unread_ms"]) for each in told] == [(4, None), (4, None)]
     # All groups of one request wait together.
     assert trio.current_time() - began == ANSWER_S
@@ -137,3 +144,44 @@ async def test_a_stream_that_goes_meanwhile_has_no_age(node: StreamNode) -> None
         node.turn.run(node.host().close)
         node.work()
     assert told[0]["oldest_unread_ms"] is None
+
+
+@pytest.mark.parametrize("query", [{}, {"page": "1"}, {"sort": "messages"}])
+async def test_many_groups_are_looked_up_at_once_and_each_place_once(
+    node: StreamNode, query: dict[str, str]
+) -> None:
+    peer = opened(node)
+    groups = ManagedGroups(node.broker)
+    for number in range(10):
+        for stream in STREAMS:
+            declare(peer, f"{stream}-{number}", stream)
+    node.work()
+    names = list(node.broker.vhost("/").groups)
+    for name in names:
+        # Half of the groups of a stream are at one of its places, half at another.
+        await put(node, groups, name, 1 + 3 * (names.index(name) // 2 % 2))
+    told: list[Any] = []
+    waits = 0
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(listed, groups, query, told)
+        while not told:
+            await trio.testing.wait_all_tasks_blocked()
+            if told:
+                break
+            waits += 1
+            assert len(node.store.reads) == 4
+            node.work()
+    assert waits == 1
+    assert sorted(row["name"] for row in told) == sorted(names)
+    assert all(row["oldest_unread_ms"] is not None for row in told)
+
+
+async def listed(groups: ManagedGroups, query: dict[str, str], told: list[Any]) -> None:
+    """Add the rows that a request for all groups gets."""
+    call: Any = SimpleNamespace(query=query, slices=Slices(1_000), filter_ms=1_000)
+    rows = await summaries(call, groups, groups.each("/"))
+    if isinstance(rows, Rows):
+        found = [row async for part in rows.parts(1 << 20) for row in msgspec.json.decode(part)]
+    else:
+        found = [msgspec.json.decode(row) for row in rows.body["items"]]
+    told += found

@@ -266,6 +266,7 @@ def test_groups(mqd: Addresses, mqctl: Mqctl, tmp_path: Path) -> None:
                 break
         (row,) = ok(mqctl("-q", "list_group_members", "billing")).rows
         assert row[3:] == ["4", "4", "[orders-0, orders-1]"]
+        assert ok(mqctl("-q", "list_group_members")).rows == [["billing", *row]]
         rows = ok(mqctl("-q", "list_group_partitions", "billing")).rows
         assert [row[:2] for row in rows] == [["0", "orders-0"], ["1", "orders-1"]]
         assert sum(int(row[4]) for row in rows) == 7 and all(int(row[6]) >= 0 for row in rows)

@@ -3,7 +3,7 @@
 All members write to one file, each line at once and before the act that it tells of. So a member that gets what another one
 let go of writes behind that one. A line begins with a session, which is one channel of one member:
 
-    SESSION join NODE              the channel consumes, or gets messages one by one
+    SESSION join NODE              the channel is about to consume, or to get messages one by one
     SESSION d PARTITION OFFSET new|again COUNT    a delivery, with its flag and x-delivery-count, 0 without one
     SESSION a|r|x PARTITION OFFSET  it acks, gives back, or refuses for good
     SESSION q, SESSION c           it asks for an answer that comes when all before it is on the disks; it has come
@@ -14,13 +14,20 @@ let go of writes behind that one. A line begins with a session, which is one cha
     * doom MEMBER, * lose MEMBER   it is frozen; for so long that it has lost its place, and what it tells is out of date
     * down NODE                    a node is about to be killed; what its clients have not heard may be otherwise
     * move first|end               the group is about to be reset to the first message, or to be purged
-    * moved                        it was: what was acked meanwhile may be from before that
-    * anew                         the stream was deleted, and so all members have lost their places
+    * moved first PARTITION...     these were reset; what sessions tell that were there before may be from before that
+    * moved end                    it was purged
+    * moved perhaps                it was to be reset, and nobody knows whether it was
+    * anew EPOCH                   the stream was deleted, and comes again
+
+A PARTITION is the name of a stream, @, and the epoch of its messages, which their publisher has put into them: how often the
+stream had been declared anew. So nobody has to know when a member, which may ask to consume before the stream is deleted and be
+heard after it is there again, has joined.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from enum import Enum
 from typing import Final
 
@@ -46,6 +53,8 @@ class Session:
         self.closing = self.ended = False
         #: What it tells from now on is out of date.
         self.void = False
+        #: It was there when the group was reset: what it gets of this epoch may have left before that.
+        self.stale = False
         #: What it has acked and refused by the time it asked, and not heard of yet.
         self.fresh: list[Message] = []
         self.asked: list[Message] = []
@@ -68,10 +77,14 @@ class Judge:
         self.next: defaultdict[str, int] = defaultdict(int)
         self.open: defaultdict[str, dict[int, tuple[State, Session]]] = defaultdict(dict)
         self.done: set[Message] = set()
-        #: Refused, as far as somebody heard that it was; and all that may have been.
+        #: How often the stream was declared anew.
+        self.epoch = 0
+        #: By partitions: refused, as far as somebody heard that it was; and how many may have been, in all.
         self.refused: set[Message] = set()
-        self.perhaps_refused: set[Message] = set()
+        self.perhaps_refused: Counter[str] = Counter()
         self.seen = self.again = 0
+        #: The group is being reset: from before or from after, nobody can tell.
+        self.moving = False
         #: The group was moved: what comes again since is no error. And what has come since it was reset to the first message.
         self.moved = False
         self.since: defaultdict[str, set[int]] | None = None
@@ -85,7 +98,13 @@ class Judge:
             self.sessions[who] = Session(who, rest[0])
             return
         session = self.sessions[who]
+        if verb == "x":
+            # However that may be: a dead letter of it is no error.
+            self.perhaps_refused[rest[0]] += 1
         if session.void:
+            return
+        if verb in ("d", "a", "r", "x") and int(rest[0].rpartition("@")[2]) != self.epoch:
+            # It is of a stream that was deleted.
             return
         if verb == "d":
             self._delivered(session, rest[0], int(rest[1]), again=rest[2] == "again", count=int(rest[3]))
@@ -128,29 +147,36 @@ class Judge:
                 if session.node == rest[0] and not session.ended:
                     session.doomed = True
         elif verb == "anew":
-            for session in self.sessions.values():
-                if not session.ended:
-                    self._end(session)
-                    session.void = True
+            self.epoch = int(rest[0])
+            self._forget()
             self.next.clear()
-            self.open.clear()
-            self.done.clear()
-            self.since = defaultdict(set) if self.since is not None else None
+            # Of these messages all is known from the first one on.
+            self.moving = self.moved = False
+            self.since = None
+            for session in self.sessions.values():
+                session.stale = False
         elif verb == "move":
             self.moved = True
-            self.since = defaultdict(set) if rest[0] == "first" else None
-            self._forget()
+            # Members keep what they hold when a group is purged.
+            self.moving = rest[0] == "first"
+            self.since = defaultdict(set) if self.moving else None
         elif verb == "moved":
-            self._forget()
+            if self.moving:
+                self.moving = False
+                self._forget()
+                for session in self.sessions.values():
+                    session.stale = True
+                reset = rest[1:] if rest[0] == "first" else ()
+                came = self.since if self.since is not None else defaultdict[str, set[int]](set)
+                self.since = defaultdict(set, {name: came[name] for name in reset}) or None
         else:
             raise ValueError(f"nothing is called {verb!r}")
 
     def _forget(self) -> None:
-        """What has become of the messages so far nobody can know."""
+        """What has become of the messages so far, and of their dead letters, does not matter any more."""
         self.done.clear()
-        for opened in self.open.values():
-            for offset, (_, session) in opened.items():
-                opened[offset] = State.UNKNOWN, session
+        self.open.clear()
+        self.refused.clear()
         for session in self.sessions.values():
             session.fresh, session.asked = [], []
 
@@ -174,18 +200,21 @@ class Judge:
         self.seen += 1
         self.again += again
         place, opened = f"{session.name} gets {partition} {offset}", self.open[partition]
-        if (partition, offset) in self.done:
-            self._fail(f"{place}, which was acked")
         if again != (count > 0):
             self._fail(f"{place} with the flag {again} and the count {count}")
+        if self.since is not None:
+            self.since[partition].add(offset)
+        due = self.next[partition]
+        self.next[partition] = max(due, offset + 1)
+        if self.moving or session.stale:
+            return
+        if (partition, offset) in self.done:
+            self._fail(f"{place}, which was acked")
         found = opened.get(offset)
         if found is not None:
             state, holder = found
             if state is not State.RETURNED and state is not State.UNKNOWN and holder.sound:
                 self._fail(f"{place}, which {holder.name} has {state.value}")
-        if self.since is not None:
-            self.since[partition].add(offset)
-        due = self.next[partition]
         if offset < due and not again and not self.moved:
             self._fail(f"{place} again without the flag")
         if offset > due and not (self.gaps or self.moved):
@@ -197,7 +226,6 @@ class Judge:
                 elif state in (State.HELD, State.RETURNED) and not self.moved:
                     self._fail(f"{place} before {before}, which {holder.name} had ({state.value})")
         opened[offset] = State.HELD, session
-        self.next[partition] = max(due, offset + 1)
 
     def _settles(self, session: Session, partition: str, offset: int, verb: str) -> None:
         opened = self.open[partition]
@@ -208,8 +236,6 @@ class Judge:
             opened[offset] = State.RETURNED, session
             return
         opened[offset] = State.ACKED if verb == "a" else State.REFUSED, session
-        if verb == "x":
-            self.perhaps_refused.add((partition, offset))
         session.fresh.append((partition, offset))
 
     def _heard(self, session: Session) -> None:
@@ -232,10 +258,9 @@ class Judge:
     def finish(self, ends: dict[str, int]) -> None:
         """Nothing is left in the group, whose partitions end there."""
         for partition, stop in ends.items():
-            if self.since is not None and len(self.since[partition]) != stop:
-                self._fail(
-                    f"of {stop} messages of {partition} {len(self.since[partition])} came after the reset"
-                )
+            came = None if self.since is None else self.since.get(partition)
+            if came is not None and len(came) != stop:
+                self._fail(f"of {stop} messages of {partition} {len(came)} came after the reset")
             if self.next[partition] != stop and not self.moved:
                 self._fail(f"{partition} has {stop} messages, and {self.next[partition]} were seen")
         for partition, opened in self.open.items():
@@ -244,6 +269,20 @@ class Judge:
                     self._fail(
                         f"{partition} {offset}, which {holder.name} had ({state.value}), never came back"
                     )
+
+    def finish_letters(self, letters: Mapping[str, int]) -> None:
+        """So many dead letters there are of each partition."""
+        refused = Counter(partition for partition, _ in self.refused)
+        for partition in {**letters, **refused}:
+            count, least, most = (
+                letters.get(partition, 0),
+                refused[partition],
+                self.perhaps_refused[partition],
+            )
+            if not least <= count <= most:
+                self._fail(
+                    f"of {partition} {least} were refused, at most {most}, and {count} dead letters came"
+                )
 
     def __str__(self) -> str:
         opened = {name: len(found) for name, found in self.open.items() if found}

@@ -56,7 +56,7 @@ class Member {
     }
     if (this.ended) return;
     const { headers } = message.properties;
-    const told = [headers["x-stream"], headers["x-stream-offset"]];
+    const told = [`${headers["x-stream"]}@${headers.epoch}`, headers["x-stream-offset"]];
     this.tell("d", ...told, message.fields.redelivered ? "again" : "new", headers["x-delivery-count"] || 0);
     this.deliveries++;
     this.held.push([message, told]);

@@ -52,7 +52,7 @@ class Teller:
         self.tell("join", self._node)
 
     def delivery(self, headers: dict[str, Any], *, again: bool) -> tuple[str, int]:
-        message = _text(headers["x-stream"]), int(headers["x-stream-offset"])
+        message = partition_of(headers), int(headers["x-stream-offset"])
         self.tell("d", *message, "again" if again else "new", headers.get("x-delivery-count", 0))
         return message
 
@@ -61,6 +61,11 @@ class Teller:
         if self.joined and not self.ended:
             self.ended = True
             self.tell(word)
+
+
+def partition_of(headers: dict[str, Any]) -> str:
+    """Return the partition of a delivery, and the epoch that the publisher has put in. See judge.py."""
+    return f"{_text(headers['x-stream'])}@{int(headers['epoch'])}"
 
 
 def _text(value: Any) -> str:

@@ -90,14 +90,15 @@ func visit() error {
 	}
 	held := []message{}
 	take := func(each amqp.Delivery) {
+		partition := fmt.Sprintf("%v@%v", each.Headers["x-stream"], each.Headers["epoch"])
 		offset, _ := each.Headers["x-stream-offset"].(int64)
 		count, _ := each.Headers["x-delivery-count"].(int64)
 		flag := "new"
 		if each.Redelivered {
 			flag = "again"
 		}
-		tell(who, "d", each.Headers["x-stream"], offset, flag, count)
-		held = append(held, message{each.DeliveryTag, fmt.Sprint(each.Headers["x-stream"]), offset})
+		tell(who, "d", partition, offset, flag, count)
+		held = append(held, message{each.DeliveryTag, partition, offset})
 	}
 	settle := func() error {
 		for len(held) > 0 && chance.Float64() < 0.9 {

@@ -57,7 +57,7 @@ public final class Member {
         if (ended) {
             return;
         }
-        Object partition = properties.getHeaders().get("x-stream");
+        Object partition = properties.getHeaders().get("x-stream") + "@" + properties.getHeaders().get("epoch");
         Object offset = properties.getHeaders().get("x-stream-offset");
         Object count = properties.getHeaders().getOrDefault("x-delivery-count", 0);
         tell("d", partition, offset, envelope.isRedeliver() ? "again" : "new", count);
@@ -83,6 +83,8 @@ public final class Member {
         String url = urls[CHANCE.nextInt(urls.length)];
         ConnectionFactory factory = new ConnectionFactory();
         factory.setUri(url);
+        // From a path of "/" it takes a vhost with an empty name.
+        factory.setVirtualHost("/");
         factory.setAutomaticRecoveryEnabled(false);
         factory.setRequestedHeartbeat(Integer.parseInt(System.getenv("STORM_HEARTBEAT")));
         factory.setConnectionTimeout(20000);
