@@ -109,6 +109,15 @@ def test_keys_of_bindings_are_written_as_in_a_form(api: Api, name: Name) -> None
         assert api.ask("DELETE", f"{ends}/{quoted(key)}").status == 204
 
 
+@pytest.mark.parametrize("switch", ["if-unused=True", "if-unused=False", "if-unused=false"])
+def test_switches_of_a_query_as_tools_in_python_write_them(api: Api, name: Name, switch: str) -> None:
+    exchange, queue = name("x"), name("q")
+    assert api.ask("PUT", f"exchanges/%2F/{exchange}", {"type": "topic"}).status == 201
+    assert api.ask("PUT", f"queues/%2F/{queue}", {}).status == 201
+    assert api.ask("DELETE", f"exchanges/%2F/{exchange}?{switch}").status == 204
+    assert api.ask("DELETE", f"queues/%2F/{queue}?{switch}").status == 204
+
+
 def test_columns_of_single_objects(api: Api, name: Name) -> None:
     queue = name("q")
     assert api.ask("PUT", f"queues/%2F/{queue}", {"arguments": {"x-max-length": 5}}).status == 201
