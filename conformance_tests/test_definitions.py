@@ -364,3 +364,10 @@ def test_global_parameters(api: Api, name: Name) -> None:
     assert api.ask("GET", path).json in api.ask("GET", "global-parameters").json
     assert api.ask("DELETE", path).status == 204
     assert api.ask("GET", path).status == 404
+
+
+def test_the_id_of_the_cluster_is_a_global_parameter(api: Api) -> None:
+    one = api.ask("GET", "global-parameters/internal_cluster_id").json
+    assert one["name"] == "internal_cluster_id"
+    assert one["value"].startswith("rabbitmq-cluster-id-")
+    assert one in api.ask("GET", "global-parameters").json

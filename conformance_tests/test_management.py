@@ -92,6 +92,32 @@ def test_the_location_of_a_new_binding_leads_to_it(
     assert api.ask("GET", f"{ends}/{quoted(end)}/{key}").status == 404
 
 
+def test_keys_of_bindings_are_written_as_in_a_form(api: Api, name: Name) -> None:
+    queue = name("q")
+    assert api.ask("PUT", f"queues/%2F/{queue}", {}).status == 201
+    ends = f"bindings/%2F/e/amq.topic/q/{queue}"
+    keys = {"a+b": "a%2Bb", "a b": "a+b", "a/b~c%é": "a%2Fb%7Ec%25%C3%A9", "*.#": "%2A.%23", "": "~"}
+    for routing_key, key in keys.items():
+        created = api.ask("POST", ends, {"routing_key": routing_key})
+        assert created.headers["location"] == f"{queue}/{quote(key, safe='~')}"
+    assert {each["routing_key"]: each["properties_key"] for each in api.ask("GET", ends).json} == keys
+    for routing_key, key in keys.items():
+        assert api.ask("GET", f"{ends}/{quoted(key)}").json["routing_key"] == routing_key
+    # As tools ask for it that do not know that keys are encoded.
+    assert api.ask("GET", f"{ends}/a%20b").json["routing_key"] == "a b"
+    for key in keys.values():
+        assert api.ask("DELETE", f"{ends}/{quoted(key)}").status == 204
+
+
+@pytest.mark.parametrize("switch", ["if-unused=True", "if-unused=False", "if-unused=false"])
+def test_switches_of_a_query_as_tools_in_python_write_them(api: Api, name: Name, switch: str) -> None:
+    exchange, queue = name("x"), name("q")
+    assert api.ask("PUT", f"exchanges/%2F/{exchange}", {"type": "topic"}).status == 201
+    assert api.ask("PUT", f"queues/%2F/{queue}", {}).status == 201
+    assert api.ask("DELETE", f"exchanges/%2F/{exchange}?{switch}").status == 204
+    assert api.ask("DELETE", f"queues/%2F/{queue}?{switch}").status == 204
+
+
 def test_columns_of_single_objects(api: Api, name: Name) -> None:
     queue = name("q")
     assert api.ask("PUT", f"queues/%2F/{queue}", {"arguments": {"x-max-length": 5}}).status == 201

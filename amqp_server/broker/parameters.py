@@ -28,6 +28,8 @@ GLOBAL = ""
 
 #: Global parameter with the name of the cluster.
 CLUSTER_NAME = "cluster_name"
+#: Global parameter with what others know the cluster by.
+CLUSTER_ID = "internal_cluster_id"
 
 NAME_BYTES_MAX = 255
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import quote, quote_plus, unquote_plus
 
 import msgspec
 
@@ -19,7 +19,8 @@ DESTINATION_TYPES: dict[str, DestinationKind] = {"q": "queue", "e": "exchange"}
 
 
 def properties_key(routing_key: str, arguments: dict[str, Any]) -> str:
-    quoted = quote(routing_key, safe="").replace("~", "%7E")
+    # As in a form: a blank is a plus.
+    quoted = quote_plus(routing_key, safe="").replace("~", "%7E")
     if not arguments:
         return quoted or "~"
     told = msgspec.json.encode(plain(arguments), order="deterministic")
@@ -142,10 +143,15 @@ def _between(call: Call, vhost: str) -> Iterator[BindingView]:
 
 async def _binding(call: Call, vhost: str) -> BindingView:
     wanted = call.path["properties"]
+    likely: BindingView | None = None
     for found in _between(call, vhost):
         await call.slices.rest()
         key = properties_key(found.routing_key, found.arguments)
-        # The key has percent signs of its own, and not every tool encodes them for the path.
-        if wanted in (key, unquote(key)):
+        if wanted == key:
             return found
-    raise not_found()
+        # The key has percent signs of its own, and not every tool encodes them for the path.
+        if wanted == unquote_plus(key):
+            likely = found
+    if likely is None:
+        raise not_found()
+    return likely

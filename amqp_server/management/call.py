@@ -190,7 +190,8 @@ class Call:
         return self.query.get(name) == "true"
 
     def switch(self, name: str) -> bool:
-        value = self.query.get(name, "false")
+        # Tools in Python write True and False.
+        value = self.query.get(name, "false").lower()
         if value not in ("true", "false"):
             raise bad_request(f"{name} must be true or false")
         return value == "true"

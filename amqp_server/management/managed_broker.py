@@ -34,6 +34,7 @@ from amqp_server.config import VERSION, Config
 from amqp_server.errors import NotFound, Unavailable
 from amqp_server.management.direct import Direct
 from amqp_server.management.everywhere import Others
+from amqp_server.management.identity import cluster_id
 from amqp_server.management.managed_bindings import ManagedBindings
 from amqp_server.management.managed_connections import ManagedConnections
 from amqp_server.management.managed_consumers import ManagedConsumers
@@ -97,6 +98,9 @@ class ManagedBroker:
         """Return what an operator has called it, or the name of its first node, which is the same on all nodes."""
         own = self.name if self.others is None else min([self.name, *self.others.names()])
         return self.parameters.cluster_name or own
+
+    def cluster_id(self) -> str:
+        return cluster_id(self._node)
 
     @property
     def cluster_version(self) -> int:

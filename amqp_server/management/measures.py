@@ -13,6 +13,7 @@ from amqp_server.broker.queue_types import QUEUE_TYPES
 from amqp_server.broker.traffic import Ended, Traffic
 from amqp_server.config import VERSION
 from amqp_server.connection.session import Session, State
+from amqp_server.management.identity import cluster_id
 from amqp_server.streams.host import StreamHost
 from exchanges.router import Exchange
 from persistence.commit import Syncs
@@ -86,11 +87,7 @@ class Measures:
         return self._broker.runtime.parameters.cluster_name or min(nodes, default=self.node)
 
     def cluster_id(self) -> str:
-        identity = self._node.environment.node_id
-        founded = None if self._cluster is None else self._cluster.founded
-        if founded is not None and founded.nodes:
-            identity = founded.nodes[min(founded.nodes)]
-        return f"rabbitmq-cluster-id-{identity}"
+        return cluster_id(self._node)
 
     # -- of the node -------------------------------------------------------------------------------------------
 
@@ -181,7 +178,9 @@ class Measures:
         looked.groups += 1
         looked.led += core.leader == self.node
         looked.leaderless += not core.leader
-        return core.term, group.snapshot_index, group.applied, core.commit, core.log.stable_index
+        told = core.term, group.snapshot_index, group.applied, core.commit, core.log.stable_index
+        # Under two names each.
+        return told + told
 
     def vhosts(self) -> list[str]:
         return [vhost.name for vhost in self._broker.vhost_records]

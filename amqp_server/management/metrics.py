@@ -185,6 +185,16 @@ RAFT = (
         ("raft_log_commit_index", "Raft log commit index"),
         ("raft_log_last_written_index", "Raft log last written index"),
     ),
+    # The same as RabbitMQ names them from 4.2 on, for its boards of today.
+    *_metrics(
+        "ra_metrics",
+        "gauge",
+        ("raft_term", "Current Raft term number"),
+        ("raft_snapshot_index", "Raft log snapshot index"),
+        ("raft_last_applied", "Raft log last applied index"),
+        ("raft_commit_index", "Raft log commit index"),
+        ("raft_last_written_index", "Raft log last written index"),
+    ),
 )
 QUEUE_PUBLISHES = _metrics(
     "queue_publish_metrics",

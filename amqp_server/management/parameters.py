@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from amqp_server.broker.limits import LIMITS, OF_VHOSTS, problem
 from amqp_server.broker.parameters import (
+    CLUSTER_ID,
     CLUSTER_NAME,
     GLOBAL,
     OPERATOR_POLICY,
@@ -151,8 +153,17 @@ def shown_global(record: ParameterRecord) -> dict[str, Any]:
     return {"name": record.name, "value": record.decoded}
 
 
+def _unset(call: Call) -> list[dict[str, Any]]:
+    """Return what RabbitMQ sets when it founds a cluster, and mqd knows without."""
+    if call.broker.parameters.get(GLOBAL, GLOBAL, CLUSTER_ID) is not None:
+        return []
+    return [{"name": CLUSTER_ID, "value": call.broker.cluster_id()}]
+
+
 async def global_parameters(call: Call) -> Any:
-    return await listing(call, call.broker.parameters.of(GLOBAL, GLOBAL), shown_global)
+    told = [shown_global(record) for record in call.broker.parameters.of(GLOBAL, GLOBAL)] + _unset(call)
+    told.sort(key=itemgetter("name"))
+    return await listing(call, told)
 
 
 def _global(call: Call) -> ParameterRecord:
@@ -163,6 +174,9 @@ def _global(call: Call) -> ParameterRecord:
 
 
 async def global_parameter(call: Call) -> Any:
+    for unset in _unset(call):
+        if call.path["name"] == unset["name"]:
+            return unset
     return shown_global(_global(call))
 
 

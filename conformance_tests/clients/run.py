@@ -26,7 +26,7 @@ from conformance_tests.clients.toolchain import HERE, TOOLCHAINS, PrepareFailed,
 PROGRAM_SECONDS = 240
 BROKER_SECONDS = 60
 #: Programs that ask the management API.
-MANAGEMENT = ("tools", "hop")
+MANAGEMENT = ("tools", "rabbit-hole", "hop")
 
 
 @dataclass(frozen=True)

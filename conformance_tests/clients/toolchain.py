@@ -129,7 +129,10 @@ GO = Toolchain(
         ["go", "vet", "./..."],
         ["go", "build", "-modcacherw", "-buildvcs=false", "-o", str(cache / "go" / "program"), "."],
     ],
-    programs=lambda cache: [Program("amqp091-go", (str(cache / "go" / "program"),), HERE / "go")],
+    programs=lambda cache: [
+        Program("amqp091-go", (str(cache / "go" / "program"),), HERE / "go"),
+        Program("rabbit-hole", (str(cache / "go" / "program"), "management"), HERE / "go"),
+    ],
     environment=lambda cache: {
         "GOMODCACHE": str(cache / "go" / "mod"),
         "GOCACHE": str(cache / "go" / "build"),

@@ -22,9 +22,10 @@ const (
 
 var (
 	amqpURL    = environment("AMQP_URL", "amqp://guest:guest@127.0.0.1:5672/%2F")
+	httpURL    = environment("HTTP_URL", "http://guest:guest@127.0.0.1:15672")
 	restartCmd = environment("RESTART_CMD", "")
 	groups     = environment("CONSUMER_GROUPS", "")
-	prefix     = "clients.amqp091-go." + randomHex()
+	prefix     = "clients.go." + randomHex()
 )
 
 func environment(key, fallback string) string {

@@ -1,4 +1,5 @@
 // Stock amqp091-go against any broker; after a restart it comes back by hand and by the client's own recovery.
+// With the argument `management`, rabbit-hole against its management API.
 package main
 
 import (
@@ -25,8 +26,19 @@ func main() {
 		fmt.Println("FAIL connect", err)
 		os.Exit(1)
 	}
+	checks := clientChecks()
+	if len(os.Args) > 1 && os.Args[1] == "management" {
+		checks = managementChecks()
+	}
 	results := &tally{}
-	for _, one := range []check{
+	for _, one := range checks {
+		results.run(one)
+	}
+	os.Exit(results.finish())
+}
+
+func clientChecks() []check {
+	return []check{
 		{"server-properties", serverProperties, false, false},
 		{"wrong-password-is-refused", wrongPasswordIsRefused, false, false},
 		{"unknown-vhost-is-refused", unknownVhostIsRefused, false, false},
@@ -54,10 +66,7 @@ func main() {
 		{"group-goes-on-where-it-acked", groupGoesOnWhereItAcked, false, true},
 		{"durable-messages-survive-a-restart", durableMessagesSurviveARestart, true, false},
 		{"recovery-comes-back-after-a-restart", recoveryComesBackAfterARestart, true, false},
-	} {
-		results.run(one)
 	}
-	os.Exit(results.finish())
 }
 
 func openChannel() *amqp.Channel { return must(connection.Channel()) }

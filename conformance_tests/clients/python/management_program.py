@@ -1,4 +1,6 @@
-"""Tools of the management API: pyrabbit2, AMQPStorm's, Flower's, and RabbitMQ's own rabbitmqadmin where it is installed."""
+"""Tools of the management API: pyrabbit2, rabbitmq-admin, AMQPStorm's, Flower's, and RabbitMQ's own rabbitmqadmin where
+it is installed.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import requests
 from amqpstorm.management.api import ManagementApi
 from amqpstorm.management.exception import ApiError
 from amqpstorm.uri_connection import UriConnection
@@ -19,6 +22,7 @@ from flower.utils.broker import Broker as FlowersBroker
 from pyrabbit2.api import Client
 from pyrabbit2.api import PermissionError as Denied
 from pyrabbit2.http import HTTPError
+from rabbitmq_admin import AdminAPI
 
 from conformance_tests.clients.python import checks
 from conformance_tests.clients.python.checks import CheckFailed, Checks, Names, contains, equal, that
@@ -102,6 +106,50 @@ def pyrabbit_administers() -> None:
     client.delete_policy(vhost, policy)
     client.delete_user(who)
     client.delete_vhost(vhost)
+
+
+def rabbitmq_admin_administers() -> None:
+    api = AdminAPI(url=f"http://{host}:{port}", auth=(user, password))
+    equal(api.whoami()["name"], user, "whoami")
+    node = api.overview()["node"]
+    equal([each["name"] for each in api.list_nodes()], [node], "nodes")
+    that(api.get_node(node, memory=True)["running"], "running")
+    that(api.get_cluster_name()["name"], "name of the cluster")
+    equal(api.is_vhost_alive(VHOST), {"status": "ok"}, "aliveness")
+    for ask in (
+        api.list_extensions,
+        api.list_connections,
+        api.list_channels,
+        api.list_consumers,
+        api.list_bindings,
+    ):
+        that(isinstance(ask(), list), f"{ask.__name__} gives a list")
+    vhost, who, policy, exchange = name("vhost"), name("admin"), name("policy"), name("exchange")
+    api.create_vhost(vhost, tracing=True)
+    equal(api.get_vhost(vhost)["tracing"], True, "tracing")
+    api.create_user(who, password="", tags=["monitoring", "management"])
+    equal(api.get_user(who)["tags"], ["monitoring", "management"], "tags")
+    api.create_user_permission(who, vhost, read="^a")
+    equal(api.list_user_permissions(who), [api.get_user_permission(vhost, who)], "permissions")
+    equal(api.get_user_permission(vhost, who)["read"], "^a", "permission to read")
+    api.create_exchange_for_vhost(exchange, vhost, {"type": "topic"})
+    equal(api.get_exchange_for_vhost(exchange, vhost)["type"], "topic", "type")
+    api.create_policy_for_vhost(vhost, policy, {"max-length": 3}, pattern="^x", apply_to="queues")
+    equal(api.get_policy_for_vhost(vhost, policy)["definition"], {"max-length": 3}, "policy")
+    told = api.get_definitions()
+    that(any(each["name"] == exchange for each in told["exchanges"]), "exported")
+    api.post_definitions({"exchanges": [each for each in told["exchanges"] if each["name"] == exchange]})
+    api.delete_policy_for_vhost(vhost, policy)
+    api.delete_exchange_for_vhost(exchange, vhost, if_unused=True)
+    api.delete_user_permission(who, vhost)
+    api.delete_user(who)
+    api.delete_vhost(vhost)
+    try:
+        api.get_vhost(vhost)
+    except requests.HTTPError as error:
+        equal(error.response.status_code, 404, "status of a vhost that is gone")
+    else:
+        raise CheckFailed("a vhost that is gone")
 
 
 def amqpstorm_manages() -> None:
@@ -232,6 +280,7 @@ def main() -> int:
         pyrabbit_looks_around,
         pyrabbit_routes_messages,
         pyrabbit_administers,
+        rabbitmq_admin_administers,
         amqpstorm_manages,
         amqpstorm_closes_a_connection,
         flower_shows_queues,

@@ -7,16 +7,18 @@ import hashlib
 import itertools
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
 
+from amqp_server.app import Node
 from amqp_server.broker.password import from_rabbitmq, hash_password, to_rabbitmq
 from amqp_server.connection.password_checks import PasswordChecks
 from amqp_server.load_definitions import DefinitionsError, load_definitions
 from amqp_server.management.direct import Direct
 from amqp_server.management.managed_broker import ManagedBroker
+from amqp_server.management.measures import Measures
 from amqp_server.management.slices import Slices
 
 from .conftest import Connect, ManagedNode
@@ -107,6 +109,23 @@ async def test_export_import_export(connect: Connect, node: ManagedNode, tmp_pat
             # Several are declared at a time.
             told[section].sort(key=json.dumps)
     assert after == before
+
+
+async def test_the_id_of_a_cluster_goes_with_definitions(connect: Connect, node: ManagedNode) -> None:
+    client = connect("admin")
+    path = "global-parameters/internal_cluster_id"
+    own = (await client.get(path)).json()
+    assert own == {"name": "internal_cluster_id", "value": f"rabbitmq-cluster-id-{node.environment.node_id}"}
+    # What the node knows by itself is not of the definitions that others take over.
+    assert (await client.get("definitions")).json()["global_parameters"] == []
+    brought = {"name": "internal_cluster_id", "value": "rabbitmq-cluster-id-other"}
+    assert (await client.post("definitions", json={"global_parameters": [brought]})).status_code == 204
+    assert (await client.get(path)).json() == brought
+    assert brought in (await client.get("global-parameters")).json()
+    assert Measures(cast(Node, node)).cluster_id() == brought["value"]
+    assert (await client.delete(path)).status_code == 204
+    assert (await client.get(path)).json() == own
+    assert (await client.delete(path)).status_code == 404
 
 
 async def test_a_password_gets_a_hash_of_our_own_at_the_next_login(

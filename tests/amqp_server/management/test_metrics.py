@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import httpx
@@ -107,6 +108,40 @@ async def test_objects_one_by_one(node: ManagedNode, peer: Peer) -> None:
     }
     (unacked,) = values(found, "rabbitmq_channel_messages_unacked").items()
     assert unacked == ((("channel", "127.0.0.1:1 -> 127.0.0.1:5672 (1)"),), 2)
+
+
+class ClusterOfOneGroup:
+    """What is asked about the queue `q`."""
+
+    def __init__(self, node: ManagedNode) -> None:
+        self.roster = SimpleNamespace(nodes=())
+        self.founded = None
+        core = SimpleNamespace(term=2, commit=9, leader="n1", log=SimpleNamespace(stable_index=11))
+        group = SimpleNamespace(core=core, snapshot_index=4, applied=8)
+        queue = node.broker.vhost("/").queues["q"]
+        self.hosts = SimpleNamespace(grouped={queue.queue_id: SimpleNamespace(group=group)})
+
+
+async def test_raft_under_the_names_of_two_releases(node: ManagedNode, peer: Peer) -> None:
+    node.cluster = cast(Any, ClusterOfOneGroup(node))
+    found = await scrape(node, "/metrics/detailed?family=ra_metrics")
+    told = {
+        name.removeprefix("rabbitmq_detailed_raft_"): values(found, name)
+        for name in (f"rabbitmq_detailed_{metric.name}" for metric in metrics.RAFT)
+    }
+    assert {labels for rows in told.values() for labels in rows} == {(("queue", "q"), ("vhost", "/"))}
+    assert {name: value for name, rows in told.items() for value in rows.values()} == {
+        "term_total": 2,
+        "log_snapshot_index": 4,
+        "log_last_applied_index": 8,
+        "log_commit_index": 9,
+        "log_last_written_index": 11,
+        "term": 2,
+        "snapshot_index": 4,
+        "last_applied": 8,
+        "commit_index": 9,
+        "last_written_index": 11,
+    }
 
 
 async def test_labels_are_escaped() -> None:

@@ -1,0 +1,22 @@
+"""What others know a cluster by, whatever it is called."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from amqp_server.broker.parameters import CLUSTER_ID, GLOBAL
+
+if TYPE_CHECKING:
+    from amqp_server.app import Node
+
+
+def cluster_id(node: Node) -> str:
+    """Return what definitions have brought, as in RabbitMQ, or else what its first node was founded with."""
+    record = node.broker.runtime.parameters.get(GLOBAL, GLOBAL, CLUSTER_ID)
+    if record is not None and isinstance(record.decoded, str):
+        return record.decoded
+    identity = node.environment.node_id
+    founded = None if node.cluster is None else node.cluster.founded
+    if founded is not None and founded.nodes:
+        identity = founded.nodes[min(founded.nodes)]
+    return f"rabbitmq-cluster-id-{identity}"
