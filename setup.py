@@ -1,7 +1,7 @@
 """Compiles what is pure and often run, by mypyc, when a wheel is built. See docs/compiled.md.
 
-MQD_PURE=1 leaves all as plain Python, as does a machine without a C compiler. An editable install is always plain
-Python: a compiled module beside its source would hide later changes of the source.
+MQD_PURE=1 leaves all as plain Python, as does a machine without a C compiler. An editable install is always
+plain Python: a compiled module beside its source would hide later changes of the source.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent
-#: The library that has all compiled code, where its C is written, and the C of the libraries that Python imports.
+#: The library that has all compiled code, where its C is written, and the C of the libraries that Python
+#: imports.
 LIBRARY = "mqd__mypyc"
 GENERATED = "build/mypyc"
 SHIM_NAME = "mqd_shim.c"
-#: Measured: -O2 takes a third longer to compile than -O1, and gains less than what two runs of one build differ by.
+#: Measured: -O2 takes a third longer to compile than -O1, and gains less than what two runs of one build
+#: differ by.
 OPTIMISATION = "1"
 #: -Og takes a third less than -O1; the code of the hot loops gets up to 9 % slower.
 SELDOM_OPTIMISATION = "g"
@@ -180,8 +182,9 @@ def jobs() -> int:
     )
 
 
-#: Python imports each module as a library of its own. All these libraries are copies of one, which asks the library that has
-#: the code for the module by its full name. mypyc would compile one for each module, at 0.2 s each.
+#: Python imports each module as a library of its own. All these libraries are copies of one, which asks the
+#: library that has the code for the module by its full name. mypyc would compile one for each module, at 0.2
+#: s each.
 SHIM = """
 #include <Python.h>
 
@@ -355,7 +358,8 @@ def extensions() -> list[Extension]:
 
     modules = list(compiled_modules())
     say(f"compiling {len(modules)} modules on {jobs()} cores (MQD_PURE=1 leaves them as they are)")
-    # Libraries may be installed where a wheel is built, or not: it is the same wheel. What they give is checked when used.
+    # Libraries may be installed where a wheel is built, or not: it is the same wheel. What they give is
+    # checked when used.
     options = [
         "--ignore-missing-imports",
         "--no-site-packages",

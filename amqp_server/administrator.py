@@ -22,7 +22,8 @@ RETRY_S = 1.0
 
 
 async def reset_administrator(broker: Broker, commits: Commit, name: str, password: str) -> None:
-    """Give the user this password, the tag and all permissions in the default vhost. In a cluster, for all nodes.
+    """Give the user this password, the tag and all permissions in the default vhost. In a cluster, for all
+    nodes.
 
     Returns when it is on disk.
     """

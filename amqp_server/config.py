@@ -78,7 +78,8 @@ def option(
     return field(default=default, metadata=about)
 
 
-# No `repr` is made, nor the docstring that dataclass would make: of so many fields they take 3 ms of each start.
+# No `repr` is made, nor the docstring that dataclass would make: of so many fields they take 3 ms of each
+# start.
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Config:
     """All options, checked. Raises InvalidOption."""
@@ -1155,7 +1156,9 @@ def parse_bytes(text: str) -> int | None:
 
 
 def age_ms(text: str) -> int:
-    """Return the ms of `"2h"` or `"14D"`: a whole number above zero and Y, M, D, h, m or s. Raises ValueError."""
+    """Return the ms of `"2h"` or `"14D"`: a whole number above zero and Y, M, D, h, m or s. Raises
+    ValueError.
+    """
     found = _AGE.fullmatch(text)
     if found is None or not int(found[1]):
         raise ValueError(text)

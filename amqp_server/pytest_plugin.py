@@ -129,6 +129,8 @@ def _mqd_nodes(request: pytest.FixtureRequest, mqd_cluster_options: dict[str, An
 
 @pytest.fixture
 def mqd_cluster(request: pytest.FixtureRequest, _mqd_nodes: Cluster) -> Iterator[Cluster]:
-    """Three nodes, all of them well, and an empty virtual host for this test to which `mqd_cluster.url(node)` leads."""
+    """Three nodes, all of them well, and an empty virtual host for this test to which `mqd_cluster.url(node)`
+    leads.
+    """
     with _mqd_nodes.vhost(request.node.name):
         yield _mqd_nodes

@@ -73,7 +73,9 @@ class ResourceWatch:
         return heap.looked(private_memory_bytes(), used, seconds, trio.current_time())
 
     async def _pause(self) -> None:
-        """Wait until the next look is due: sooner when memory has run out. A client may send a GB a second."""
+        """Wait until the next look is due: sooner when memory has run out. A
+        client may send a GB a second.
+        """
         limit = self.memory_limit_bytes
         if not NEAR_SHARE * limit < self.memory_bytes <= limit:
             await trio.sleep(INTERVAL_S)
@@ -214,10 +216,12 @@ def give_back() -> None:
 
 
 def left_after_giving_back() -> tuple[int, int]:
-    """Give free heap back. Return the memory that is left and the most of the heap that was used meanwhile, bytes.
+    """Give free heap back. Return the memory that is left and the most of the heap that was used meanwhile,
+    bytes.
 
     Memory freed while this runs leaves holes, too. If they counted as pages that cannot be given back, they
-    would stay for ever."""
+    would stay for ever.
+    """
     before, _ = used_heap()
     give_back()
     memory = private_memory_bytes()

@@ -9,8 +9,8 @@ from amqp_server import start_time  # noqa: F401
 
 
 def main(*, for_tests: bool = False) -> None:
-    # What is imported stays: a look at it on the way finds no garbage, and takes a twentieth of the time. The node
-    # turns the collector on when it serves.
+    # What is imported stays: a look at it on the way finds no garbage, and takes a twentieth of the time. The
+    # node turns the collector on when it serves.
     gc.disable()
     # Until the node waits for signals, Ctrl-C ends the process at once, as SIGTERM does. A KeyboardInterrupt
     # could be lost where Python ignores exceptions, mainly in callbacks of its imports, and the node would

@@ -1,7 +1,8 @@
 """When this program began. It is imported before anything that takes long.
 
-The kernel says when the process began, but a shell that compiled for two minutes and then called exec is the same process.
-What its CPU was used for until now are, but for a few ms of such a shell, the start of the interpreter.
+The kernel says when the process began, but a shell that compiled for two minutes and then called exec is the
+same process. What its CPU was used for until now are, but for a few ms of such a shell, the start of the
+interpreter.
 """
 
 from __future__ import annotations

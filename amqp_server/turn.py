@@ -1,9 +1,10 @@
 """The turn: everything that the node does between two waits of the event loop.
 
-    receive    A client, a link, a timer or a finished commit brings something. Commands go to the hosts of queues.
+    receive    A client, a link, a timer or a finished commit brings something. Commands go to the hosts of
+               queues.
     apply      Every host with pending commands applies them as one batch. Clients whose answer came go on.
-    replicate  Every Raft group with something to do writes, sends and applies. Back to apply until nothing is left;
-               then the frames for other nodes leave.
+    replicate  Every Raft group with something to do writes, sends and applies. Back to apply until nothing is
+               left; then the frames for other nodes leave.
     write      What was submitted to the store becomes the next commit, if none is under way.
     send       Confirms go to the outboxes, and what is in the outboxes goes to the clients' sockets.
 
@@ -49,7 +50,9 @@ class TurnSession(Unit, Protocol):
         """The client has taken answers: go on with the rest of the last read."""
 
     def go_on_later(self) -> None:
-        """The turn is too short for the work that the session caused: read nothing more until that is done."""
+        """The turn is too short for the work that the session caused: read
+        nothing more until that is done.
+        """
 
     def go_on(self) -> None:
         """The session waited for an answer and has it now."""
@@ -180,8 +183,9 @@ class Turn:
         lasts_s: float = inf,
         tidy: Callable[[], object] | None = None,
     ) -> None:
-        """`wake` lets a task of the edge run an empty turn soon. `boundary` is the node's. A turn is overdue after
-        `lasts_s`, by the clock `now`. `tidy` looks for garbage among young objects."""
+        """`wake` lets a task of the edge run an empty turn soon. `boundary` is the node's. A turn is overdue
+        after `lasts_s`, by the clock `now`. `tidy` looks for garbage among young objects.
+        """
         self._commits = commits
         self._peers = peers
         self._wake = wake
@@ -260,7 +264,7 @@ class Turn:
         self._left.pop(session, None)
         self._senders.pop(sender, None)
 
-    # -- what takes too long ---------------------------------------------------------------------------------------
+    # -- what takes too long ---------------------------------------------------------------------------------
 
     def overdue(self) -> bool:
         """True if the turn has lasted long enough: leave further work for later."""
@@ -328,7 +332,7 @@ class Turn:
         """A turn that many clients share may last as long again for each of them."""
         self.ends = self.now() + self._lasts_s
 
-    # -- receive ---------------------------------------------------------------------------------------------------
+    # -- receive ---------------------------------------------------------------------------------------------
 
     def receive(self, session: TurnSession, data: bytes) -> None:
         """Run one turn that begins with bytes from a client."""
@@ -399,7 +403,7 @@ class Turn:
         except Exception as error:
             self.failed(sink, error)
 
-    # -- the other phases ------------------------------------------------------------------------------------------
+    # -- the other phases ------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
         while True:

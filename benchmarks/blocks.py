@@ -20,7 +20,9 @@ class Block:
 
 
 def messages_a_block(message_bytes: int, window: int) -> int:
-    """A block fills one send, but never more than a quarter of the window, or the window would empty between two."""
+    """A block fills one send, but never more than a quarter of the window, or the window would empty between
+    two.
+    """
     return max(1, min(BLOCK_BYTES // message_bytes, window // 4))
 
 

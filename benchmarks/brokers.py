@@ -1,4 +1,6 @@
-"""The brokers under test, each a process of ours on free loopback ports with an empty directory of its own."""
+"""The brokers under test, each a process of ours on free loopback ports
+with an empty directory of its own.
+"""
 
 from __future__ import annotations
 
@@ -173,8 +175,9 @@ class Before(Mqd):
 
 
 class RabbitMQ(OneNode):
-    """Debian's rabbitmq-server as it comes, but for its places and ports: nothing outside the temporary directory
-    and the loopback interface is used, not even the machine's epmd."""
+    """Debian's rabbitmq-server as it comes, but for its places and ports: nothing outside the temporary
+    directory and the loopback interface is used, not even the machine's epmd.
+    """
 
     name = "rabbitmq"
 
@@ -209,7 +212,9 @@ class RabbitMQ(OneNode):
         }
 
     def _start_epmd(self) -> None:
-        """Started beforehand and kept, so that neither it nor the name it holds weighs on a start that is timed."""
+        """Started beforehand and kept, so that neither it nor the name it holds weighs on a start that is
+        timed.
+        """
         if self._epmd is None:
             self._epmd_port = free_port()
             self._epmd = subprocess.Popen(

@@ -1,4 +1,6 @@
-"""The client's own ceiling: the same loop against a peer that decodes nothing and answers with bytes made beforehand."""
+"""The client's own ceiling: the same loop against a peer that decodes nothing and answers with bytes made
+beforehand.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,9 @@ def _rate(run_s: float, route: Route, terms: Terms) -> float:
 
 
 def _latency(rate: int, run_s: float) -> Iterator[Ceiling]:
-    """What the client, the kernel and a peer that only echoes need: no broker can be measured to be quicker."""
+    """What the client, the kernel and a peer that only echoes need: no
+    broker can be measured to be quicker.
+    """
     with _peer(_echo) as (out, back):
         clock = Clock(out, back, len(_delivery(WIRE)), rate, int(rate * run_s))
         clock.run()

@@ -1,4 +1,6 @@
-"""A plain blocking AMQP connection: set-up, topology, single messages. The measured traffic then uses its socket."""
+"""A plain blocking AMQP connection: set-up, topology, single messages. The measured traffic then uses its
+socket.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Latency on an open schedule: a message is due when it is due, whatever became of those before it, and its
-latency counts from that moment, so a broker that stalls pays for all that had to wait (no coordinated omission).
+latency counts from that moment, so a broker that stalls pays for all that had to wait (no coordinated
+omission).
 
-Most wake-ups bring one message, and for one message plain Python is quicker than numpy: what the client itself needs is part
-of every latency.
+Most wake-ups bring one message, and for one message plain Python is quicker than numpy: what the client
+itself needs is part of every latency.
 """
 
 from __future__ import annotations
@@ -97,7 +98,9 @@ class Clock:
             return
 
     def _wait(self) -> None:
-        """Sleep until a message is due or something comes. `select`, because `poll` rounds up to milliseconds."""
+        """Sleep until a message is due or something comes. `select`, because `poll` rounds up to
+        milliseconds.
+        """
         pause = 1.0
         if self._sent < self._total and not self._unsent:
             pause = max(0, self._due(self._sent) - self._now()) / 1e9

@@ -1,7 +1,7 @@
 """How long definitions take to be taken over: `python -m benchmarks.definitions`.
 
-10,000 queues, each bound to an exchange, go to the management API of one node and of three: durable classic queues, then
-quorum queues. Then the same definitions come once more, when all of it is there.
+10,000 queues, each bound to an exchange, go to the management API of one node and of three: durable classic
+queues, then quorum queues. Then the same definitions come once more, when all of it is there.
 """
 
 from __future__ import annotations

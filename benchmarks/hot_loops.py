@@ -2,7 +2,8 @@
 
     python -m benchmarks.hot_loops
 
-A change to one of these files states its figure before and after. Best of several runs, since noise only adds.
+A change to one of these files states its figure before and after. Best of several runs, since noise only
+adds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What it costs to look at a broker: `python -m benchmarks.management`.
 
-1,000 queues with messages and 1,000 connections with a channel and a consumer each. How long do the overview, a page of
-queues and a scrape take, and how much later does a bystander, who publishes and gets, hear of the broker meanwhile?
+1,000 queues with messages and 1,000 connections with a channel and a consumer each. How long do the overview,
+a page of queues and a scrape take, and how much later does a bystander, who publishes and gets, hear of the
+broker meanwhile?
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The best that was found to be possible with pika under Spark: confirms in a window, on a connection of its own thread.
+"""The best that was found to be possible with pika under Spark: confirms in a window, on a connection of its
+own thread.
 
 Measured against confirm-each, transactions and other windows; rows are handed over 500 at a time.
 """

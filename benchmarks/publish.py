@@ -1,4 +1,5 @@
-"""Put the figures of one run where readers look: tables of the README, docs/performance.md and docs/streams.md, and the picture.
+"""Put the figures of one run where readers look: tables of the README, docs/performance.md and
+docs/streams.md, and the picture.
 
     python -m benchmarks.publish [benchmarks/results/bench.json]
 

@@ -1,8 +1,10 @@
-"""One loop over all sockets of a run: publishers send blocks while their window allows, consumers count bytes.
+"""One loop over all sockets of a run: publishers send blocks while their window allows, consumers count
+bytes.
 
-A delivery of a known message on a known channel has a known size, so a consumer knows how many it has received from
-the number of bytes alone. What makes that honest is checked outside the clock, in `streams`: the size is
-taken from a decoded delivery before the run, and a decoded delivery after it must carry the delivery tag that the count predicts.
+A delivery of a known message on a known channel has a known size, so a consumer knows how many it has
+received from the number of bytes alone. What makes that honest is checked outside the clock, in `streams`:
+the size is taken from a decoded delivery before the run, and a decoded delivery after it must carry the
+delivery tag that the count predicts.
 """
 
 from __future__ import annotations
@@ -84,7 +86,9 @@ class Consumer:
 
 
 class Publisher:
-    """Sends blocks, never more than a window ahead of the slowest consumer and, with confirms, of the confirms."""
+    """Sends blocks, never more than a window ahead of the slowest consumer and, with confirms, of the
+    confirms.
+    """
 
     def __init__(
         self,

@@ -1,8 +1,10 @@
-"""Several RabbitMQ nodes on this machine, each on a loopback address of its own, with ports, directories, a cookie and
-a port mapper that nobody else uses. Nodes find each other by RabbitMQ's own `classic_config`, so `rabbitmqctl`, which takes
-seconds, is not needed; what has to be asked of a node is asked through one Erlang process that stays.
+"""Several RabbitMQ nodes on this machine, each on a loopback address of its own, with ports, directories, a
+cookie and a port mapper that nobody else uses. Nodes find each other by RabbitMQ's own `classic_config`, so
+`rabbitmqctl`, which takes seconds, is not needed; what has to be asked of a node is asked through one Erlang
+process that stays.
 
-The addresses make it possible to cut single links: a connection between two nodes has both of their addresses.
+The addresses make it possible to cut single links: a connection between two nodes has both of their
+addresses.
 """
 
 from __future__ import annotations

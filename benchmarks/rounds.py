@@ -62,7 +62,9 @@ def _turn(
 
 
 class _Others:
-    """How many cores went to neither the brokers nor this client: a figure measured beside a busy neighbour says so."""
+    """How many cores went to neither the brokers nor this client: a figure measured beside a busy neighbour
+    says so.
+    """
 
     def __init__(self, brokers: Sequence[Broker]) -> None:
         self._brokers = brokers

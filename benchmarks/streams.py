@@ -22,7 +22,9 @@ MESSAGES_MAX = 8_000_000
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Messages of one length, each of which reaches all these queues. With a mark, each message gets a number of its own."""
+    """Messages of one length, each of which reaches all these queues. With a mark, each message gets a number
+    of its own.
+    """
 
     queues: Sequence[str]
     messages: Sequence[bytes]

@@ -1,9 +1,10 @@
 """What others feel of a broker that is looked at: `python -m benchmarks.watched`.
 
-1,000 queues and 1,000 connections with a consumer each. A client publishes 5,000 transient messages a second, and
-gets each back; rounds in which nobody looks take turns with rounds in which another process asks for the
-overview, a page of queues and a scrape once a second; how long each of these takes by itself is said, too. Then two such brokers stand still, one that takes samples as by
-default and one that does not: what the one needs more of the CPU is what statistics cost.
+1,000 queues and 1,000 connections with a consumer each. A client publishes 5,000 transient messages a second,
+and gets each back; rounds in which nobody looks take turns with rounds in which another process asks for the
+overview, a page of queues and a scrape once a second; how long each of these takes by itself is said, too.
+Then two such brokers stand still, one that takes samples as by default and one that does not: what the one
+needs more of the CPU is what statistics cost.
 """
 
 from __future__ import annotations
@@ -91,8 +92,9 @@ Round = dict[str, float]
 def rounds(
     mqd: Mqd, count: int, seconds: float, looks: Sequence[str]
 ) -> tuple[list[Round], list[Round], float]:
-    """Return what a client feels in each round when nobody looks, and in the one beside it when somebody does; and the
-    CPU seconds of the broker for each second of the flow, when nobody looks."""
+    """Return what a client feels in each round when nobody looks, and in the one beside it when somebody
+    does; and the CPU seconds of the broker for each second of the flow, when nobody looks.
+    """
     alone, watched, cpu = list[Round](), list[Round](), 0.0
     for number in range(count):
         # What the machine does meanwhile is neither always in the first of the two nor always in the second.

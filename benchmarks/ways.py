@@ -1,11 +1,12 @@
-"""The ways of a message: how many calls of Python, in how many files, it takes from the socket to the confirm.
+"""The ways of a message: how many calls of Python, in how many files, it takes from the socket to the
+confirm.
 
     python -m benchmarks.ways
 
-Whole nodes in this process, with their sockets, their links and LMDB, and a profiler on the loop's thread. Calls count
-that enter (or resume) a function of the broker; those of trio, of the standard library and in C do not, nor what a
-thread does for a sync. A change is a call into another file than that of the call before. Timers and heartbeats come in
-between, so each figure is the least of several runs.
+Whole nodes in this process, with their sockets, their links and LMDB, and a profiler on the loop's thread.
+Calls count that enter (or resume) a function of the broker; those of trio, of the standard library and in C
+do not, nor what a thread does for a sync. A change is a call into another file than that of the call before.
+Timers and heartbeats come in between, so each figure is the least of several runs.
 """
 
 from __future__ import annotations
@@ -176,7 +177,9 @@ def publishes(queue: str, count: int) -> bytes:
 async def least(
     nodes: Sequence[Node], publisher: Client, queue: str, count: int, reader: Client | None
 ) -> list[Way]:
-    """Publish so many in one write, until confirmed, delivered and acked; return the shortest way at each node."""
+    """Publish so many in one write, until confirmed, delivered and acked; return the shortest way at each
+    node.
+    """
     ways: list[list[Way]] = [[] for _ in nodes]
     for _ in range(RUNS):
         with Profile(nodes) as profile:

@@ -1,4 +1,6 @@
-"""The broker under test: somebody else's behind a URL, or an mqd that the suite starts, restarts and kills."""
+"""The broker under test: somebody else's behind a URL, or an mqd that the
+suite starts, restarts and kills.
+"""
 
 import select
 import shlex

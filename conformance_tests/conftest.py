@@ -229,7 +229,8 @@ def ch(connect: Connect) -> BlockingChannel:
 
 @pytest.fixture
 def raw(url: str, name: Name) -> Iterator[Raw]:
-    """Raw clients, handshake done and channel 1 open; `raw(handshake=False)` only connects, `raw(channel=None)` opens none.
+    """Raw clients, handshake done and channel 1 open; `raw(handshake=False)` only connects,
+    `raw(channel=None)` opens none.
 
     All other arguments are those of `RawClient.handshake`; `url=` goes elsewhere than the broker's own.
     """

@@ -1,7 +1,7 @@
 """How examples are chosen by hypothesis: the same ones in every run, or random ones where they are asked for.
 
-A test that fails for one has to fail for all, and as soon as it is mended for nobody. So nothing is random, and nothing
-is kept from earlier runs, unless `--hypothesis-profile=fuzz` says so; `make fuzz` does.
+A test that fails for one has to fail for all, and as soon as it is mended for nobody. So nothing is random,
+and nothing is kept from earlier runs, unless `--hypothesis-profile=fuzz` says so; `make fuzz` does.
 """
 
 from __future__ import annotations

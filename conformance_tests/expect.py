@@ -18,8 +18,9 @@ T = TypeVar("T")
 def expect_channel_close(code: int, text_regex: str) -> Iterator[None]:
     """The body of the block must have its channel closed with this code and a text that matches.
 
-    A publish is asynchronous: follow it by something that waits for the broker (`ch.queue_declare(passive=True)`
-    or `connection.process_data_events(1)` with `ch.basic_publish` again), or use the raw client.
+    A publish is asynchronous: follow it by something that waits for the broker
+    (`ch.queue_declare(passive=True)` or `connection.process_data_events(1)` with `ch.basic_publish` again),
+    or use the raw client.
     """
     with pytest.raises(pika.exceptions.ChannelClosedByBroker) as info:
         yield
@@ -39,7 +40,9 @@ def check_close(got_code: int, got_text: str, code: int, text_regex: str) -> Non
 
 
 def eventually(probe: Callable[[], T], timeout_s: float | None = None) -> T:
-    """The first truthy result of `probe`; for what only `ctl` can show, never where a frame can be awaited."""
+    """The first truthy result of `probe`; for what only `ctl` can show,
+    never where a frame can be awaited.
+    """
     deadline = time.monotonic() + (timeout_s or wait_s())
     while True:
         result = probe()

@@ -1,4 +1,6 @@
-"""What a broker may lack without being wrong: exchange types that RabbitMQ has in plugins. The broker itself is asked."""
+"""What a broker may lack without being wrong: exchange types that RabbitMQ has in plugins. The broker itself
+is asked.
+"""
 
 import uuid
 
@@ -15,7 +17,9 @@ needs_exchange_type = pytest.mark.needs_exchange_type
 
 
 def has_exchange_type(url: str, kind: str) -> bool:
-    """Declares one. Only the refusal of an unknown type means that it is not there: any other is for the tests to judge."""
+    """Declares one. Only the refusal of an unknown type means that it is not there: any other is for the
+    tests to judge.
+    """
     name = f"probe-{uuid.uuid4().hex[:12]}"
     connection = open_connection(url)
     try:

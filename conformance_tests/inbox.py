@@ -129,7 +129,9 @@ def get(ch: BlockingChannel, queue: str, *, auto_ack: bool = True) -> Delivery |
 def wait_get(
     ch: BlockingChannel, queue: str, *, auto_ack: bool = True, timeout: float | None = None
 ) -> Delivery:
-    """basic.get until there is a message, for those that come from elsewhere (dead-lettered, other connections)."""
+    """basic.get until there is a message, for those that come from elsewhere (dead-lettered, other
+    connections).
+    """
     deadline = time.monotonic() + (timeout or wait_s())
     while time.monotonic() < deadline:
         if (delivery := get(ch, queue, auto_ack=auto_ack)) is not None:
@@ -171,7 +173,9 @@ def wait_for(condition: Callable[[], bool], what: str, timeout: float | None = N
 
 
 def wait_expired(ch: BlockingChannel, queue: str, lease_s: float) -> None:
-    """Until the queue is gone. To ask is to use it, so it is left alone for longer than its lease before each look."""
+    """Until the queue is gone. To ask is to use it, so it is left alone for longer than its lease before each
+    look.
+    """
     deadline = time.monotonic() + wait_s()
     pump(ch, 2 * lease_s)
     while queue_exists(ch, queue):

@@ -1,8 +1,9 @@
-"""Ports for brokers that have to be where they were: others are told of them beforehand, or look for them after a restart.
+"""Ports for brokers that have to be where they were: others are told of them beforehand, or look for them
+after a restart.
 
-A port that the kernel chose may be somebody else's while its owner is away. These lie below those from which the kernel
-chooses, and are taken from blocks that belong to one process each: a block is held by an abstract Unix socket, which ends
-with its process and is seen in the same network namespace as the ports.
+A port that the kernel chose may be somebody else's while its owner is away. These lie below those from which
+the kernel chooses, and are taken from blocks that belong to one process each: a block is held by an abstract
+Unix socket, which ends with its process and is seen in the same network namespace as the ports.
 """
 
 from __future__ import annotations

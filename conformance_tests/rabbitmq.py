@@ -2,8 +2,8 @@
 
     python -m conformance_tests.rabbitmq [--if-installed] [--without-plugins] [pytest's arguments]
 
-The node is Debian's rabbitmq-server on free ports of the loopback interface, with the plugins that the suite asks
-for; all that it writes goes to a temporary directory. Whatever else runs on this machine is not touched.
+The node is Debian's rabbitmq-server on free ports of the loopback interface, with the plugins that the suite
+asks for; all that it writes goes to a temporary directory. Whatever else runs on this machine is not touched.
 """
 
 import os

@@ -1,7 +1,8 @@
 """Fields of RabbitMQ's management API and their types, as its tools decode them.
 
-`i` is an integer, `f` a number, `s` a text, `b` true or false, `o` an object, `a` an array, `n` null; `si` is either of
-two. Beside a name with `+` there is `NAME_details` with a rate. A name that begins with `?` may be missing.
+`i` is an integer, `f` a number, `s` a text, `b` true or false, `o` an object, `a` an array, `n` null; `si` is
+either of two. Beside a name with `+` there is `NAME_details` with a rate. A name that begins with `?` may be
+missing.
 """
 
 from typing import Any
@@ -143,7 +144,9 @@ MQD_LACKS = frozenset(
 
 
 def faults(row: dict[str, Any], shape: str, lacks: frozenset[str] = frozenset()) -> list[str]:
-    """Return what is wrong with a row: fields that are missing, have another type, or are there against the list."""
+    """Return what is wrong with a row: fields that are missing, have another type, or are there against the
+    list.
+    """
     found: list[str] = []
     for field in shape.split():
         name, _, kinds = field.partition(":")

@@ -38,7 +38,9 @@ def test_close_is_answered(raw: Raw) -> None:
 
 
 def test_the_client_closes_the_socket(raw: Raw) -> None:
-    """After close-ok the broker reads on and says nothing: a client may still be writing, or slow to close."""
+    """After close-ok the broker reads on and says nothing: a client may
+    still be writing, or slow to close.
+    """
     client = raw()
     client.call(commands.Connection.Close(200, "bye", 0, 0), commands.Connection.CloseOk, 0)
     for _ in range(5):

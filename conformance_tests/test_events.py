@@ -1,4 +1,6 @@
-"""Events on amq.rabbitmq.event: which come, in which order, and what they tell. On a broker that is told to publish them."""
+"""Events on amq.rabbitmq.event: which come, in which order, and what they tell. On a broker that is told to
+publish them.
+"""
 
 from __future__ import annotations
 

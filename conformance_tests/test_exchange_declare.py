@@ -1,4 +1,6 @@
-"""exchange.declare and exchange.delete: kinds, passive, equivalence, reserved names, auto-delete, internal."""
+"""exchange.declare and exchange.delete: kinds, passive, equivalence,
+reserved names, auto-delete, internal.
+"""
 
 from __future__ import annotations
 

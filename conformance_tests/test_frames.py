@@ -275,7 +275,9 @@ def test_name_that_is_no_utf8(raw: Raw, frame: bytes) -> None:
 
 
 def test_routing_key_that_is_no_utf8_is_kept_or_refused(raw: Raw) -> None:
-    """Routing keys are only compared, so RabbitMQ lets any bytes through, and gives them back as they came."""
+    """Routing keys are only compared, so RabbitMQ lets any bytes through,
+    and gives them back as they came.
+    """
     client = raw()
     arguments = b"\0\0" + short_string(b"") + short_string(b"\xff\xfe") + b"\x01"
     client.send(raw_method(60, 40, arguments) + header_frame(0))

@@ -80,7 +80,9 @@ def target(broker: Broker) -> Iterator[Target]:
 
 
 def send_and_drain(client: RawClient, data: bytes, chunk: int | None = None) -> list[tuple[int, str]]:
-    """Sends, ends the sending half, and reads frames until the broker has ended the connection: its refusals."""
+    """Sends, ends the sending half, and reads frames until the broker has
+    ended the connection: its refusals.
+    """
     refusals = []
     with suppress(OSError):
         for start in range(0, len(data), chunk or len(data) or 1):

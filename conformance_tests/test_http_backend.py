@@ -1,4 +1,6 @@
-"""Users of another server: what a broker asks it, and when. On a broker of its own, which is told where to ask."""
+"""Users of another server: what a broker asks it, and when. On a broker of its own, which is told where to
+ask.
+"""
 
 from __future__ import annotations
 

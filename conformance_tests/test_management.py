@@ -242,7 +242,9 @@ def filtered(api: Api, query: str) -> Any:
 
 
 def test_refusals_and_lenient_bodies(api: Api, name: Name) -> None:
-    """What tools read of an answer, and what they send: in RabbitMQ's words, without the code of a closed channel."""
+    """What tools read of an answer, and what they send: in RabbitMQ's words, without the code of a closed
+    channel.
+    """
     queue, exchange, user = name("q"), name("x"), name("user")
     node = api.ask("GET", "overview?columns=node").json["node"]
     durable = {"durable": True, "arguments": []}

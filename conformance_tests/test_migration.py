@@ -100,7 +100,8 @@ def test_clients_go_over_and_nothing_is_lost(
         channel.queue_declare(queue, durable=True, arguments=arguments)
         channel.queue_bind(queue, "orders", f"{queue}.#")
     publish(channel, BEFORE)
-    # A consumer at the old broker has one message and has not acked it; it is acked there, and does not come over.
+    # A consumer at the old broker has one message and has not acked it; it is acked there, and does not come
+    # over.
     held = connect(vhost=vhost).channel()
     method, properties, _ = held.basic_get("classic")
     acked = number_of(properties)

@@ -168,7 +168,8 @@ OPERATIONS: dict[str, Operation] = {
 def names_of(stage: Stage, operation: Operation, missing: int | None = None) -> Names:
     """Names for all that the operation touches, declared but for `new`.
 
-    With nothing missing each has exactly the permissions that it needs; else each has all but the missing one.
+    With nothing missing each has exactly the permissions that it needs; else each has all but the missing
+    one.
     """
     names = {}
     for which in ("queue", "exchange", "other", "new"):
@@ -253,7 +254,9 @@ def test_server_named_queue_needs_its_generated_name(user: RawClient) -> None:
 
 
 def test_pattern_in_a_users_life(raw: Raw, ctl: Ctl, stage: Stage) -> None:
-    """Patterns are searched, not matched whole; the empty one allows nothing; a change holds for what comes next."""
+    """Patterns are searched, not matched whole; the empty one allows nothing; a change holds for what comes
+    next.
+    """
     user = f"{stage.user}-2"
     queue = stage.declare("queue", f"{stage.prefix}-middle-q")
     ctl("add_user", user, user)

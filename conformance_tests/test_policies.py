@@ -1,4 +1,6 @@
-"""Policies and operator policies: what they say to queues and exchanges that are there, and to those that come."""
+"""Policies and operator policies: what they say to queues and exchanges that are there, and to those that
+come.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,9 @@ def put(api: Api, kind: str, name: str, pattern: str, definition: object, **rest
 
 @pytest.fixture
 def set_policy(api: Api, name: Name) -> Iterator[SetPolicy]:
-    """`set_policy(pattern, definition, operator=, apply_to=, priority=)` returns the name of a policy that is cleared after
-    the test."""
+    """`set_policy(pattern, definition, operator=, apply_to=, priority=)` returns the name of a policy that is
+    cleared after the test.
+    """
     made: list[tuple[str, str]] = []
 
     def make(pattern: str, definition: dict[str, Any], *, operator: bool = False, **rest: Any) -> str:

@@ -165,8 +165,9 @@ def test_prefetch_size_is_refused(raw: Raw) -> None:
 
 @pytest.mark.parametrize("step", [1, 2, 4])
 def test_queues_share_a_global_prefetch(ch: BlockingChannel, name: Name, step: int) -> None:
-    """The room that comes free goes to three queues about evenly: RabbitMQ draws each time which one may take first, so
-    that 150 draws leave each between a sixth and a half of it (4 standard deviations)."""
+    """The room that comes free goes to three queues about evenly: RabbitMQ draws each time which one may take
+    first, so that 150 draws leave each between a sixth and a half of it (4 standard deviations).
+    """
     prefetch, rounds = 4, 150
     queues = [filled(ch, name, 100 * step) for _ in range(3)]
     ch.basic_qos(prefetch_count=prefetch, global_qos=True)

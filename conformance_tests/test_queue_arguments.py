@@ -1,4 +1,6 @@
-"""Queue arguments: what is accepted, what is refused with which words; TTL, expiry, length limits, overflow."""
+"""Queue arguments: what is accepted, what is refused with which words; TTL,
+expiry, length limits, overflow.
+"""
 
 from __future__ import annotations
 

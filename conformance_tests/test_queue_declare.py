@@ -1,4 +1,6 @@
-"""queue.declare, bind, unbind, purge and delete: names, flags, equivalence, exclusive and auto-delete life."""
+"""queue.declare, bind, unbind, purge and delete: names, flags,
+equivalence, exclusive and auto-delete life.
+"""
 
 from __future__ import annotations
 

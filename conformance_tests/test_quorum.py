@@ -1,4 +1,6 @@
-"""Quorum queues: what they refuse, confirms, delivery counts and limits, and what they share with classic ones."""
+"""Quorum queues: what they refuse, confirms, delivery counts and limits, and what they share with classic
+ones.
+"""
 
 from __future__ import annotations
 

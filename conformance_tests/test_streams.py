@@ -401,7 +401,9 @@ def test_a_stream_outlives_the_broker(
 
 
 def served(connect: Connect, queue: str) -> Inbox:
-    """Return a consumer as soon as the broker lets it be one: RabbitMQ starts its streams when it serves already."""
+    """Return a consumer as soon as the broker lets it be one: RabbitMQ starts its streams when it serves
+    already.
+    """
     deadline = time.monotonic() + wait_s()
     while True:
         try:

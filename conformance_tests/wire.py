@@ -58,7 +58,9 @@ class Frame(NamedTuple):
 
 
 class Content(NamedTuple):
-    """A message that the broker sent: its method, its header frame's bytes, its body, the frames it came in."""
+    """A message that the broker sent: its method, its header frame's bytes,
+    its body, the frames it came in.
+    """
 
     method: pamqp.base.Frame
     header: bytes
@@ -139,7 +141,9 @@ class Address(NamedTuple):
 
 
 class RawClient:
-    """One connection. `RawClient(url)` connects the socket; `handshake()` and `open_channel()` do the rest."""
+    """One connection. `RawClient(url)` connects the socket; `handshake()`
+    and `open_channel()` do the rest.
+    """
 
     def __init__(
         self, url: str, *, read_s: float | None = None, receive_buffer_bytes: int | None = None
@@ -278,7 +282,9 @@ class RawClient:
         raise AssertionError(f"unexpected {describe(frame.method) if frame.type == METHOD else frame}")
 
     def expect_answer_first(self, channel: int = 1) -> None:
-        """Nothing comes before the answer to a method sent now: nothing that was to be answered earlier, or returned."""
+        """Nothing comes before the answer to a method sent now: nothing that was to be answered earlier, or
+        returned.
+        """
         self.send_method(commands.Exchange.Declare(exchange="amq.direct", passive=True), channel)
         self.read(commands.Exchange.DeclareOk, channel)
 
@@ -301,7 +307,8 @@ class RawClient:
     def expect_end(self, timeout_s: float | None = None) -> None:
         """The broker ends the connection, with or without a word: connection.close is all that may come.
 
-        Before it is running, a connection is often dropped in silence (RabbitMQ waits three seconds to do so).
+        Before it is running, a connection is often dropped in silence (RabbitMQ waits three seconds to do
+        so).
         """
         self.running = False
         deadline = time.monotonic() + (timeout_s or self.read_s)

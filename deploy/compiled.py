@@ -1,8 +1,10 @@
-"""Installs this tree compiled, beside the editable install: `python -m deploy.compiled` prints where its programs are.
+"""Installs this tree compiled, beside the editable install: `python -m deploy.compiled` prints where its
+programs are.
 
-The wheel is built from a copy of the tree, and kept under the digest of all that goes into it, so that nothing compiled
-is ever older than its source, and nothing is built twice. The environment of its own, .venv/compiled, has mqd and sees
-the libraries of .venv. Without a C compiler, or with MQD_PURE=1, the editable install is what runs.
+The wheel is built from a copy of the tree, and kept under the digest of all that goes into it, so that
+nothing compiled is ever older than its source, and nothing is built twice. The environment of its own,
+.venv/compiled, has mqd and sees the libraries of .venv. Without a C compiler, or with MQD_PURE=1, the
+editable install is what runs.
 """
 
 from __future__ import annotations
@@ -172,8 +174,8 @@ def install(wheel: Path, where: Path) -> None:
         ).stdout.strip()
         for program in (sys.executable, python)
     )
-    # A directory that a .pth file names is searched last, and its own .pth files, such as an editable install's, are
-    # not read.
+    # A directory that a .pth file names is searched last, and its own .pth files, such as an editable
+    # install's, are not read.
     Path(inner, "libraries.pth").write_text(outer + "\n")
     command = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check", "install"]
     subprocess.run([*command, "--quiet", "--no-deps", str(wheel)], check=True, stdout=sys.stderr)

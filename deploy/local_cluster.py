@@ -1,8 +1,9 @@
 """Three nodes on this machine, from one command: `make cluster`, or `python -m deploy.local_cluster --help`.
 
-Each node is a process of its own with its own data directory, its own line of state, and ports that follow one another:
-AMQP on 5672, 5673, 5674, management on 15672, …, links between the nodes on 25672, …. Enter starts the nodes again that
-are down; Ctrl-C stops them one by one, so that the last ones see the others leave in order. What was confirmed is there again at the next start.
+Each node is a process of its own with its own data directory, its own line of state, and ports that follow
+one another: AMQP on 5672, 5673, 5674, management on 15672, …, links between the nodes on 25672, …. Enter
+starts the nodes again that are down; Ctrl-C stops them one by one, so that the last ones see the others leave
+in order. What was confirmed is there again at the next start.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""A message that survives its node: `publish PORT` through one node, kill that node, `get PORT` through another."""
+"""A message that survives its node: `publish PORT` through one node, kill that node, `get PORT` through
+another.
+"""
 
 import sys
 

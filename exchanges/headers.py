@@ -4,8 +4,8 @@ A binding that wants *all* of its headers is filed under one of them, the rarest
 compared when that one is met. A binding that wants *any* is filed under each of them, and matches when one is
 met. So a message costs a lookup for each of its headers, and a look at the bindings filed there. If many are
 filed under one header, they are also kept as bits of a number: the numbers of many headers are joined at
-once, and each binding is looked at only once, however many of its headers are met. If they lead to few queues,
-these are looked at instead.
+once, and each binding is looked at only once, however many of its headers are met. If they lead to few
+queues, these are looked at instead.
 """
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -172,7 +172,9 @@ class HeadersMatcher:
         return matched
 
     def _large(self, pattern: Pattern) -> Iterator[Bucket]:
-        """Yield the buckets that know where their patterns lead together, for a pattern that these decide alone."""
+        """Yield the buckets that know where their patterns lead together, for a pattern that these decide
+        alone.
+        """
         if not pattern.rest:
             for name, value in pattern.filed:
                 bucket = self._index[name][value]
@@ -180,8 +182,9 @@ class HeadersMatcher:
                     yield bucket
 
     def _of_many(self, buckets: list[Bucket]) -> list[Destinations]:
-        """Return where the patterns of these lead, which are many in each: by bucket, or pattern by pattern where those are
-        fewer than the destinations of all buckets."""
+        """Return where the patterns of these lead, which are many in each: by bucket, or pattern by pattern
+        where those are fewer than the destinations of all buckets.
+        """
         mask = 0
         for bucket in buckets:
             mask |= bucket.mask

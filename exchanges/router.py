@@ -168,7 +168,9 @@ class Router:
         return True
 
     def unbind(self, binding: Binding) -> tuple[list[Binding], list[str]]:
-        """Return all removed bindings, and the auto-delete exchanges that were removed with their last one."""
+        """Return all removed bindings, and the auto-delete exchanges that
+        were removed with their last one.
+        """
         if not self.has(binding):
             return [], []
         self._remove(binding)
@@ -202,7 +204,9 @@ class Router:
         ]
 
     def bindings_of(self, kind: DestinationKind, name: str) -> list[Binding]:
-        """Return the bindings that are removed with a queue or an exchange: those to it, and those from it."""
+        """Return the bindings that are removed with a queue or an exchange:
+        those to it, and those from it.
+        """
         found = list(self._to[kind].get(name, ()))
         if kind == "exchange":
             found += [
@@ -217,7 +221,8 @@ class Router:
         return sum(map(len, self._from.values()))
 
     def reachable_queues(self, exchange: str) -> list[str] | None:
-        """Return the queues that bindings lead to from an exchange, through other exchanges and alternates, too.
+        """Return the queues that bindings lead to from an exchange, through other exchanges and alternates,
+        too.
 
         None stands for all queues, if the default exchange is reached.
         """
@@ -251,8 +256,9 @@ class Router:
     def route_keys(
         self, exchange: str, routing_keys: Sequence[str], message: Message | None = None, nonce: int = 0
     ) -> tuple[str, ...]:
-        """Return where a message with several routing keys goes. As in RabbitMQ each exchange on the way looks at
-        all of them: one may lead to an exchange, and another one on from there."""
+        """Return where a message with several routing keys goes. As in RabbitMQ each exchange on the way
+        looks at all of them: one may lead to an exchange, and another one on from there.
+        """
         keys = tuple(dict.fromkeys(routing_keys))
         if not exchange:
             return tuple(key for key in keys if self._has_queue(key))

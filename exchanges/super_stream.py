@@ -1,7 +1,8 @@
 """x-super-stream: a stream in partitions. The hash of the routing key chooses the partition.
 
-Clients of RabbitMQ's stream protocol choose the partition themselves, by the same hash: both agree. A partition is bound
-with its number as key. Messages without a key go to one partition for a while, then to the next one.
+Clients of RabbitMQ's stream protocol choose the partition themselves, by the same hash: both agree. A
+partition is bound with its number as key. Messages without a key go to one partition for a while, then to the
+next one.
 """
 
 from collections.abc import Sequence

@@ -1,5 +1,5 @@
-"""The task that does what takes longer than the end of a turn may: large layers, which it fills in small steps, long
-deletions, a full disk, housekeeping.
+"""The task that does what takes longer than the end of a turn may: large layers, which it fills in small
+steps, long deletions, a full disk, housekeeping.
 
 When the map or the disk is full nothing is lost: the layer stays, publishers must be stopped (`on_full`),
 and it is tried again every second. Only settles free space, and they are in layers after the one that does

@@ -84,7 +84,9 @@ def copy_directory(source: Path, target: Path, *, freeze_s_max: float, cluster_t
 
 @contextmanager
 def _held(directory: Path) -> Iterator[int | None]:
-    """The process that runs on the directory. If it is None, no process can start on the directory meanwhile."""
+    """The process that runs on the directory. If it is None, no process can
+    start on the directory meanwhile.
+    """
     lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
@@ -98,8 +100,9 @@ def _held(directory: Path) -> Iterator[int | None]:
 
 
 def _owner(directory: Path, said: str) -> int:
-    """The process that has the lock file open. Its number in the file may be that of another process here: containers
-    count for themselves."""
+    """The process that has the lock file open. Its number in the file may be that of another process here:
+    containers count for themselves.
+    """
     lock = (directory / "lock").stat()
     others = (name for name in os.listdir("/proc") if name.isdecimal() and int(name) != os.getpid())
     for number in sorted(others, key=lambda name: name != said):
@@ -221,7 +224,9 @@ def _sync(target: Path) -> None:
 
 
 def _read_through(target: Path, cluster_table: str) -> tuple[dict[str, int], bool]:
-    """Every key of every table. Records have checksums of their own, which a node looks at when it reads them."""
+    """Every key of every table. Records have checksums of their own, which a node looks at when it reads
+    them.
+    """
     counts: dict[str, int] = {}
     try:
         check_length(target / MAIN / DATA_FILE, was_used=True)

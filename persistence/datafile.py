@@ -33,7 +33,9 @@ _DEPTH_MAX = 32
 
 
 def check_length(data_file: Path, *, was_used: bool) -> None:
-    """Raise StoreCorrupt if a part of the file is missing. `was_used`: there were transactions, so it is not empty."""
+    """Raise StoreCorrupt if a part of the file is missing. `was_used`: there were transactions, so it is not
+    empty.
+    """
     try:
         file = os.open(data_file, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -78,7 +78,8 @@ class Environment(Metadata, LmdbStore):
     ) -> Self:
         """Commits of up to `log_commit_bytes_max` are first written to a log of `log_bytes`; 0 means no log.
 
-        Without `sync` nothing waits for the disk: what was committed outlives the process, and not the machine.
+        Without `sync` nothing waits for the disk: what was committed outlives the process, and not the
+        machine.
         """
         directory = Path(path)
         lock = _lock(directory)

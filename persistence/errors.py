@@ -20,7 +20,9 @@ class SchemaMismatch(PersistenceError):
 
 
 class CommitFailed(PersistenceError):
-    """A sync failed for another reason than lack of space: the state of the disk is unknown, so the node must stop."""
+    """A sync failed for another reason than lack of space: the state of the disk is unknown, so the node must
+    stop.
+    """
 
 
 class StorageFull(PersistenceError):

@@ -220,7 +220,9 @@ class GroupTables:
             self._check_count(tables.entries, self._walked)
 
     def _check_count(self, table: "lmdb._Database", walked: int) -> None:
-        """Only this reveals a page that has lost keys, and a member must not forget its votes and acknowledgements."""
+        """Only this reveals a page that has lost keys, and a member must not forget its votes and
+        acknowledgements.
+        """
         expected = self._store.snapshot().stat(table)["entries"]
         if walked != expected:
             raise self._store.guard.damaged(f"a table has {walked} of its {expected} keys")

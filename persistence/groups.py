@@ -30,7 +30,9 @@ class Bounds:
 
 
 class Groups:
-    """One object for each store. All calls on the loop's thread; submitted data must not change afterwards."""
+    """One object for each store. All calls on the loop's thread; submitted
+    data must not change afterwards.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store.groups
@@ -123,7 +125,9 @@ class Groups:
         self._pending.count(size)
 
     def drop_entries(self, group: int, spans: Iterable[range]) -> None:
-        """Drop entries whose messages are all gone. They must be at or below the snapshot: the log needs its own."""
+        """Drop entries whose messages are all gone. They must be at or below the snapshot: the log needs its
+        own.
+        """
         bounds = self._bounds_of(group)
         found = [(min(span), max(span) + 1, abs(span.step)) for span in spans if span]
         for start, stop, _ in found:

@@ -57,7 +57,9 @@ class Guard:
             raise self.damaged(error) from error
 
     def check(self) -> None:
-        """Raise earlier damage again: the file must not be used any more, even if a caller caught the exception."""
+        """Raise earlier damage again: the file must not be used any more, even if a caller caught the
+        exception.
+        """
         if self._found is not None:
             raise self._found
 

@@ -269,7 +269,9 @@ class Pending:
         return bool(self.open) or self.oldest is not self.open
 
     def take(self) -> Layer:
-        """The oldest layer that is not durable, closed. It stays here, to be read from. Between turns only."""
+        """The oldest layer that is not durable, closed. It stays here, to be
+        read from. Between turns only.
+        """
         assert not self.is_held_back
         layer = self.oldest
         if layer is self.open:

@@ -61,7 +61,9 @@ class MemoryQueue:
 
 
 class MemoryReader:
-    """In the place of page_reader.PageReader: a test says which reads wait for the disk, and when it has them."""
+    """In the place of page_reader.PageReader: a test says which reads wait for the disk, and when it has
+    them.
+    """
 
     def __init__(self) -> None:
         self.waits: Callable[[], bool] = lambda: False
@@ -159,7 +161,9 @@ class MemoryStore(Metadata):
         return self.reader.warm(done)
 
     def flip(self, queue_id: int, seq: int) -> range:
-        """A bit flips in the body of the record that holds this message. Return the messages of the record."""
+        """A bit flips in the body of the record that holds this message.
+        Return the messages of the record.
+        """
         queue = self.queues[queue_id]
         for first, (count, _, _) in queue.records.items():
             if first <= seq < first + count:

@@ -45,7 +45,8 @@ class MemoryGroups:
         self.groups: dict[int, MemoryGroup] = {}
         #: Whether any entry was ever damaged.
         self.was_damaged = False
-        #: Entries with messages that were read before the disk was asked for them, or had them: the loop stood still.
+        #: Entries with messages that were read before the disk was asked for them, or had them: the loop
+        #: stood still.
         self.stood_still: list[tuple[int, int]] = []
         self._given: set[tuple[int, int]] = set()
         self._random = random
@@ -90,7 +91,9 @@ class MemoryGroups:
         self.groups[group].damaged[index] = "does not match its checksum"
 
     def flip_any(self, but: "MemoryGroups | None" = None) -> tuple[int, int] | None:
-        """Flip a bit of an entry that the seed picks, except those damaged on a certain other disk. Returns which."""
+        """Flip a bit of an entry that the seed picks, except those damaged on a certain other disk. Returns
+        which.
+        """
         there = [
             (number, index)
             for number, group in self.groups.items()

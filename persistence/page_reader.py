@@ -98,7 +98,8 @@ class PageReader:
                 self._address, self._mapped_bytes = start, stop - start
 
     def warm(self, ranges: list[KeyRange], done: Callable[[], None]) -> bool:
-        """True if these keys can be read without a wait for the disk. If not, `done` is called in a turn when they can.
+        """True if these keys can be read without a wait for the disk. If not, `done` is called in a turn when
+        they can.
 
         Data that waits for the next commit is in memory, and not located.
         """

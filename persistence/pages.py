@@ -6,8 +6,8 @@ pages from the file, and uses them only to locate pages. If a commit reuses a pa
 wrong location or one of DAMAGES, and the worst consequence is that a later read through LMDB waits for a
 page.
 
-The format is that of LMDB 0.9 (MDB_DATA_VERSION 1): two meta pages, each with the root of a tree of tables; keys in
-order; values up to a little under half a page beside their keys, larger ones in pages of their own.
+The format is that of LMDB 0.9 (MDB_DATA_VERSION 1): two meta pages, each with the root of a tree of tables;
+keys in order; values up to a little under half a page beside their keys, larger ones in pages of their own.
 """
 
 import struct
@@ -29,7 +29,8 @@ PAGE_SIZE = struct.Struct("<40xI")
 TABLE = struct.Struct("<IHHQQQQQ")
 #: Page number, padding, flags, where the pointers to its nodes end.
 PAGE = struct.Struct("<QHHH2x")
-#: Low and high half of the size of the value, flags, size of the key. Of a branch: the page number in three parts.
+#: Low and high half of the size of the value, flags, size of the key. Of a branch: the page number in three
+#: parts.
 NODE = struct.Struct("<HHHH")
 NUMBER = struct.Struct("<Q")
 BRANCH, LEAF = 1, 2

@@ -90,9 +90,11 @@ class Store(Protocol):
         """The durable records that overlap the range."""
 
     def warm(self, queue_id: int, spans: list[tuple[int, int]], done: Callable[[], None]) -> bool:
-        """True if the records of these positions can be read without a wait for the disk; first and last of each span.
+        """True if the records of these positions can be read without a wait for the disk; first and last of
+        each span.
 
-        If not, they are read in a thread, and thrown away; `done` is called in a turn when they are in memory.
+        If not, they are read in a thread, and thrown away; `done` is called in a turn when they are in
+        memory.
         """
 
     def warm_queue(self, queue_id: int, bodies_from: int, done: Callable[[], None]) -> bool:

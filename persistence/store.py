@@ -161,7 +161,9 @@ class LmdbStore:
             raise StorageFull(f"{self._data_file}: the rest of the disk is needed for deletions")
 
     def _unused_bytes(self) -> int:
-        """Bytes of the data file on the disk that no page uses; some free pages were perhaps never written."""
+        """Bytes of the data file on the disk that no page uses; some free
+        pages were perhaps never written.
+        """
         allocated = os.stat(self._data_file).st_blocks * STAT_BLOCK_BYTES
         return max(0, allocated - self._pages_used() * int(self._env.stat()["psize"]))
 
@@ -232,7 +234,9 @@ class LmdbStore:
         return (info["last_pgno"] + 1) * self._env.stat()["psize"]
 
     def free_bytes(self) -> int:
-        """Pages within the data file that are free: it never gets smaller, but they are used before it grows."""
+        """Pages within the data file that are free: it never gets smaller, but
+        they are used before it grows.
+        """
         if self._snapshot is None and self._writing:
             return 0
         return max(0, self.used_bytes() - self._pages_used() * int(self._env.stat()["psize"]))
@@ -442,7 +446,9 @@ def _record(first_seq: int, count: int, key: bytes, value: memoryview, fetch: Fe
 
 
 def _says(error: Exception, number: int) -> bool:
-    """Return whether the error has this errno. For errors without a class of their own only the text tells."""
+    """Return whether the error has this errno. For errors without a class
+    of their own only the text tells.
+    """
     return os.strerror(number) in str(error)
 
 

@@ -79,7 +79,9 @@ class LmdbTransaction:
 
     @property
     def _has_masks(self) -> bool:
-        """False if no record has a mask, as where each message is a record of its own: none need be looked for."""
+        """False if no record has a mask, as where each message is a record of its own: none need be looked
+        for.
+        """
         if self._masked is None:
             self._masked = self._txn.stat(self._tables.settled)["entries"] > 0
         return self._masked
@@ -250,7 +252,9 @@ class LmdbTransaction:
         return reached
 
     def _have_read(self, queue_id: int, start: int, stop: int) -> Generator[Job | None, None, int]:
-        """Have a thread read the next keys from the disk, if they are not in memory. Returns how far they are now."""
+        """Have a thread read the next keys from the disk, if they are not in memory. Returns how far they are
+        now.
+        """
         keys = KeyRange("records", KEY.pack(queue_id, start, 0, 0), KEY.pack(queue_id, stop, 0, 0))
 
         def bodies(last: bytes) -> KeyRange:
@@ -312,7 +316,9 @@ class LmdbTransaction:
                     yield None
 
     def _erase_before_reuse(self, queue_id: int, stop: int, start: int) -> Iterator[Job | None]:
-        """A dropped queue's number is reused while old records are still being erased: finish the erasure first."""
+        """A dropped queue's number is reused while old records are still being erased: finish the erasure
+        first.
+        """
         if any(low < stop and high > start for low, high in self._erasures[queue_id].items()):
             self._erase_left += SEQ_MAX
             yield from self._continue_erasure(queue_id)

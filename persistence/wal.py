@@ -1,8 +1,8 @@
 """The write-ahead log: a file that small commits are written to, with one write each, before LMDB has them.
 
-A transaction of LMDB changes several pages and syncs twice, however little it says. A record of this log takes
-one write that is synced. LMDB gets many of them later, in one transaction, and never sees the messages that
-were acked meanwhile.
+A transaction of LMDB changes several pages and syncs twice, however little it says. A record of this log
+takes one write that is synced. LMDB gets many of them later, in one transaction, and never sees the messages
+that were acked meanwhile.
 
 The file is a ring of blocks behind a header. It is never written beyond its first size, so that a write
 changes nothing but its blocks. A record begins with a block, so a torn write harms no other record. Each has
@@ -38,7 +38,9 @@ class LogDamaged(Exception):
 
 
 class WriteAheadLog:
-    """Made by `open`. Positions are counted in blocks. `write` is for a worker thread, all else for the loop's."""
+    """Made by `open`. Positions are counted in blocks. `write` is for a worker thread, all else for the
+    loop's.
+    """
 
     def __init__(self, file: int, path: Path, salt: bytes, blocks: int) -> None:
         self._file = file
@@ -54,7 +56,9 @@ class WriteAheadLog:
 
     @classmethod
     def open(cls, path: Path, size: int, *, sync: bool = True) -> "WriteAheadLog":
-        """Open the log, or make one of this many bytes, at least. Raises OSError, and DataDirectoryUnusable."""
+        """Open the log, or make one of this many bytes, at least. Raises
+        OSError, and DataDirectoryUnusable.
+        """
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_DSYNC if sync else 0)
         file = os.open(path, flags, 0o600)
         try:
@@ -81,7 +85,8 @@ class WriteAheadLog:
         return self._blocks * BLOCK_BYTES
 
     def recover(self, stored: int) -> list[bytes]:
-        """Return the contents of the records that LMDB does not have, in order. `stored` is the last that it has.
+        """Return the contents of the records that LMDB does not have, in order. `stored` is the last that it
+        has.
 
         Raises LogDamaged.
         """

@@ -13,8 +13,8 @@ from typing import Generic, TypeVar
 
 from outcome import Outcome, capture
 
-#: Makes a call on the loop, from any thread, and raises nothing: see persistence.reports, and `report` of the node's poller,
-#: which makes it part of a turn.
+#: Makes a call on the loop, from any thread, and raises nothing: see persistence.reports, and `report` of the
+#: node's poller, which makes it part of a turn.
 Report = Callable[[Callable[[], None]], object]
 
 
@@ -23,9 +23,10 @@ T = TypeVar("T")
 
 class Worker(Generic[T]):
     def __init__(self, names: Sequence[str], report: Report, done: Callable[[Outcome[T]], None]) -> None:
-        """A thread of each of these names. They share the jobs: whichever is free does the next one, so that none waits
-        behind one that takes long. `done` is called on the loop, between two tasks, with the outcome of a job. It must
-        not raise."""
+        """A thread of each of these names. They share the jobs: whichever is free does the next one, so that
+        none waits behind one that takes long. `done` is called on the loop, between two tasks, with the
+        outcome of a job. It must not raise.
+        """
         self._jobs: SimpleQueue[Callable[[], T] | None] = SimpleQueue()
         self._names = names
         self._report = report

@@ -1,12 +1,12 @@
-"""The error boundary: the one place that decides what an exception ends, which is the smallest unit whose state may be
-wrong.
+"""The error boundary: the one place that decides what an exception ends, which is the smallest unit whose
+state may be wrong.
 
 - An error for a client is data (an AMQPError, handled by its session) and never gets here.
 - An exception while a session handles its client's bytes ends that connection.
-- An exception while a queue or its Raft group handles anything, or is woken by a timer, stops that queue on this node;
-  all others go on.
-- `Fatal`, and any exception outside of a unit, ends the process: in the topology, the disk or the links nobody knows
-  what else is wrong. What was confirmed is on disk.
+- An exception while a queue or its Raft group handles anything, or is woken by a timer, stops that queue on
+  this node; all others go on.
+- `Fatal`, and any exception outside of a unit, ends the process: in the topology, the disk or the links
+  nobody knows what else is wrong. What was confirmed is on disk.
 """
 
 from __future__ import annotations

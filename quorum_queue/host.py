@@ -82,7 +82,7 @@ class QueueHost:
         self.asking: Asking = NOBODY
         self._last_token = 0
 
-    # -- what the queue is set to do -------------------------------------------------------------------------------
+    # -- what the queue is set to do -------------------------------------------------------------------------
 
     @property
     def settings(self) -> Settings:
@@ -109,7 +109,7 @@ class QueueHost:
     def partitions_changed(self) -> None:
         """Streams have come or gone. Only hosts of consumer groups react."""
 
-    # -- commands --------------------------------------------------------------------------------------------------
+    # -- commands --------------------------------------------------------------------------------------------
 
     def begin_large(self, content: bytes, head: bytes, channel: int) -> InParts | None:
         """See quorum_queue.ports.Recipient."""
@@ -131,7 +131,9 @@ class QueueHost:
         raise NotImplementedError
 
     def can_settle(self, key: Key, low: int) -> bool:
-        """Return whether a consumer can still settle its deliveries from this one on: see quorum_queue.ports.Host."""
+        """Return whether a consumer can still settle its deliveries from this one on: see
+        quorum_queue.ports.Host.
+        """
         return True
 
     def attach(self, consumer: Consumer, done: Callable[[str | None], None]) -> None:
@@ -175,7 +177,7 @@ class QueueHost:
             self.asking = Asking()
         return self.asking
 
-    # -- answers ---------------------------------------------------------------------------------------------------
+    # -- answers ---------------------------------------------------------------------------------------------
 
     def _attached(self, key: Key, refused: str | None) -> bool:
         """Answer the client that waits for its consumer to be attached; return whether there was one."""

@@ -148,7 +148,7 @@ class LocalHost(DeadLettering):
         )
         services.memory.register(self)
 
-    # -- what it holds ---------------------------------------------------------------------------------------------
+    # -- what it holds ---------------------------------------------------------------------------------------
 
     @property
     def settings(self) -> Settings:
@@ -197,7 +197,7 @@ class LocalHost(DeadLettering):
                 active is None or active is consumer,
             )
 
-    # -- commands --------------------------------------------------------------------------------------------------
+    # -- commands --------------------------------------------------------------------------------------------
 
     def apply_pending(self) -> None:
         """Apply all pending commands as one batch and carry out the effects; then the commands that became
@@ -328,7 +328,7 @@ class LocalHost(DeadLettering):
         commands, self.pending = self.pending, []
         answer_publishes(commands, confirm=self.ended == "deleted")
 
-    # -- effects ---------------------------------------------------------------------------------------------------
+    # -- effects ---------------------------------------------------------------------------------------------
 
     def _perform(self, effects: Effects, now_ms: int) -> None:
         services = self.services
@@ -498,7 +498,8 @@ class LocalHost(DeadLettering):
         return enqueued[0].seqs.start
 
     def _confirm_acked(self, acked: list[Run]) -> int:
-        """Confirm messages that came alone and were acked before they were on disk: nobody needs the disk's copy.
+        """Confirm messages that came alone and were acked before they were on disk: nobody needs the disk's
+        copy.
 
         So a publisher that waits for each confirm need not wait for a sync if the consumer is faster. Return
         the position of a message that was withdrawn from the journal, or -1.
@@ -517,7 +518,8 @@ class LocalHost(DeadLettering):
         return withdrawn
 
     def _forget(self, settled: list[Run], withdrawn: int = -1) -> bool:
-        """Delete the entries of settled messages and give their memory back; say whether the journal was written.
+        """Delete the entries of settled messages and give their memory back; say whether the journal was
+        written.
 
         The journal no longer has the message at the position `withdrawn`.
         """

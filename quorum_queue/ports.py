@@ -91,7 +91,9 @@ class Journal(Protocol):
     def read(self, queue_id: int, first_seq: int, last_seq: int) -> Sequence[Record]: ...
 
     def warm(self, queue_id: int, spans: list[tuple[int, int]], done: Callable[[], None]) -> bool:
-        """True if these positions can be read without a wait for the disk; else `done` is called when they can."""
+        """True if these positions can be read without a wait for the disk; else `done` is called when they
+        can.
+        """
 
     def warm_queue(self, queue_id: int, bodies_from: int, done: Callable[[], None]) -> bool:
         """The same for `recover_queue` and the bodies from that position on."""
@@ -239,8 +241,8 @@ class Recipient(Protocol):
     """A receiver of messages: the host of a queue, or the stand-in for a client that waits for direct
     replies.
 
-    Commands go into `pending`. The turn calls `apply_pending`, which applies them in order or sends them on their way;
-    nothing else applies commands.
+    Commands go into `pending`. The turn calls `apply_pending`, which applies them in order or sends them on
+    their way; nothing else applies commands.
     """
 
     pending: list[Any]
@@ -257,8 +259,9 @@ class Recipient(Protocol):
         """True if the queue drops messages that it has taken before: then it must be told their ids."""
 
     def begin_large(self, content: bytes, head: bytes, channel: int) -> InParts | None:
-        """Begin to make a large message ready before it is enqueued, in a LargeRun: there it would be one long step.
-        None if the queue takes it as it is."""
+        """Begin to make a large message ready before it is enqueued, in a LargeRun: there it would be one
+        long step. None if the queue takes it as it is.
+        """
 
     def submit(self, *commands: Any) -> None:
         """Have these commands applied after all that are pending."""

@@ -1,7 +1,8 @@
 """Ids of queues, which are those of their groups.
 
-An id is the index of the operation that declared the queue. One operation can make very many, the partitions of a super
-stream: the id of such a queue is that index, its place in the operation, and a bit that no index has.
+An id is the index of the operation that declared the queue. One operation can make very many, the partitions
+of a super stream: the id of such a queue is that index, its place in the operation, and a bit that no index
+has.
 """
 
 from __future__ import annotations

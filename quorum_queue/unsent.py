@@ -1,10 +1,11 @@
 """What clients are to be sent and have not taken yet, on the whole node.
 
-The queue no longer has it, or may drop it from memory, and yet it is there. Each connection has a bound of its own, but one
-large message goes beyond it: a hundred clients that ask for one and take nothing are as many bodies. So while all together
-have too much, no large body is brought back from the disk for anybody.
+The queue no longer has it, or may drop it from memory, and yet it is there. Each connection has a bound of
+its own, but one large message goes beyond it: a hundred clients that ask for one and take nothing are as many
+bodies. So while all together have too much, no large body is brought back from the disk for anybody.
 
-Those who wait for that take turns by groups, so that one user's many clients do not stand in the way of another's.
+Those who wait for that take turns by groups, so that one user's many clients do not stand in the way of
+another's.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ LOW_SHARE: Final = 0.9
 
 
 class Unsent:
-    """Counts it, and knows who waits until there is less. See quorum_queue.ports.Turn for the unit that it is."""
+    """Counts it, and knows who waits until there is less. See quorum_queue.ports.Turn for the unit that it
+    is.
+    """
 
     __slots__ = ("_groups", "_over", "_turn", "bytes", "bytes_max", "filled")
 

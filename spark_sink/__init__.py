@@ -1,4 +1,6 @@
-"""Spark reads from and writes to an AMQP 0-9-1 broker: `df.write.format("amqp")`, `spark.readStream.format("amqp")`."""
+"""Spark reads from and writes to an AMQP 0-9-1 broker: `df.write.format("amqp")`,
+`spark.readStream.format("amqp")`.
+"""
 
 from spark_sink.data_source import AmqpDataSource
 

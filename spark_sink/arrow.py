@@ -43,7 +43,9 @@ def texts(column: Array) -> list[bytes]:
 
 
 def binaries(values: Sequence[bytes], kind: Any) -> Array:
-    """The other way round: one copy of all bytes, which takes a fraction of what a look at each value takes."""
+    """The other way round: one copy of all bytes, which takes a fraction of
+    what a look at each value takes.
+    """
     size = sum(map(len, values))
     if not pa.types.is_binary(kind) or size > BINARY_BYTES_MAX:
         return pa.array(values, kind)
@@ -72,7 +74,9 @@ def seconds(column: Array) -> list[int]:
 
 
 def entries(column: Array) -> tuple[list[tuple[int, int]], Array, Array]:
-    """Return, of maps or arrays of key and value, where each row's entries begin and end, and all keys and values."""
+    """Return, of maps or arrays of key and value, where each row's entries begin and end, and all keys and
+    values.
+    """
     ends = column.offsets.to_pylist()
     low, high = (ends[0], ends[-1]) if ends else (0, 0)
     spans = [(start - low, end - low) for start, end in zip(ends, ends[1:], strict=False)]

@@ -1,8 +1,8 @@
 """Whole messages, as bytes, into Arrow columns: what the tasks of a read do.
 
-Arrow cuts them where it can (`cuts`), else it goes a list at a time. Most messages of a queue have the same route and the
-same properties. So both are taken as bytes, only those that differ are decoded, and a column is what they give, repeated;
-one that is the same in a whole batch costs nothing for each row.
+Arrow cuts them where it can (`cuts`), else it goes a list at a time. Most messages of a queue have the same
+route and the same properties. So both are taken as bytes, only those that differ are decoded, and a column is
+what they give, repeated; one that is the same in a whole batch costs nothing for each row.
 """
 
 from __future__ import annotations
@@ -149,7 +149,9 @@ def _of_packed(columns: Mapping[str, Column], rows: Any, repeats: Repeats) -> di
 
 
 def _parts(run: Run) -> tuple[list[bytes], list[bytes], list[bytes]]:
-    """Bodies, routes and properties, as they came. A list at a time: that is half the work of a message at a time."""
+    """Bodies, routes and properties, as they came. A list at a time: that is half the work of a message at a
+    time.
+    """
     data, starts, heads = run.data, run.starts, run.heads
     u32, u64 = U32.unpack_from, U64.unpack_from
     at = HEAD_BYTES + len(BASIC_DELIVER)
@@ -219,7 +221,9 @@ def _distinct(
     count: int,
     decode: Callable[[bytes], tuple[Any, ...]],
 ) -> dict[str, Column]:
-    """The same, where it is known which rows have which bytes; without indices there is one, or each row has its own."""
+    """The same, where it is known which rows have which bytes; without indices there is one, or each row has
+    its own.
+    """
     decoded = list(map(decode, raws))
     return {name: _column(decoded, place, indices, count) for place, name in enumerate(names)}
 

@@ -1,4 +1,6 @@
-"""The consumer that a query holds on its queue: one connection at a time, opened again at the next host when it is lost."""
+"""The consumer that a query holds on its queue: one connection at a time, opened again at the next host when
+it is lost.
+"""
 
 from __future__ import annotations
 
@@ -224,8 +226,10 @@ class Consumer:
         self.found = max(before, found)
 
     def _found_before(self) -> int:
-        """Messages in the queue. Asked before consuming, because nothing counts what is handed out and has not come;
-        and when there is no other consumer, if there is to be none: what it held is back in the same moment."""
+        """Messages in the queue. Asked before consuming, because nothing counts what is handed out and has
+        not come; and when there is no other consumer, if there is to be none: what it held is back in the
+        same moment.
+        """
         deadline = time.monotonic() + TAKEOVER_MAX_S
         while True:
             declared = self._declared()
@@ -248,8 +252,10 @@ class Consumer:
         )
 
     def _probe(self, connection: Connection) -> None:
-        """Nothing tells a stream from a queue but consuming: RabbitMQ takes a stream's argument for no other type, and
-        a stream then delivers from its beginning. Without it, it would deliver nothing that is there already."""
+        """Nothing tells a stream from a queue but consuming: RabbitMQ takes a stream's argument for no other
+        type, and a stream then delivers from its beginning. Without it, it would deliver nothing that is
+        there already.
+        """
         try:
             connection.call(self._consume_method(**{STREAM_OFFSET: "first"}), spec.Basic.ConsumeOk)
         except ChannelClosed as error:
@@ -292,7 +298,9 @@ class Consumer:
             return holds()
 
     def settle(self, settlement: Settlement) -> None:
-        """Ack, and wait until the broker has taken the acks: a killed process may take back what it has sent."""
+        """Ack, and wait until the broker has taken the acks: a killed process
+        may take back what it has sent.
+        """
         if not settlement or self._connection is None:
             return
         frames = [method_frame(1, spec.Basic.Ack(tag)) for tag in settlement.tags]

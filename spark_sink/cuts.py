@@ -1,9 +1,10 @@
 """Bodies, routes and properties of whole messages, cut out of their bytes by Arrow.
 
-An array of binaries is a piece of memory and the places where each value ends. So the bytes of a run, with the places that
-the splitter has found, are such an array already: of what is wanted and of what is between, by turns. Taking every other
-value copies what is wanted, and no message becomes an object of Python. Messages with a body in several frames go another
-way (`columns`), as do those of a stream whose properties differ before their offset.
+An array of binaries is a piece of memory and the places where each value ends. So the bytes of a run, with
+the places that the splitter has found, are such an array already: of what is wanted and of what is between,
+by turns. Taking every other value copies what is wanted, and no message becomes an object of Python. Messages
+with a body in several frames go another way (`columns`), as do those of a stream whose properties differ
+before their offset.
 """
 
 from __future__ import annotations
@@ -81,7 +82,9 @@ class _Cutter:
 
 
 def cuts(run: Run, *, of_stream: bool) -> Cuts | None:
-    """Return the messages of a run by their columns; None if they have to go the other way. Raises BadMessage."""
+    """Return the messages of a run by their columns; None if they have to go the other way. Raises
+    BadMessage.
+    """
     if len(run) < LEAST or len(run.data) > BINARY_BYTES_MAX:
         return None
     try:

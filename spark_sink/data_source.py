@@ -1,4 +1,6 @@
-"""The format `amqp`: what Spark asks for readers and writers. Runs on the driver; opens nothing before it has to."""
+"""The format `amqp`: what Spark asks for readers and writers. Runs on the driver; opens nothing before it has
+to.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ if TYPE_CHECKING:
 
 
 class AmqpDataSource(DataSource):
-    """`df.write.format("amqp")`, `df.writeStream.format("amqp")`, `spark.read.format("amqp")`, `spark.readStream.format("amqp")`."""
+    """`df.write.format("amqp")`, `df.writeStream.format("amqp")`, `spark.read.format("amqp")`,
+    `spark.readStream.format("amqp")`.
+    """
 
     @classmethod
     def name(cls) -> str:

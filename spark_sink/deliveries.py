@@ -1,8 +1,8 @@
 """Bytes from the broker, cut into whole messages by offset and otherwise left as they are.
 
-The reader on the driver sees every message of a query, so it decodes none: it finds where each begins and ends, and
-the tasks decode in parallel (`columns`). A message here is its basic.deliver frame, its header frame and its body
-frames, one after the other in one `Run`.
+The reader on the driver sees every message of a query, so it decodes none: it finds where each begins and
+ends, and the tasks decode in parallel (`columns`). A message here is its basic.deliver frame, its header
+frame and its body frames, one after the other in one `Run`.
 """
 
 from __future__ import annotations
@@ -103,8 +103,9 @@ class Run:
         return all(data[head + FLAGS_AT + 1] & MESSAGE_ID_BIT for head in self.heads)
 
     def contents(self) -> Iterator[bytes]:
-        """What is the same in every delivery of a message: not the tag, not `redelivered`, and not its headers,
-        because a quorum queue counts deliveries in one of them."""
+        """What is the same in every delivery of a message: not the tag, not `redelivered`, and not its
+        headers, because a quorum queue counts deliveries in one of them.
+        """
         data, skip = self.data, 0
         if self.starts:
             at = HEAD_BYTES + len(BASIC_DELIVER)
@@ -154,10 +155,11 @@ def fingerprint(content: bytes) -> str:
 
 
 def _like(data: bytes, at: int, head: int, size: int, most: int) -> int:
-    """How many messages behind the one at `at` are of its shape: frames of the same types and sizes at the same places.
+    """How many messages behind the one at `at` are of its shape: frames of the same types and sizes at the
+    same places.
 
-    A look at one octet of all of them at once costs less than a look at each message. Bodies in several frames are left
-    to those who walk.
+    A look at one octet of all of them at once costs less than a look at each message. Bodies in several
+    frames are left to those who walk.
     """
     body = head + U32.unpack_from(data, at + head - 4)[0] + 1
     if data[at + body : at + body + 1] != BODY_OCTET or body + OVERHEAD_BYTES + U32.unpack_from(
@@ -237,7 +239,8 @@ class Splitter:
                         raise Garbled("a body is longer than its header says")
                 end += size + OVERHEAD_BYTES
             if remaining or end > length:
-                # What is known to be missing: a byte, the rest of a frame, or the rest of the body and its frame.
+                # What is known to be missing: a byte, the rest of a frame, or the rest of the body and its
+                # frame.
                 known = end + remaining + OVERHEAD_BYTES if remaining > 0 else end
                 self._needed = max(known, length + 1) - at
                 self._held, self._held_bytes = [data[at:length]], length - at

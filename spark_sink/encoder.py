@@ -1,7 +1,8 @@
 """A batch of rows as basic.publish, content header and body frames: one bytes object for each message.
 
-Column by column, since that is how Arrow holds them: each property becomes a list of encoded values, and one loop over the
-rows puts them together. Everything is checked here, so that a bad row is known before any of its batch is sent.
+Column by column, since that is how Arrow holds them: each property becomes a list of encoded values, and one
+loop over the rows puts them together. Everything is checked here, so that a bad row is known before any of
+its batch is sent.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ class Identity:
     #: x-producer, and what is added to the row's number for x-sequence; None: no such headers.
     producer: bytes | None = None
     sequence: int = 0
-    #: Rows that the queues have refused while they took later ones: known by x-deduplication-id instead, since
-    #: their sequence numbers have been passed.
+    #: Rows that the queues have refused while they took later ones: known by x-deduplication-id instead,
+    #: since their sequence numbers have been passed.
     refused: Set[int] = field(default_factory=frozenset)
 
 

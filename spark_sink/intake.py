@@ -8,7 +8,9 @@ from spark_sink.deliveries import Run, Splitter
 
 
 class RunIntake:
-    """A `client.connection.Intake` of whole deliveries. All calls but the constructor on the connection's thread."""
+    """A `client.connection.Intake` of whole deliveries. All calls but the constructor on the connection's
+    thread.
+    """
 
     def __init__(self) -> None:
         self._splitter = Splitter()

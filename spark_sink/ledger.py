@@ -1,7 +1,8 @@
 """What a partition has written, kept in the broker itself: a queue that holds one message, the marker.
 
-Rows and marker go out in one transaction, so an attempt that finds the marker of its own batch has nothing left to do. A
-second queue, exclusive, keeps out other attempts of the same partition: speculative ones, and those of a driver that died.
+Rows and marker go out in one transaction, so an attempt that finds the marker of its own batch has nothing
+left to do. A second queue, exclusive, keeps out other attempts of the same partition: speculative ones, and
+those of a driver that died.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """What a checkpoint holds of a queue.
 
-A queue has no positions, so an offset counts: `count` messages have been handed to Spark since the query began. That
-alone would not tell a restarted query which messages those were; therefore an offset also holds the digest of the last
-micro-batch. A replay takes as many messages as the batch had and compares: the same messages, or an error.
+A queue has no positions, so an offset counts: `count` messages have been handed to Spark since the query
+began. That alone would not tell a restarted query which messages those were; therefore an offset also holds
+the digest of the last micro-batch. A replay takes as many messages as the batch had and compares: the same
+messages, or an error.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Every option, declared once: what reads it, what it must be, what stands when it is not given.
 
-Spark hands options over with names in any case and values as text. A name that nobody knows is an error that names
-the nearest one: a mistyped `vHost` that is silently ignored sends the data elsewhere.
+Spark hands options over with names in any case and values as text. A name that nobody knows is an error that
+names the nearest one: a mistyped `vHost` that is silently ignored sends the data elsewhere.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ def _number(least: int, most: int) -> Callable[[str, str], int]:
 
 
 def _offsets(name: str, value: str) -> StartingOffsets:
-    """`earliest`, `latest`, or JSON as the Kafka source takes it: by number, also within the stream's name."""
+    """`earliest`, `latest`, or JSON as the Kafka source takes it: by
+    number, also within the stream's name.
+    """
     word = value.strip().lower()
     if word in ("earliest", "latest"):
         return "earliest" if word == "earliest" else "latest"

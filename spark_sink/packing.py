@@ -1,7 +1,8 @@
 """Many rows in one message: an Arrow IPC stream, compressed by Zstandard.
 
-The rows have the columns that a sink takes, so that what comes out of a source is what went in. Content type and encoding
-say what the body is to anybody; the schema's metadata says that these are rows, and not a message of somebody's own.
+The rows have the columns that a sink takes, so that what comes out of a source is what went in. Content type
+and encoding say what the body is to anybody; the schema's metadata says that these are rows, and not a
+message of somebody's own.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ MESSAGE_BYTES = 4 << 20
 HELD_BYTES_MAX = 64 << 20
 #: Of Zstandard: higher ones take longer than the broker and the disk save.
 LEVEL = 1
-#: Of the hash by which a super stream chooses the partition of a key; clients of RabbitMQ's streams have it, too.
+#: Of the hash by which a super stream chooses the partition of a key; clients of RabbitMQ's streams have it,
+#: too.
 HASH_SEED = 104_729
 KEYS_KNOWN_MAX = 100_000
 #: More bytes than that are not unpacked from one message.
@@ -68,7 +70,9 @@ def is_packed(properties: bytes) -> bool:
 
 
 def unpacked(messages: Messages) -> Iterator[tuple[Messages, RecordBatch | None]]:
-    """Yield messages that are rows themselves, together, and those that hold rows, each with them. Raises BadMessage."""
+    """Yield messages that are rows themselves, together, and those that hold rows, each with them. Raises
+    BadMessage.
+    """
     marked = set(filter(is_packed, set(messages.properties)))
     packed = [index for index, each in enumerate(messages.properties) if each in marked] if marked else []
     done = 0
@@ -112,7 +116,9 @@ def _decompressed(body: bytes) -> Any:
 
 
 def content_bytes(body: bytes) -> int | None:
-    """Return what the header of a frame of Zstandard (RFC 8878, 3.1.1.1) says of its content's size; None if nothing."""
+    """Return what the header of a frame of Zstandard (RFC 8878, 3.1.1.1) says of its content's size; None if
+    nothing.
+    """
     if len(body) < _ZSTD_HEADER_BYTES_MAX or not body.startswith(_ZSTD_MAGIC):
         return None
     descriptor = body[len(_ZSTD_MAGIC)]
@@ -176,8 +182,9 @@ class Packer:
     """Rows of a task, gathered until they make a message. The same rows make the same messages each time."""
 
     def __init__(self, rows_max: int, partitions: Sequence[str] = (), spare: int = 0) -> None:
-        """`partitions` are those of a super stream, if it is written to; rows without a key go to the one of number
-        `spare`."""
+        """`partitions` are those of a super stream, if it is written to; rows without a key go to the one of
+        number `spare`.
+        """
         self._rows_max = rows_max
         self._partitions = partitions
         self._spare = spare

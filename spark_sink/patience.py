@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 
-#: Answers in a row that say that nothing is to come. A broker that is short of CPU delivers late and answers late, so
-#: these take the longer the later it is.
+#: Answers in a row that say that nothing is to come. A broker that is short of CPU delivers late and answers
+#: late, so these take the longer the later it is.
 LOOKS_MIN = 10
 
 
 class Patience:
-    """Nothing tells a message that is on its way from one that is gone: a queue counts neither. So it takes a time
-    without any sign of them, and answers of the broker meanwhile."""
+    """Nothing tells a message that is on its way from one that is gone: a queue counts neither. So it takes a
+    time without any sign of them, and answers of the broker meanwhile.
+    """
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s

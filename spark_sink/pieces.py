@@ -21,10 +21,11 @@ UNSIGNED = "I"
 
 
 class Deliveries(InputPartition):
-    """Messages for one task, compressed: they pass through the driver's JVM, and Spark warns of tasks above 1 MB.
+    """Messages for one task, compressed: they pass through the driver's JVM, and Spark warns of tasks above 1
+    MB.
 
-    Where each begins goes with them: it was found on the driver, and finding it takes as long as decoding. As lengths,
-    which repeat themselves, it is a few bytes.
+    Where each begins goes with them: it was found on the driver, and finding it takes as long as decoding. As
+    lengths, which repeat themselves, it is a few bytes.
     """
 
     def __init__(self, runs: Sequence[Run], offset: int) -> None:

@@ -82,7 +82,8 @@ def message_id_at(data: bytes) -> int | None:
 def without_ids(raws: Sequence[bytes]) -> tuple[list[bytes], list[bytes]] | None:
     """Properties that differ in their message_id: the ids, and what is left when each is empty.
 
-    None unless all begin with the same bytes up to the id, flags among them: only then it stands at the same place.
+    None unless all begin with the same bytes up to the id, flags among them: only then it stands at the same
+    place.
     """
     at = message_id_at(raws[0])
     if at is None:

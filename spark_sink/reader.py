@@ -1,7 +1,8 @@
 """Batch reads: what is in the queue when the read begins.
 
-Spark tells a batch reader nothing about what becomes of the rows, so there are two honest ways: `ack=none` looks at the
-messages and leaves them in the queue; `ack=onRead` takes them once they are read, whatever happens to the rows then.
+Spark tells a batch reader nothing about what becomes of the rows, so there are two honest ways: `ack=none`
+looks at the messages and leaves them in the queue; `ack=onRead` takes them once they are read, whatever
+happens to the rows then.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ PIECE_BYTES_MAX = 16 << 20
 
 
 class Everything(InputPartition):
-    """There is one: two consumers of a queue would share its messages, and neither would see when it is at the end."""
+    """There is one: two consumers of a queue would share its messages, and neither would see when it is at
+    the end.
+    """
 
     def __init__(self, count: int) -> None:
         super().__init__(0)
@@ -107,7 +110,8 @@ class AmqpReader(DataSourceReader):
                 patience.sign()
             else:
                 empty += 1
-                # What is not there has been taken by another consumer, if there is one; else it may be on its way.
+                # What is not there has been taken by another consumer, if there is one; else it may be on its
+                # way.
                 if (consumers > 1 and empty > 1) or patience.over():
                     return False
             if ready and time.monotonic() - began > STALLED_AFTER_S and not window.buffered:

@@ -1,4 +1,6 @@
-"""Columns and AMQP properties: which there are, of which Spark types, in which order they stand in a content header."""
+"""Columns and AMQP properties: which there are, of which Spark types, in which order they stand in a content
+header.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class BadColumn(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Property:
-    """A property of basic content (spec 4.2.6.1): the bit in the flags, and the types that a column of it may have."""
+    """A property of basic content (spec 4.2.6.1): the bit in the flags, and the types that a column of it may
+    have.
+    """
 
     column: str
     bit: int
@@ -68,8 +72,9 @@ SINK_COLUMNS: dict[str, tuple[type[DataType], ...]] = {
 
 
 def source_schema(include_headers: bool = True, partitions: bool = False) -> StructType:
-    """What a read gives, of a stream with the number of the partition. Header values come as text: one column has
-    one type."""
+    """What a read gives, of a stream with the number of the partition. Header values come as text: one column
+    has one type.
+    """
     fields = [
         StructField("value", BinaryType(), True),
         StructField("queue", StringType(), True),

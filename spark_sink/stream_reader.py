@@ -1,8 +1,9 @@
 """The streaming source: at least once from a classic or quorum queue.
 
-One reader lives beside the driver for as long as the query. It holds the only consumer, because a delivery can be acked
-only where it arrived, and Spark says nowhere else that a micro-batch is done: a batch is acked when Spark asks for what
-comes after it, which it does once the batch is in its commit log. The rows travel to the tasks as the bytes that came.
+One reader lives beside the driver for as long as the query. It holds the only consumer, because a delivery
+can be acked only where it arrived, and Spark says nowhere else that a micro-batch is done: a batch is acked
+when Spark asks for what comes after it, which it does once the batch is in its commit log. The rows travel to
+the tasks as the bytes that came.
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ __all__ = ["AmqpStreamReader", "DataLoss", "freeze_modules"]
 
 
 def freeze_modules() -> None:
-    """Spark's worker collects all garbage after each task, and looks through all modules for it: 15 to 30 ms, as long
-    as decoding takes. What is there before the first task's rows is not looked at again."""
+    """Spark's worker collects all garbage after each task, and looks through all modules for it: 15 to 30 ms,
+    as long as decoding takes. What is there before the first task's rows is not looked at again.
+    """
     if not gc.get_freeze_count():
         gc.collect()
         gc.freeze()
@@ -165,8 +167,10 @@ class AmqpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         consumer.settle(settlement)
 
     def _skip_what_is_done(self, consumer: Consumer, done: Position) -> None:
-        """The driver may have died after Spark's commit and before the ack. Then the messages of that batch are at
-        the head of the queue again. Only messages with ids are recognised: of others the next could be the same."""
+        """The driver may have died after Spark's commit and before the ack. Then the messages of that batch
+        are at the head of the queue again. Only messages with ids are recognised: of others the next could be
+        the same.
+        """
         consumer.wait(lambda: consumer.window.buffered > 0, FIRST_MESSAGE_S)
         if not consumer.found or not consumer.window.redelivered(1):
             # The queue was empty, or begins with what was never delivered: there is nothing to wait for.
@@ -226,7 +230,9 @@ class AmqpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return batch
 
     def _wait_for_the_rest(self, consumer: Consumer) -> None:
-        """`availableNow`: some that were there have not come. Either they are on their way or they are gone."""
+        """`availableNow`: some that were there have not come. Either they are
+        on their way or they are gone.
+        """
         window = consumer.window
         began = time.monotonic()
         patience = self._patience()
@@ -288,7 +294,9 @@ class AmqpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _found_behind(
         self, consumer: Consumer, before: Position, after: Position, patience: Patience
     ) -> Batch | None:
-        """Quorum queues of RabbitMQ put what is returned behind what was returned before: look through all of it."""
+        """Quorum queues of RabbitMQ put what is returned behind what was returned before: look through all of
+        it.
+        """
         window = consumer.window
         index = 0
         while True:

@@ -16,9 +16,11 @@ from spark_sink.task import Plan, current_task, write
 
 
 class AmqpStreamWriter(DataSourceStreamArrowWriter):
-    """Made for each micro-batch, and again for its commit: no state of it lasts, and commit has nothing to do.
+    """Made for each micro-batch, and again for its commit: no state of it lasts, and commit has nothing to
+    do.
 
-    Output mode `complete` writes the whole result each time; `update` is not for sources in Python (use foreachBatch).
+    Output mode `complete` writes the whole result each time; `update` is not for sources in Python (use
+    foreachBatch).
     """
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:

@@ -1,4 +1,6 @@
-"""Where a sink's messages go, looked at by the driver before any task starts: passive checks, nothing is declared."""
+"""Where a sink's messages go, looked at by the driver before any task starts: passive checks, nothing is
+declared.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from spark_sink.packing import check_columns
 from spark_sink.streams.probe import discovered
 
 NOT_FOUND, PRECONDITION_FAILED = 404, 406
-#: What a broker announces that drops messages it has taken already, in queues with the argument x-deduplication.
+#: What a broker announces that drops messages it has taken already, in queues with the argument
+#: x-deduplication.
 CAPABILITY = "publisher_deduplication"
 ARGUMENT = "x-deduplication"
 
@@ -46,10 +49,11 @@ _told: set[str] = set()
 def resolved(
     connection: Connection, options: SinkOptions, columns: Collection[str]
 ) -> tuple[SinkOptions, tuple[str, ...]]:
-    """Return the options with what option `stream` means for them, and the partitions if tasks choose among them.
+    """Return the options with what option `stream` means for them, and the partitions if tasks choose among
+    them.
 
-    The broker chooses the partition of a message by its routing key. Rows that are packed have to be put together by
-    partition before that. Raises BadOption, AmqpError.
+    The broker chooses the partition of a message by its routing key. Rows that are packed have to be put
+    together by partition before that. Raises BadOption, AmqpError.
     """
     stream = options.stream
     if stream is None:
@@ -163,7 +167,9 @@ def _mismatch(connection: Connection, declare: Declare) -> str | None:
 
 
 def _chosen(mechanism: Mechanism, why: str) -> Mechanism:
-    """Tell it on the driver's standard error, once for each process: a streaming query asks for each micro-batch."""
+    """Tell it on the driver's standard error, once for each process: a streaming query asks for each
+    micro-batch.
+    """
     text = f"exactly-once by the {mechanism}: {why}"
     if text not in _told:
         if not logger.hasHandlers():

@@ -23,7 +23,8 @@ from spark_sink.packing import Packer
 from spark_sink.rows import SINK_COLUMNS
 from spark_sink.target import Mechanism
 
-#: A batch has fewer rows in one partition than this; so a sequence is the batch's number and the row's, side by side.
+#: A batch has fewer rows in one partition than this; so a sequence is the batch's number and the row's, side
+#: by side.
 ROWS_MAX_BITS = 32
 DIGEST_BYTES = 16
 PRECONDITION_FAILED = 406
@@ -222,7 +223,8 @@ class _LedgerRun(_Run):
         except ChannelClosed as error:
             if error.code != PRECONDITION_FAILED:
                 raise
-            # RabbitMQ's "partial tx completion": queues with x-overflow=reject-publish were full. The marker is out.
+            # RabbitMQ's "partial tx completion": queues with x-overflow=reject-publish were full. The marker
+            # is out.
             connection.open_channel()
             ledger.begin()
             ledger.commit(replace(marker, refused=None), timeout_ms)
@@ -296,8 +298,8 @@ def _drain(
 class _BrokerRun(_Run):
     """The queues drop what they have taken: every row has a producer and a number that only rises.
 
-    A number that a queue refused is passed as soon as a later one is taken. So an attempt that sees a refusal writes down
-    which rows it concerns, and the next sends these by an id of their own.
+    A number that a queue refused is passed as soon as a later one is taken. So an attempt that sees a refusal
+    writes down which rows it concerns, and the next sends these by an id of their own.
     """
 
     def write(self, batches: Iterable[Any]) -> int:

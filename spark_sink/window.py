@@ -1,8 +1,10 @@
-"""The messages that the broker has delivered to a query and that are not settled: first buffered, then in a batch.
+"""The messages that the broker has delivered to a query and that are not settled: first buffered, then in a
+batch.
 
-When the connection is lost the broker delivers all of them again, in order. What was only buffered is simply read
-again. The messages of a batch must not be: Spark has them. They are recognised by their content, and what is kept of a
-delivery is its new tag. A delivery counts as one of a batch only if the broker flags it as redelivered.
+When the connection is lost the broker delivers all of them again, in order. What was only buffered is simply
+read again. The messages of a batch must not be: Spark has them. They are recognised by their content, and
+what is kept of a delivery is its new tag. A delivery counts as one of a batch only if the broker flags it as
+redelivered.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ class Batch:
     runs: list[Run]
     digest: str
     identified: bool
-    #: Everything up to this tag can be acked at once. None after a reconnect: then `tags` are acked one by one.
+    #: Everything up to this tag can be acked at once. None after a reconnect: then `tags` are acked one by
+    #: one.
     last_tag: int | None
     tags: list[int] = field(default_factory=list)
     #: Spark has committed it.
@@ -128,7 +131,9 @@ class Window:
         return all(run.redelivered(index) for run in self.first(count) for index in range(len(run)))
 
     def plan(self, position: int, limit: int, bytes_max: int) -> Batch | None:
-        """Make a batch of what is buffered: at least a message, if there is one, and then within both limits."""
+        """Make a batch of what is buffered: at least a message, if there is
+        one, and then within both limits.
+        """
         taken: list[Run] = []
         while self._runs and limit and (bytes_max > 0 or not taken):
             run = self._runs.popleft()
@@ -155,8 +160,9 @@ class Window:
         return batch
 
     def find(self, first: str, whole: str, count: int, index: int = 0) -> int | None:
-        """Where so many messages with this digest stand, behind others and not before `index`; `first` is the first
-        one's fingerprint."""
+        """Where so many messages with this digest stand, behind others and not before `index`; `first` is the
+        first one's fingerprint.
+        """
         for run in self.first(self.buffered - index, index):
             for content in run.contents():
                 if index + count > self.buffered:
@@ -211,8 +217,8 @@ class Window:
         self._runs.clear()
         self.buffered = self.buffered_bytes = 0
         self._due = []
-        # An ack may or may not have arrived. Where content cannot be told from other content, the messages are read
-        # once more rather than taken for those that are done.
+        # An ack may or may not have arrived. Where content cannot be told from other content, the messages
+        # are read once more rather than taken for those that are done.
         unsure = [batch for batch in self._acking if batch.identified and batch not in still]
         self._acking.clear()
         self._expected = {}

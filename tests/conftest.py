@@ -25,7 +25,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Several workers may share the tests: a file, or a package that shares something, goes to one of them."""
+    """Several workers may share the tests: a file, or a package that shares
+    something, goes to one of them.
+    """
     for item in items:
         path = item.path.relative_to(config.rootpath)
         group = next((shared for shared in SHARED if shared in path.parents), path)

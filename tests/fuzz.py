@@ -2,9 +2,9 @@
 
     python -m tests.fuzz [--seconds 60] [--seed N] [arguments of pytest]
 
-Tests go in an order of chance, but those that failed the last time come first; round after round, each with a seed of
-its own, until the time is up or one fails. A failing example is kept in `.hypothesis`, and the next `make fuzz` begins
-with it; `make test` does not look there.
+Tests go in an order of chance, but those that failed the last time come first; round after round, each with a
+seed of its own, until the time is up or one fails. A failing example is kept in `.hypothesis`, and the next
+`make fuzz` begins with it; `make test` does not look there.
 """
 
 from __future__ import annotations

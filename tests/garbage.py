@@ -1,7 +1,8 @@
-"""What reference counts alone do not free: the collector is switched off while something is done, and asked after it.
+"""What reference counts alone do not free: the collector is switched off while something is done, and asked
+after it.
 
-A broker with millions of messages cannot wait for the collector, which looks at each of them, and comes once in so
-many allocations: what is deleted must be free at once.
+A broker with millions of messages cannot wait for the collector, which looks at each of them, and comes once
+in so many allocations: what is deleted must be free at once.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ class Garbage:
 
 @contextmanager
 def garbage() -> Iterator[Garbage]:
-    """Do something without the collector; when it is done, `found` has what only the collector would have freed.
+    """Do something without the collector; when it is done, `found` has what only the collector would have
+    freed.
 
-    Meanwhile what there was before is left out, by `alive` as well: there is much of it, and it is other tests'.
+    Meanwhile what there was before is left out, by `alive` as well: there is much of it, and it is other
+    tests'.
     """
     found = Garbage()
     enabled = gc.isenabled()

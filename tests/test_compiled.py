@@ -1,4 +1,6 @@
-"""What is compiled: which modules, and that a compiled one is never older than its source. See docs/compiled.md."""
+"""What is compiled: which modules, and that a compiled one is never older than its source. See
+docs/compiled.md.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def _bases(path: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def _is_native(module: str, name: str, *interpreted: str) -> bool:
-    """Tell whether no base has such a name: protocols, enumerations and named tuples stay classes of the interpreter's."""
+    """Tell whether no base has such a name: protocols, enumerations and named tuples stay classes of the
+    interpreter's.
+    """
     tree = ast.parse(ROOT.joinpath(*module.split(".")).with_suffix(".py").read_bytes())
     found = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
     return bool(found) and not any(
@@ -79,7 +83,9 @@ def test_no_interpreted_class_inherits_from_a_compiled_one() -> None:
 
 
 def _decoded(path: Path) -> Iterator[tuple[str, str]]:
-    """Module and name of each class of ours that msgspec is to decode: given to a decoder, or a field of a Struct."""
+    """Module and name of each class of ours that msgspec is to decode: given to a decoder, or a field of a
+    Struct.
+    """
     tree = ast.parse(path.read_bytes())
     here = ".".join(path.relative_to(ROOT).with_suffix("").parts)
     found = {node.name: (here, node.name) for node in tree.body if isinstance(node, ast.ClassDef)} | {

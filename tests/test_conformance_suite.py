@@ -1,4 +1,6 @@
-"""The conformance suite judges a broker that lacks what RabbitMQ has in plugins, and says what it did not judge."""
+"""The conformance suite judges a broker that lacks what RabbitMQ has in plugins, and says what it did not
+judge.
+"""
 
 from __future__ import annotations
 

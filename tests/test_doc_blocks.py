@@ -1,7 +1,7 @@
 """Every block of the documentation is run, or checked as far as it can be, or says why not.
 
-A block that no test can check stands behind a line `<!-- not run: WHY -->`, one that a test of its own carries out
-behind `<!-- carried out by tests/… -->`. Blocks of text (`text`) are to look at.
+A block that no test can check stands behind a line `<!-- not run: WHY -->`, one that a test of its own
+carries out behind `<!-- carried out by tests/… -->`. Blocks of text (`text`) are to look at.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Wrong(Exception):
     """What is told does not exist."""
 
 
-# -- shell ------------------------------------------------------------------------------------------------------------
+# -- shell ---------------------------------------------------------------------------------------------------
 
 TOKEN = re.compile(
     r"""(?P<blank>(?:[ \t]|\\\n)+)|(?P<end>\n|&&|\|\||[;|&()])|(?P<redirect>\d?>>?|<)"""
@@ -311,7 +311,7 @@ def check_console(block: Block) -> None:
     check_shell(block._replace(text="\n".join(lines)))
 
 
-# -- others -----------------------------------------------------------------------------------------------------------
+# -- others --------------------------------------------------------------------------------------------------
 
 
 def check_python_block(block: Block) -> None:

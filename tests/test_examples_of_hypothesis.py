@@ -1,4 +1,6 @@
-"""A newcomer's run, and one of CI, try the same examples; what failed before on this machine changes nothing."""
+"""A newcomer's run, and one of CI, try the same examples; what failed before
+on this machine changes nothing.
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,9 @@ from quorum_queue.boundary import Boundary, Unit
 
 
 class Violation(BaseException):
-    """Something that must never be was seen. No boundary of the product's may take it for a failure of one queue."""
+    """Something that must never be was seen. No boundary of the product's may take it for a failure of one
+    queue.
+    """
 
 
 class Planted(Exception):
@@ -27,7 +29,9 @@ class StrictBoundary(Boundary):
 
 
 def at_once(commits: Commits, peers: Peers | None = None) -> Turn:
-    """Return a turn that needs no task: whatever is scheduled outside of one is done before the call returns."""
+    """Return a turn that needs no task: whatever is scheduled outside of one
+    is done before the call returns.
+    """
     turn = Turn(commits, peers or NoPeers(), lambda: turn.end())
     return turn
 

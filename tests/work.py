@@ -1,4 +1,6 @@
-"""How much work a call is: the instructions that Python runs for it, which no other load on the machine changes."""
+"""How much work a call is: the instructions that Python runs for it, which no other load on the machine
+changes.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from typing import Any
 
 
 def steps(call: Callable[..., object], *arguments: Any) -> int:
-    """Return how many instructions of Python the call takes. A loop in C, as that of dict.update, counts as one."""
+    """Return how many instructions of Python the call takes. A loop in C, as that of dict.update, counts as
+    one.
+    """
     count = 0
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:

@@ -37,7 +37,9 @@ from quorum_queue.local import NodeServices
 
 
 class Counts:
-    """How many of everything there are, for the limits of the configuration; and the counts of what has ended."""
+    """How many of everything there are, for the limits of the configuration; and the counts of what has
+    ended.
+    """
 
     __slots__ = ("bindings", "channels", "declared_bytes", "ended", "exchanges", "queues")
 
@@ -116,7 +118,7 @@ class Broker:
         for session in self.sessions:
             session.forget_memos()
 
-    # -- changes ---------------------------------------------------------------------------------------------------
+    # -- changes ---------------------------------------------------------------------------------------------
 
     def check_declared(self, weight: int) -> None:
         """Check that something of this weight may be declared. Raises ResourceError."""
@@ -171,7 +173,7 @@ class Broker:
         if session is not None:
             session.exclusive_queues.pop(queue, None)
 
-    # -- vhosts ----------------------------------------------------------------------------------------------------
+    # -- vhosts ----------------------------------------------------------------------------------------------
 
     def vhost(self, name: str) -> VHost:
         """Return the topology of a vhost that exists."""

@@ -1,9 +1,9 @@
 """Dead letters: messages that a queue discards go through the dead-letter exchange, with their history in the
 headers.
 
-The headers and the rule for cycles are RabbitMQ's (https://www.rabbitmq.com/docs/dlx): each (queue, reason) has one
-x-death entry with a count, the newest first; a message does not go to a queue where it has died, this time included,
-unless it has been rejected since, or now.
+The headers and the rule for cycles are RabbitMQ's (https://www.rabbitmq.com/docs/dlx): each (queue, reason)
+has one x-death entry with a count, the newest first; a message does not go to a queue where it has died, this
+time included, unless it has been rejected since, or now.
 """
 
 from __future__ import annotations

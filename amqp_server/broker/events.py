@@ -56,7 +56,9 @@ class Events:
         return vhost is not None and vhost.router.in_use(EVENT)
 
     def changed(self, key: str, headers: Mapping[str, object]) -> None:
-        """Publish an event for a change of the topology that is being applied, if this node has proposed it."""
+        """Publish an event for a change of the topology that is being
+        applied, if this node has proposed it.
+        """
         if self.user is not None and self.wanted:
             self.tell(key, {**headers, "user_who_performed_action": self.user})
 

@@ -169,7 +169,7 @@ class LocalHosts:
     def reply(self, token: str) -> Target | None:
         return None
 
-    # -- queues that failed ----------------------------------------------------------------------------------------
+    # -- queues that failed ----------------------------------------------------------------------------------
 
     def stop(self, queue: Queue, reason: str) -> None:
         # None if the host could not even be made.

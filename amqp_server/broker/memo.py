@@ -29,7 +29,9 @@ class MemoBudget:
 
 
 class Memo:
-    """The bytes of one collection of a connection: an estimate that ignores the overhead of Python's objects."""
+    """The bytes of one collection of a connection: an estimate that ignores
+    the overhead of Python's objects.
+    """
 
     __slots__ = ("_budget", "size")
 

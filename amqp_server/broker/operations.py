@@ -108,7 +108,9 @@ class NodeDown(msgspec.Struct, frozen=True, array_like=True, tag=14):
 
 
 class DeclareSuperStream(msgspec.Struct, frozen=True, array_like=True, tag=15):
-    """An exchange with partitions, or more partitions of one: all of it or nothing. See broker.super_streams."""
+    """An exchange with partitions, or more partitions of one: all of it or
+    nothing. See broker.super_streams.
+    """
 
     exchange: ExchangeRecord
     #: Number of the first of these partitions; 0 if the exchange is new.

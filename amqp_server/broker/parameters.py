@@ -66,7 +66,9 @@ class Parameters:
         bytes_max: int = 1 << 26,
         changed: Callable[[str, str, str], None] = lambda vhost, component, name: None,
     ) -> None:
-        """`changed` is called with the vhost, the component and the name of each parameter that was set or cleared."""
+        """`changed` is called with the vhost, the component and the name of each parameter that was set or
+        cleared.
+        """
         self._metadata = metadata
         self._parameters_max = parameters_max
         self._value_bytes_max = value_bytes_max
@@ -111,7 +113,9 @@ class Parameters:
         return [found[name] for name in sorted(found)]
 
     def prepare(self, vhost: str, component: str, name: str, value: object) -> ParameterRecord:
-        """Check a parameter that is to be set, except for the meaning of its value. Raises ParameterRefused."""
+        """Check a parameter that is to be set, except for the meaning of its
+        value. Raises ParameterRefused.
+        """
         if not 0 < len(name.encode()) <= NAME_BYTES_MAX or not name.isprintable():
             raise ParameterRefused(
                 f"a parameter's name has 1 to {NAME_BYTES_MAX} bytes and only printable characters"

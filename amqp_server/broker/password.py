@@ -56,7 +56,9 @@ _cost = ARGON2_PASSES, ARGON2_KIB
 
 
 def hash_cheaply() -> None:
-    """Called before the first hash is made, in the process of a broker whose users everybody may know: one for tests."""
+    """Called before the first hash is made, in the process of a broker whose users everybody may know: one
+    for tests.
+    """
     global _cost
     _cost = CHEAP_PASSES, CHEAP_KIB
 

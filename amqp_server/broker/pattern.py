@@ -5,9 +5,9 @@ backtracking engine, a pattern like `(a|aa)+$` can stop the whole broker for hou
 the length of the name, and a bound on the memory of a pattern bounds the factor: the worst pattern found took
 a few milliseconds.
 
-RE2 has no look-around and no back-references. RabbitMQ takes both in permissions, and `^(?!secret)` is in use. Only such
-a permission pattern goes to the `regex` module, which backtracks, with a time limit for each name; a pattern that
-exceeds it again and again is given up. See docs/adr/0016-regular-expressions.md.
+RE2 has no look-around and no back-references. RabbitMQ takes both in permissions, and `^(?!secret)` is in
+use. Only such a permission pattern goes to the `regex` module, which backtracks, with a time limit for each
+name; a pattern that exceeds it again and again is given up. See docs/adr/0016-regular-expressions.md.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def compile_filter(pattern: str, bytes_max: int) -> Matches:
 def compile_permission(pattern: str, bytes_max: int, time_ms: int, total_ms: int) -> Matches:
     """Return a function that finds the pattern anywhere in a name. Raises InvalidPattern.
 
-    A pattern that RE2 does not know may take `time_ms` for a name; past it, the answer is no. When it has exceeded this
-    for `total_ms` in all, the answer is no for every other name, too.
+    A pattern that RE2 does not know may take `time_ms` for a name; past it, the answer is no. When it has
+    exceeded this for `total_ms` in all, the answer is no for every other name, too.
     """
     # As in RabbitMQ the empty pattern matches only the empty name.
     if pattern in ("", "^$"):

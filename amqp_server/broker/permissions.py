@@ -203,7 +203,7 @@ class Permissions:
                 f"access to {kind} '{name}' in vhost '{vhost}' refused for user '{_name(user)}'"
             )
 
-    # -- topics ----------------------------------------------------------------------------------------------------
+    # -- topics ----------------------------------------------------------------------------------------------
 
     def prepare_topic(self, user: str, vhost: str, exchange: str, write: str, read: str) -> TopicPermission:
         """Check a topic permission that is to be set. Raises InvalidPermission."""
@@ -241,7 +241,9 @@ class Permissions:
         return [self._topics[key] for key in sorted(self._topics)]
 
     def check_topic(self, user: str, vhost: str, exchange: str, routing_key: str, access: Access) -> None:
-        """Raises AccessRefused unless the user may use the key of a topic exchange; without a record for it, it may."""
+        """Raises AccessRefused unless the user may use the key of a topic exchange; without a record for it,
+        it may.
+        """
         if not self._allows_key(user, vhost, exchange, routing_key, access):
             raise AccessRefused(
                 f"access to topic '{routing_key}' in exchange '{exchange}' in vhost '{vhost}' "

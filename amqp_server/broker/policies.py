@@ -1,4 +1,5 @@
-"""Policies and operator policies: settings for all queues and exchanges of a vhost whose name matches a pattern.
+"""Policies and operator policies: settings for all queues and exchanges of a vhost whose name matches a
+pattern.
 
 A queue has the policy with the highest priority that matches, and one operator policy besides. Both together
 are its effective policy; of two limits the smaller one applies. The queue's own arguments are joined with it
@@ -63,7 +64,7 @@ class InvalidPolicy(ParameterRefused):
     """The reason, in RabbitMQ's words."""
 
 
-# -- what may stand in a definition -------------------------------------------------------------------------------------
+# -- what may stand in a definition --------------------------------------------------------------------------
 
 
 def _natural(value: object) -> bool:
@@ -217,7 +218,7 @@ def _term(value: object) -> str:
     return str(value) if isinstance(value, dict | list) else erlang_term(value)
 
 
-# -- one policy ---------------------------------------------------------------------------------------------------------
+# -- one policy ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -270,7 +271,7 @@ def policy_of(record: ParameterRecord) -> Policy:
     )
 
 
-# -- what they come to --------------------------------------------------------------------------------------------------
+# -- what they come to ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -415,7 +416,7 @@ class Policies:
             # The policy was set on a node with other limits.
             return _nothing
 
-    # -- changes --------------------------------------------------------------------------------------------------------
+    # -- changes ---------------------------------------------------------------------------------------------
 
     def changed(self, vhost: str, component: str, name: str) -> None:
         """A policy was set or cleared: the queues and exchanges that it matches, or did, follow, some in each

@@ -1,6 +1,7 @@
 """Direct reply-to: a consumer on `amq.rabbitmq.reply-to` is a target of its own, without a queue.
 
-Its token ends with the name of the node that its client is connected to, so that other nodes know where to send replies.
+Its token ends with the name of the node that its client is connected to, so that other nodes know where to
+send replies.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ class Topology:
             for key, headers in of_parameter(record, what):
                 self._tell(key, **headers)
 
-    # -- vhosts and users ------------------------------------------------------------------------------------------
+    # -- vhosts and users ------------------------------------------------------------------------------------
 
     def _put_vhost(self, index: int, operation: operations.PutVhost) -> Result:
         record = operation.record
@@ -272,7 +272,7 @@ class Topology:
             self._tell("topic.permission.deleted", user=operation.user, vhost=operation.vhost, **exchange)
         return Result(known)
 
-    # -- exchanges and bindings ------------------------------------------------------------------------------------
+    # -- exchanges and bindings ------------------------------------------------------------------------------
 
     def _vhost(self, name: str) -> VHost | None:
         return self._broker.vhost(name) if name in self._broker.vhost_records else None
@@ -338,10 +338,12 @@ class Topology:
         return Result(vhost.remove_binding(operation.record))
 
     def _is_whole(self, vhost: VHost, record: BindingRecord) -> bool:
-        """True if a super stream has taken the name of the source since this was proposed: its bindings go with it."""
+        """True if a super stream has taken the name of the source since this was proposed: its bindings go
+        with it.
+        """
         return super_streams.has_partitions(vhost.router.get(record.source))
 
-    # -- queues ----------------------------------------------------------------------------------------------------
+    # -- queues ----------------------------------------------------------------------------------------------
 
     def _declare_queue(self, index: int, operation: operations.DeclareQueue) -> Result:
         record = msgspec.structs.replace(operation.record, queue_id=index)
@@ -379,7 +381,7 @@ class Topology:
         """The cluster has this version from the next operation on; see quorum_queue.machine.versions."""
         self._version = version
 
-    # -- the whole state -------------------------------------------------------------------------------------------
+    # -- the whole state -------------------------------------------------------------------------------------
 
     def view(self) -> TopologyView:
         """Return a view of the present topology, to be encoded in parts; later changes are not in it."""
@@ -398,7 +400,9 @@ class Topology:
         return self.view().finish()
 
     def snapshot_in_parts(self, then: Callable[[bytes], None]) -> None:
-        """Call `then` with the snapshot of the present moment: in a later turn if this one has no time for it."""
+        """Call `then` with the snapshot of the present moment: in a later turn if this one has no time for
+        it.
+        """
         Encoding(self._broker.turn, self.view(), then).go_on()
 
     def is_behind(self, snapshot: bytes) -> bool:
@@ -406,7 +410,9 @@ class Topology:
         return self.applied < decoded(snapshot).applied
 
     def read_in_parts(self, snapshot: bytes, wanted: Callable[[], bool], then: Callable[[], None]) -> None:
-        """Read a snapshot that is to be restored, as long as it is wanted; then call `then`. Raises UnreadableSnapshot."""
+        """Read a snapshot that is to be restored, as long as it is wanted; then call `then`. Raises
+        UnreadableSnapshot.
+        """
         self._reading = TopologyRecords(snapshot)
         Reading(self._broker.turn, self._reading, wanted, then).go_on()
 

@@ -138,19 +138,25 @@ class Users:
         return True
 
     def has_password_hash(self, name: str, encoded: str) -> bool:
-        """True if this hash is the user's present one, or the one of the same password that it has replaced."""
+        """True if this hash is the user's present one, or the one of the same
+        password that it has replaced.
+        """
         user = self._users.get(name)
         if user is None:
             return False
         return encoded == user.password_hash or self._replaced.get(name) == (encoded, user.password_hash)
 
     def _password_hash(self, name: str) -> str:
-        """A user that does not exist counts as one without a password, so that refusals take the same time."""
+        """A user that does not exist counts as one without a password, so
+        that refusals take the same time.
+        """
         user = self._users.get(name)
         return user.password_hash if user else ""
 
     def may_connect_from(self, name: str, peer: str) -> bool:
-        """True if the user may log in from this address: that of the real peer, not the one that it reached."""
+        """True if the user may log in from this address: that of the real
+        peer, not the one that it reached.
+        """
         return name not in self._loopback_users or is_loopback(peer)
 
     def prepare(self, name: str, password_hash: str, tags: Iterable[str] = ()) -> User:

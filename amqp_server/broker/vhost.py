@@ -101,7 +101,7 @@ class VHost:
         """
         return durable or self.broker.replication.clustered
 
-    # -- routing ---------------------------------------------------------------------------------------------------
+    # -- routing ---------------------------------------------------------------------------------------------
 
     def next_nonce(self) -> int:
         self._nonce += 1
@@ -112,7 +112,7 @@ class VHost:
         found = self.router.route_keys(exchange, keys, routing_view(properties), self.next_nonce())
         return tuple(self.queues[name] for name in found)
 
-    # -- exchanges -------------------------------------------------------------------------------------------------
+    # -- exchanges -------------------------------------------------------------------------------------------
 
     def check_exchange(self, arguments: Mapping[str, object]) -> None:
         """Check that one more exchange is allowed. Raises ResourceError."""
@@ -223,7 +223,7 @@ class VHost:
             *home,
         )
 
-    # -- bindings --------------------------------------------------------------------------------------------------
+    # -- bindings --------------------------------------------------------------------------------------------
 
     def check_binding(self, binding: Binding) -> None:
         """Check a new binding. Raises InvalidArgument, ResourceError."""
@@ -324,7 +324,7 @@ class VHost:
         """Return the records of the present bindings; see `exchange_records`."""
         return map(self.binding_record, self.router.bindings())
 
-    # -- queues ----------------------------------------------------------------------------------------------------
+    # -- queues ----------------------------------------------------------------------------------------------
 
     def check_arguments(
         self,
@@ -551,7 +551,7 @@ class VHost:
         """Return the records of the present queues."""
         return iter([queue.record for queue in self.queues.values()])
 
-    # -- what goes together ----------------------------------------------------------------------------------------
+    # -- what goes together ----------------------------------------------------------------------------------
 
     def node_down(self, node: str, incarnation: int) -> None:
         """Remove the objects that end with a node: its transient and exclusive queues and its transient

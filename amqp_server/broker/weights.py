@@ -1,8 +1,9 @@
 """What declared things take up in memory, estimated in bytes.
 
-A client may declare hundreds of thousands of them, with as much in the arguments of each as a frame takes; and a durable
-one comes back at each start. So all together are bounded (`declared_bytes_max`), or one client could fill the memory of a
-node for good. The figures are measured ones, rounded up: with very short arguments the objects around them are most of it.
+A client may declare hundreds of thousands of them, with as much in the arguments of each as a frame takes;
+and a durable one comes back at each start. So all together are bounded (`declared_bytes_max`), or one client
+could fill the memory of a node for good. The figures are measured ones, rounded up: with very short arguments
+the objects around them are most of it.
 """
 
 from __future__ import annotations

@@ -370,7 +370,9 @@ def tx_commit(channel: Channel, method: commands.Tx.Commit) -> None:
         channel.send(commands.Tx.CommitOk())
 
     def published(refused: Refused | None = None) -> None:
-        """All queues have the messages: now the acks. If one has not, the channel closes, and they come again."""
+        """All queues have the messages: now the acks. If one has not, the channel closes, and they come
+        again.
+        """
         if refused is not None or transaction.partial:
             committed(refused)
         else:
@@ -390,7 +392,9 @@ def _commit(
     *,
     acks: bool = True,
 ) -> None:
-    """Hand the transaction to the queues, without the acks if not `acks`; then go on as soon as `answered` calls back."""
+    """Hand the transaction to the queues, without the acks if not `acks`; then go on as soon as `answered`
+    calls back.
+    """
     if transaction.is_large:
         large = LargeCommit(channel, transaction, acks=acks)
         channel.connection.after(

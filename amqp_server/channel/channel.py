@@ -46,7 +46,8 @@ PAUSED_MAX = 128
 LARGE_BODY_BYTES, ROOM_SHARE = 1 << 20, 8
 #: The room for a body is enough for frames of this payload: that of the smallest frame_max.
 SMALL_PIECE_BYTES = 4096 - OVERHEAD
-#: Bodies in more frames than this are put together while they come in, too: each frame is an object of its own.
+#: Bodies in more frames than this are put together while they come in, too: each frame is an object of its
+#: own.
 PIECES_MAX = 1024
 #: With more pieces than this, join them to fewer.
 FEW_PIECES = 8
@@ -55,8 +56,8 @@ FEW_PIECES = 8
 class Assembly:
     """A message whose frames are still coming. The bytes so far count in the node's memory budget.
 
-    The frames of a large body are put together as they come: to join 128 MiB at the end would be a step of some
-    100 ms.
+    The frames of a large body are put together as they come: to join 128 MiB at the end would be a step of
+    some 100 ms.
     """
 
     __slots__ = (
@@ -200,7 +201,7 @@ class Channel:
         """Send a method on this channel."""
         self.connection.outbox.put(method_frame(self.number, method))
 
-    # -- publishing ------------------------------------------------------------------------------------------------
+    # -- publishing ------------------------------------------------------------------------------------------
 
     def publish(self, segment: Segment) -> Iterator[object] | None:
         """Publish now, or at the commit of the transaction. If the messages go to many queues, return an
@@ -236,7 +237,7 @@ class Channel:
             f"a transaction may have {self.connection.config.tx_parts_max} parts (tx_parts_max): commit more often"
         )
 
-    # -- settling --------------------------------------------------------------------------------------------------
+    # -- settling --------------------------------------------------------------------------------------------
 
     def acknowledge(self, verb: str, low: int, high: int) -> None:
         """Settle, return or discard deliveries by tag; low 0 is `multiple`. Raises PreconditionFailed."""
@@ -332,7 +333,7 @@ class Channel:
         ended.traffic.add(traffic)
         self.vhost.traffic.add(traffic)
 
-    # -- end -------------------------------------------------------------------------------------------------------
+    # -- end -------------------------------------------------------------------------------------------------
 
     def add(self, subscription: Subscription) -> None:
         """Note a consumer that is to be attached."""

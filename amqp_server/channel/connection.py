@@ -76,7 +76,9 @@ class Connection(Protocol):
     def incoming(self) -> ReadingHalf: ...
 
     def after(self, begin: Callable[[Callable[..., None]], None], then: Callable[..., None]) -> None:
-        """Call `begin` with a function that takes the answer, and go on with `then` when the answer has come."""
+        """Call `begin` with a function that takes the answer, and go on with
+        `then` when the answer has come.
+        """
 
     def propose(self, operation: Operation, then: Callable[[str], None]) -> None:
         """Propose a change; then call with the text of its error, which is mostly empty."""
@@ -91,7 +93,9 @@ class Connection(Protocol):
         """A consumer has come or gone."""
 
     def copies_wait(self) -> None:
-        """The connection's consumers get nothing until copies for the firehose are made; see broker.firehose."""
+        """The connection's consumers get nothing until copies for the firehose
+        are made; see broker.firehose.
+        """
 
     def copied(self) -> None:
         """The copies are made."""

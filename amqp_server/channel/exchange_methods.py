@@ -51,10 +51,11 @@ def existing(channel: Channel, name: str) -> Exchange:
 
 
 def argument_types(channel: Channel) -> dict[str, str]:
-    """Return the field types of the arguments of the declare or consume being handled, which pamqp does not tell.
+    """Return the field types of the arguments of the declare or consume being handled, which pamqp does not
+    tell.
 
-    These methods begin with a ticket and short strings (queue.declare has one, exchange.declare and basic.consume have
-    two), then one octet of bits, then the table.
+    These methods begin with a ticket and short strings (queue.declare has one, exchange.declare and
+    basic.consume have two), then one octet of bits, then the table.
     """
     payload = channel.raw
     offset = 6 + 1 + payload[6]

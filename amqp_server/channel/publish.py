@@ -204,7 +204,8 @@ def derived(
 def slow_segment(channel: Channel, assembly: Assembly) -> Segment:
     """Make a segment of one message that was put together frame by frame.
 
-    Raises PreconditionFailed for a bad user-id, expiration, CC, BCC or x-confirm, FrameError for malformed properties.
+    Raises PreconditionFailed for a bad user-id, expiration, CC, BCC or x-confirm, FrameError for malformed
+    properties.
     """
     connection, vhost = channel.connection, channel.vhost
     username, frame_max = connection.client.username, connection.limits.frame_max
@@ -249,8 +250,9 @@ def slow_segment(channel: Channel, assembly: Assembly) -> Segment:
 
 
 def kept_header(channel: Channel, payload: bytes) -> bytes:
-    """Return a content header as queues will have it, if nothing is wrong with it and nothing changes until its body has
-    come: then the frames of a large body need not be moved."""
+    """Return a content header as queues will have it, if nothing is wrong with it and nothing changes until
+    its body has come: then the frames of a large body need not be moved.
+    """
     try:
         properties = content.Properties.parse(payload, channel.connection.config.table_depth_max)
         if _change(channel, properties, properties.headers):
@@ -332,8 +334,9 @@ def publish(segment: Segment, transaction: Transaction | None = None) -> Sequenc
 
 
 def publish_in_parts(segment: Segment) -> Iterator[object] | None:
-    """The same, but many queues get the messages some at a time, and so are copies made for the firehose: return what is to
-    be gone through for the rest."""
+    """The same, but many queues get the messages some at a time, and so are copies made for the firehose:
+    return what is to be gone through for the rest.
+    """
     targets, origin, first = begin_publish(segment, None)
     copies = trace_publish(segment)
     if copies is not None:
@@ -347,8 +350,8 @@ def publish_in_parts(segment: Segment) -> Iterator[object] | None:
 
 
 def begin_publish(segment: Segment, transaction: Transaction | None) -> tuple[list[Target], Any, int]:
-    """Number the messages; return the targets that are to get them, the origin that wants their answers, and the
-    first number.
+    """Number the messages; return the targets that are to get them, the origin that wants their answers, and
+    the first number.
     """
     route = segment.route
     channel: Channel = route.publisher
@@ -406,12 +409,15 @@ def hand_over(
 def has_large(segment: Segment) -> bool:
     """Return whether there are messages in it that take a queue long, if it makes something else of them."""
     contents = segment.contents
-    # Most messages come with others of the same read; what is large is put together, and comes alone or nearly so.
+    # Most messages come with others of the same read; what is large is put together, and comes alone or
+    # nearly so.
     return len(contents) <= LARGE_AMONG and max(map(len, contents)) > LARGE_CONTENT
 
 
 def _make_ready(segment: Segment, target: Target, made: dict[int, InParts]) -> Iterator[None]:
-    """Let the host of a target make the large messages ready, a piece at a time; note in `made` what comes of them."""
+    """Let the host of a target make the large messages ready, a piece at a time; note in `made` what comes of
+    them.
+    """
     route, host = segment.route, target.host
     incoming = route.publisher.connection.incoming
     for number, framed in enumerate(segment.contents):
@@ -440,8 +446,8 @@ def _give(
     last: bool = True,
     made: dict[int, InParts] | None = None,
 ) -> list[Recipient]:
-    """Hand the messages to the present hosts of these targets, and return the hosts. The last target of all gets the
-    messages without a copy. `made`: what these hosts have made ready of them.
+    """Hand the messages to the present hosts of these targets, and return the hosts. The last target of all
+    gets the messages without a copy. `made`: what these hosts have made ready of them.
     """
     route, contents = segment.route, segment.contents
     count = len(contents)
@@ -489,7 +495,9 @@ def _present(channel: Channel, route: PublishRoute, count: int) -> list[Target]:
 
 
 def enqueue_counted(host: Recipient, run: Run, origin: Any, first: int) -> None:
-    """Hand messages to a queue that counts the bytes of bodies: in runs whose frames have the same overhead."""
+    """Hand messages to a queue that counts the bytes of bodies: in runs
+    whose frames have the same overhead.
+    """
     for part in content.by_overhead(run):
         count = len(part.seqs)
         host.pending.append(("enqueue", part, origin, first))

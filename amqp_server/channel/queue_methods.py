@@ -127,7 +127,8 @@ def _declared(channel: Channel, method: commands.Queue.Declare, queue: Queue) ->
 
 
 def _count_from(channel: Channel, method: commands.Queue.Declare, queue: Queue) -> None:
-    """Count the messages of a stream from an offset on, those that consumers can have now (capability stream_offsets).
+    """Count the messages of a stream from an offset on, those that consumers can have now (capability
+    stream_offsets).
 
     A reader that keeps its own offset learns how far it may read, and whether retention has overtaken it.
     Raises PreconditionFailed.
@@ -164,7 +165,8 @@ def _count_from(channel: Channel, method: commands.Queue.Declare, queue: Queue) 
 def _check_deduplication(channel: Channel, queue: Queue, arguments: dict[str, object]) -> None:
     """Compare the argument that even a passive declare compares. Raises PreconditionFailed.
 
-    A publisher cannot learn otherwise whether its duplicates are dropped (capability publisher_deduplication).
+    A publisher cannot learn otherwise whether its duplicates are dropped (capability
+    publisher_deduplication).
     """
     if arguments.get("x-deduplication") is True and not queue.settings.deduplicates:
         raise PreconditionFailed(

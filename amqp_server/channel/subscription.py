@@ -150,7 +150,8 @@ class Subscription:
         known = channel.drop(self)
         # Its share of the channel's window is free.
         channel.window.offer()
-        # A client that still waits for consume-ok gets an error instead; one that closes the channel expects no more.
+        # A client that still waits for consume-ok gets an error instead; one that closes the channel expects
+        # no more.
         if (
             known
             and self.attached

@@ -1,7 +1,8 @@
 """The firehose: copies of what clients publish and get in a vhost, for the exchange amq.rabbitmq.trace.
 
-As in RabbitMQ the keys are `publish.EXCHANGE` and `deliver.QUEUE`, the body is the message's, and the headers tell the
-rest. What comes from that exchange is not traced again. A copy is made only where a queue is bound for it.
+As in RabbitMQ the keys are `publish.EXCHANGE` and `deliver.QUEUE`, the body is the message's, and the headers
+tell the rest. What comes from that exchange is not traced again. A copy is made only where a queue is bound
+for it.
 """
 
 from __future__ import annotations
@@ -96,7 +97,9 @@ def _copies_of_delivered(
 
 
 def _deliveries(data: bytes) -> Iterator[tuple[str, str, bool, bytes]]:
-    """Go through frames of basic.deliver and its contents: exchange, routing key, redelivered, and the content's frames."""
+    """Go through frames of basic.deliver and its contents: exchange, routing key, redelivered, and the
+    content's frames.
+    """
     position, end = 0, len(data)
     while position < end:
         _, _, size = frames.prefix.unpack_from(data, position)

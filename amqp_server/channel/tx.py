@@ -36,7 +36,9 @@ PART_BYTES_MAX = 256 * 1024
 
 
 class Answers:
-    """Origin of those publishes of a commit that chose when they are confirmed: commit-ok waits for their answers."""
+    """Origin of those publishes of a commit that chose when they are confirmed: commit-ok waits for their
+    answers.
+    """
 
     __slots__ = ("_left", "_then", "_transaction")
 

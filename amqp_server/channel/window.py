@@ -95,7 +95,9 @@ class ChannelWindow:
             self._connection.broker.turn.widened(self)
 
     def offer_room(self) -> None:
-        """Tell the queues once in a turn, however often the window changed, and only those that can use it."""
+        """Tell the queues once in a turn, however often the window changed,
+        and only those that can use it.
+        """
         self._settling = False
         if self.limit != self._told:
             self._told = self.limit

@@ -46,7 +46,7 @@ class Administration:
         #: Deletes large objects in parts; see amqp_server.broker.dismantling.
         self._propose_in_parts = propose
 
-    # -- the others' management ------------------------------------------------------------------------------------
+    # -- the others' management ------------------------------------------------------------------------------
 
     def names(self) -> list[str]:
         """See amqp_server.management.everywhere.Others."""
@@ -62,7 +62,7 @@ class Administration:
         """Answer questions of the other nodes' management, until cancelled."""
         await self._cluster.questions.run(answerer)
 
-    # -- looking ---------------------------------------------------------------------------------------------------
+    # -- looking ---------------------------------------------------------------------------------------------
 
     # These iterators yield objects that existed when the iteration began: the node goes on between two items.
 
@@ -114,7 +114,9 @@ class Administration:
         }
 
     def _group(self, group: Group) -> dict[str, Any]:
-        """Return the state of one group at this member; `match` is the leader's knowledge about the others."""
+        """Return the state of one group at this member; `match` is the
+        leader's knowledge about the others.
+        """
         core = group.core
         cluster = self._cluster
         connected = {cluster.node, *cluster.mesh.connected()}
@@ -230,7 +232,9 @@ class Administration:
         )
 
     def critical(self) -> Iterator[str | None]:
-        """Yield the groups that would have no majority, or have none already, without this node; None for another."""
+        """Yield the groups that would have no majority, or have none already, without this node; None for
+        another.
+        """
         cluster, reach = self._cluster, self._cluster.reach
         connected = cluster.mesh.connected()
         for group in list(cluster.replicas.groups.values()):
@@ -248,16 +252,20 @@ class Administration:
         queue = self._cluster.hosts.queues[group.id]
         return f"queue '{queue.name}' in vhost '{queue.vhost.name}'"
 
-    # -- doing -----------------------------------------------------------------------------------------------------
+    # -- doing -----------------------------------------------------------------------------------------------
 
     async def join(self, name: str, address: str) -> None:
-        """Let a node join: from now on the others expect it at this address. Raises PreconditionFailed, Unavailable."""
+        """Let a node join: from now on the others expect it at this address. Raises PreconditionFailed,
+        Unavailable.
+        """
         if parse_address(address) is None:
             raise PreconditionFailed(f"the address of node '{name}' must be host:port, not '{address}'")
         await self._propose(PutNode(name, address))
 
     async def forget(self, name: str) -> None:
-        """Take a node out of the cluster, and out of all queues. Raises NotFound, PreconditionFailed, Unavailable."""
+        """Take a node out of the cluster, and out of all queues. Raises NotFound, PreconditionFailed,
+        Unavailable.
+        """
         nodes = self._cluster.roster.nodes
         if name not in nodes:
             raise NotFound(f"no node '{name}' in the cluster")
@@ -297,7 +305,9 @@ class Administration:
         return homed
 
     def _only_on(self, name: str) -> list[Queue]:
-        """Return the durable queues that would be lost with a node: other members that are about to leave don't count."""
+        """Return the durable queues that would be lost with a node: other members that are about to leave
+        don't count.
+        """
         staying = [node for node in self._cluster.roster.staying if node != name]
         return [
             queue

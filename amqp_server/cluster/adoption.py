@@ -217,7 +217,9 @@ class Adoption:
             )
 
     def _placed(self, record: QueueRecord, parsed: QueueArguments) -> QueueRecord:
-        """Choose the members of a quorum queue. At first this node is the only one; the others join one by one."""
+        """Choose the members of a quorum queue. At first this node is the only one; the others join one by
+        one.
+        """
         size = parsed.initial_group_size or self._broker.config.group_size
         kept, led = self._kept, self._led
         others = [name for name in kept if name != self._node]
@@ -432,7 +434,9 @@ class _Bodies:
         self._contents: list[bytes] = []
 
     def parts(self, run: Run, lost: dict[int, None]) -> Iterator[Run]:
-        """Yield the messages of a run with their bodies, one record at a time; unreadable messages are `lost`."""
+        """Yield the messages of a run with their bodies, one record at a time; unreadable messages are
+        `lost`.
+        """
         start, stop = run.seqs.start, run.seqs.stop
         seq = start
         while seq < stop:

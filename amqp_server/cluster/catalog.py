@@ -134,7 +134,9 @@ class Listener(Protocol):
     """The node, which the catalog notifies; see amqp_server.cluster.node."""
 
     def nodes_changed(self, removed: list[str]) -> None:
-        """The nodes, the members or the leader of the topology changed; the nodes in `removed` were taken out."""
+        """The nodes, the members or the leader of the topology changed; the nodes in `removed` were taken
+        out.
+        """
 
     def began(self, index: int) -> None:
         """The first batch of this start of the node has this index in the log."""
@@ -192,7 +194,7 @@ class Catalog:
         """Stop waiting for this batch; return whether a caller waited. The batch may still be applied."""
         return self._waiting.pop(number, None) is not None
 
-    # -- quorum_queue.cluster.group.StateMachine -------------------------------------------------------------------
+    # -- quorum_queue.cluster.group.StateMachine -------------------------------------------------------------
 
     def encode(self, batches: list[bytes]) -> bytes:
         parts = [_ENTRY.pack(_VERSION, 0)]

@@ -43,7 +43,9 @@ class Fate(Protocol):
         """All other nodes are linked and empty: the cluster may begin with the data of this node."""
 
     def overtaken(self, incarnation: int) -> None:
-        """The cluster knows of a start of this node with this number, which is higher than the present one."""
+        """The cluster knows of a start of this node with this number, which
+        is higher than the present one.
+        """
 
     def go(self, why: str) -> None:
         """This node must leave the cluster, and must not start again as a member."""
@@ -162,7 +164,9 @@ class Founding:
         self._directory.note_founded(founded)
 
     def noted(self) -> Founded:
-        """The directory was converted into that of a cluster's first node: return its note about the cluster."""
+        """The directory was converted into that of a cluster's first node:
+        return its note about the cluster.
+        """
         self.founded, self.brings = self._directory.founded, ""
         assert self.founded is not None
         return self.founded

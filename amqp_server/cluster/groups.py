@@ -1,4 +1,6 @@
-"""Opens the groups of this node: new ones, those found on disk, and those that others fill after a disk loss."""
+"""Opens the groups of this node: new ones, those found on disk, and those
+that others fill after a disk loss.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +55,8 @@ class Groups:
         *,
         lost_before: int = 0,
     ) -> None:
-        """`lost_before`: this node may have been a member of groups declared up to this index of group 0, on a
-        disk that it lost.
+        """`lost_before`: this node may have been a member of groups declared up to this index of group 0, on
+        a disk that it lost.
         """
         self.replicas = replicas
         self._store = store
@@ -71,7 +73,9 @@ class Groups:
         self._lost_before = lost_before
 
     def has_all_after(self, index: int) -> int:
-        """The disk lacks no group declared after this index of group 0; return up to which it may lack some."""
+        """The disk lacks no group declared after this index of group 0;
+        return up to which it may lack some.
+        """
         self._lost_before = min(index, self._lost_before)
         return self._lost_before
 
@@ -84,7 +88,9 @@ class Groups:
         return index_of(group_id) <= self._lost_before and group_id not in self._recovered
 
     def warm(self, group_id: int, done: Callable[[], None]) -> bool:
-        """True if a group can be read again and opened without a wait for the disk; else `done` is called when it can."""
+        """True if a group can be read again and opened without a wait for the disk; else `done` is called
+        when it can.
+        """
 
         def then() -> None:
             if self._store.warm_group(group_id | ASIDE, done):
@@ -203,7 +209,9 @@ class Groups:
         )
 
     def _emptied(self, machine: StateMachine, group_id: int, members: Members) -> Group:
-        """The stored data cannot be used: begin empty, and without a vote until the others have filled the group."""
+        """The stored data cannot be used: begin empty, and without a vote until the others have filled the
+        group.
+        """
         self._store.drop(group_id)
         logger.error(
             "%s: node %s cannot read its snapshot: it begins empty and without a vote, and the leader fills "

@@ -105,8 +105,9 @@ class ClusterHosts:
         return host
 
     def _is_counted_on(self, queue: Queue) -> bool:
-        """True if a group began with this node that the node has never heard of: it may lack this node's vote for its first
-        leader. A node that may have voted and forgotten it must not vote again."""
+        """True if a group began with this node that the node has never heard of: it may lack this node's vote
+        for its first leader. A node that may have voted and forgotten it must not vote again.
+        """
         founder = self._groups.replicas.node in queue.record.founders
         return founder and queue.unknown and not self._groups.may_have_forgotten(queue.queue_id)
 
@@ -145,7 +146,9 @@ class ClusterHosts:
             self._local.configure(queue)
 
     def drop_unclaimed(self, applied: int) -> None:
-        """Delete segments of streams that do not live on this node; only of queues declared up to this index."""
+        """Delete segments of streams that do not live on this node; only of
+        queues declared up to this index.
+        """
         if self._dropped_unclaimed:
             return
         self._dropped_unclaimed = True
@@ -287,11 +290,11 @@ class ClusterHosts:
         homes = [node for node in (queue.record.leader, *queue.members) if node in connected]
         return next((node for node in homes if node != avoid), homes[0] if homes else "")
 
-    # -- placing ---------------------------------------------------------------------------------------------------
+    # -- placing ---------------------------------------------------------------------------------------------
 
     def place(self, parsed: QueueArguments) -> tuple[str, ...]:
-        """Choose the members of a new quorum queue, its leader first: nodes of different zones, with the fewest leaders
-        and members.
+        """Choose the members of a new quorum queue, its leader first: nodes of different zones, with the
+        fewest leaders and members.
 
         A node that all members reach comes before one that leads few queues.
         """
@@ -349,7 +352,7 @@ class ClusterHosts:
             ),
         )
 
-    # -- moving ----------------------------------------------------------------------------------------------------
+    # -- moving ----------------------------------------------------------------------------------------------
 
     def changed(self, queue: Queue) -> None:
         """The members have changed: this node may have become one, or may no longer be one."""
@@ -409,7 +412,7 @@ class ClusterHosts:
         self.leaving.pop(queue_id, None)
         self._groups.drop(queue_id)
 
-    # -- queues that failed ----------------------------------------------------------------------------------------
+    # -- queues that failed ----------------------------------------------------------------------------------
 
     def stop(self, queue: Queue, reason: str) -> None:
         """Stop this node's member of a group; its clients use the queue at the other members."""

@@ -40,8 +40,9 @@ class IncomingFrames:
         asleep_ms_max: int,
         distrust: Callable[[], None],
     ) -> None:
-        """`handlers` are for the kinds of frames that `dispatch` does not know. `distrust` is called when this process
-        stood still for longer than `asleep_ms_max`."""
+        """`handlers` are for the kinds of frames that `dispatch` does not know. `distrust` is called when
+        this process stood still for longer than `asleep_ms_max`.
+        """
         self._turn = turn
         self._clock = clock
         self._mesh = mesh

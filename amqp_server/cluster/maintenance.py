@@ -83,7 +83,7 @@ class Maintenance:
         self._tell_stopped()
         self._cut_logs()
 
-    # -- group 0 ---------------------------------------------------------------------------------------------------
+    # -- group 0 ---------------------------------------------------------------------------------------------
 
     def _look_after_nodes(self, group: Group) -> None:
         nodes = self._roster.nodes
@@ -107,7 +107,9 @@ class Maintenance:
         self._raise_version(nodes)
 
     def _raise_version(self, nodes: Collection[str]) -> None:
-        """Raise queues to a version once all nodes know it. A node that is away may come back with the old one."""
+        """Raise queues to a version once all nodes know it. A node that is away may come back with the old
+        one.
+        """
         links, own = self._replicas.links, self._replicas.node
         connected = links.connected()
         if not nodes or any(name != own and name not in connected for name in nodes):
@@ -133,7 +135,7 @@ class Maintenance:
             logger.warning("node %s is down for too long: deleting its transient and exclusive queues", node)
             self._propose(NodeDown(node, self._roster.incarnation_of(node)))
 
-    # -- members ---------------------------------------------------------------------------------------------------
+    # -- members ---------------------------------------------------------------------------------------------
 
     def _adjust_members(self, group: Group, wanted: Collection[str]) -> None:
         """Bring the members of a group one step nearer to the wanted ones."""
@@ -233,7 +235,7 @@ class Maintenance:
             lambda result: self._changing.pop(queue.queue_id, None),
         )
 
-    # -- leaders ---------------------------------------------------------------------------------------------------
+    # -- leaders ---------------------------------------------------------------------------------------------
 
     def _move(self, group: Group, preferred: str) -> int:
         """Hand a group to the node that is to lead it, if that node is ready; return whether it was done."""
@@ -276,7 +278,7 @@ class Maintenance:
                     self._give_away(group, others)
         return left
 
-    # -- logs ------------------------------------------------------------------------------------------------------
+    # -- logs ------------------------------------------------------------------------------------------------
 
     def _cut_logs(self) -> None:
         """Take snapshots of idle groups, so that their logs take no space, and no time at a start."""

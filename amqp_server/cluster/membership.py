@@ -136,7 +136,9 @@ class Directory:
         return incarnation
 
     def note_later_start(self, incarnation: int) -> None:
-        """The cluster knows of this start, made with another directory: the next start needs a higher number."""
+        """The cluster knows of this start, made with another directory: the
+        next start needs a higher number.
+        """
         self._metadata.put(TABLE, INCARNATION, b"%d" % incarnation)
 
     def note_began(self) -> None:

@@ -134,7 +134,7 @@ class ClusterNode:
     def _alarm_changed(self) -> None:
         self.replicas.disk_full("disk" in self._broker.alarms.names())
 
-    # -- belonging -------------------------------------------------------------------------------------------------
+    # -- belonging -------------------------------------------------------------------------------------------
 
     def check_directory(self) -> None:
         """Raises ClusterError if the data directory is not that of this node of a cluster."""
@@ -224,7 +224,9 @@ class ClusterNode:
         )
 
     def admits(self, name: str) -> bool:
-        """True if a node that is no peer may have a link: it is about to join, or must hear that it was removed."""
+        """True if a node that is no peer may have a link: it is about to join, or must hear that it was
+        removed.
+        """
         if name in (self.roster.nodes or self._founding.expected):
             return True
         return not self._is_behind and self._removed.may_link(name)
@@ -241,7 +243,7 @@ class ClusterNode:
         group = self.replication.group
         return group is None or group.behind or bool(group.core.amnesiac)
 
-    # -- what the topology's log says ------------------------------------------------------------------------------
+    # -- what the topology's log says ------------------------------------------------------------------------
 
     def nodes_changed(self, removed: list[str]) -> None:
         """The nodes of the cluster changed: keep links with exactly these."""
@@ -258,7 +260,9 @@ class ClusterNode:
                 self._removed.add(name)
 
     def began(self, index: int) -> None:
-        """This node's first batch is in the log: no earlier disk can have known a queue that is declared after it."""
+        """This node's first batch is in the log: no earlier disk can have known a queue that is declared
+        after it.
+        """
         founded, groups = self._founding.founded, self._parts.groups
         self._began = True
         self._parts.directory.note_began()
@@ -289,7 +293,7 @@ class ClusterNode:
     def when_spread(self, index: int, then: Callable[[], None]) -> None:
         self._parts.topology_progress.wait(index, then)
 
-    # -- going -----------------------------------------------------------------------------------------------------
+    # -- going -----------------------------------------------------------------------------------------------
 
     def go(self, why: str) -> None:
         if self._why_out:
@@ -334,7 +338,7 @@ class ClusterNode:
         for session in self._broker.sessions:
             session.force_close("broker forced connection closure with reason 'shutdown'")
 
-    # -- links -----------------------------------------------------------------------------------------------------
+    # -- links -----------------------------------------------------------------------------------------------
 
     def link_up(self, peer: str, hello: Hello) -> None:
         self._turn.run(self._link_up, peer, hello)
@@ -415,7 +419,7 @@ class ClusterNode:
         if host is not None:
             host.submit(*replies.decode(batch))
 
-    # -- time ------------------------------------------------------------------------------------------------------
+    # -- time ------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Keep the links and the clocks of the groups until cancelled."""
@@ -470,7 +474,9 @@ class ClusterNode:
             self.replicas.lost_entries.accept(GROUP)
 
     def _restate(self, now: int) -> None:
-        """Propose this node's topology for all nodes if entries were given up which only its records may have."""
+        """Propose this node's topology for all nodes if entries were given up which only its records may
+        have.
+        """
         if not self.roster.given_up.first:
             self._given_up_ms = now
         late = self.leads_topology and now - self._given_up_ms >= RESTATE_LATE_MS

@@ -1,4 +1,6 @@
-"""The parts of a cluster's node that need no broker: its links, its Raft groups, and its knowledge of the others."""
+"""The parts of a cluster's node that need no broker: its links, its Raft groups, and its knowledge of the
+others.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ class ClusterParts:
 
 
 def begin(environment: Environment, clock: Clock) -> tuple[Directory, int]:
-    """Return this node's directory, and the number of this start, which is durable before other nodes see it."""
+    """Return this node's directory, and the number of this start, which is
+    durable before other nodes see it.
+    """
     directory = Directory(environment, environment.node_id, environment.written)
     incarnation = directory.begin(clock.wall_ms(), salt=clock.monotonic_ms())
     environment.flush()

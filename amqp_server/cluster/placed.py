@@ -1,4 +1,6 @@
-"""Counts the queues that each node is to lead, and is a member of: the placement of new queues depends on it."""
+"""Counts the queues that each node is to lead, and is a member of: the
+placement of new queues depends on it.
+"""
 
 from __future__ import annotations
 

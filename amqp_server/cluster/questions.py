@@ -1,4 +1,6 @@
-"""Questions of one node's management to the others, over the links: an answer comes in parts, or not at all."""
+"""Questions of one node's management to the others, over the links: an
+answer comes in parts, or not at all.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,7 @@ class Questions:
         self._nursery: trio.Nursery | None = None
         self._answerer: Answerer | None = None
 
-    # -- asking ------------------------------------------------------------------------------------------------
+    # -- asking ----------------------------------------------------------------------------------------------
 
     async def ask(self, peer: str, question: bytes) -> list[bytes]:
         """Return the parts of a node's answer. Raises Unanswered."""
@@ -97,7 +99,7 @@ class Questions:
                 waiting.failed = True
                 waiting.done.set()
 
-    # -- answering ---------------------------------------------------------------------------------------------
+    # -- answering -------------------------------------------------------------------------------------------
 
     async def run(self, answerer: Answerer) -> None:
         """Answer the questions of others until cancelled."""

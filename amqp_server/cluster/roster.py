@@ -14,11 +14,14 @@ LAST_BATCH = (1 << 63) - 1
 
 
 class GivenUpEntries(msgspec.Struct, frozen=True, array_like=True):
-    """Entries of group 0 that an operator has given up, until one node's records replace those of all; see catalog."""
+    """Entries of group 0 that an operator has given up, until one node's records replace those of all; see
+    catalog.
+    """
 
     #: Index of the first of them; 0 if there is none.
     first: int = 0
-    #: Nodes with a batch applied since. The next batch of another node is taken even if earlier ones are missing.
+    #: Nodes with a batch applied since. The next batch of another node is taken even if earlier ones are
+    #: missing.
     heard: tuple[str, ...] = ()
     #: Index of the last change of the topology in the log.
     last_change: int = 0
@@ -70,7 +73,9 @@ class Roster:
         return 0 < self.batches.get(node, (0, 0))[1] < LAST_BATCH
 
     def unnamed(self, names: Iterable[str]) -> list[str]:
-        """Return the nodes among these that the log has not named yet, neither as nodes nor as removed ones."""
+        """Return the nodes among these that the log has not named yet,
+        neither as nodes nor as removed ones.
+        """
         return [
             name
             for name in names

@@ -89,7 +89,9 @@ def _capabilities(announced: tuple[tuple[str, bool], ...]) -> dict[str, bool]:
 
 
 def _shared(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the table with shared objects for names and short texts, which thousands of clients send alike."""
+    """Return the table with shared objects for names and short texts, which
+    thousands of clients send alike.
+    """
     found: dict[str, Any] = {}
     for name, value in table.items():
         if isinstance(value, dict):

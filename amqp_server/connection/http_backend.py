@@ -107,7 +107,7 @@ class HttpBackend:
                 with trio.CancelScope(shield=True), trio.move_on_after(1):
                     await self._client.aclose()
 
-    # -- logins ----------------------------------------------------------------------------------------------------
+    # -- logins ----------------------------------------------------------------------------------------------
 
     async def log_in(self, peer: str, name: str, password: str | None) -> Token | None:
         """Return the user with its tags; None if the login is refused. Raises BackendFailed, TooManyLogins.
@@ -156,7 +156,7 @@ class HttpBackend:
             if not address.waiting:
                 self._addresses.pop(source, None)
 
-    # -- permissions -----------------------------------------------------------------------------------------------
+    # -- permissions -----------------------------------------------------------------------------------------
 
     def _ask(self, question: Question, done: Callable[[bool], None]) -> None:
         """Call `done` when the answer has come. See broker.access.answers.Ask."""
@@ -188,7 +188,7 @@ class HttpBackend:
                 "the HTTP backend has not answered for user '%s': %s", user, failure, extra={"user": user}
             )
 
-    # -- requests --------------------------------------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------------------------
 
     def _url(self, path: str) -> str:
         url: str = getattr(self._config, f"auth_http_{path}_path")

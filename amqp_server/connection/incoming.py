@@ -1,7 +1,8 @@
 """Reads bytes from one client: they become frames, and runs of publishes and acks become commands.
 
-The buffer is walked by offset and trimmed once. Publishes and acks, which are nearly all frames, go to `wire.intake` and
-`wire.acks` in runs; other content is put together here frame by frame; every other frame is the session's.
+The buffer is walked by offset and trimmed once. Publishes and acks, which are nearly all frames, go to
+`wire.intake` and `wire.acks` in runs; other content is put together here frame by frame; every other frame is
+the session's.
 """
 
 from __future__ import annotations
@@ -209,8 +210,9 @@ class Incoming:
         return True
 
     def _large_bodies(self, data: bytes, pos: int, number: int, end: int) -> int:
-        """Take the large body frames of one message at `pos` without a copy; return the offset behind them, `pos` if the
-        first one is unexpected."""
+        """Take the large body frames of one message at `pos` without a copy; return the offset behind them,
+        `pos` if the first one is unexpected.
+        """
         channel = self._session.channels.get(number)
         assembly = channel.assembly if channel is not None and not channel.closing else None
         if channel is None or assembly is None or assembly.header is None:
@@ -428,7 +430,9 @@ class Incoming:
         return pos + len(route.key)
 
     def _new_route(self, key: bytes, channel: Channel) -> PublishRoute | None:
-        """Decode, check and route a publish frame not seen before; None if that closed the channel, or has to wait."""
+        """Decode, check and route a publish frame not seen before; None if that closed the channel, or has to
+        wait.
+        """
         # A frame that cannot be decoded is reported without a method's name.
         method = methods.decode(key[7:-1])
         assert isinstance(method, commands.Basic.Publish)
@@ -755,7 +759,9 @@ class Incoming:
 
 
 def _piece(data: bytes, start: int, stop: int) -> bytes | memoryview:
-    """Return data[start:stop], without a copy if it is a large part of the object that it would keep alive."""
+    """Return data[start:stop], without a copy if it is a large part of the
+    object that it would keep alive.
+    """
     if PIECE_SHARE * (stop - start) >= len(data):
         return memoryview(data)[start:stop]
     return data[start:stop]

@@ -225,8 +225,9 @@ class Server:
         transport.contain(transport.start)
 
     def connect(self, user: str | None, name: str) -> socket.socket:
-        """Return a connection of a client within this process: as this user, who needs no password for it (EXTERNAL), or
-        as the node itself; with a password it may log in as somebody else. Raises OSError."""
+        """Return a connection of a client within this process: as this user, who needs no password for it
+        (EXTERNAL), or as the node itself; with a password it may log in as somebody else. Raises OSError.
+        """
         place = self._admit(WITHIN) if self._open < self.config.connections_max else None
         if place is None:
             raise OSError("no more connections are allowed (connections_max)")
@@ -295,7 +296,7 @@ class Server:
         log.closing(transport.session, "too many connections are logging in")
         transport.close()
 
-    # -- what transports ask for -----------------------------------------------------------------------------------
+    # -- what transports ask for -----------------------------------------------------------------------------
 
     def log_in(self, transport: Transport) -> None:
         """Check the password, then call `logged_in`."""
@@ -424,7 +425,9 @@ class Server:
 
     @property
     def has_goodbyes(self) -> bool:
-        """True if open connections still have something to send, rather than wait for their clients to close."""
+        """True if open connections still have something to send, rather than
+        wait for their clients to close.
+        """
         return any(
             not transport.session.answered_close or transport.outbox.size for transport in self.transports
         )

@@ -1,7 +1,7 @@
 """The lines of the log about clients' connections, in RabbitMQ's wording, which tools search for.
 
-RabbitMQ names the process of a connection after "connection"; here `<0.number.0>` holds the connection's number.
-Passwords and bodies are never part of a line.
+RabbitMQ names the process of a connection after "connection"; here `<0.number.0>` holds the connection's
+number. Passwords and bodies are never part of a line.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ def operation(where: tuple[int, int]) -> str:
 
 
 def accepting(session: Session) -> None:
-    """Log the connection when its first bytes have come, so that a probe that only connects leaves no line."""
+    """Log the connection when its first bytes have come, so that a probe
+    that only connects leaves no line.
+    """
     kind = "accepting AMQP connection"
     _log(session, logging.INFO, kind, f"{kind} {_about(session)})")
 

@@ -72,7 +72,9 @@ class PasswordChecks:
     def __init__(
         self, users: Users, config: Config, replace_hash: Callable[[str, str, str], None] | None = None
     ) -> None:
-        """`replace_hash` is called with the name, the old and the new hash of a user who has logged in with RabbitMQ's."""
+        """`replace_hash` is called with the name, the old and the new hash of a user who has logged in with
+        RabbitMQ's.
+        """
         self._users = users
         self._replace_hash = replace_hash
         self._config = config

@@ -1,9 +1,9 @@
 """All clients' sockets and all links in one epoll set: those that are ready are served together, in one turn.
 
-One task waits for the set itself (`connection.waiting`), so a thousand clients that each send a message cost one
-wake, one run of the queues, one commit and one flush of the links. Reports of the commit's thread and frames
-of other nodes are part of the same turn, before the clients: their confirms and commits leave together with
-those of the clients.
+One task waits for the set itself (`connection.waiting`), so a thousand clients that each send a message cost
+one wake, one run of the queues, one commit and one flush of the links. Reports of the commit's thread and
+frames of other nodes are part of the same turn, before the clients: their confirms and commits leave together
+with those of the clients.
 
 There are two classes. A *light* connection sends little at a time, and causes little work: all light ones
 that are ready are read in one turn, a small buffer each. A *heavy* one filled that buffer, or its last read
@@ -11,8 +11,8 @@ took long, or left work for later. The heavy ones share a turn of their own, in 
 order until the turn is overdue; the light ones are served again before the next such turn. So many heavy
 clients delay a light one no more than a single one does. Each read decides the class of the connection anew.
 
-The set is level-triggered. A connection that must not be read stays in it until an event comes, is then taken out, and
-put back when the reason is over (`Transport.resumed`).
+The set is level-triggered. A connection that must not be read stays in it until an event comes, is then taken
+out, and put back when the reason is over (`Transport.resumed`).
 """
 
 from __future__ import annotations
@@ -134,7 +134,9 @@ class Poller:
         return self._epoll.fileno()
 
     def include(self, others_fd: int) -> None:
-        """Let a wait for this set be one for the epoll set of others, too: `serve_until` ends when that has something."""
+        """Let a wait for this set be one for the epoll set of others, too: `serve_until` ends when that has
+        something.
+        """
         self._others_fd = others_fd
         self._epoll.register(others_fd, READ)
 
@@ -155,7 +157,7 @@ class Poller:
         for transport in transports:
             transport.contain(transport.end)
 
-    # -- what is waited for ----------------------------------------------------------------------------------------
+    # -- what is waited for ----------------------------------------------------------------------------------
 
     def watch(self, transport: Transport, events: int) -> None:
         """Wait for these events of its socket from now on; for none if 0."""
@@ -231,12 +233,13 @@ class Poller:
             self._woken = True
             os.eventfd_write(self._wake_fd, 1)
 
-    # -- serving ---------------------------------------------------------------------------------------------------
+    # -- serving ---------------------------------------------------------------------------------------------
 
     def serve_until(self, time: float, others: Sized) -> None:
-        """Wait for sockets and serve them, until this time of the monotonic clock, or until there is something to do
-        elsewhere: `others` have come, the set that was included is ready, or sockets are left for when others have had
-        their turn. Looks once at least."""
+        """Wait for sockets and serve them, until this time of the monotonic clock, or until there is
+        something to do elsewhere: `others` have come, the set that was included is ready, or sockets are left
+        for when others have had their turn. Looks once at least.
+        """
         while not self._closed:
             if not self._light:
                 busy = others or self._heavy or self._over or self._links

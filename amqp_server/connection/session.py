@@ -151,7 +151,7 @@ class Session:
         session.state = State.RUNNING
         return session
 
-    # -- in --------------------------------------------------------------------------------------------------------
+    # -- in --------------------------------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> None:
         """Handle what came from the client. Errors in it become close methods."""
@@ -332,7 +332,7 @@ class Session:
         self._handling = None
         self.incoming.drop_channel(channel)
 
-    # -- what is not answered at once ------------------------------------------------------------------------------
+    # -- what is not answered at once ------------------------------------------------------------------------
 
     def after(self, begin: Callable[[Callable[..., None]], None], then: Callable[..., None]) -> None:
         """Call `begin` with a function that takes the answer, and go on with `then` when it has come.
@@ -418,7 +418,7 @@ class Session:
             self.incoming.flush(release=True)
             self.fail(error, where)
 
-    # -- out -------------------------------------------------------------------------------------------------------
+    # -- out -------------------------------------------------------------------------------------------------
 
     def send(self, method: base.Frame) -> None:
         """Send a method on channel 0."""
@@ -434,7 +434,7 @@ class Session:
         if commits.unsynced:
             commits.request(self.outbox.withhold())
 
-    # -- flow ------------------------------------------------------------------------------------------------------
+    # -- flow ------------------------------------------------------------------------------------------------
 
     def pause(self) -> None:
         """The outbox is full: the connection's consumers get nothing until it has drained."""
@@ -481,7 +481,7 @@ class Session:
         """The memos of all connections are too large together, or memory is low."""
         self.incoming.forget_memos()
 
-    # -- login -----------------------------------------------------------------------------------------------------
+    # -- login -----------------------------------------------------------------------------------------------
 
     def tuned(self, frame_max: int, channel_max: int, heartbeat_s: int) -> None:
         """The limits were agreed."""
@@ -508,7 +508,9 @@ class Session:
     def login_done(
         self, *, accepted: bool, reason: str = "invalid credentials", token: Token | None = None
     ) -> None:
-        """The edge has verified `login`. The reason of a refusal is for the log. A token says who the user is."""
+        """The edge has verified `login`. The reason of a refusal is for the log. A token says who the user
+        is.
+        """
         assert self.login is not None
         user = self.login.user if token is None else token.user
         self.login = None
@@ -589,7 +591,7 @@ class Session:
         """A consumer has come or gone."""
         events.consumer(self, subscription.channel, subscription, created=created)
 
-    # -- end -------------------------------------------------------------------------------------------------------
+    # -- end -------------------------------------------------------------------------------------------------
 
     def close_channel(self, channel: Channel, error: SoftError, where: tuple[int, int]) -> None:
         """Close a channel because of an error; frames for it are skipped until the client has answered."""
@@ -677,7 +679,9 @@ class Session:
 
     @property
     def close_wait_s(self) -> float:
-        """Time that the client has to close its socket after close-ok: as in RabbitMQ, at most a heartbeat."""
+        """Time that the client has to close its socket after close-ok: as in
+        RabbitMQ, at most a heartbeat.
+        """
         wait_s, heartbeat_s = self.config.close_wait_s, self.limits.heartbeat_s
         return min(wait_s, heartbeat_s) if heartbeat_s else wait_s
 

@@ -1,8 +1,8 @@
 """Tasks that wait for sockets of strangers, and go on a few at a time.
 
-Trio has all tasks whose sockets are ready go on in one pass of its loop. A thousand handshakes whose clients close their
-sockets at once end in the same pass then, which takes 40 ms, and nobody else has a turn meanwhile. So these sockets are in
-an epoll set of their own, which returns a few of them for each pass.
+Trio has all tasks whose sockets are ready go on in one pass of its loop. A thousand handshakes whose clients
+close their sockets at once end in the same pass then, which takes 40 ms, and nobody else has a turn
+meanwhile. So these sockets are in an epoll set of their own, which returns a few of them for each pass.
 """
 
 from __future__ import annotations

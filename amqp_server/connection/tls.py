@@ -31,7 +31,9 @@ class PEMFile(NamedTuple):
 
 
 class _Encrypted(Exception):
-    """The private key needs a password. Without this, OpenSSL asks for it on the terminal and the start hangs."""
+    """The private key needs a password. Without this, OpenSSL asks for it on the terminal and the start
+    hangs.
+    """
 
 
 class ListenerTLS:

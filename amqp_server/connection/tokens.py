@@ -255,7 +255,9 @@ def token_of(claims: Mapping[str, Any], config: Config) -> Token:
 
 
 async def fetch_keys(config: Config) -> dict[str, Any]:
-    """Return the server's keys by their ids. Takes no longer than oauth_fetch_timeout_s. Raises KeysUnavailable."""
+    """Return the server's keys by their ids. Takes no longer than oauth_fetch_timeout_s. Raises
+    KeysUnavailable.
+    """
     # Imported in a thread: the first time takes some 40 ms.
     await imported("httpx")
     import httpx

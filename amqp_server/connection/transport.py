@@ -171,7 +171,7 @@ class Transport:
         self._turn.failed(self.session, error)
         self._send_rest()
 
-    # -- in, called by the poller within a turn --------------------------------------------------------------------
+    # -- in, called by the poller within a turn --------------------------------------------------------------
 
     def read_little(self) -> None:
         """Read a light connection once. Its queues are applied with those of the others. Errors are
@@ -286,8 +286,8 @@ class Transport:
         return incoming.stalled or incoming.backlogged or self.outbox.size > 2 * self.outbox.high_bytes
 
     def _ahead_of_disk(self) -> bool:
-        """True if this client has published, too much waits for the disk, and it publishes much, or has had its
-        share. Consumers are always read.
+        """True if this client has published, too much waits for the disk, and it publishes much, or has had
+        its share. Consumers are always read.
         """
         incoming = self.session.incoming
         if not incoming.published:
@@ -344,7 +344,7 @@ class Transport:
             self.last_received = max(self.last_received, now if unread else self.last_sent)
         return self.last_received
 
-    # -- the login -------------------------------------------------------------------------------------------------
+    # -- the login -------------------------------------------------------------------------------------------
 
     def logged_in(self, outcome: Outcome, reason: str = "", token: Token | None = None) -> None:
         """The login was checked; `reason` is that of a refusal, for the log. Within a turn."""
@@ -389,7 +389,7 @@ class Transport:
         broker = self.session.broker
         broker.timers.wake(self, broker.clock.monotonic_ms() + ceil(1000 * seconds))
 
-    # -- out -------------------------------------------------------------------------------------------------------
+    # -- out -------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
         """Send what waits, as far as the socket takes it now."""
@@ -452,7 +452,7 @@ class Transport:
         elif self._muted or self.session.incoming.congested:
             self.resumed()
 
-    # -- the end ---------------------------------------------------------------------------------------------------
+    # -- the end ---------------------------------------------------------------------------------------------
 
     def _send_rest(self) -> None:
         """The session is over. Give the client a moment to take its last bytes."""

@@ -44,7 +44,9 @@ class UnfinishedWatch:
     """Watches the connections while the memory alarm stands. See amqp_server.broker.timers.Wakeable."""
 
     def __init__(self, broker: Broker, behind: Callable[[], bool]) -> None:
-        """`behind` returns whether publishers wait for the disk, or for other nodes: then they are not read."""
+        """`behind` returns whether publishers wait for the disk, or for other
+        nodes: then they are not read.
+        """
         self._broker = broker
         self._behind = behind
         config = broker.config

@@ -1,8 +1,8 @@
 """Ends the connections that fill the memory with what they are sent and do not take.
 
-As long as all together have more than `unsent_bytes_max`, large messages that are not in memory wait. So every
-`unfinished_timeout_s` those are closed that hold much and have taken next to nothing meanwhile, the largest first, until
-what is left is half of that.
+As long as all together have more than `unsent_bytes_max`, large messages that are not in memory wait. So
+every `unfinished_timeout_s` those are closed that hold much and have taken next to nothing meanwhile, the
+largest first, until what is left is half of that.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The task that waits for all sockets at once.
 
-It waits as a task of Trio's does (`serve`), or, where the node has the process to itself, in the poller's own set
-(`serve_directly`): Trio's set is a part of that one then. A turn that concerns no task costs no step of Trio's loop, which
-is a third of all that a message costs that comes alone.
+It waits as a task of Trio's does (`serve`), or, where the node has the process to itself, in the poller's own
+set (`serve_directly`): Trio's set is a part of that one then. A turn that concerns no task costs no step of
+Trio's loop, which is a third of all that a message costs that comes alone.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ async def serve(poller: Poller) -> None:
 
 
 async def serve_directly(poller: Poller) -> None:
-    """The same, with Trio's clock and without another node in this Trio loop: while nothing is ready, no task has a step.
+    """The same, with Trio's clock and without another node in this Trio loop: while nothing is ready, no task
+    has a step.
 
-    A turn may do all that wakes a task: set events, cancel tasks that wait, call `run_sync_soon`. What concerns no task yet is
-    seen after the next wake only: a turn must not move the deadline of a scope, nor cancel this task alone.
+    A turn may do all that wakes a task: set events, cancel tasks that wait, call `run_sync_soon`. What
+    concerns no task yet is seen after the next wake only: a turn must not move the deadline of a scope, nor
+    cancel this task alone.
     """
     trio_fd = _trio_fd()
     if trio_fd is None:
@@ -43,7 +45,8 @@ async def serve_directly(poller: Poller) -> None:
     trio.lowlevel.add_instrument(scheduled)
     try:
         poller.include(trio_fd)
-        # Those that were scheduled before it was noted have their steps with this task's next one, and maybe after it.
+        # Those that were scheduled before it was noted have their steps with this task's next one, and maybe
+        # after it.
         await trio.lowlevel.checkpoint()
         while True:
             # All others have a step.
@@ -69,7 +72,9 @@ class Scheduled(trio.abc.Instrument):
 
 
 def _trio_fd() -> int | None:
-    """Return the descriptor of the epoll set that Trio waits for. It is not public: a version of Trio may have none."""
+    """Return the descriptor of the epoll set that Trio waits for. It is not public: a version of Trio may
+    have none.
+    """
     core = getattr(trio, "_core", None)
     runner = getattr(getattr(getattr(core, "_run", None), "GLOBAL_RUN_CONTEXT", None), "runner", None)
     found = getattr(getattr(runner, "io_manager", None), "_epoll", None)

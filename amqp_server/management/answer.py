@@ -56,7 +56,9 @@ def login_failed() -> Refusal:
 
 
 def refusal_of(error: AMQPError) -> Refusal:
-    """Return the HTTP refusal for an AMQP error: the bare text, without the code that a channel is closed with."""
+    """Return the HTTP refusal for an AMQP error: the bare text, without the code that a channel is closed
+    with.
+    """
     if isinstance(error, NotFound):
         return Refusal(404, "not_found", error.text)
     if isinstance(error, AccessRefused):

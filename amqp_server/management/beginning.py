@@ -17,7 +17,8 @@ LATEST_S = 10.0
 
 
 async def quiet_or_asked(listening: socket.socket, cpu_s: Callable[[], float] = time.process_time) -> None:
-    """Return with the first request at this socket, after a second in which the node did little, or after ten.
+    """Return with the first request at this socket, after a second in which the node did little, or after
+    ten.
 
     `cpu_s` says what the process has used so far, in seconds.
     """

@@ -98,7 +98,8 @@ async def post_binding(call: Call) -> Answer:
         ),
     )
     key = properties_key(asked.routing_key, asked.arguments)
-    # As RabbitMQ, relative to the path, and with the key's percent signs encoded: tools read the key only here.
+    # As RabbitMQ, relative to the path, and with the key's percent signs encoded: tools read the key only
+    # here.
     return Answer(201, location=f"{quote(destination, safe='')}/{quote(key, safe='~')}")
 
 

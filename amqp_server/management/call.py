@@ -103,8 +103,9 @@ class Call:
             self.broker.permissions.drop_grant(self.access)
 
     async def permitted(self, handler: Callable[[Call], Awaitable[Any]]) -> Any:
-        """Run the handler. Where it is not known yet what a user of the HTTP backend may, ask, and begin again: handlers
-        check before they change anything."""
+        """Run the handler. Where it is not known yet what a user of the HTTP backend may, ask, and begin
+        again: handlers check before they change anything.
+        """
         while True:
             try:
                 return await handler(self)
@@ -124,8 +125,9 @@ class Call:
         return not MAY[who].isdisjoint(self.user.tags)
 
     def read(self, kind: type[Request]) -> Request:
-        """The body. As RabbitMQ's tools send it: numbers and switches may come as text, and an empty table as an empty
-        array."""
+        """The body. As RabbitMQ's tools send it: numbers and switches may come as text, and an empty table as
+        an empty array.
+        """
         asked: Any = None
         try:
             asked = self._decoded()

@@ -116,7 +116,9 @@ def _expiring(file: str, end: float | None) -> dict[str, str]:
 
 
 def _ends(file: str) -> float | None:
-    """Return when the certificate in this file ends, s since 1970; None if there is none, so that the node would not start."""
+    """Return when the certificate in this file ends, s since 1970; None if there is none, so that the node
+    would not start.
+    """
     try:
         # The one way into OpenSSL's parser without a handshake.
         decoded: dict[str, Any] = ssl._ssl._test_decode_cert(file)  # type: ignore[attr-defined]

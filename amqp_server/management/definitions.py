@@ -28,7 +28,9 @@ Row = dict[str, Any]
 
 
 async def definitions(call: Call) -> Any:
-    """Of the whole broker, or of the path's vhost: without users and the like, and without its name in what it has."""
+    """Of the whole broker, or of the path's vhost: without users and the like, and without its name in what
+    it has.
+    """
     broker = call.broker
     own = [call.vhost()] if "vhost" in call.path else [vhost.name for vhost in broker.vhosts]
     told: Row = {"rabbit_version": broker.announced_version}

@@ -1,4 +1,6 @@
-"""Reads definitions piece by piece: a file may have a hundred thousand objects, and none of them takes long."""
+"""Reads definitions piece by piece: a file may have a hundred thousand
+objects, and none of them takes long.
+"""
 
 from __future__ import annotations
 
@@ -77,8 +79,10 @@ class _Reader:
         return msgspec.json.decode(self._whole_value().encode())
 
     def _whole_value(self) -> str:
-        """Return the text of the next value, and go on behind it. Nobody knows how long it is before it is read: so that this
-        is a short step, it is looked for in a part of the text, and in a longer one if it does not end there."""
+        """Return the text of the next value, and go on behind it. Nobody knows how long it is before it is
+        read: so that this is a short step, it is looked for in a part of the text, and in a longer one if it
+        does not end there.
+        """
         start, size = self._at, PART
         while True:
             size = min(size, self._object_bytes_max)

@@ -194,7 +194,8 @@ class Direct:
         return found[:count]
 
     async def hand_on(self, queue: Queue, got: Sequence[Got], synced: Callable[[], Awaitable[None]]) -> int:
-        """Give messages that were taken to another queue, and settle those that it has for good; return how many.
+        """Give messages that were taken to another queue, and settle those that it has for good; return how
+        many.
 
         The channel is in confirm mode. What the queue refuses is left unsettled.
         """

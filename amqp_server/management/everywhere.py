@@ -46,7 +46,8 @@ class Question(msgspec.Struct):
     query: dict[str, str]
     user: str
     reason: str = ""
-    #: Of a user's token, or of the HTTP backend, which the other node has not seen; tags count with scopes only.
+    #: Of a user's token, or of the HTTP backend, which the other node has not seen; tags count with scopes
+    #: only.
     scopes: list[str] | None = None
     tags: list[str] = []
     #: Nodes of earlier versions do not see it.

@@ -66,8 +66,9 @@ async def all_members(call: Call) -> Any:
 
 
 async def _members(call: Call, queues: Sequence[Queue]) -> Iterable[dict[str, Any] | None]:
-    """Return the members of groups. However many groups these are, each other node is asked once: for the connections of its
-    clients, and for the members of groups that this node has no copy of."""
+    """Return the members of groups. However many groups these are, each other node is asked once: for the
+    connections of its clients, and for the members of groups that this node has no copy of.
+    """
     broker = call.broker.groups
     if call.local:
         return _for_others(broker, queues)
@@ -98,7 +99,9 @@ async def _members(call: Call, queues: Sequence[Queue]) -> Iterable[dict[str, An
 
 
 def _for_others(broker: ManagedGroups, queues: Sequence[Queue]) -> Iterator[dict[str, Any] | None]:
-    """Yield the members of groups that this node leads, and the connections of its own clients in all groups."""
+    """Yield the members of groups that this node leads, and the connections
+    of its own clients in all groups.
+    """
     for queue in queues:
         yield None
         told = {"vhost": queue.vhost.name, "group": queue.name}

@@ -1,4 +1,5 @@
-"""Samples of counters and lengths, for rates and charts: each object's last ten minutes, and a day of the node's totals.
+"""Samples of counters and lengths, for rates and charts: each object's last ten minutes, and a day of the
+node's totals.
 
 Nothing is kept of objects that have never counted anything, and all histories together have a bound in bytes.
 """
@@ -9,7 +10,8 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-#: Retention of all objects, and of the node's totals, as RabbitMQ has them: (age in s, between two samples in s).
+#: Retention of all objects, and of the node's totals, as RabbitMQ has them: (age in s, between two samples in
+#: s).
 DETAILED = ((600, 5),)
 GLOBAL = ((600, 5), (3_600, 60), (28_800, 600), (86_400, 1_800))
 #: What a history takes up beside its samples, bytes.
@@ -113,7 +115,9 @@ class Series:
         return self._rates[field]
 
     def rate_alone(self, field: int) -> float:
-        """Return the same for a field that is asked for by itself, of very many objects: nothing is kept of it."""
+        """Return the same for a field that is asked for by itself, of very many objects: nothing is kept of
+        it.
+        """
         tick, timeline = self.last, self._timeline
         if self._rates_of == tick or tick <= self.first or tick < timeline.tick - 1:
             return self.rate(field)
@@ -135,7 +139,9 @@ class Series:
 
 
 class Chart:
-    """How one answer shows fields of one kind: with their rates, and with samples where the query asks for them."""
+    """How one answer shows fields of one kind: with their rates, and with samples where the query asks for
+    them.
+    """
 
     def __init__(self, places: Sequence[tuple[int, int]] | None) -> None:
         self._places = places
@@ -165,8 +171,9 @@ def _slope(samples: list[dict[str, int]]) -> float:
 
 
 def asked(query: Mapping[str, str], name: str) -> Range | None:
-    """Return the range of `lengths`, `msg_rates`, `data_rates` or `node_stats`. As RabbitMQ, what is no number, or is
-    one of the two alone, is as if it were not there."""
+    """Return the range of `lengths`, `msg_rates`, `data_rates` or `node_stats`. As RabbitMQ, what is no
+    number, or is one of the two alone, is as if it were not there.
+    """
     age, incr = query.get(f"{name}_age", ""), query.get(f"{name}_incr", "")
     if not (age.isascii() and age.isdigit() and incr.isascii() and incr.isdigit()):
         return None

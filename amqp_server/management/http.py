@@ -97,7 +97,8 @@ class Gate:
 class Slots:
     """For requests of users who are logged in. Others have none to take: neither probes nor bad logins.
 
-    A slot is held until the answer has left; the server gives up on clients that do not read theirs. No user has them all.
+    A slot is held until the answer has left; the server gives up on clients that do not read theirs. No user
+    has them all.
     """
 
     def __init__(self, requests_max: int, per_user_max: int) -> None:

@@ -1,8 +1,9 @@
-"""Takes over definitions, RabbitMQ's or our own: what is missing is made, what is there stays or is changed as asked.
+"""Takes over definitions, RabbitMQ's or our own: what is missing is made, what is there stays or is changed
+as asked.
 
-As in RabbitMQ a queue, an exchange or a binding that is there stays as it is, and users, permissions, policies and
-parameters are replaced. What has no counterpart here is left out and noted. Queues and the like are declared as by
-clients, several at a time: in a cluster each takes a round of its nodes.
+As in RabbitMQ a queue, an exchange or a binding that is there stays as it is, and users, permissions,
+policies and parameters are replaced. What has no counterpart here is left out and noted. Queues and the like
+are declared as by clients, several at a time: in a cluster each takes a round of its nodes.
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ class Import:
             raise _Wrong(f"Virtual host '{vhost}' does not exist")
         return vhost
 
-    # -- users and vhosts --------------------------------------------------------------------------------------------
+    # -- users and vhosts ------------------------------------------------------------------------------------
 
     async def _user(self, item: Item) -> None:
         broker, name = self._broker, checked_name(_text(item, "name"))
@@ -224,7 +225,7 @@ class Import:
             raise _Wrong(f'User "{user}" does not exist')
         return user
 
-    # -- parameters --------------------------------------------------------------------------------------------------
+    # -- parameters ------------------------------------------------------------------------------------------
 
     async def _global_parameter(self, item: Item) -> None:
         broker = self._broker
@@ -279,7 +280,7 @@ class Import:
         else:
             self._skip("parameters", item, f"component {component} has no counterpart here")
 
-    # -- what clients declare ----------------------------------------------------------------------------------------
+    # -- what clients declare --------------------------------------------------------------------------------
 
     def _exchange(self, item: Item) -> base.Frame | None:
         vhost, name, type_ = item["vhost"], _text(item, "name"), _text(item, "type")
@@ -395,7 +396,9 @@ class _naming(AbstractContextManager[None]):
 
 
 def _version(told: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the version of the RabbitMQ that these definitions come from; today's if they come from elsewhere."""
+    """Return the version of the RabbitMQ that these definitions come from; today's if they come from
+    elsewhere.
+    """
     text = str(told.get("rabbitmq_version", told.get("rabbit_version", "")))
     product = told.get("product_name", "RabbitMQ")
     parts = text.split(".")[:2]

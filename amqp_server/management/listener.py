@@ -1,7 +1,7 @@
 """Serves the management listener: imported and started after its socket is bound.
 
-Hypercorn and Starlette take 100 ms to import, and `mqd ready` does not wait for that: requests that come meanwhile
-wait in the socket's backlog.
+Hypercorn and Starlette take 100 ms to import, and `mqd ready` does not wait for that: requests that come
+meanwhile wait in the socket's backlog.
 """
 
 from __future__ import annotations

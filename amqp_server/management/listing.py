@@ -1,7 +1,7 @@
 """Lists as the query asks for them: filtered by name, sorted, some columns, one page.
 
-A list may have 100,000 rows, so nothing here goes over all of them at a stretch, and rows are kept only as long as the
-client takes to read them: what is neither sorted nor paged is made while it is sent.
+A list may have 100,000 rows, so nothing here goes over all of them at a stretch, and rows are kept only as
+long as the client takes to read them: what is neither sorted nor paged is made while it is sent.
 """
 
 from __future__ import annotations
@@ -132,9 +132,9 @@ async def listing(
 ) -> Any:
     """Return what is sent for these items; `shown` makes the row of one.
 
-    None among the items stands for something that was looked at and is not shown. With `columns`, which returns what
-    reads one column of an item, whole rows are made only of what the name selects, and of what is on the page. `whole`
-    is awaited with the items of the page, and returns what makes their rows.
+    None among the items stands for something that was looked at and is not shown. With `columns`, which
+    returns what reads one column of an item, whole rows are made only of what the name selects, and of what
+    is on the page. `whole` is awaited with the items of the page, and returns what makes their rows.
     """
     query, slices = call.query, call.slices
     wanted, picks = _filter(call), _columns(query)
@@ -217,7 +217,9 @@ async def _selected(
 async def _page_rows(
     call: Call, items: Iterable[Any], shown: Shown, picks: Callable[[Row], Row], path: list[str]
 ) -> list[msgspec.Raw]:
-    """Return the rows of a page in the order of what they say: it may have changed since they were selected."""
+    """Return the rows of a page in the order of what they say: it may have
+    changed since they were selected.
+    """
     placed: list[tuple[Order, msgspec.Raw]] = []
     for item in items:
         await call.slices.rest()

@@ -1,8 +1,8 @@
 """The running broker as the HTTP API uses it.
 
-Reading is quick and never awaits; a change waits until the node, or a majority of the cluster's nodes, has made it.
-A refused change raises the AMQP error that a client would get for it. The handlers check who may call what, before the
-call.
+Reading is quick and never awaits; a change waits until the node, or a majority of the cluster's nodes, has
+made it. A refused change raises the AMQP error that a client would get for it. The handlers check who may
+call what, before the call.
 """
 
 from __future__ import annotations
@@ -95,7 +95,9 @@ class ManagedBroker:
         self.user_changes = trio.Lock()
 
     def cluster_name(self) -> str:
-        """Return what an operator has called it, or the name of its first node, which is the same on all nodes."""
+        """Return what an operator has called it, or the name of its first node, which is the same on all
+        nodes.
+        """
         own = self.name if self.others is None else min([self.name, *self.others.names()])
         return self.parameters.cluster_name or own
 
@@ -126,7 +128,9 @@ class ManagedBroker:
         return (await self._change_user(PutUser(user, forced))).changed
 
     async def delete_user(self, name: str, *, forced: bool = False) -> None:
-        """Delete it with its permissions; its connections are closed. Raises UserRefused as `put_user` does."""
+        """Delete it with its permissions; its connections are closed. Raises
+        UserRefused as `put_user` does.
+        """
         await self._change_user(DeleteUser(name, forced))
 
     async def _change_user(self, operation: Operation) -> Result:

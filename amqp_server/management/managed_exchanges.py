@@ -97,7 +97,9 @@ class ManagedExchanges:
     def explain(
         self, vhost: str, exchange: str, routing_key: str, properties: Mapping[str, object]
     ) -> Explanation:
-        """Return where a message would go, and why. Raises PreconditionFailed for properties that are none."""
+        """Return where a message would go, and why. Raises PreconditionFailed
+        for properties that are none.
+        """
         encoded = encode_properties(properties, self._broker.config.table_depth_max)
         router = self._broker.vhost(vhost).router
         return explain(router, exchange, routing_key, routing_view(encoded))

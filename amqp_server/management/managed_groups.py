@@ -86,8 +86,8 @@ class Place:
 class Ages:
     """How old the oldest messages are that groups have not worked off, for one request.
 
-    What is in segments is looked up by threads: for many groups at once, and once for all of them that are at one place. A
-    request waits ANSWER_S for them, however many groups it shows.
+    What is in segments is looked up by threads: for many groups at once, and once for all of them that are at
+    one place. A request waits ANSWER_S for them, however many groups it shows.
     """
 
     def __init__(self, broker: Broker) -> None:
@@ -127,7 +127,9 @@ class Ages:
                 await looked_up.wait()
 
     def of(self, queue: Queue) -> list[tuple[Place, int | None]]:
-        """Return each partition of a group with its age in ms; None if all of it was acked, or if that is not known here."""
+        """Return each partition of a group with its age in ms; None if all of it was acked, or if that is not
+        known here.
+        """
         now_ms = self._broker.services.queue_time.now_ms()
         times = [(place, None if at is None else self._times[at]) for place, at in self._found.pop(queue, ())]
         return [(place, None if time is None else max(now_ms - time, 0)) for place, time in times]
@@ -248,7 +250,9 @@ class ManagedGroups:
         }
 
     def connections(self, queue: Queue) -> dict[Key, str]:
-        """Return the names of this node's connections that consume from a group, by the members' keys in a cluster."""
+        """Return the names of this node's connections that consume from a group, by the members' keys in a
+        cluster.
+        """
         return {
             (*self._own, *key): subscription.channel.connection.client.name
             for key, subscription in queue.subscriptions.items()
@@ -257,7 +261,9 @@ class ManagedGroups:
     async def reset(
         self, vhost: str, name: str, to: str, *, partition: int | None, dry_run: bool, force: bool
     ) -> list[dict[str, Any]]:
-        """Move a group; return where each partition was and is now. Raises PreconditionFailed, Unavailable."""
+        """Move a group; return where each partition was and is now. Raises
+        PreconditionFailed, Unavailable.
+        """
         start = parse_to(to)
         queue = self._broker.vhost(vhost).groups[name]
         place = f"group '{name}' in vhost '{vhost}'"

@@ -95,7 +95,9 @@ class ManagedQueues:
         )
 
     def hosts(self, vhost: str, *, own: bool = False) -> Iterator[Host]:
-        """Yield what counts the messages and consumers of each queue; of this node's `own` only, if wanted."""
+        """Yield what counts the messages and consumers of each queue; of this
+        node's `own` only, if wanted.
+        """
         return (queue.host for queue in self.each(vhost) if not own or self.home_of(queue) == self._name)
 
     def count(self, vhost: str) -> int:

@@ -82,14 +82,16 @@ class Measures:
         return self._broker.counts.ended
 
     def cluster_name(self) -> str:
-        """Return what an operator has called it, or the name of its first node, which is the same on all nodes."""
+        """Return what an operator has called it, or the name of its first node, which is the same on all
+        nodes.
+        """
         nodes = () if self._cluster is None else self._cluster.roster.nodes
         return self._broker.runtime.parameters.cluster_name or min(nodes, default=self.node)
 
     def cluster_id(self) -> str:
         return cluster_id(self._node)
 
-    # -- of the node -------------------------------------------------------------------------------------------
+    # -- of the node -----------------------------------------------------------------------------------------
 
     def node_values(self) -> Values:
         """Return the values of metrics.NODE."""
@@ -144,7 +146,9 @@ class Measures:
         )
 
     def ended_by_type(self) -> dict[str, Traffic]:
-        """Return what clients of this node got from queues that are deleted, by type, in counters of their own."""
+        """Return what clients of this node got from queues that are deleted, by type, in counters of their
+        own.
+        """
         found: dict[str, Traffic] = {}
         for name in QUEUE_TYPES:
             found[name] = Traffic()
@@ -153,7 +157,7 @@ class Measures:
                 found[name].add(before)
         return found
 
-    # -- of objects --------------------------------------------------------------------------------------------
+    # -- of objects ------------------------------------------------------------------------------------------
 
     def sessions(self) -> Iterator[Session]:
         for session in self._broker.sessions:
@@ -191,7 +195,7 @@ class Measures:
             for exchange in list(vhost.router.exchanges()):
                 yield vhost.name, exchange, vhost.router.count_from(exchange.name)
 
-    # -- of mqd's own ------------------------------------------------------------------------------------------
+    # -- of mqd's own ----------------------------------------------------------------------------------------
 
     def own(self, looked: Looked) -> Iterator[OwnMetric]:
         yield from self._store()

@@ -196,7 +196,9 @@ class MoveRequest(msgspec.Struct):
 
 
 async def move(call: Call) -> Any:
-    """Answers with how many messages were moved, and how many of the next ones the other queue has refused."""
+    """Answers with how many messages were moved, and how many of the next
+    ones the other queue has refused.
+    """
     vhost, name = call.own_vhost(), call.path["name"]
     asked = call.read(MoveRequest)
     # As a client that consumes here and publishes there by the default exchange.

@@ -1,7 +1,8 @@
 """Metrics in Prometheus' text format, under the names of rabbitmq_prometheus, and mqd's own under `mqd_`.
 
-The text is made here, and not by a client library: a scrape of a thousand queues is 30,000 lines, which must not keep
-the node from its clients. So lines are made some hundred at a time, and the labels of an object once.
+The text is made here, and not by a client library: a scrape of a thousand queues is 30,000 lines, which must
+not keep the node from its clients. So lines are made some hundred at a time, and the labels of an object
+once.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def _metrics(family: str, kind: str, *told: tuple[str, str]) -> tuple[Metric, ..
     return tuple(Metric(family, name, kind, text) for name, text in told)
 
 
-# -- of the node -------------------------------------------------------------------------------------------------------
+# -- of the node ---------------------------------------------------------------------------------------------
 
 NODE = (
     *_metrics(
@@ -150,7 +151,7 @@ GLOBAL_DELIVERIES = _metrics(
     ("global_messages_acknowledged_total", "Total number of messages acknowledged by consumers"),
 )
 
-# -- of objects --------------------------------------------------------------------------------------------------------
+# -- of objects ----------------------------------------------------------------------------------------------
 
 QUEUE = (
     *_metrics(
@@ -454,7 +455,7 @@ class Scrape:
             async for part in self._cluster():
                 yield part
 
-    # -- of the node -------------------------------------------------------------------------------------------
+    # -- of the node -----------------------------------------------------------------------------------------
 
     def _identity(self) -> bytes:
         measures = self._measures
@@ -520,7 +521,7 @@ class Scrape:
                 lines.append(f"{PREFIX}{metric.name}{told} {value}\n")
         return "".join(lines).encode()
 
-    # -- of objects --------------------------------------------------------------------------------------------
+    # -- of objects ------------------------------------------------------------------------------------------
 
     async def _objects(self) -> AsyncGenerator[bytes, None]:
         by_type = self._measures.ended_by_type()
@@ -616,7 +617,7 @@ class Scrape:
             lines += [f"{name}{told} {each[position]}\n" for told, each in values.items()]
         return "".join(lines).encode()
 
-    # -- of the cluster ----------------------------------------------------------------------------------------
+    # -- of the cluster --------------------------------------------------------------------------------------
 
     async def _cluster(self) -> AsyncGenerator[bytes, None]:
         """What is the same on all nodes."""

@@ -110,7 +110,9 @@ def _everywhere(call: Call, told: dict[str, Any], answers: Answers) -> dict[str,
 
 
 async def _look_at_clients(call: Call) -> tuple[int, int, Traffic]:
-    """Return the channels and connections that the user may see, and what they and those before them have done."""
+    """Return the channels and connections that the user may see, and what they and those before them have
+    done.
+    """
     channels = connections = 0
     traffic = call.broker.connections.ended_traffic()
     for opened in call.broker.connections.clients(None if call.may(MONITORING) else call.user.name):

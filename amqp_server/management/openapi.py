@@ -1,6 +1,8 @@
-"""The OpenAPI description of the management API: `python -m amqp_server.management.openapi > docs/openapi.json`.
+"""The OpenAPI description of the management API: `python -m amqp_server.management.openapi >
+docs/openapi.json`.
 
-It is made from the endpoints: paths and methods, the tag that a user needs, and the bodies that handlers read.
+It is made from the endpoints: paths and methods, the tag that a user needs, and the bodies that handlers
+read.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ def is_json(request: Request) -> bool:
 def is_of_another_page(request: Request) -> bool:
     """True for what a form of another page can make a browser send with the login that it remembers.
 
-    Tools send bodies under any content type, `curl -d` as a form. Browsers name the page, and ask beforehand before they
-    send JSON.
+    Tools send bodies under any content type, `curl -d` as a form. Browsers name the page, and ask beforehand
+    before they send JSON.
     """
     return not is_json(request) and names_another_page(request)
 

@@ -1,7 +1,8 @@
 """/api/session: how the page logs in, finds out who is logged in, and logs out.
 
-The page never keeps a password. The browser has a cookie that scripts cannot read and that it sends to this host only,
-and a request that changes something has to show a second secret, which only the page can have read.
+The page never keeps a password. The browser has a cookie that scripts cannot read and that it sends to this
+host only, and a request that changes something has to show a second secret, which only the page can have
+read.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 audit = logging.getLogger("mqd.audit")
 
 PATH = "/api/session"
-#: The page sends it with every request, so that it is not answered with a challenge, which browsers show as a window.
+#: The page sends it with every request, so that it is not answered with a challenge, which browsers show as a
+#: window.
 CSRF_HEADER = "x-mqd-csrf"
 BODY_BYTES_MAX = 8_192
 METHODS = "DELETE, GET, POST"

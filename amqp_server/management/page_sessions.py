@@ -71,8 +71,9 @@ class PageSessions:
         return len(self._sessions)
 
     def begin(self, caller: Caller) -> tuple[str, PageSession]:
-        """Return the id of a new session, and the session. Where there are too many, the one that was used least
-        recently ends."""
+        """Return the id of a new session, and the session. Where there are too many, the one that was used
+        least recently ends.
+        """
         self._forget_ended()
         limits, name = self._limits, caller.user.name
         own = [key for key, session in self._sessions.items() if session.user == name]

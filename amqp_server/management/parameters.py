@@ -58,7 +58,9 @@ def shown(record: ParameterRecord) -> dict[str, Any]:
 
 
 def _masked(record: ParameterRecord) -> dict[str, Any]:
-    """The same for who asks for parameters: passwords are in definitions only, which are for administrators."""
+    """The same for who asks for parameters: passwords are in definitions
+    only, which are for administrators.
+    """
     told = shown(record)
     return told | {"value": masked(told["value"])} if record.component == SHOVEL else told
 

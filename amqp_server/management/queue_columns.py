@@ -1,4 +1,6 @@
-"""One column of a queue by itself: what sorts a list is read of all queues, and whole rows are made for a page of them."""
+"""One column of a queue by itself: what sorts a list is read of all queues, and whole rows are made for a
+page of them.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""The queues of a cluster: each is told by its own node, with the messages that clients of all nodes have moved.
+"""The queues of a cluster: each is told by its own node, with the messages that clients of all nodes have
+moved.
 
-For a page the others are asked twice: first for the column that sorts it, of all their queues, then for the whole rows of
-those on it. A node of an earlier version sends whole rows of all its queues each time, which serve as well.
+For a page the others are asked twice: first for the column that sorts it, of all their queues, then for the
+whole rows of those on it. A node of an earlier version sends whole rows of all its queues each time, which
+serve as well.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ Whole = Callable[["Queue"], Row]
 
 
 def joined(call: Call, queue: Queue, whole: Whole, told: Iterable[Row]) -> Row:
-    """Return the row of a queue; `told` is what other nodes have to say of it, and `whole` makes this node's row."""
+    """Return the row of a queue; `told` is what other nodes have to say of it, and `whole` makes this node's
+    row.
+    """
     home = next((each for each in told if "state" in each), None)
     if home is None:
         row = whole(queue)

@@ -1,4 +1,6 @@
-"""Takes the samples: now and then it looks at every connection, channel, queue and exchange of this node, in slices."""
+"""Takes the samples: now and then it looks at every connection, channel, queue and exchange of this node, in
+slices.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,8 @@ QUEUE_FIELDS = (*LENGTHS, *TRAFFIC)
 VHOST_FIELDS = (*LENGTHS, *OCTETS, *TRAFFIC)
 NODE_FIELDS = (*LENGTHS, *OCTETS, *TRAFFIC, *CHURN, *FIGURES)
 
-#: A sample of everything takes at most this share of the time between two of them; else it is taken more seldom.
+#: A sample of everything takes at most this share of the time between two of them; else it is taken more
+#: seldom.
 SHARE_MAX = 0.01
 #: Queues that nobody has used, and that are passed over at once.
 UNUSED_AT_ONCE = 32

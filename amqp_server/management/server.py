@@ -1,8 +1,8 @@
 """Connections of the management listener: HTTP/1.1, each with time limits, and as many as are allowed.
 
-Hypercorn speaks HTTP, and this is its edge: Hypercorn's own waits for ever for a client that does not read its answer or
-that sends its request byte by byte, offers HTTP/2 without TLS, whose streams can be held open in their hundreds, and
-leaves reason phrases empty.
+Hypercorn speaks HTTP, and this is its edge: Hypercorn's own waits for ever for a client that does not read
+its answer or that sends its request byte by byte, offers HTTP/2 without TLS, whose streams can be held open
+in their hundreds, and leaves reason phrases empty.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class Limits:
 class Http1(H11Protocol):
     """With reason phrases, some clients show nothing else of a refusal; and without a way to HTTP/2."""
 
-    #: Whether the client had sent the next request before it got the answer to the last one. (Once it has the answer,
-    #: the next one may come before hypercorn has finished with the last.)
+    #: Whether the client had sent the next request before it got the answer to the last one. (Once it has the
+    #: answer, the next one may come before hypercorn has finished with the last.)
     was_followed = False
 
     async def _send_h11_event(self, event: Any) -> None:
@@ -150,7 +150,8 @@ class _Handlers(TaskGroup):
 class Server:
     """All connections of the listener.
 
-    When there is one too many, the oldest one goes that nobody is logged in on: a probe gets in whatever others do.
+    When there is one too many, the oldest one goes that nobody is logged in on: a probe gets in whatever
+    others do.
     """
 
     def __init__(
@@ -307,8 +308,8 @@ class Connection:
                 if is_hello(data):
                     self._say_plain()
             await self._server.slices.rest()
-            # Returns when the handler has taken what was read; and if that begins a request behind another one, when
-            # the other one is answered.
+            # Returns when the handler has taken what was read; and if that begins a request behind another
+            # one, when the other one is answered.
             await self._protocol.handle(RawData(data))
         await self._protocol.handle(Closed())
 

@@ -60,7 +60,7 @@ class Stats:
     def _series(self, of: object) -> Series | None:
         return None if self._histories is None else self._histories.get(of)
 
-    # -- of one object -----------------------------------------------------------------------------------------
+    # -- of one object ---------------------------------------------------------------------------------------
 
     def queue(self, queue: Queue) -> Row:
         series, values = self._series(queue), queue_values(queue)
@@ -164,7 +164,7 @@ class Stats:
         ]
         return self._of(self._messages, series, fields, values, names)
 
-    # -- of the node -------------------------------------------------------------------------------------------
+    # -- of the node -----------------------------------------------------------------------------------------
 
     @property
     def _node(self) -> Totals | None:

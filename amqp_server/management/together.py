@@ -1,7 +1,8 @@
 """Many things declared at a time, as by clients: by several connections of management's own.
 
-In a cluster each method waits for a round of its nodes. Connections that are free take the next ones, many in one turn: a
-turn for each of 10,000 queues would flush the links, and look for all else that a turn looks for, 10,000 times.
+In a cluster each method waits for a round of its nodes. Connections that are free take the next ones, many in
+one turn: a turn for each of 10,000 queues would flush the links, and look for all else that a turn looks for,
+10,000 times.
 """
 
 from __future__ import annotations
@@ -61,8 +62,9 @@ class Together:
             direct.close()
 
     async def ask(self, asked: Iterator[Asked | None], rest: Rest) -> None:
-        """Ask all of this, in this order; None is an item that needs nothing. What is refused is raised once those before
-        it have their answers."""
+        """Ask all of this, in this order; None is an item that needs nothing. What is refused is raised once
+        those before it have their answers.
+        """
         self._more = True
         while self._more or self._waiting:
             await rest()

@@ -181,7 +181,8 @@ def pairs(given: tuple[str, ...]) -> dict[str, Any]:
 
 
 def password_argument(value: str | None, *, new: bool = False) -> str:
-    """The password as it was given, or from stdin, where no other user's `ps` can see it: a terminal is asked for it.
+    """The password as it was given, or from stdin, where no other user's `ps` can see it: a terminal is asked
+    for it.
 
     A new one is asked for twice, since it is not shown.
     """

@@ -1,4 +1,6 @@
-"""What rabbitmq-diagnostics and rabbitmqctl ask of a node, under their names: checks end with a code for scripts."""
+"""What rabbitmq-diagnostics and rabbitmqctl ask of a node, under their names: checks end with a code for
+scripts.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from amqp_server.mqctl.table import show
 LOOK_INTERVAL_S = 0.2
 
 
-# -- checks ------------------------------------------------------------------------------------------------------------
+# -- checks --------------------------------------------------------------------------------------------------
 
 
 def _checked(invocation: Invocation, *path: str) -> dict[str, Any]:
@@ -96,7 +98,7 @@ def check_certificate_expiration(invocation: Invocation, within: int, unit: str)
     invocation.say(f"No certificate ends within {within} {unit}")
 
 
-# -- waiting -----------------------------------------------------------------------------------------------------------
+# -- waiting -------------------------------------------------------------------------------------------------
 
 _TIMEOUT = click.option("--timeout", default=300.0, show_default=True, metavar="S", help="Wait for so long.")
 
@@ -141,7 +143,7 @@ def await_online_nodes(invocation: Invocation, timeout: float, count: int) -> No
     invocation.say(f"{count} nodes run")
 
 
-# -- looking -----------------------------------------------------------------------------------------------------------
+# -- looking -------------------------------------------------------------------------------------------------
 
 
 @mqctl.command("alarms", help="Lists the alarms of all nodes.")

@@ -26,7 +26,9 @@ Look = Callable[[], tuple[int, int]]
 
 @contextmanager
 def progress(label: str, look: Look | None = None) -> Iterator[None]:
-    """Show it for the time of a `with`. `look` is called in a thread; without it only the time that has passed is shown."""
+    """Show it for the time of a `with`. `look` is called in a thread; without it only the time that has
+    passed is shown.
+    """
     if not sys.stderr.isatty():
         yield
         return

@@ -1,4 +1,6 @@
-"""Rows for people and scripts: columns under a header, between tabs or in CSV, and side by side on a terminal."""
+"""Rows for people and scripts: columns under a header, between tabs or in CSV, and side by side on a
+terminal.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from amqp_server.mqctl.command import Invocation
 
 
 def show(columns: Sequence[str], rows: Iterable[Sequence[object]], invocation: Invocation) -> None:
-    """As rabbitmqctl: prints nothing for no rows, and no header with --quiet. In JSON, an array of objects."""
+    """As rabbitmqctl: prints nothing for no rows, and no header with
+    --quiet. In JSON, an array of objects.
+    """
     if invocation.json:
         objects = (json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False) for row in rows)
         click.echo(

@@ -1,6 +1,8 @@
-"""The page of arguments: of queues, exchanges, bindings and consumers, and headers of messages that mean something.
+"""The page of arguments: of queues, exchanges, bindings and consumers, and headers of messages that mean
+something.
 
-Which type of queue takes which argument is found out by declaring: the parser of declares is asked with an example.
+Which type of queue takes which argument is found out by declaring: the parser of declares is asked with an
+example.
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ def _address_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | No
         return None
 
 
-# -- checks ------------------------------------------------------------------------------------------------------------
+# -- checks --------------------------------------------------------------------------------------------------
 
 
 def _ends(told: Mapping[str, Any]) -> list[str]:

@@ -32,7 +32,7 @@ class Peer:
         #: A frame was sent in part, as far as is known.
         self._broken = False
 
-    # -- one after the other, before messages flow -----------------------------------------------------------------
+    # -- one after the other, before messages flow -----------------------------------------------------------
 
     async def opened(self) -> None:
         """Return when the channel is open. Raises ShovelError."""
@@ -75,7 +75,7 @@ class Peer:
             )
         return getattr(answer, "message_count", 0) or 0
 
-    # -- messages --------------------------------------------------------------------------------------------------
+    # -- messages --------------------------------------------------------------------------------------------
 
     async def read(
         self, handle: Callable[[Event], None], flush: Callable[[], None], gate: Gate | None

@@ -1,4 +1,6 @@
-"""Where a message goes and what becomes of its properties. Those that nothing asks to change keep their bytes."""
+"""Where a message goes and what becomes of its properties. Those that nothing asks to change keep their
+bytes.
+"""
 
 from __future__ import annotations
 

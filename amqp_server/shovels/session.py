@@ -1,7 +1,8 @@
 """The client's side of one AMQP 0-9-1 connection with one channel: bytes in, events out, without I/O.
 
-What comes is not trusted. A frame is as large as was agreed and no larger, a message has `body_bytes_max` at most, and
-what no broker sends raises PeerError. Contents keep their bytes: a message leaves with the properties that it came with.
+What comes is not trusted. A frame is as large as was agreed and no larger, a message has `body_bytes_max` at
+most, and what no broker sends raises PeerError. Contents keep their bytes: a message leaves with the
+properties that it came with.
 """
 
 from __future__ import annotations
@@ -153,7 +154,7 @@ class ClientSession:
         self._at = 0
         self._content: _Content | None = None
 
-    # -- out -------------------------------------------------------------------------------------------------------
+    # -- out -------------------------------------------------------------------------------------------------
 
     def send(self, method: base.Frame, channel: int = CHANNEL) -> None:
         self.outbox.put(frames.method_frame(channel, method))
@@ -190,7 +191,7 @@ class ClientSession:
             self._closing = True
             self.send(methods.make(commands.Connection.Close, reply_code=200, reply_text="Goodbye"), 0)
 
-    # -- in --------------------------------------------------------------------------------------------------------
+    # -- in --------------------------------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> None:
         """Take what came; `next_event` says what it means."""

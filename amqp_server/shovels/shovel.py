@@ -68,7 +68,7 @@ class Shovel:
         self._transfer: Transfer | None = None
         self._uris: tuple[Uri, Uri] | None = None
 
-    # -- for others ------------------------------------------------------------------------------------------------
+    # -- for others ------------------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
         """As RabbitMQ tells it."""
@@ -115,7 +115,7 @@ class Shovel:
         self._stop.set()
         self._restart.set()
 
-    # -- the run ---------------------------------------------------------------------------------------------------
+    # -- the run ---------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Move messages until stopped, completed, or cancelled."""
@@ -169,7 +169,9 @@ class Shovel:
         self.state, self.reason, self.changed_s = state, reason, time.time()
 
     async def _move(self) -> bool:
-        """Connect and move messages. Return True when all is moved, False when stopped. Raises ShovelError."""
+        """Connect and move messages. Return True when all is moved, False
+        when stopped. Raises ShovelError.
+        """
         streams: list[trio.abc.Stream] = []
         connected: tuple[Transfer, Peer, Peer] | None = None
         try:

@@ -118,7 +118,7 @@ class Shovels:
             del self._ending[key]
             self._changed.set()
 
-    # -- for shovels -----------------------------------------------------------------------------------------------
+    # -- for shovels -----------------------------------------------------------------------------------------
 
     async def completed(self, shovel: Shovel) -> None:
         """Clear its parameter, unless that was set anew meanwhile."""
@@ -136,7 +136,7 @@ class Shovels:
                 logger.info("shovel '%s' in vhost '%s' has moved all and is deleted", *reversed(key))
                 return
 
-    # -- for management --------------------------------------------------------------------------------------------
+    # -- for management --------------------------------------------------------------------------------------
 
     def statuses(self) -> Iterator[dict[str, Any]]:
         for running in list(self._running.values()):

@@ -1,7 +1,8 @@
 """What a shovel does with messages, without I/O: deliveries become publishes, confirms become acks.
 
-A message is acked at the source when it is safe: at its confirm (on-confirm), when it has been handed on (on-publish), or
-the source does not ask (no-ack). Confirms of one read become one ack as far as they are without a gap.
+A message is acked at the source when it is safe: at its confirm (on-confirm), when it has been handed on
+(on-publish), or the source does not ask (no-ack). Confirms of one read become one ack as far as they are
+without a gap.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class Transfer:
         waiting = max(self._unconfirmed_bytes, self._destination.outbox.bytes)
         return waiting >= self._bytes_max
 
-    # -- from the source -------------------------------------------------------------------------------------------
+    # -- from the source -------------------------------------------------------------------------------------
 
     def from_source(self, event: Event) -> None:
         """Raises ShovelError."""
@@ -114,7 +115,7 @@ class Transfer:
         if self.remaining is not None:
             self.remaining -= 1
 
-    # -- from the destination --------------------------------------------------------------------------------------
+    # -- from the destination --------------------------------------------------------------------------------
 
     def from_destination(self, event: Event) -> None:
         """Raises ShovelError."""

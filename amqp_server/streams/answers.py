@@ -1,4 +1,6 @@
-"""What one member of a stream answers to other nodes: to members that fill theirs, and to nodes that have no copy."""
+"""What one member of a stream answers to other nodes: to members that fill theirs, and to nodes that have no
+copy.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""What nodes ask each other about streams: messages by their offsets, to fill a member, to mend a damage, and for consumers
-on nodes that are no members.
+"""What nodes ask each other about streams: messages by their offsets, to fill a member, to mend a damage, and
+for consumers on nodes that are no members.
 
-A question names an offset and not a place in a file or a state of the asked node, so whoever gets no answer asks another
-member the same. A member answers with what is committed, and only from a member that has it whole.
+A question names an offset and not a place in a file or a state of the asked node, so whoever gets no answer
+asks another member the same. A member answers with what is committed, and only from a member that has it
+whole.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ class Containing(Protocol):
 
 
 class Asks:
-    """The questions of this node that have no answer yet, and those of others. Times out nothing: a link that breaks does."""
+    """The questions of this node that have no answer yet, and those of others. Times out nothing: a link that
+    breaks does.
+    """
 
     def __init__(self, links: Links, turn: Containing) -> None:
         self._links = links
@@ -67,7 +70,7 @@ class Asks:
         for place in [place for place in self._waiting if place[0] == peer]:
             self._answered(*place, NOTHING)
 
-    # -- frames ----------------------------------------------------------------------------------------------------
+    # -- frames ----------------------------------------------------------------------------------------------
 
     def asked(self, peer: str, frame: memoryview) -> None:
         """Raises frames.FrameError."""

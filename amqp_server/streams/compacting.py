@@ -1,4 +1,6 @@
-"""Has a stream compacted now and then: one pass after the other, in steps that threads do. See persistence.streams.compaction."""
+"""Has a stream compacted now and then: one pass after the other, in steps that threads do. See
+persistence.streams.compaction.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""The host of a consumer group: a queue whose messages are those of streams, and whose consumers share the partitions.
+"""The host of a consumer group: a queue whose messages are those of streams, and whose consumers share the
+partitions.
 
-It stores no messages, only how far it is: see quorum_queue.consumer_groups. In each stream it has one reader, which stays
-while members come and go, and hands what it reads to the member that has the partition. What comes back is read again. See
-docs/adr/0028-consumer-groups.md.
+It stores no messages, only how far it is: see quorum_queue.consumer_groups. In each stream it has one reader,
+which stays while members come and go, and hands what it reads to the member that has the partition. What
+comes back is read again. See docs/adr/0028-consumer-groups.md.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ class ConsumerGroupHost(QueueHost):
         self._stale = True
         #: Something was handed out, which may take its member too long.
         self._handed = False
-        #: When members are looked after, a stream is tried again, and what was acked is committed; below zero if not.
+        #: When members are looked after, a stream is tried again, and what was acked is committed; below zero
+        #: if not.
         self._watch_at = self._retry_at = self._commit_at = -1
         self._dead = DeadMessages(services, self._turn)
         self._gets = Gets()
@@ -88,7 +90,7 @@ class ConsumerGroupHost(QueueHost):
             self._stale = True
             self.schedule()
 
-    # -- what it holds ---------------------------------------------------------------------------------------------
+    # -- what it holds ---------------------------------------------------------------------------------------
 
     @property
     def settings(self) -> Settings:
@@ -137,7 +139,7 @@ class ConsumerGroupHost(QueueHost):
     def look(self) -> None:
         """An operator looks at what is told of it."""
 
-    # -- commands --------------------------------------------------------------------------------------------------
+    # -- commands --------------------------------------------------------------------------------------------
 
     def apply_pending(self) -> None:
         while not self.ended and self.pending:
@@ -240,7 +242,7 @@ class ConsumerGroupHost(QueueHost):
         commands, self.pending = self.pending, []
         answer_publishes(commands, confirm=False)
 
-    # -- members ---------------------------------------------------------------------------------------------------
+    # -- members ---------------------------------------------------------------------------------------------
 
     def _attach(self, given: Consumer) -> None:
         if not (self._readers or self._stale):
@@ -350,7 +352,7 @@ class ConsumerGroupHost(QueueHost):
         self._watch()
         self.schedule()
 
-    # -- partitions ------------------------------------------------------------------------------------------------
+    # -- partitions ------------------------------------------------------------------------------------------
 
     def _look_for_partitions(self) -> None:
         group = self.group
@@ -436,7 +438,7 @@ class ConsumerGroupHost(QueueHost):
             self.group.freed[partition] = None
         self.schedule()
 
-    # -- what is stored --------------------------------------------------------------------------------------------
+    # -- what is stored --------------------------------------------------------------------------------------
 
     def _store(self) -> None:
         """Have stored how far the group is."""
@@ -449,7 +451,7 @@ class ConsumerGroupHost(QueueHost):
             self._commit_at = self._services.clock.monotonic_ms() + self.options.commit_ms
             self._services.timers.wake(self, self._commit_at)
 
-    # -- where it is -----------------------------------------------------------------------------------------------
+    # -- where it is -----------------------------------------------------------------------------------------
 
     def _purge(self, token: int) -> None:
         """Pass over all that is unread."""

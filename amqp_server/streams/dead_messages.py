@@ -1,4 +1,6 @@
-"""Messages of a group on one node that have died: they are read and sent where dead letters go, some at once."""
+"""Messages of a group on one node that have died: they are read and sent
+where dead letters go, some at once.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Deliveries out of a batch: the hot loop of a replay.
 
-An item is ready to be sent but for what is in front of it, which differs by consumer and delivery tag, and for the channel
-number in its content frames. Items of one size are cut out of the batch, and put into a list and joined by C; channel
-numbers are written over all of them at once. Both by slices with a step, so no message costs Python code of its own. (A
-slice of a list costs half of what zip and chain cost.)
+An item is ready to be sent but for what is in front of it, which differs by consumer and delivery tag, and
+for the channel number in its content frames. Items of one size are cut out of the batch, and put into a list
+and joined by C; channel numbers are written over all of them at once. Both by slices with a step, so no
+message costs Python code of its own. (A slice of a list costs half of what zip and chain cost.)
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from amqp_server.wire import content
 from amqp_server.wire.deliver import LARGE_BYTES, DeliverTemplate
 from persistence.streams.batch import Batch, Shape
 
-#: What whole runs of messages begin with, remembered with all last bytes of a tag: 30 KB each. A run of 256 pays for it.
+#: What whole runs of messages begin with, remembered with all last bytes of a tag: 30 KB each. A run of 256
+#: pays for it.
 FRONTS_MAX: Final = 32
 _LOW: Final = [bytes((value,)) for value in range(256)]
 _flatten = chain.from_iterable
@@ -42,8 +43,10 @@ class BatchReader:
     )
 
     def __init__(self, batch: Batch, fields: bytes = b"", *, keyed: bool = False) -> None:
-        """`fields` are headers that each message gets in front of its own, encoded. Then all messages of a shape are alike
-        between their routing and their headers, and if not `keyed` they have the same routing, too."""
+        """`fields` are headers that each message gets in front of its own, encoded. Then all messages of a
+        shape are alike between their routing and their headers, and if not `keyed` they have the same
+        routing, too.
+        """
         self.batch = batch
         self._fields = fields
         self._keyed = keyed
@@ -81,7 +84,9 @@ class BatchReader:
             count -= part
 
     def take(self, count: int, template: DeliverTemplate, tag: int, out: list[bytes | memoryview]) -> None:
-        """Put the deliveries of the next messages, which are there, into `out`; they are tagged from `tag` on."""
+        """Put the deliveries of the next messages, which are there, into `out`; they are tagged from `tag`
+        on.
+        """
         while count:
             part = self._next_shape(count)
             if part == 1 < count and (singles := self._take_singles(count, template, tag, out)):
@@ -165,8 +170,10 @@ class BatchReader:
     def _take_singles(
         self, count: int, template: DeliverTemplate, tag: int, out: list[bytes | memoryview]
     ) -> int:
-        """As `take`, of neighbours of which each has a shape of its own; return how many, 0 if they need more than to be put
-        together. Bodies of all sizes are like this, and a call for each would take three times as long."""
+        """As `take`, of neighbours of which each has a shape of its own; return how many, 0 if they need more
+        than to be put together. Bodies of all sizes are like this, and a call for each would take three times
+        as long.
+        """
         if template.channel != 1:
             return 0
         whole = self._whole
@@ -177,8 +184,9 @@ class BatchReader:
         start, at = self._shape, self._at
         number = start
         pieces: list[bytes] = []
-        # What is mostly the same as for the message before is made once: what comes before the last byte of the tag, the
-        # length of the content header's frame, and that of the headers with those that are put in.
+        # What is mostly the same as for the message before is made once: what comes before the last byte of
+        # the tag, the length of the content header's frame, and that of the headers with those that are put
+        # in.
         known_head, known_payload = -1, -1
         start_bytes, length, table, opened = b"", b"", b"", b""
         for messages, size, head_bytes, payload_bytes, frame_bytes in self.batch.shapes[
@@ -305,7 +313,9 @@ def _join_keyed(
     tag: int,
     out: list[bytes | memoryview],
 ) -> None:
-    """Put what is in front of an item, its tag, its routing, `opening` and its rest into `out` for each item."""
+    """Put what is in front of an item, its tag, its routing, `opening` and
+    its rest into `out` for each item.
+    """
     done = 0
     while done < count:
         low = tag & 255

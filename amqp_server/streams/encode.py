@@ -1,8 +1,10 @@
-"""Messages as they stand in a stream: made ready once, when they are published, so that a replay only puts them together.
+"""Messages as they stand in a stream: made ready once, when they are published, so that a replay only puts
+them together.
 
-An item is what follows the delivery tag in a delivery: the flag `redelivered`, which is never set, the routing, the end of
-the method frame, and the content frames, for channel 1. Its headers already have the field `x-stream-offset`, as the last
-one. So a run of items of one size is delivered by one `join` (see deliver.py).
+An item is what follows the delivery tag in a delivery: the flag `redelivered`, which is never set, the
+routing, the end of the method frame, and the content frames, for channel 1. Its headers already have the
+field `x-stream-offset`, as the last one. So a run of items of one size is delivered by one `join` (see
+deliver.py).
 """
 
 from __future__ import annotations
@@ -134,7 +136,9 @@ def _largest(framed: bytes, at: int) -> int:
 
 
 def _pre(head: bytes, front: bytes, layout: Layout, payload_bytes: int) -> bytes:
-    """Return what an item has in front of its offset; `front` is the frame of its content header as it came."""
+    """Return what an item has in front of its offset; `front` is the frame
+    of its content header as it came.
+    """
     return b"".join(
         (
             b"\x00",
@@ -148,8 +152,9 @@ def _pre(head: bytes, front: bytes, layout: Layout, payload_bytes: int) -> bytes
 
 
 def begin_large(layouts: Layouts, content: bytes, head: bytes, channel: int, codec: str = NONE) -> LargeItem:
-    """Begin to make a large message ready; `channel` is that of its frames. `codec` is what it is compressed by for an entry;
-    LZ4 has no blocks that grow, so then it is not."""
+    """Begin to make a large message ready; `channel` is that of its frames. `codec` is what it is compressed
+    by for an entry; LZ4 has no blocks that grow, so then it is not.
+    """
     at = 8 + int.from_bytes(content[3:7], "big")
     front = content[:at]
     layout = layouts.of(front[7:-1])
@@ -223,7 +228,8 @@ class Encoded:
         self.packed: bytes | None = None
         #: Where the offsets stand, if that is wanted: neighbours, the size of each, and the place in it.
         self.stamps = stamps
-        #: The names of each message, if it is decided later which ones are duplicates: the first message, and names from it on.
+        #: The names of each message, if it is decided later which ones are duplicates: the first message, and
+        #: names from it on.
         self.named = named
 
 
@@ -259,8 +265,9 @@ class Encoder:
     def __init__(
         self, layouts: Layouts, base: int, time_ms: int, *, stamped: bool = False, codec: str = NONE
     ) -> None:
-        """`stamped`: note where the offsets stand, because they are written later, as far as messages are no duplicates.
-        `codec`: see begin_large."""
+        """`stamped`: note where the offsets stand, because they are written later, as far as messages are no
+        duplicates. `codec`: see begin_large.
+        """
         self._layouts = layouts
         self._codec = codec
         self._base = base
@@ -278,8 +285,8 @@ class Encoder:
         self._filters: list[int] = []
         #: Names of messages, by the offset of the first of them, as far as they are in no batch yet.
         self._named: list[tuple[int, Names]] = []
-        #: Messages of short runs, which are encoded together: where keys alternate, as in a super stream, each message is a
-        #: run of its own. Their heads, and the channel that their frames carry.
+        #: Messages of short runs, which are encoded together: where keys alternate, as in a super stream,
+        #: each message is a run of its own. Their heads, and the channel that their frames carry.
         self._short: list[bytes] = []
         self._short_heads: list[bytes] = []
         self._short_channel = 0
@@ -349,7 +356,8 @@ class Encoder:
     def _add_alike(self, contents: list[bytes], heads: list[bytes], front: bytes, channel: int) -> None:
         """Add messages with the same content header, and bodies of the same length.
 
-        They have the same routing, or each its own, of the same length; then their bodies have no second frame.
+        They have the same routing, or each its own, of the same length; then their bodies have no second
+        frame.
         """
         head = heads[0]
         layout = self._layouts.of(front[7:-1])

@@ -1,13 +1,15 @@
-"""What the log of a stream's group has: messages without their offsets, and what is done with them when they get these. Pure.
+"""What the log of a stream's group has: messages without their offsets, and what is done with them when they
+get these. Pure.
 
     entry   u8 version | u64 now_ms | batches of nodes, each with its length before it
     batch   of one node, in msgpack: whose it is, and the messages
 
-The node of the publisher makes messages ready, but for what only the order of the log can tell: their offsets. A member
-that applies an entry gives the messages the next offsets and the entry's time. So batches have the same bytes on all members.
+The node of the publisher makes messages ready, but for what only the order of the log can tell: their
+offsets. A member that applies an entry gives the messages the next offsets and the entry's time. So batches
+have the same bytes on all members.
 
-Messages may be compressed on their way and in the log. A member puts offsets into them, so it has to decompress them; the
-thread that writes its segments compresses them again.
+Messages may be compressed on their way and in the log. A member puts offsets into them, so it has to
+decompress them; the thread that writes its segments compresses them again.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ class CodecError(Exception):
 
 
 class NamedMessages(msgspec.Struct, array_like=True, frozen=True):
-    """Neighbours with their names: those of a sequence by its first one and how many they are, others one by one."""
+    """Neighbours with their names: those of a sequence by its first one and how many they are, others one by
+    one.
+    """
 
     start: int
     count: int
@@ -207,7 +211,8 @@ def _items_crc(before: int, append: Append, items: bytes) -> int:
     """Return the checksum of these items; `before` is that of the same ones without their offsets."""
     if len(items) <= LARGE_BYTES or len(append.stamps) != 1 or append.stamps[0][0] != 1:
         return crc32(items)
-    # Of a large message only what comes up to its offset is looked at: the rest is as its publisher's node has seen it.
+    # Of a large message only what comes up to its offset is looked at: the rest is as its publisher's node
+    # has seen it.
     stop = append.stamps[0][2] + 8
     changed = crc32(append.items[:stop]) ^ crc32(items[:stop])
     return checksum.joined(changed, before, len(items) - stop)

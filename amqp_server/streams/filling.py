@@ -1,7 +1,8 @@
-"""What one member of a stream should have on its disk and has not: it is fetched from other members, by offset.
+"""What one member of a stream should have on its disk and has not: it is fetched from other members, by
+offset.
 
-The segments of a new member end before the leader's snapshot, and those of any member may be damaged. One question is under
-way at a time. What no member can read is given up.
+The segments of a new member end before the leader's snapshot, and those of any member may be damaged. One
+question is under way at a time. What no member can read is given up.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class Filling:
         self.given_up: dict[int, int] = {}
         self._asking = False
         self._rests_until = 0
-        #: Members in turn; how many could not help since one did, and those that have what is asked for damaged.
+        #: Members in turn; how many could not help since one did, and those that have what is asked for
+        #: damaged.
         self._turns = 0
         self._failures = 0
         self._damaged_at: dict[str, None] = {}

@@ -1,7 +1,8 @@
-"""The leader's part of a consumer group in a cluster: it watches the streams, and proposes what to hand to whom.
+"""The leader's part of a consumer group in a cluster: it watches the streams, and proposes what to hand to
+whom.
 
-What it proposes is checked again when it is applied, so it may be late or out of date. For each partition one proposal is
-under way at a time. See quorum_queue.consumer_groups.replica.
+What it proposes is checked again when it is applied, so it may be late or out of date. For each partition one
+proposal is under way at a time. See quorum_queue.consumer_groups.replica.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class Coordinator:
         self.stale = True
         #: Streams of which there may be something to hand out.
         self._ready: dict[int, None] = {}
-        #: What was proposed and is not applied: the batch, and how much of whose room it takes; and streams of this turn.
+        #: What was proposed and is not applied: the batch, and how much of whose room it takes; and streams
+        #: of this turn.
         self._planned: dict[int, tuple[int, Key, int]] = {}
         self._planned_gets: dict[Key, int] = {}
         self._planning: list[tuple[int, Key, int]] = []
@@ -83,7 +85,9 @@ class Coordinator:
                 del self._planned_gets[key]
 
     def _ask_again(self, key: Key) -> None:
-        """What was promised to a member was handed out, or came too late: then its other partitions may have the room."""
+        """What was promised to a member was handed out, or came too late: then its other partitions may have
+        the room.
+        """
         del self._turned_away[key]
         member = self._host.replica.group.members.get(key)
         if member is not None:

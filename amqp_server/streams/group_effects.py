@@ -1,4 +1,6 @@
-"""What the log of a consumer group means for this node's clients, as entries are applied, or a snapshot stands for them."""
+"""What the log of a consumer group means for this node's clients, as entries are applied, or a snapshot
+stands for them.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ class GroupEffects(GroupView):
         if not self.ended:
             self._turn.schedule(self)
 
-    # -- snapshots -------------------------------------------------------------------------------------------------
+    # -- snapshots -------------------------------------------------------------------------------------------
 
     def _keep_time(self) -> None:
         """Continue the group's time from its last entry, even if this node's queue time is behind that."""
@@ -67,7 +69,9 @@ class GroupEffects(GroupView):
             raise Unreadable(f"its snapshot can't be read by this version of mqd: {error}") from None
 
     def restore(self, state: bytes) -> None:
-        """Jump to a snapshot of the leader's, and hand out what the group gave this node's consumers meanwhile."""
+        """Jump to a snapshot of the leader's, and hand out what the group gave this node's consumers
+        meanwhile.
+        """
         self.replica = self._restored(state)
         self._keep_time()
         self._deliveries.forget_all()
@@ -105,7 +109,7 @@ class GroupEffects(GroupView):
             while len(self.asking.getting.get(key, ())) > coming:
                 self._got(key, None)
 
-    # -- effects ---------------------------------------------------------------------------------------------------
+    # -- effects ---------------------------------------------------------------------------------------------
 
     def _perform(self, applied: Applied) -> None:
         number = applied.numbers[-1] if applied.numbers else 0

@@ -1,11 +1,12 @@
 """A stream on one of its members.
 
-What this node's clients publish goes into the log that all members share. When this member applies it, it is on the disks of
-a majority: it is confirmed, and this node's consumers get it, from this member's own copy. So what consumers do concerns
-this node only, and who leads does not matter to them.
+What this node's clients publish goes into the log that all members share. When this member applies it, it is
+on the disks of a majority: it is confirmed, and this node's consumers get it, from this member's own copy. So
+what consumers do concerns this node only, and who leads does not matter to them.
 
-The Raft log is the tail: it has every message until this member's segments have it. A snapshot of the group stands for a log
-whose messages are all in segments (`covered`); see member_segments. Who consumes here is in member_readers.
+The Raft log is the tail: it has every message until this member's segments have it. A snapshot of the group
+stands for a log whose messages are all in segments (`covered`); see member_segments. Who consumes here is in
+member_readers.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class StreamGroupHost(MemberReaders):
         self._node_names = self.names.node_names
         asks.members[queue_id] = self
 
-    # -- at start --------------------------------------------------------------------------------------------------
+    # -- at start --------------------------------------------------------------------------------------------
 
     def _recover(self) -> None:
         """The log is opened when it is known how far it should reach."""
@@ -116,7 +117,7 @@ class StreamGroupHost(MemberReaders):
         self._keep_time()
         self._stable.begin_with(replica)
 
-    # -- the state machine of the group ----------------------------------------------------------------------------
+    # -- the state machine of the group ----------------------------------------------------------------------
 
     @property
     def awaited(self) -> bool:
@@ -190,7 +191,7 @@ class StreamGroupHost(MemberReaders):
             for then in whole:
                 then()
 
-    # -- what was applied ------------------------------------------------------------------------------------------
+    # -- what was applied ------------------------------------------------------------------------------------
 
     def answer(self, peer: str, what: int, value: int, reply: Done, data: bytes = b"") -> None:
         """Answer a question of another node; see Asks."""
@@ -273,7 +274,7 @@ class StreamGroupHost(MemberReaders):
     def let_go(self, node: str, incarnation: int) -> None:
         """The same."""
 
-    # -- commands --------------------------------------------------------------------------------------------------
+    # -- commands --------------------------------------------------------------------------------------------
 
     def apply_pending(self) -> None:
         self._apply_commands()
@@ -344,7 +345,7 @@ class StreamGroupHost(MemberReaders):
         batch = encode_batch(node, incarnation, number, encoded, first, codec=self._sent_codec, notes=notes)
         self.group.submit(batch, self._publishes.has_synced if early else None)
 
-    # -- the end ---------------------------------------------------------------------------------------------------
+    # -- the end ---------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """The queue is deleted, with all that it holds."""
@@ -359,7 +360,8 @@ class StreamGroupHost(MemberReaders):
     def hand_over(self, to: Any, *, failed: bool = False) -> None:
         """Another member serves this node's clients from now on; consumers go on there where they are.
 
-        Publishes on their way are refused, because it is unknown whether they will arrive. `failed`: what is stored stays.
+        Publishes on their way are refused, because it is unknown whether they will arrive. `failed`: what is
+        stored stays.
         """
         self.ended = "failed" if failed else "moved"
         take_over(self, to)

@@ -106,8 +106,9 @@ class Letters:
         self.host.failed(error)
 
     def _hand_over(self, number: int, run: Run, dead: Death) -> Iterator[None] | None:
-        """Another leader may have sent it before: its number tells the targets. Return what is to be gone through if it has
-        many of them."""
+        """Another leader may have sent it before: its number tells the targets. Return what is to be gone
+        through if it has many of them.
+        """
         host = self.host
 
         def done(taken: bool) -> None:

@@ -40,7 +40,8 @@ class GroupOptions:
         self.delivery_limit = delivery_limit
         self.dead_letters = dead_letters
         self.consumer_timeout_ms = consumer_timeout_ms
-        #: Gaps that are remembered of a partition, and how long commits may wait for others; see amqp_server.config.
+        #: Gaps that are remembered of a partition, and how long commits may wait for others; see
+        #: amqp_server.config.
         self.spans_max = spans_max
         self.commit_ms = commit_ms
 

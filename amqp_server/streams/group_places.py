@@ -1,7 +1,7 @@
 """What a node has stored of a group that it has by itself: how far the group is in each partition.
 
-Each partition has a number, which tells its note in the journal and its mark: the offset up to which it was handed out. A
-partition that is gone leaves its number to a new one.
+Each partition has a number, which tells its note in the journal and its mark: the offset up to which it was
+handed out. A partition that is gone leaves its number to a new one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ class GroupPlaces:
         keep_slots: Callable[[], None],
         name: str,
     ) -> None:
-        """`slots` has the marks, by the partitions' numbers; `keep_slots` has them stored. `name` is for the log."""
+        """`slots` has the marks, by the partitions' numbers; `keep_slots` has them stored. `name` is for the
+        log.
+        """
         self._queue_id = queue_id
         self._services = services
         self._slots = slots
@@ -58,10 +60,12 @@ class GroupPlaces:
         self._services.journal.state(self._queue_id, bytes((VERSION,)))
         self._services.commits.request()
 
-    # -- numbers ---------------------------------------------------------------------------------------------------
+    # -- numbers ---------------------------------------------------------------------------------------------
 
     def free_numbers(self, partitions: Iterable[Partition], most: int) -> Iterator[int]:
-        """At least so many numbers that none of these partitions has, nor one that is stored, the lowest first."""
+        """At least so many numbers that none of these partitions has, nor one that is stored, the lowest
+        first.
+        """
         used = {each.number for each in partitions}
         used.update([number for number, _ in self._stored.values()])
         return iter([number for number in range(len(used) + most) if number not in used])
@@ -85,7 +89,7 @@ class GroupPlaces:
             self._new_slots = False
             self._keep_slots()
 
-    # -- places ----------------------------------------------------------------------------------------------------
+    # -- places ----------------------------------------------------------------------------------------------
 
     def take(self, stream_id: int) -> tuple[int, Place | None]:
         """Return a partition's number and what was stored of it, once; -1 and None if nothing was."""

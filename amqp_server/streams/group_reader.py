@@ -1,4 +1,6 @@
-"""The reader of a group that one node has by itself: one in each stream, which stays while members come and go."""
+"""The reader of a group that one node has by itself: one in each stream, which stays while members come and
+go.
+"""
 
 from __future__ import annotations
 

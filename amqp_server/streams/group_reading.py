@@ -1,8 +1,8 @@
 """What a node reads of the streams of a group in a cluster.
 
-The log of the group says which offsets each consumer was given. The node of a consumer reads these messages by itself, from
-its own copy of the stream or from a node that has one, and hands them on in the order of the log. The node that coordinates
-the group reads nothing: it watches how far the streams are.
+The log of the group says which offsets each consumer was given. The node of a consumer reads these messages
+by itself, from its own copy of the stream or from a node that has one, and hands them on in the order of the
+log. The node that coordinates the group reads nothing: it watches how far the streams are.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ class Taker:
         #: Of a consumer or getter, on this node.
         self.key = key
         self.paused = False
-        #: By streams: it was sent all of this stream below this id. Streams are read each by itself, not in the order of ids.
+        #: By streams: it was sent all of this stream below this id. Streams are read each by itself, not in
+        #: the order of ids.
         self.sent: dict[int, int] = {}
 
     def take(self, due: Due, headers: Headers, reader: BatchReader, count: int) -> None:
@@ -89,7 +90,9 @@ class Taker:
 
 
 class Due:
-    """Messages that somebody was given and has not got yet: those from `low` up to `stop`, by ids from `first` on."""
+    """Messages that somebody was given and has not got yet: those from `low` up to `stop`, by ids from
+    `first` on.
+    """
 
     __slots__ = ("attempts", "first", "low", "stop", "stream_id", "taker")
 
@@ -271,7 +274,8 @@ class Reading(Attached):
                 self.position = min(offset, due.stop)
                 self._pass(self.position)
                 if self.position < offset and (not dues or dues[0].low != self.position):
-                    # Else it would be given all of that, as much at a time as it may hold: compaction leaves gaps of any size.
+                    # Else it would be given all of that, as much at a time as it may hold: compaction leaves
+                    # gaps of any size.
                     due.taker.nothing_there(due.stream_id, self.position, offset)
                 continue
             if due.low != offset:

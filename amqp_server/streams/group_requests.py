@@ -42,7 +42,7 @@ class Requests:
         """Return the keys of these requests that are on their way."""
         return [key for _, each, key in self._sent if each == verb]
 
-    # -- purge, and going elsewhere --------------------------------------------------------------------------------
+    # -- purge, and going elsewhere --------------------------------------------------------------------------
 
     def look_for_ends(self, token: int) -> None:
         """Ask how far the streams are, for a purge."""

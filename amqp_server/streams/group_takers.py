@@ -1,4 +1,6 @@
-"""Who takes what a group in a cluster hands out on one node: consumers, and clients that get messages one by one."""
+"""Who takes what a group in a cluster hands out on one node: consumers, and clients that get messages one by
+one.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ class Client(Taker):
         self.sink: Any = consumer.sink
         self.no_ack = consumer.no_ack
         self.paused = consumer.paused
-        #: The group knows that it was sent all below this id, but for what it is told to be unsent when it leaves.
+        #: The group knows that it was sent all below this id, but for what it is told to be unsent when it
+        #: leaves.
         self._told = consumer.next_id
 
     def take(self, due: Due, headers: Headers, reader: BatchReader, count: int) -> None:

@@ -1,4 +1,6 @@
-"""What a node tells of a consumer group that it keeps a copy of: its streams, what is unread and unacked, its members."""
+"""What a node tells of a consumer group that it keeps a copy of: its streams, what is unread and unacked, its
+members.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The leader of a group in a cluster looks after members that hold something for too long.
 
-A member whose acks are not in the log yet does not hold what they are for: its node has them, and waits, as the leader does, for
-a majority or for a slow disk. So the leader first sees something of its own through the log, and gives the nodes a moment
-for what they have waiting. Who is stuck then is so by its own fault. One thing is under way at a time: while nothing gets
-through the log, a timer that asks again would fill it.
+A member whose acks are not in the log yet does not hold what they are for: its node has them, and waits, as
+the leader does, for a majority or for a slow disk. So the leader first sees something of its own through the
+log, and gives the nodes a moment for what they have waiting. Who is stuck then is so by its own fault. One
+thing is under way at a time: while nothing gets through the log, a timer that asks again would fill it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class MemberWatch:
         self._host = host
         #: When members are looked at, by this node's clock; below zero if not.
         self.at_ms = -1
-        #: The own batch that is to be applied before anything else happens, 0 if there is none; and whether it only asks.
+        #: The own batch that is to be applied before anything else happens, 0 if there is none; and whether
+        #: it only asks.
         self._number = 0
         self._asks = False
         #: What was on its way has arrived: who is stuck now is stuck.

@@ -1,7 +1,8 @@
 """Messages of a stream with more headers than they are stored with, as members of a group get them.
 
-Neighbours of one size are mostly alike between their routing and their headers, and one that has a size of its own is like
-itself. Then the headers are put in by the hot loop (deliver.py). Else they are made anew, a piece of the batch at a time.
+Neighbours of one size are mostly alike between their routing and their headers, and one that has a size of
+its own is like itself. Then the headers are put in by the hot loop (deliver.py). Else they are made anew, a
+piece of the batch at a time.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class Headers:
         """`name` is that of the stream."""
         self._fields = stream_field(name)
         self._added = _encoded(self._fields)
-        #: The batch that was read last, whether its messages are alike but for their routing, whether that differs, and all of
-        #: it or the next ones with these headers.
+        #: The batch that was read last, whether its messages are alike but for their routing, whether that
+        #: differs, and all of it or the next ones with these headers.
         self._source: Batch | None = None
         self._alike = self._keyed = False
         self._headed: BatchReader | None = None
@@ -52,7 +53,9 @@ class Headers:
         return min(reader.left, PIECE)
 
     def reader(self, reader: BatchReader) -> BatchReader:
-        """Return the same place in the batch, with the headers. It goes on by itself, through the messages that `most` says."""
+        """Return the same place in the batch, with the headers. It goes on by itself, through the messages
+        that `most` says.
+        """
         self._look_at(reader.batch)
         found = self._headed
         if self._alike:
@@ -94,8 +97,9 @@ def count_field(attempts: int) -> dict[bytes, bytes]:
 
 
 def _are_alike(batch: Batch) -> bool:
-    """Return whether the hot loop can put the stream's name into all messages of a batch that does not tell: one that an
-    earlier version has written, or that was compacted."""
+    """Return whether the hot loop can put the stream's name into all messages of a batch that does not tell:
+    one that an earlier version has written, or that was compacted.
+    """
     view, at = memoryview(batch.items), 0
     for shape in batch.shapes:
         if shape.count > 1:
@@ -122,7 +126,9 @@ def _encoded(fields: dict[bytes, bytes]) -> bytes:
 
 
 def _has_none(items: bytes, fields: dict[bytes, bytes]) -> bool:
-    """Return whether no message has one of these headers: what looks like one may also be a part of a body."""
+    """Return whether no message has one of these headers: what looks like
+    one may also be a part of a body.
+    """
     return not any(_short(name) in items for name in fields)
 
 

@@ -1,8 +1,9 @@
 """The host of a stream that lives on this node alone.
 
-What is published goes to the journal, whose sync is the node's one sync. From then on it is confirmed, and consumers get it,
-out of memory. Now and then a thread moves it to the stream's segments, and the journal forgets it. Consumers that are
-behind read segments, in threads, each at its own place. See docs/adr/0019-streams.md.
+What is published goes to the journal, whose sync is the node's one sync. From then on it is confirmed, and
+consumers get it, out of memory. Now and then a thread moves it to the stream's segments, and the journal
+forgets it. Consumers that are behind read segments, in threads, each at its own place. See
+docs/adr/0019-streams.md.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ class StreamHost(StreamReaders):
         compaction: Compaction | None = None,
     ) -> None:
         self.codec = codec or services.options.codec
-        #: What it has taken, where duplicates are dropped: of all that was published, and of what segments have.
+        #: What it has taken, where duplicates are dropped: of all that was published, and of what segments
+        #: have.
         knows = settings.deduplicates and self.knows_taken
         self._taken = Taken(settings) if knows else None
         self._stored_taken = Taken(settings) if knows else None
@@ -117,7 +119,7 @@ class StreamHost(StreamReaders):
     def settings(self) -> Settings:
         return self._settings
 
-    # -- at start --------------------------------------------------------------------------------------------------
+    # -- at start --------------------------------------------------------------------------------------------
 
     def _recover(self) -> None:
         """Read the indexes of the segments, and from the journal what they do not have yet."""
@@ -163,7 +165,7 @@ class StreamHost(StreamReaders):
     def look(self) -> None:
         """An operator looks at what is told of it."""
 
-    # -- commands --------------------------------------------------------------------------------------------------
+    # -- commands --------------------------------------------------------------------------------------------
 
     def apply_pending(self) -> None:
         self._apply_commands()
@@ -262,7 +264,7 @@ class StreamHost(StreamReaders):
         commands, self.pending = self.pending, []
         answer_publishes(commands, confirm=self.ended == "deleted")
 
-    # -- publishing ------------------------------------------------------------------------------------------------
+    # -- publishing ------------------------------------------------------------------------------------------
 
     def begin_large(self, content: bytes, head: bytes, channel: int) -> InParts | None:
         return begin_large(self._services.layouts, content, head, channel)
@@ -308,7 +310,7 @@ class StreamHost(StreamReaders):
         self._serve_all()
         self._schedule_upkeep()
 
-    # -- segments --------------------------------------------------------------------------------------------------
+    # -- segments --------------------------------------------------------------------------------------------
 
     def wake(self) -> None:
         """It is time to move something to the segments, or to delete some."""
@@ -379,7 +381,9 @@ class StreamHost(StreamReaders):
         services.commits.request()
 
     def _retain(self) -> None:
-        """Delete segments that are too old or too many, also while something waits for room: it may be what makes room."""
+        """Delete segments that are too old or too many, also while something waits for room: it may be what
+        makes room.
+        """
         if self._trims:
             return
         segments = self._log.segments
@@ -393,7 +397,7 @@ class StreamHost(StreamReaders):
         if not self.ended:
             self._schedule_upkeep()
 
-    # -- consuming -------------------------------------------------------------------------------------------------
+    # -- consuming -------------------------------------------------------------------------------------------
 
     def _attach(self, given: Any) -> None:
         """`given` is a quorum_queue.machine.consumers.Consumer."""
@@ -409,7 +413,7 @@ class StreamHost(StreamReaders):
         else:
             self._begin(consumer, start)
 
-    # -- offsets by name -------------------------------------------------------------------------------------------
+    # -- offsets by name -------------------------------------------------------------------------------------
 
     def _begin_named(self, consumer: StreamConsumer, start: Start) -> None:
         """A consumer with a name goes on where that was. Whoever had the name before loses it."""

@@ -8,8 +8,8 @@ from typing import Final
 
 from persistence.streams.batch import Shape
 
-#: From the end of the routing on: the end of the method frame, the head of the header frame, and in its payload class, weight
-#: and size of the body. Then come the property flags.
+#: From the end of the routing on: the end of the method frame, the head of the header frame, and in its
+#: payload class, weight and size of the body. Then come the property flags.
 _FLAGS_AT: Final = 1 + 7 + 12
 _CONTENT_TYPE: Final = 0x80
 _CONTENT_ENCODING: Final = 0x40
@@ -17,7 +17,9 @@ _flatten = chain.from_iterable
 
 
 def table_at(items: bytes | memoryview, head_bytes: int, start: int = 0) -> int:
-    """Return where in the item at `start` the headers begin, with their length: every message has some, its offset at least."""
+    """Return where in the item at `start` the headers begin, with their length: every message has some, its
+    offset at least.
+    """
     at = start + 1 + head_bytes + _FLAGS_AT
     flags = items[at]
     at += 2
@@ -29,8 +31,9 @@ def table_at(items: bytes | memoryview, head_bytes: int, start: int = 0) -> int:
 
 
 def longer(opening: bytes, more: int) -> bytes:
-    """Return what an item has between its routing and its first header, with the lengths of frame and table that they have
-    with so much more."""
+    """Return what an item has between its routing and its first header, with the lengths of frame and table
+    that they have with so much more.
+    """
     frame = int.from_bytes(opening[4:8], "big") + more
     table = int.from_bytes(opening[-4:], "big") + more
     return b"".join((opening[:4], frame.to_bytes(4, "big"), opening[8:-4], table.to_bytes(4, "big")))
@@ -49,10 +52,11 @@ def is_alike(items: bytes | memoryview, start: int, shape: Shape, low: int, part
 def cut_out(
     items: bytes | memoryview, at: int, count: int, size: int, what: str, parts: int = 1
 ) -> list[bytes]:
-    """Return what this format of struct says of each of so many items, the first of them at `at`: so many parts of each. C
-    goes through them.
+    """Return what this format of struct says of each of so many items, the first of them at `at`: so many
+    parts of each. C goes through them.
 
-    A run is cut by 256: struct remembers formats, but not one for each length. The last 256 may have some of those before.
+    A run is cut by 256: struct remembers formats, but not one for each length. The last 256 may have some of
+    those before.
     """
     if count < 256:
         return list(_flatten(struct.iter_unpack(what, memoryview(items)[at : at + count * size])))

@@ -1,7 +1,7 @@
 """The keys of messages in a stream, for its compaction: the routing key, or a header. Called by a thread.
 
-Neighbours mostly look alike, and their keys come again. So what is cut out of each message is its routing, or its
-properties, and only new ones are looked into.
+Neighbours mostly look alike, and their keys come again. So what is cut out of each message is its routing, or
+its properties, and only new ones are looked into.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A large message made ready for a stream piece by piece, while others have their turns: to copy 16 MiB, with their
-checksum, would be a step of some 15 ms.
+"""A large message made ready for a stream piece by piece, while others have their turns: to copy 16 MiB, with
+their checksum, would be a step of some 15 ms.
 
-What is made is the item (see encode.py). Its offset is put in when the stream gives it one; the checksum of what comes
-behind that is known by then.
+What is made is the item (see encode.py). Its offset is put in when the stream gives it one; the checksum of
+what comes behind that is known by then.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ class LargeItem:
         channel: int,
         packing: Growing | None = None,
     ) -> None:
-        """Its body frames begin at `at`; `pre` and `post` are what stands in front of them, around the offset. `packing`
-        compresses it with the offset 0."""
+        """Its body frames begin at `at`; `pre` and `post` are what stands in front of them, around the
+        offset. `packing` compresses it with the offset 0.
+        """
         self._content = content
         self.pre, self._post = pre, post
         #: Up to where it is copied, and where the next frame begins.

@@ -1,5 +1,6 @@
-"""What a stream had in memory when it was deleted, and what its consumers had read: freed some at a time, for that may be
-very much, and there may be thousands of consumers."""
+"""What a stream had in memory when it was deleted, and what its consumers had read: freed some at a time, for
+that may be very much, and there may be thousands of consumers.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Offsets by name on one member of a stream: what consumers here, and on nodes without a copy, say of names goes into the log,
-and they hear what it says. See node_names."""
+"""Offsets by name on one member of a stream: what consumers here, and on nodes without a copy, say of names
+goes into the log, and they hear what it says. See node_names.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +65,9 @@ class LoggedNames:
         self._host.submit_notes(notes)
 
     def hear(self) -> None:
-        """Look what the log says of names, if it says anything new, and say what consumers here have to say."""
+        """Look what the log says of names, if it says anything new, and say
+        what consumers here have to say.
+        """
         host, names = self._host, self.node_names
         last = host.last_own_batch()
         if self._number and last >= self._number:

@@ -1,4 +1,5 @@
-"""Those who read a stream on one of its members: where they begin, what they get out of its own copy, and their names.
+"""Those who read a stream on one of its members: where they begin, what they get out of its own copy, and
+their names.
 
 A consumer waits where this member lacks messages; it never passes over what others have.
 """
@@ -33,7 +34,7 @@ class MemberReaders(MemberSegments):
     #: Consumers that begin as soon as this member knows what is committed, and has all of that.
     _beginning: dict[StreamConsumer, Start]
 
-    # -- where the stream begins and ends --------------------------------------------------------------------------
+    # -- where the stream begins and ends --------------------------------------------------------------------
 
     def offsets(self, done: Callable[[range | None], None]) -> None:
         self._reach_committed(partial(self._tell_offsets, done))
@@ -59,10 +60,11 @@ class MemberReaders(MemberSegments):
             super().place_of(start, found)
 
     def _reach_committed(self, done: Callable[..., None]) -> None:
-        """Call when this member has applied all that any member knows as committed now, or with the reason why not.
+        """Call when this member has applied all that any member knows as committed now, or with the reason
+        why not.
 
-        What this member has applied may be less, even if it leads: another one may be the leader by now. So an empty batch
-        goes through the log, behind all that was committed before.
+        What this member has applied may be less, even if it leads: another one may be the leader by now. So
+        an empty batch goes through the log, behind all that was committed before.
         """
         if self.ended:
             done(Refused(self._ended_text))
@@ -70,7 +72,7 @@ class MemberReaders(MemberSegments):
         self._submit([])
         self.begin_asking().barriers.append((self.group.next_number - 1, done))
 
-    # -- offsets by name -------------------------------------------------------------------------------------------
+    # -- offsets by name -------------------------------------------------------------------------------------
 
     def _begin_named(self, consumer: StreamConsumer, start: Start) -> None:
         progress = self._progress[consumer.key] = Progress(start.group)
@@ -99,7 +101,7 @@ class MemberReaders(MemberSegments):
         self._node_names.acked(key)
         self._turn.schedule(self)
 
-    # -- consuming -------------------------------------------------------------------------------------------------
+    # -- consuming -------------------------------------------------------------------------------------------
 
     def _begin(self, consumer: StreamConsumer, start: Start) -> None:
         if start.offset is None and not self.group.informed:

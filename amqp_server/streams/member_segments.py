@@ -1,7 +1,8 @@
 """What one member of a stream has of it: segments on its disk, and the tail in memory that they lack.
 
-The Raft log is the tail: it has every message until this member's segments have it. What segments lack, because they are
-those of a new member, or the disk has damaged them, is fetched from other members by offset; see filling.
+The Raft log is the tail: it has every message until this member's segments have it. What segments lack,
+because they are those of a new member, or the disk has damaged them, is fetched from other members by offset;
+see filling.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class MemberSegments(StreamHost):
         """There may be more for consumers, here and on other nodes."""
         raise NotImplementedError
 
-    # -- at start --------------------------------------------------------------------------------------------------
+    # -- at start --------------------------------------------------------------------------------------------
 
     def _open_log(self) -> None:
         replica, log = self.replica, self._log
@@ -80,8 +81,8 @@ class MemberSegments(StreamHost):
         if self._opened:
             self.filling.go_on()
             return
-        # An earlier host of the stream may have something to write or to delete. What is left then is right: a message
-        # is always the same.
+        # An earlier host of the stream may have something to write or to delete. What is left then is right:
+        # a message is always the same.
         self._writing = True
         self._services.store.write(_nothing, self._begins_empty)
 
@@ -91,7 +92,7 @@ class MemberSegments(StreamHost):
             self._open_log()
             self._go_on()
 
-    # -- what it holds ---------------------------------------------------------------------------------------------
+    # -- what it holds ---------------------------------------------------------------------------------------
 
     @property
     def title(self) -> str:
@@ -137,7 +138,7 @@ class MemberSegments(StreamHost):
         """Return whether the log is open."""
         return self._opened
 
-    # -- segments --------------------------------------------------------------------------------------------------
+    # -- segments --------------------------------------------------------------------------------------------
 
     def wake(self) -> None:
         if not self.ended:
@@ -204,7 +205,9 @@ class MemberSegments(StreamHost):
         services.memory.used -= size
 
     def _retain(self) -> None:
-        """The leader says which messages go, and every member deletes their segments, also while something waits for room."""
+        """The leader says which messages go, and every member deletes their segments, also while something
+        waits for room.
+        """
         if self.ended:
             return
         segments, first = self._log.segments, self.replica.first_offset
@@ -230,7 +233,7 @@ class MemberSegments(StreamHost):
                 del missing[low]
         self._go_on()
 
-    # -- for what fills and mends the segments ---------------------------------------------------------------------
+    # -- for what fills and mends the segments ---------------------------------------------------------------
 
     @property
     def writing(self) -> bool:

@@ -1,7 +1,7 @@
 """Offsets that a stream keeps by name: where a consumer goes on that has the name (x-group).
 
-An ack commits as in a group: the offset of a name is the end of what was acked without a gap. It is stored in the journal as
-a note of the stream, at a position that no message has.
+An ack commits as in a group: the offset of a name is the end of what was acked without a gap. It is stored in
+the journal as a note of the stream, at a position that no message has.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ class Names:
                     self._positions[note.name] = position
 
     def put(self, name: str, offset: int) -> tuple[int, bytes]:
-        """Keep an offset; return position and bytes of its note. The name that was used longest ago may be forgotten."""
+        """Keep an offset; return position and bytes of its note. The name that was used longest ago may be
+        forgotten.
+        """
         position = self._positions.get(name)
         self.offsets.pop(name, None)
         if position is None:
@@ -106,7 +108,9 @@ class Progress:
         self._group.roomy.clear()
 
     def refused(self, low: int, high: int) -> None:
-        """These were not worked off: the offset does not pass them, and the next consumer with the name gets them."""
+        """These were not worked off: the offset does not pass them, and the next consumer with the name gets
+        them.
+        """
         self._member.take(low, high)
 
 

@@ -1,8 +1,8 @@
 """Offsets that a stream of a cluster keeps by name, as a node sees them whose consumers have such names.
 
-A consumer takes its name by an entry of the stream's log, which says where it goes on, and takes it from whoever had it
-before. So the order of the log says who has a name, and what the earlier one acks later does not count. Acks go into the
-log together: while some are on their way to it, others gather.
+A consumer takes its name by an entry of the stream's log, which says where it goes on, and takes it from
+whoever had it before. So the order of the log says who has a name, and what the earlier one acks later does
+not count. Acks go into the log together: while some are on their way to it, others gather.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ class NodeNames:
         begin: Callable[[Key, int], None],
         lose: Callable[[Key], None],
     ) -> None:
-        """`prefix` begins no owner of another node or start, and `most` names are kept. `begin` is told where a consumer
-        goes on, NO_OFFSET if its name is new, and `lose` that another consumer has the name now."""
+        """`prefix` begins no owner of another node or start, and `most` names are kept. `begin` is told where
+        a consumer goes on, NO_OFFSET if its name is new, and `lose` that another consumer has the name now.
+        """
         self._prefix = prefix
         self._most = most
         self._send = send
@@ -93,7 +94,9 @@ class NodeNames:
             self._unsent[key] = None
 
     def flush(self, there: Collection[Key]) -> None:
-        """Say what there is to say, unless something is on its way. `there` are the consumers that may still ack."""
+        """Say what there is to say, unless something is on its way. `there` are the consumers that may still
+        ack.
+        """
         if self._under_way is not None:
             return
         notes: list[Note] = []

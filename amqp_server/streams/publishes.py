@@ -30,7 +30,9 @@ class Publishes:
         self._waiting: list[Publish] = []
 
     def add(self, low: int, high: int, waiting: list[tuple[Any, int, int, int]]) -> None:
-        """These are in own batches `low` to `high`: origin, first and last number, and when they are confirmed."""
+        """These are in own batches `low` to `high`: origin, first and last number, and when they are
+        confirmed.
+        """
         self._waiting += [Publish(low, high, *each) for each in waiting]
 
     def confirm(self, high: int) -> None:

@@ -1,7 +1,7 @@
 """Those who read a stream on this node: what there is for them, where they begin, and what they get.
 
-What is not in segments yet they get out of memory. Those that are behind have segments read in threads, each at its own
-place.
+What is not in segments yet they get out of memory. Those that are behind have segments read in threads, each
+at its own place.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class StreamReaders(QueueHost):
                 *(self.queue.name, self.queue.vhost.name, lost.low, lost.stop - 1, lost.why),
             )
 
-    # -- what it holds ---------------------------------------------------------------------------------------------
+    # -- what it holds ---------------------------------------------------------------------------------------
 
     @property
     def first_offset(self) -> int:
@@ -162,7 +162,7 @@ class StreamReaders(QueueHost):
         consumer = self._consumers.get(key)
         return None if consumer is None or consumer.next_offset < 0 else consumer.next_offset
 
-    # -- readers ---------------------------------------------------------------------------------------------------
+    # -- readers ---------------------------------------------------------------------------------------------
 
     def _detach(self, key: Key) -> None:
         consumer = self._consumers.pop(key, None)
@@ -195,7 +195,9 @@ class StreamReaders(QueueHost):
         self.look_up(start, found)
 
     def look_up(self, start: Start, found: Callable[[int], None]) -> None:
-        """Find out which offset is meant; what is in segments is looked up by a thread. Below zero: the stream has failed."""
+        """Find out which offset is meant; what is in segments is looked up by a thread. Below zero: the
+        stream has failed.
+        """
         if start.offset is not None:
             found(start.offset)
         elif start.name == "first":
@@ -247,7 +249,9 @@ class StreamReaders(QueueHost):
         self._serve(consumer)
 
     def _serve_all(self) -> None:
-        """Serve consumers, if the turn has time for them: one commit, or one dead letter, may be that of many streams."""
+        """Serve consumers, if the turn has time for them: one commit, or one dead letter, may be that of many
+        streams.
+        """
         if self._turn.overdue():
             self._leave()
         else:
@@ -272,7 +276,7 @@ class StreamReaders(QueueHost):
         elif self._to_serve:
             self._leave()
 
-    # -- groups ----------------------------------------------------------------------------------------------------
+    # -- groups ----------------------------------------------------------------------------------------------
 
     def go_on(self, key: Key, offset: int) -> None:
         """Have who reads for a group go on at this offset; it says itself how much it takes."""
@@ -291,8 +295,9 @@ class StreamReaders(QueueHost):
         self.submit(("pause", key, False))
 
     def fetch(self, low: int, stop: int, most: int, done: Callable[[list[Batch] | None], None]) -> None:
-        """Look for messages from one offset up to another; `done` is told of them, each a batch of its own, or None if the
-        stream cannot be read."""
+        """Look for messages from one offset up to another; `done` is told of them, each a batch of its own,
+        or None if the stream cannot be read.
+        """
         self._fetch(low, stop, most, done, [])
 
     def _fetch(
@@ -329,9 +334,11 @@ class StreamReaders(QueueHost):
             self._services.store.read(partial(self._log.read, low), has_read)
 
     def time_of(self, offset: int, done: Callable[[int | None], None]) -> None:
-        """Tell the time of the first message at or behind an offset, in ms of the queue time; None if there is none.
+        """Tell the time of the first message at or behind an offset, in ms of the queue time; None if there
+        is none.
 
-        A thread looks in the segments: there may be an index to be read, and one that is damaged takes a whole segment.
+        A thread looks in the segments: there may be an index to be read, and one that is damaged takes a
+        whole segment.
         """
         tail = self._tail
         if tail and offset >= tail[0].batch.base:
@@ -356,7 +363,7 @@ class StreamReaders(QueueHost):
                 return encoded.batch.time_ms if encoded.batch.stop <= self._synced else None
         return None
 
-    # -- reading ---------------------------------------------------------------------------------------------------
+    # -- reading ---------------------------------------------------------------------------------------------
 
     def _serve(self, consumer: StreamConsumer) -> None:
         """Hand out what the consumer may have and what is at hand; have more read if need be."""
@@ -412,7 +419,9 @@ class StreamReaders(QueueHost):
             self._services.count_held(consumer, -min(batch.size, consumer.held_bytes))
 
     def _next_batch(self, consumer: StreamConsumer) -> Batch | None:
-        """Return the batch with the consumer's next message, or the first one behind it; None if it has to wait."""
+        """Return the batch with the consumer's next message, or the first one behind it; None if it has to
+        wait.
+        """
         ahead, place = consumer.ahead, consumer.place
         if ahead:
             batch = ahead.popleft()

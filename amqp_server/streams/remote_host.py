@@ -1,8 +1,8 @@
 """A stream on a node that is none of its members.
 
-What this node's clients publish goes to a member, as it does for a quorum queue that is elsewhere. Consumers have their places
-here: this node asks a member for the messages at an offset, and asks another one when there is no answer. So a consumer
-neither goes back nor skips when a member goes.
+What this node's clients publish goes to a member, as it does for a quorum queue that is elsewhere. Consumers
+have their places here: this node asks a member for the messages at an offset, and asks another one when there
+is no answer. So a consumer neither goes back nor skips when a member goes.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class StreamRemoteHost(StreamHost):
     def _recover(self) -> None:
         """Nothing is here."""
 
-    # -- what it holds, as far as a member has told ----------------------------------------------------------------
+    # -- what it holds, as far as a member has told ----------------------------------------------------------
 
     def look(self) -> None:
         """Have what is told of the stream be fresh soon."""
@@ -158,7 +158,7 @@ class StreamRemoteHost(StreamHost):
     def ready_bytes(self) -> int:
         return self.publisher.ready_bytes
 
-    # -- commands --------------------------------------------------------------------------------------------------
+    # -- commands --------------------------------------------------------------------------------------------
 
     def apply_pending(self) -> None:
         self._apply_commands()
@@ -185,7 +185,7 @@ class StreamRemoteHost(StreamHost):
     def _enqueue(self, commands: list[Command]) -> None:
         self.publisher.submit(*commands)
 
-    # -- the way to the members ------------------------------------------------------------------------------------
+    # -- the way to the members ------------------------------------------------------------------------------
 
     def received(self, found: list[tuple[Any, ...]]) -> None:
         """Take events about what was published."""
@@ -272,7 +272,7 @@ class StreamRemoteHost(StreamHost):
             self._node_names.flush(self._progress)
             self._look_at_names()
 
-    # -- offsets by name -------------------------------------------------------------------------------------------
+    # -- offsets by name -------------------------------------------------------------------------------------
 
     def _begin_named(self, consumer: StreamConsumer, start: Start) -> None:
         progress = self._progress[consumer.key] = Progress(start.group)
@@ -333,7 +333,7 @@ class StreamRemoteHost(StreamHost):
     def _schedule_upkeep(self) -> None:
         """Nothing is written here."""
 
-    # -- consuming -------------------------------------------------------------------------------------------------
+    # -- consuming -------------------------------------------------------------------------------------------
 
     def _begin(self, consumer: StreamConsumer, start: Start) -> None:
         if start.offset is not None:

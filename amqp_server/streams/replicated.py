@@ -1,10 +1,11 @@
 """The replica of a stream on each member of its group: what the entries of the log do to it. Pure.
 
-An entry has batches of nodes; see entries.py. A batch of a node is taken once and in order, however often it comes (see
-quorum_queue.machine.replicated).
+An entry has batches of nodes; see entries.py. A batch of a node is taken once and in order, however often it
+comes (see quorum_queue.machine.replicated).
 
-Where duplicates are dropped, messages come with their names. The order of the log tells which one was first: the others are
-cut out of their batch before it gets its offsets. What was taken is a part of the state, bounded as it is for queues.
+Where duplicates are dropped, messages come with their names. The order of the log tells which one was first:
+the others are cut out of their batch before it gets its offsets. What was taken is a part of the state,
+bounded as it is for queues.
 """
 
 from __future__ import annotations

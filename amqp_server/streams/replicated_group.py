@@ -1,11 +1,11 @@
 """A consumer group on one of the nodes that keep it.
 
-What its consumers do goes, in batches, into the log that all these nodes share, and takes effect when they apply it: see
-quorum_queue.consumer_groups.replica. The leader coordinates: it watches the streams, and proposes what to hand to whom. The
-node of a consumer reads what that was given; see group_reading.
+What its consumers do goes, in batches, into the log that all these nodes share, and takes effect when they
+apply it: see quorum_queue.consumer_groups.replica. The leader coordinates: it watches the streams, and
+proposes what to hand to whom. The node of a consumer reads what that was given; see group_reading.
 
-A consumer tells how far it was sent what it was given, before it goes and now and then. So what nobody can have seen comes to
-the next one as new, and all else comes flagged.
+A consumer tells how far it was sent what it was given, before it goes and now and then. So what nobody can
+have seen comes to the next one as new, and all else comes flagged.
 """
 
 from __future__ import annotations
@@ -89,8 +89,9 @@ class ReplicatedGroupHost(GroupEffects):
         streams: Callable[[], list[Any]],
         has_heard_of: Callable[[int], bool],
     ) -> None:
-        """`streams` tells the partitions as the topology has them now; `has_heard_of`, whether that has come to a queue's
-        declaration here."""
+        """`streams` tells the partitions as the topology has them now; `has_heard_of`, whether that has come
+        to a queue's declaration here.
+        """
         super().__init__(queue, services.turn)
         self.queue_id = queue_id
         self.options = options
@@ -118,7 +119,7 @@ class ReplicatedGroupHost(GroupEffects):
         """Call; if that raises, the connection of a client has failed and not the group."""
         self._turn.contain(sink, call, *arguments)
 
-    # -- commands --------------------------------------------------------------------------------------------------
+    # -- commands --------------------------------------------------------------------------------------------
 
     def apply_pending(self) -> None:
         if self.ended:
@@ -136,7 +137,9 @@ class ReplicatedGroupHost(GroupEffects):
 
     @property
     def _has_begun(self) -> bool:
-        """Return whether it is known where the group is in each stream: `next` means the time of the declaration."""
+        """Return whether it is known where the group is in each stream: `next` means the time of the
+        declaration.
+        """
         replica = self.replica
         return replica.known and all(each.cursor != UNKNOWN for each in replica.group.partitions.values())
 
@@ -250,7 +253,7 @@ class ReplicatedGroupHost(GroupEffects):
         """Go on at these offsets of streams. What members hold of these is forgotten."""
         self._requests.move(self._token(), places, done)
 
-    # -- the state machine of the group ----------------------------------------------------------------------------
+    # -- the state machine of the group ----------------------------------------------------------------------
 
     @property
     def awaited(self) -> bool:
@@ -331,7 +334,7 @@ class ReplicatedGroupHost(GroupEffects):
             # The member failed or left before: the first batch of this start ends the earlier one.
             self.group.submit(encode_batch(*self.own, self.group.next_number, []))
 
-    # -- time ---------------------------------------------------------------------------------------------------------
+    # -- time ------------------------------------------------------------------------------------------------
 
     def overdue(self) -> bool:
         """True if the turn has lasted long enough."""
@@ -358,7 +361,7 @@ class ReplicatedGroupHost(GroupEffects):
     def wake_at(self, at_ms: int) -> None:
         self._services.timers.wake(self, at_ms)
 
-    # -- leaders and members ---------------------------------------------------------------------------------------
+    # -- leaders and members ---------------------------------------------------------------------------------
 
     def leader_changed(self) -> None:
         self._coordinator.begin_anew()
@@ -380,7 +383,8 @@ class ReplicatedGroupHost(GroupEffects):
             self.replicas.touch(self.group)
 
     def gone_members(self) -> None:
-        """As the leader, propose the end of consumers of nodes that are down or no members, and of earlier starts.
+        """As the leader, propose the end of consumers of nodes that are down or no members, and of earlier
+        starts.
 
         What they did before may still be on its way into the log or through it, and is applied first.
         """
@@ -404,7 +408,7 @@ class ReplicatedGroupHost(GroupEffects):
             if known is None or known > incarnation or node not in members:
                 self.submit(("node_down", node, incarnation))
 
-    # -- the end ---------------------------------------------------------------------------------------------------
+    # -- the end ---------------------------------------------------------------------------------------------
 
     def hand_over(self, to: DeferredHost, *, failed: bool = False) -> None:
         self._pending_barriers += self._beginning

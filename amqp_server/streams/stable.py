@@ -1,4 +1,6 @@
-"""What of a stream in a cluster needs no log any more: the last entry whose messages are all in this member's segments."""
+"""What of a stream in a cluster needs no log any more: the last entry whose messages are all in this member's
+segments.
+"""
 
 from __future__ import annotations
 

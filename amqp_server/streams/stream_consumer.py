@@ -21,8 +21,8 @@ class Sink(Protocol):
 
     start: Start
     wanted: Wanted | None
-    #: It reads for a group: nobody counts it as a consumer, it says itself how much it may have, and `began` is told where
-    #: it begins.
+    #: It reads for a group: nobody counts it as a consumer, it says itself how much it may have, and `began`
+    #: is told where it begins.
     for_group: bool
 
     @property

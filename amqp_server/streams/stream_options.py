@@ -55,7 +55,9 @@ class StreamOptions:
         self.read_bytes_max = read_bytes_max
 
     def flushes(self, batches: int, size: int) -> bool:
-        """Return whether a stream has enough in the journal to be moved to its segment: batches, and bytes."""
+        """Return whether a stream has enough in the journal to be moved to
+        its segment: batches, and bytes.
+        """
         return size >= self.flush_bytes or batches >= self.flush_batches
 
     def compaction(self, by: str | None, tombstone_age_ms: int | None) -> Compaction | None:

@@ -1,8 +1,10 @@
-"""Which messages a stream has taken, so that none is taken twice; what it remembers follows from its log. Pure.
+"""Which messages a stream has taken, so that none is taken twice; what it remembers follows from its log.
+Pure.
 
-A batch has the names of its messages beside them (see quorum_queue.machine.dedup), and its time. Who goes through the
-batches in their order comes to the same state, on whatever node. The thread that writes the log does so with each batch
-that it stores, and now and then puts the state into a file, so that a restart goes through the last few batches only.
+A batch has the names of its messages beside them (see quorum_queue.machine.dedup), and its time. Who goes
+through the batches in their order comes to the same state, on whatever node. The thread that writes the log
+does so with each batch that it stores, and now and then puts the state into a file, so that a restart goes
+through the last few batches only.
 """
 
 from __future__ import annotations
@@ -116,7 +118,9 @@ class Taken:
 
 
 def last_names(names: Names, start: int, stop: int) -> list[bytes]:
-    """Return what has to be known of these messages to come to the same state: of a producer its last number only."""
+    """Return what has to be known of these messages to come to the same state: of a producer its last number
+    only.
+    """
     if isinstance(names, dedup.Sequence):
         return [names.name(names.numbers[stop - 1])]
     # An id may come twice, if it was forgotten in between. It is its own key.

@@ -19,8 +19,8 @@ from amqp_server.testing.api import Api, ApiError
 from amqp_server.testing.process import HOST, Process, arguments, held_port, port_of
 
 USER = PASSWORD = "guest"
-#: Unless a test says otherwise. The disk of a machine that runs tests is often almost full, and one check of a password
-#: costs more than a virtual host.
+#: Unless a test says otherwise. The disk of a machine that runs tests is often almost full, and one check of
+#: a password costs more than a virtual host.
 OPTIONS: Mapping[str, object] = {"disk_free_min_bytes": "16MiB", "login_memory_s": 3600}
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]+")
 NAME_LENGTH_MAX = 60
@@ -65,7 +65,9 @@ class Vhost:
 
 
 class Broker:
-    """One mqd of this machine, by itself or as a node of a cluster. Ports and data stay the same over `restart`."""
+    """One mqd of this machine, by itself or as a node of a cluster. Ports and data stay the same over
+    `restart`.
+    """
 
     host = HOST
     user, password = USER, PASSWORD
@@ -89,7 +91,7 @@ class Broker:
         self._api: Api | None = None
         self._numbers = count(1)
 
-    # -- where it is -----------------------------------------------------------------------------------------------
+    # -- where it is -----------------------------------------------------------------------------------------
 
     @property
     def port(self) -> int:
@@ -113,7 +115,7 @@ class Broker:
     def __repr__(self) -> str:
         return f"<mqd {self.name} {self.host}:{self.port}{'' if self.running else ', stopped'}>"
 
-    # -- what runs -------------------------------------------------------------------------------------------------
+    # -- what runs -------------------------------------------------------------------------------------------
 
     @property
     def running(self) -> bool:
@@ -172,10 +174,12 @@ class Broker:
     ) -> None:
         self.close()
 
-    # -- what is in it ---------------------------------------------------------------------------------------------
+    # -- what is in it ---------------------------------------------------------------------------------------
 
     def api(self, method: str, path: str, body: object = None) -> Any:
-        """Ask the management API: `api("GET", "/api/overview")`. Return the answer's JSON. Raises ApiError, OSError."""
+        """Ask the management API: `api("GET", "/api/overview")`. Return the answer's JSON. Raises ApiError,
+        OSError.
+        """
         if self._api is None:
             self._api = Api(self.host, self.http_port, self.user, self.password)
         return self._api.ask(method, path, body)

@@ -61,7 +61,7 @@ class Cluster:
             for name, port in ports.items()
         ]
 
-    # -- which node, and where it is -------------------------------------------------------------------------------
+    # -- which node, and where it is -------------------------------------------------------------------------
 
     def __getitem__(self, node: Node) -> Broker:
         """Return a node by its name."""
@@ -83,7 +83,7 @@ class Cluster:
     def urls(self) -> list[str]:
         return [self.url(node) for node in self.nodes]
 
-    # -- nodes -----------------------------------------------------------------------------------------------------
+    # -- nodes -----------------------------------------------------------------------------------------------
 
     def kill(self, node: Node) -> None:
         """End a node with SIGKILL, as in a crash."""
@@ -116,7 +116,7 @@ class Cluster:
         broker.resume()
         self._paused.discard(broker.name)
 
-    # -- the network between them ----------------------------------------------------------------------------------
+    # -- the network between them ----------------------------------------------------------------------------
 
     def partition(self, *nodes: Node, reset: bool = False) -> None:
         """Part these nodes from all others, in both directions; clients reach all of them.
@@ -152,7 +152,7 @@ class Cluster:
             node.ready()
         self.wait_until_formed()
 
-    # -- what the nodes know ---------------------------------------------------------------------------------------
+    # -- what the nodes know ---------------------------------------------------------------------------------
 
     def wait_until_formed(self) -> None:
         """Wait until all nodes that run see each other. Raises TimeoutError."""
@@ -171,7 +171,8 @@ class Cluster:
         return True
 
     def leader(self, queue: str, vhost: str | None = None) -> Broker:
-        """Return the node that leads a quorum queue, as soon as one of the nodes that can be asked says that it is it.
+        """Return the node that leads a quorum queue, as soon as one of the nodes that can be asked says that
+        it is it.
 
         Raises TimeoutError.
         """
@@ -206,7 +207,9 @@ class Cluster:
 
     @contextmanager
     def vhost(self, name: str = "test") -> Iterator[Vhost]:
-        """A virtual host for the time of a `with`, to which `url` leads. Everything is well before it and after it."""
+        """A virtual host for the time of a `with`, to which `url` leads. Everything is well before it and
+        after it.
+        """
         self.heal()
         vhost = self.nodes[0].make_vhost(name)
         self._wait("a virtual host is not on all nodes", lambda: self._is_everywhere(vhost))
@@ -227,7 +230,7 @@ class Cluster:
         """Return what the nodes have logged."""
         return "\n".join(f"--- {node.name}\n{node.log()}" for node in self.nodes)
 
-    # -- beginning and end -----------------------------------------------------------------------------------------
+    # -- beginning and end -----------------------------------------------------------------------------------
 
     def close(self) -> None:
         """End all nodes; their data and ports go."""

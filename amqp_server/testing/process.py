@@ -33,8 +33,8 @@ class StartFailed(Exception):
 def held_port() -> socket.socket:
     """Return a socket that holds a free port: the kernel gives it to nobody, and a broker can listen on it.
 
-    Two sockets with SO_REUSEADDR may have one port while no more than one of them listens (Linux). So a port stays
-    the same from one process of the broker to the next, and no other program gets it in between.
+    Two sockets with SO_REUSEADDR may have one port while no more than one of them listens (Linux). So a port
+    stays the same from one process of the broker to the next, and no other program gets it in between.
     """
     holder = socket.socket()
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,11 +1,12 @@
 """The wire between two nodes, in a process of its own: passes, holds back, cuts, delays, throttles.
 
-A node dials its peers through this process, one port for each directed pair. What a connection carries is told apart by
-direction, whichever side dialled. Holding back is what a network does that drops everything: nothing arrives, nobody is told, and
-what was sent meanwhile comes after the heal, as TCP's retransmissions would. Cutting resets connections and refuses new ones.
+A node dials its peers through this process, one port for each directed pair. What a connection carries is
+told apart by direction, whichever side dialled. Holding back is what a network does that drops everything:
+nothing arrives, nobody is told, and what was sent meanwhile comes after the heal, as TCP's retransmissions
+would. Cutting resets connections and refuses new ones.
 
-Commands come as JSON, one a line: `{"open": [dialler, dialled, port]}` is answered with a port of the proxy's own,
-`{"set": [sender, receiver, conditions]}` with null.
+Commands come as JSON, one a line: `{"open": [dialler, dialled, port]}` is answered with a port of the proxy's
+own, `{"set": [sender, receiver, conditions]}` with null.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""The wires between the nodes of a cluster, which tests may cut: see `proxy`, the process that they run through.
+"""The wires between the nodes of a cluster, which tests may cut: see `proxy`, the process that they run
+through.
 
-No packet filter and no network namespace, which only root may have: each node knows the others by a port of the proxy.
+No packet filter and no network namespace, which only root may have: each node knows the others by a port of
+the proxy.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ class Relays:
         return int(self._ask("open", dialler, dialled, port))
 
     def set(self, sender: str, receiver: str, **conditions: object) -> None:
-        """Conditions of `proxy.Conditions`, for one direction; those that are not named are as at the start."""
+        """Conditions of `proxy.Conditions`, for one direction; those that are
+        not named are as at the start.
+        """
         self._ask("set", sender, receiver, conditions)
 
     def _ask(self, name: str, *arguments: object) -> Any:

@@ -1,10 +1,11 @@
 """The process of a broker that tests have started: `python amqp_server/testing/run.py DIRECTORY ARGUMENTS`.
 
-It is run as a file: as a module it would import all of the package `amqp_server.testing` first. It is `mqd`, but for what
-only a crash of the machine or a thief would show: it syncs nothing, and hashes of passwords cost nothing.
+It is run as a file: as a module it would import all of the package `amqp_server.testing` first. It is `mqd`,
+but for what only a crash of the machine or a thief would show: it syncs nothing, and hashes of passwords cost
+nothing.
 
-It ends with the process that started it, whatever ended that one: the kernel closes the pipe that is our stdin. Nobody
-needs what the broker has stored then, so DIRECTORY goes, too.
+It ends with the process that started it, whatever ended that one: the kernel closes the pipe that is our
+stdin. Nobody needs what the broker has stored then, so DIRECTORY goes, too.
 """
 
 from __future__ import annotations

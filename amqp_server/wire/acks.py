@@ -1,7 +1,7 @@
 """Acks out of raw bytes: consecutive `basic.ack` frames become ranges of delivery tags.
 
-Consumers that ack one by one mostly ack in order, so a whole read of acks is often exactly the frames that can be
-predicted from the first one; then one comparison takes them all.
+Consumers that ack one by one mostly ack in order, so a whole read of acks is often exactly the frames that
+can be predicted from the first one; then one comparison takes them all.
 """
 
 from __future__ import annotations

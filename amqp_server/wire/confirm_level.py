@@ -17,7 +17,9 @@ _LONG_STRING: Final = 0x53  # S
 
 
 def of_table(data: bytes, start: int, end: int) -> int:
-    """Return the level that the table in data[start:end], its length first, asks for; MAJORITY if it says nothing."""
+    """Return the level that the table in data[start:end], its length first, asks for; MAJORITY if it says
+    nothing.
+    """
     level = MAJORITY
     for name, at, after in tables.entries(data, start + 4, end):
         if name == NAME:

@@ -1,7 +1,7 @@
 """Message content: properties as raw bytes, and content frames cut and put together again.
 
-A message travels through the broker as the frames that its publisher sent: one header frame and its body frames.
-Only what must be changed is changed, so header fields keep the types that the publisher gave them.
+A message travels through the broker as the frames that its publisher sent: one header frame and its body
+frames. Only what must be changed is changed, so header fields keep the types that the publisher gave them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class Properties:
 
     @classmethod
     def parse(cls, payload: bytes, depth: int = tables.DEPTH_MAX, *, checked: bool = False) -> Properties:
-        """Parse a content header's payload, with headers of at most this depth. Raises FrameError where it is malformed.
+        """Parse a content header's payload, with headers of at most this depth. Raises FrameError where it is
+        malformed.
 
         `checked`: somebody has looked at the headers already.
         """

@@ -1,8 +1,8 @@
 """Deliveries as bytes: the third hot loop.
 
-A delivery is a template (frame header, class and method, consumer tag), the delivery tag, the routing, and the
-content as it came. For a run of messages only the last byte of the tag changes, so the whole run is one `join` over
-iterators that C drives: about 0.1 µs a message.
+A delivery is a template (frame header, class and method, consumer tag), the delivery tag, the routing, and
+the content as it came. For a run of messages only the last byte of the tag changes, so the whole run is one
+`join` over iterators that C drives: about 0.1 µs a message.
 """
 
 from __future__ import annotations

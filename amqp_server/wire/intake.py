@@ -1,11 +1,12 @@
 """Publishes out of raw bytes: the first hot loop.
 
-Clients send the same few `basic.publish` frames again and again. The memo maps the exact bytes of such a frame, its
-channel number included, to a `PublishRoute` that was decoded, checked and routed once. `take` then walks the buffer by offset:
-while method frame and content header are those of the message before, a message costs three comparisons and a slice.
+Clients send the same few `basic.publish` frames again and again. The memo maps the exact bytes of such a
+frame, its channel number included, to a `PublishRoute` that was decoded, checked and routed once. `take` then
+walks the buffer by offset: while method frame and content header are those of the message before, a message
+costs three comparisons and a slice.
 
-Whatever does not look exactly as expected is left where it stands and named SLOW: the slow path decodes it with pamqp
-and finds the right error for it. So this file refuses nothing and answers nothing.
+Whatever does not look exactly as expected is left where it stands and named SLOW: the slow path decodes it
+with pamqp and finds the right error for it. So this file refuses nothing and answers nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _HEADER: Final = struct.Struct(">BHIHHQH")
 _BODY: Final = struct.Struct(">BHI")
 #: Headers in a row that differ, after which nobody looks for equal ones for a while.
 VARIED: Final = 2
-#: Bytes of headers that are looked at property by property, after which the caller may have something else to do.
+#: Bytes of headers that are looked at property by property, after which the caller may have something else to
+#: do.
 WALKED_MAX: Final = 16 * 1024
 #: Messages that go to more queues are not gathered.
 MIXED_QUEUES_MAX: Final = 16
@@ -150,7 +152,8 @@ class Segment:
 
 
 class Mix:
-    """Messages that alternate between queues: a segment (lane) for each of these, in place of one for each message.
+    """Messages that alternate between queues: a segment (lane) for each of these, in place of one for each
+    message.
 
     No queue is in two lanes, so each gets its messages in their order.
     """
@@ -182,7 +185,9 @@ class Mix:
         self.turns.append(len(lane.contents))
 
     def lane(self, route: PublishRoute, attributes: Attributes, segments: list[Segment]) -> Segment | None:
-        """Return the lane of messages of `route`, which may be a new one; None if they must not be gathered with these."""
+        """Return the lane of messages of `route`, which may be a new one; None if they must not be gathered
+        with these.
+        """
         first = self.lanes[0]
         if self.closed or first.attributes is not attributes or first.route.publisher is not route.publisher:
             return None
@@ -292,8 +297,9 @@ class Publisher:
 
         Returns also the mask of what decides among these bytes, 0 if it is not known.
 
-        Headers that differ in nothing but the values of ids, times and texts have the same shape: lengths, field names
-        and types, delivery mode and whatever else decides stand at the same places. One masked comparison finds that.
+        Headers that differ in nothing but the values of ids, times and texts have the same shape: lengths,
+        field names and types, delivery mode and whatever else decides stand at the same places. One masked
+        comparison finds that.
         """
         key = (end - offset, flags, channel, large)
         shape = self._shapes.get(key)
@@ -424,8 +430,8 @@ def take(
 ) -> tuple[int, Outcome, PublishRoute]:
     """Take the publishes at `pos`, the first of which has this route's frame, into `segments`.
 
-    Goes on to other known routes of the same channel. Returns the offset of the first byte not taken, why it stopped,
-    and the route it stopped in.
+    Goes on to other known routes of the same channel. Returns the offset of the first byte not taken, why it
+    stopped, and the route it stopped in.
     """
     key = route.key
     key_bytes = len(key)
@@ -575,7 +581,9 @@ def _switch(
     route: PublishRoute,
     attributes: Attributes,
 ) -> Segment:
-    """Return the segment for messages of `route`: the last one, if it takes them, another one of its mix, or a new one."""
+    """Return the segment for messages of `route`: the last one, if it takes them, another one of its mix, or
+    a new one.
+    """
     mix: Mix | None = None
     if segment is None:
         if segments:

@@ -1,8 +1,8 @@
 """Method frames: their arguments out of bytes and into bytes, by the field types that pamqp lists for each
 method.
 
-pamqp's own `unmarshal` overlooks bytes that are missing or left over, and its `validate` refuses names that RabbitMQ
-takes (longer than 127 bytes, or not ASCII), so only its classes are used here.
+pamqp's own `unmarshal` overlooks bytes that are missing or left over, and its `validate` refuses names that
+RabbitMQ takes (longer than 127 bytes, or not ASCII), so only its classes are used here.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def ids(payload: bytes) -> tuple[int, int]:
 
 
 def decode(payload: bytes, depth: int = tables.DEPTH_MAX) -> base.Frame:
-    """Decode a method frame's payload, with tables of at most this depth. Raises CommandInvalid, FrameError."""
+    """Decode a method frame's payload, with tables of at most this depth.
+    Raises CommandInvalid, FrameError.
+    """
     where = ids(payload)
     kind: type[base.Frame] | None = commands.INDEX_MAPPING.get(where[0] << 16 | where[1])
     if kind is None:

@@ -1,8 +1,9 @@
 """Shapes of content headers: which bits of one decide what it means to the broker, and which are mere values.
 
-A mask has ones wherever another value would change the layout or the meaning: property flags, lengths, field names
-and types, delivery mode, priority, expiration, user-id, and the beginning of reply-to. Two headers of the same length
-that agree under the mask are walked the same way, so what was found for the one holds for the other.
+A mask has ones wherever another value would change the layout or the meaning: property flags, lengths, field
+names and types, delivery mode, priority, expiration, user-id, and the beginning of reply-to. Two headers of
+the same length that agree under the mask are walked the same way, so what was found for the one holds for the
+other.
 """
 
 from __future__ import annotations
@@ -61,7 +62,9 @@ def framed(properties_mask: int, properties_bytes: int, tail_bytes: int) -> int:
 
 
 def _clear_values(payload: bytes, offset: int, bits: bytearray) -> int:
-    """Clear the plain values of a table's fields; names, types, lengths, what is nested and x-confirm stay."""
+    """Clear the plain values of a table's fields; names, types, lengths,
+    what is nested and x-confirm stay.
+    """
     end = offset + 4 + int.from_bytes(payload[offset : offset + 4], "big")
     for name, at, after in tables.entries(payload, offset + 4, end):
         if name == confirm_level.NAME:

@@ -1,10 +1,10 @@
 """Field tables, decoded by offset and bounded in depth.
 
-What clients send is checked against a depth of the configuration's (table_depth_max), and nothing goes deeper than
-DEPTH_MAX: all that walks a table, here and elsewhere, calls itself a few times for each level.
+What clients send is checked against a depth of the configuration's (table_depth_max), and nothing goes deeper
+than DEPTH_MAX: all that walks a table, here and elsewhere, calls itself a few times for each level.
 
-A table may be as large as a frame, and pamqp copies the rest of the buffer for each value, which is quadratic. The types
-are RabbitMQ's (https://www.rabbitmq.com/amqp-0-9-1-errata.html, section 3).
+A table may be as large as a frame, and pamqp copies the rest of the buffer for each value, which is
+quadratic. The types are RabbitMQ's (https://www.rabbitmq.com/amqp-0-9-1-errata.html, section 3).
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class TableTooDeep(TableError):
 
 
 def entries(data: bytes, start: int, end: int, depth: int = DEPTH_MAX) -> Iterator[tuple[bytes, int, int]]:
-    """Yield (name, offset of the value's type octet, offset after the value) of each field in data[start:end].
+    """Yield (name, offset of the value's type octet, offset after the value) of each field in
+    data[start:end].
 
     `start` points behind the table's length. Values are checked for their length and depth, not decoded.
     """
@@ -224,9 +225,11 @@ def _timestamp(seconds: int) -> object:
 
 
 def encode(table: Mapping[str, object], depth: int = DEPTH_MAX) -> bytes:
-    """Encode a table with its length in front. Takes whatever `decode` returns, so it never fails on a client's values.
+    """Encode a table with its length in front. Takes whatever `decode` returns, so it never fails on a
+    client's values.
 
-    Raises TableError for what did not come by AMQP: numbers that have no type, and what is nested deeper than `depth`.
+    Raises TableError for what did not come by AMQP: numbers that have no type, and what is nested deeper than
+    `depth`.
     """
     parts: list[bytes] = []
     for name, item in table.items():
@@ -236,7 +239,9 @@ def encode(table: Mapping[str, object], depth: int = DEPTH_MAX) -> bytes:
 
 
 def encode_value(item: object, depth: int = DEPTH_MAX) -> bytes:
-    """Encode a value behind its type octet; a number gets the narrowest type that RabbitMQ's clients use for it."""
+    """Encode a value behind its type octet; a number gets the narrowest type that RabbitMQ's clients use for
+    it.
+    """
     if depth == 0 and isinstance(item, Mapping | list | tuple):
         raise TableTooDeep
     match item:

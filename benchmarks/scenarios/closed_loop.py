@@ -1,4 +1,6 @@
-"""Many clients that each have one message under way: the delivery and the confirm of one have come before the next."""
+"""Many clients that each have one message under way: the delivery and the confirm of one have come before the
+next.
+"""
 
 from __future__ import annotations
 
@@ -63,8 +65,9 @@ class ClosedLoop(Scenario):
     quick = False
 
     def __init__(self, clients: int, kind: str, nodes: int = 1) -> None:
-        """Queues are transient, durable or quorum. On several nodes clients are spread, each with a queue that its node
-        has or leads."""
+        """Queues are transient, durable or quorum. On several nodes clients are spread, each with a queue
+        that its node has or leads.
+        """
         on = "" if nodes == 1 else f"-{nodes}-nodes"
         self.name = f"closed-loop-{clients}-{kind}{on}"
         where = "" if nodes == 1 else "three nodes: "

@@ -1,4 +1,6 @@
-"""Three nodes and quorum queues. Clients are spread: where there are several nodes, no two clients of a queue share one."""
+"""Three nodes and quorum queues. Clients are spread: where there are several nodes, no two clients of a queue
+share one.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ def _rss_mib(cluster: Cluster) -> float:
 
 
 class ClusterThroughput(ClusterScenario):
-    """Queues are declared, so led, on one node after the other; published to there, consumed at the next node."""
+    """Queues are declared, so led, on one node after the other; published to there, consumed at the next
+    node.
+    """
 
     def __init__(self, name: str, title: str, queues: int, bar: Bar) -> None:
         self.name = name

@@ -1,4 +1,6 @@
-"""Consumer groups of streams. RabbitMQ has none, so there are figures of mqd only, beside what mqd does without a group."""
+"""Consumer groups of streams. RabbitMQ has none, so there are figures of mqd only, beside what mqd does
+without a group.
+"""
 
 from __future__ import annotations
 
@@ -165,7 +167,8 @@ def _partitions(count: int) -> list[str]:
 def _share(broker: Broker, queue: str, messages: int) -> float:
     """Return how long it takes until four consumers together have read so many messages, s.
 
-    All that has come is acked at once: a partition goes to another member when the one before holds nothing of it.
+    All that has come is acked at once: a partition goes to another member when the one before holds nothing
+    of it.
     """
     scratch = bytearray(READ_BYTES)
     with ExitStack() as opened, select.epoll() as poll:

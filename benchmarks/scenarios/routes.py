@@ -47,7 +47,9 @@ def fanout(topology: Topology) -> Sequence[Route]:
 
 
 def topic(topology: Topology) -> Sequence[Route]:
-    """A third of the bindings each exact, with a star, with a hash. A thousand keys in turn, each matching one."""
+    """A third of the bindings each exact, with a star, with a hash. A thousand keys in turn, each matching
+    one.
+    """
     exchange = topology.exchange("topic")
     queue = topology.queue("bench-0")
     patterns = ("site.{:04}.alert", "site.{:04}.*", "site.{:04}.#")
@@ -58,7 +60,9 @@ def topic(topology: Topology) -> Sequence[Route]:
 
 
 def headers(topology: Topology) -> Sequence[Route]:
-    """Every binding asks for two headers, half for all of them; a hundred messages in turn, each matching one."""
+    """Every binding asks for two headers, half for all of them; a hundred messages in turn, each matching
+    one.
+    """
     exchange = topology.exchange("headers")
     queue = topology.queue("bench-0")
     sensors = [{"site": f"site-{i:04}", "kind": f"kind-{i:04}"} for i in range(HEADERS_BINDINGS)]

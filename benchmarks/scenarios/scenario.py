@@ -15,8 +15,8 @@ Figures = dict[str, float]
 CPU_US = "cpu_us"
 RSS_MIB = "rss_mib"
 OTHERS_CORES = "others_cores"
-#: After a start: what a node does once when it has become quiet, as the imports of mqd's management, is not what its
-#: connections and queues cost.
+#: After a start: what a node does once when it has become quiet, as the imports of mqd's management, is not
+#: what its connections and queues cost.
 QUIET_S = 3.0
 
 

@@ -28,7 +28,8 @@ CLIENT_ROWS = 200_000
 BODY_BYTES = 120
 PARTITIONS = 2
 ARROW_BATCH = 10_000
-#: Rows of a quick run at least; where there is a bar to meet, fewer would measure what a job of Spark's costs without any.
+#: Rows of a quick run at least; where there is a bar to meet, fewer would measure what a job of Spark's costs
+#: without any.
 LEAST_ROWS = 20_000
 COMPARED_ROWS = 200_000
 #: The two ways of delivery take turns, since a machine is not equally fast all the time.
@@ -146,7 +147,9 @@ class SparkExactlyOnce(Scenario):
 
 
 class SparkClient(Scenario):
-    """A task's work without Spark around it: encoding, sending, confirms, in this process, whose CPU is counted."""
+    """A task's work without Spark around it: encoding, sending, confirms, in this process, whose CPU is
+    counted.
+    """
 
     name = "spark-client"
     title = "Spark: the client's own CPU for a row of 120 B, durable"

@@ -120,7 +120,9 @@ class SparkRead(Scenario):
 
 
 class SparkReadParts(Scenario):
-    """Where the ceiling is: the reader beside the driver, the decoding in a task, and Spark with Arrow batches that cost nothing."""
+    """Where the ceiling is: the reader beside the driver, the decoding in a task, and Spark with Arrow
+    batches that cost nothing.
+    """
 
     name = "spark-read-parts"
     title = "Spark: the parts of reading by themselves, one core each"

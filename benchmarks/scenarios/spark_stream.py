@@ -1,4 +1,5 @@
-"""Spark on a super stream of two partitions: read into the noop sink, a message for each row, or rows packed into messages.
+"""Spark on a super stream of two partitions: read into the noop sink, a message for each row, or rows packed
+into messages.
 
 And what a task does by itself, without Spark around it, in this process, whose CPU is counted.
 """

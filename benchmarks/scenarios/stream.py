@@ -1,6 +1,7 @@
 """A stream: appended to with confirms, then read from its first message by one consumer, and by ten at once.
 
-And a super stream that is appended to: mqd chooses the partition by the key; RabbitMQ 3.10 leaves that to the publisher.
+And a super stream that is appended to: mqd chooses the partition by the key; RabbitMQ 3.10 leaves that to the
+publisher.
 """
 
 from __future__ import annotations

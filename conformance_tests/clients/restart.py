@@ -1,4 +1,6 @@
-"""RESTART_CMD of a run with its own mqd: `python restart.py SOCKET` asks for a restart, waits until mqd serves."""
+"""RESTART_CMD of a run with its own mqd: `python restart.py SOCKET` asks for a restart, waits until mqd
+serves.
+"""
 
 import socket
 import sys

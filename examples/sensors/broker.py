@@ -16,7 +16,9 @@ POLL_S = 0.1
 
 
 def set_up(url: str) -> None:
-    """What a pipeline needs stands before it: the connector declares nothing. Left-overs of an earlier run go."""
+    """What a pipeline needs stands before it: the connector declares nothing. Left-overs of an earlier run
+    go.
+    """
     with pika.BlockingConnection(pika.URLParameters(url)) as connection:
         channel = connection.channel()
         for queue in (READINGS, AVERAGES):

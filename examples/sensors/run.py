@@ -2,9 +2,9 @@
 
     python examples/sensors/run.py [--available-now] [--url amqp://guest:guest@127.0.0.1:5672/]
 
-It needs a running broker (`make run`) and what `pip install -e '.[spark,example]'` installs.
-A publisher in this process sends readings into the queue `sensors.readings`. Spark averages them by sensor and window,
-and publishes each average to the exchange `sensors`, routing key `average.<sensor>`, from where the queue
+It needs a running broker (`make run`) and what `pip install -e '.[spark,example]'` installs. A publisher in
+this process sends readings into the queue `sensors.readings`. Spark averages them by sensor and window, and
+publishes each average to the exchange `sensors`, routing key `average.<sensor>`, from where the queue
 `sensors.averages` gets it. At the end the averages are compared with the readings, one by one.
 """
 

@@ -20,7 +20,9 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def set_up(url: str) -> None:
-    """What a pipeline needs stands before it: the connector declares nothing. Left-overs of an earlier run go."""
+    """What a pipeline needs stands before it: the connector declares nothing. Left-overs of an earlier run
+    go.
+    """
     with pika.BlockingConnection(pika.URLParameters(url)) as connection:
         channel = connection.channel()
         _super_stream(channel, ORDERS, ORDERS_PARTITIONS, {})

@@ -1,7 +1,8 @@
-"""The query: orders → revenue of each product and minute → a table that is kept up to date; and the table, read.
+"""The query: orders → revenue of each product and minute → a table that is kept up to date; and the table,
+read.
 
-As a program it is the driver that is killed: `python -m examples.shop.query URL CHECKPOINT MESSAGES`, with so many messages
-in a micro-batch at most.
+As a program it is the driver that is killed: `python -m examples.shop.query URL CHECKPOINT MESSAGES`, with so
+many messages in a micro-batch at most.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ def start(
             ),
             f.lit("application/json").alias("content_type"),
         ).observe(written, f.count(f.lit(1)).alias("rows"))
-        # A batch that is repeated has to have the same rows in the same order: then what was written is known again.
+        # A batch that is repeated has to have the same rows in the same order: then what was written is known
+        # again.
         (
             rows.repartition(1)
             .sortWithinPartitions("routing_key")
@@ -80,7 +82,9 @@ def start(
 
 
 def messages(spark: SparkSession, url: str) -> DataFrame:
-    """Every update of the table that is still there: compaction leaves the last one of each key, and some others."""
+    """Every update of the table that is still there: compaction leaves the last one of each key, and some
+    others.
+    """
     return spark.read.format("amqp").options(url=url, stream=REVENUE).load()
 
 

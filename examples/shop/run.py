@@ -1,12 +1,14 @@
-"""Orders in a super stream → revenue by Spark → a compacted stream that is a table; the driver is killed in the middle.
+"""Orders in a super stream → revenue by Spark → a compacted stream that is a table; the driver is killed in
+the middle.
 
     python examples/shop/run.py [--url amqp://guest:guest@127.0.0.1:5672/]
 
-It needs a running broker (`make run`) and what `pip install -e '.[spark,example]'` installs.
-Orders go to the super stream `shop.orders`. Spark adds them up by product and minute, with a watermark, and writes what has
-changed to the super stream `shop.revenue`, which keeps the latest row of each key. A driver of its own runs the query until
-it is killed with -9 in a micro-batch; then more orders come, and this process goes on from the checkpoint. At the end the
-table is read back and compared with the orders: nothing may be lost, and nothing counted twice.
+It needs a running broker (`make run`) and what `pip install -e '.[spark,example]'` installs. Orders go to the
+super stream `shop.orders`. Spark adds them up by product and minute, with a watermark, and writes what has
+changed to the super stream `shop.revenue`, which keeps the latest row of each key. A driver of its own runs
+the query until it is killed with -9 in a micro-batch; then more orders come, and this process goes on from
+the checkpoint. At the end the table is read back and compared with the orders: nothing may be lost, and
+nothing counted twice.
 """
 
 from __future__ import annotations

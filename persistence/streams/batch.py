@@ -1,12 +1,14 @@
-"""The format of a batch: messages with consecutive offsets, as they stand in the journal and in a segment file.
+"""The format of a batch: messages with consecutive offsets, as they stand in the journal and in a segment
+file.
 
     head      48 bytes: see HEAD. Base offset, count, time, sizes, and three checksums.
-    meta      shapes of the messages, their filter values, and the names by which duplicates are known. What can be
-              judged without the messages is judged by it.
-    items     the messages, one behind the other, as the layer above has framed them; in a segment perhaps compressed.
+    meta      shapes of the messages, their filter values, and the names by which duplicates are known. What
+              can be judged without the messages is judged by it.
+    items     the messages, one behind the other, as the layer above has framed them; in a segment perhaps
+              compressed.
 
-Head, meta and items have checksums of their own: a damaged message still tells where the next batch begins, and a batch
-that no filter matches need not be read to be passed over.
+Head, meta and items have checksums of their own: a damaged message still tells where the next batch begins,
+and a batch that no filter matches need not be read to be passed over.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from persistence.streams import compression
 
 MAGIC = b"mqdS"
 VERSION = 1
-#: magic, version, flags, shapes, base offset, count, time in ms, bytes of meta and of items, crc of meta and of items
+#: magic, version, flags, shapes, base offset, count, time in ms, bytes of meta and of items, crc of meta and
+#: of items
 _FRONT = struct.Struct(">4sBBHQIQIIII")
 _CRC = struct.Struct(">I")
 HEAD_BYTES = _FRONT.size + _CRC.size
@@ -39,8 +42,8 @@ NAMED = 2
 ZSTD, LZ4 = 4, 8
 #: Flag: most of the bytes were compressed by who has published them.
 DENSE = 16
-#: Flag: messages between the others were compacted away. The meta ends with the offsets of those that are there, from the
-#: batch's own one on; the count is that of all offsets.
+#: Flag: messages between the others were compacted away. The meta ends with the offsets of those that are
+#: there, from the batch's own one on; the count is that of all offsets.
 SPARSE = 32
 #: Flags that mean something to the layer above; see Batch. Earlier versions pass over them.
 ALIKE, KEYED = 64, 128
@@ -59,7 +62,9 @@ class Damaged(Exception):
 
 
 class Shape(NamedTuple):
-    """Neighbours that look alike, `count` of them with `size` bytes each. The other numbers are the upper layer's."""
+    """Neighbours that look alike, `count` of them with `size` bytes each. The other numbers are the upper
+    layer's.
+    """
 
     count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs
     size: int
@@ -97,7 +102,9 @@ class Head(NamedTuple):
 
 
 class Batch:
-    """A batch in memory. `filters` has the number of each message's value in `values`; empty if all have the first."""
+    """A batch in memory. `filters` has the number of each message's value in `values`; empty if all have the
+    first.
+    """
 
     __slots__ = (
         "alike",
@@ -141,8 +148,9 @@ class Batch:
         self.stop = base + (self.count if span is None else span)
         #: Offsets of the messages from `base` on, where they are no neighbours.
         self.offsets = offsets
-        #: Messages of each shape are known to be alike between their routing and their headers, and those of the whole batch to
-        #: have no header by which a group would tell its stream. And those of a shape may have different routing.
+        #: Messages of each shape are known to be alike between their routing and their headers, and those of
+        #: the whole batch to have no header by which a group would tell its stream. And those of a shape may
+        #: have different routing.
         self.alike = flags & ALIKE != 0
         self.keyed = flags & KEYED != 0
 
@@ -161,8 +169,9 @@ def encode(
     offsets: Sequence[int] | None = None,
     items_crc: int | None = None,
 ) -> list[bytes]:
-    """Return head, meta and items. `flags` may be DENSE, ALIKE and KEYED. With `offsets`, the batch has these messages of a
-    `span` of them. `items_crc` is the checksum of the items if it is known."""
+    """Return head, meta and items. `flags` may be DENSE, ALIKE and KEYED. With `offsets`, the batch has these
+    messages of a `span` of them. `items_crc` is the checksum of the items if it is known.
+    """
     parts = [_SHAPE.pack(*shape) for shape in shapes]
     if values != [None]:
         flags |= FILTERED

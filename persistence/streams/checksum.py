@@ -1,7 +1,8 @@
 """The checksum of two neighbouring parts, out of the checksums of both. Pure.
 
-CRC-32 is the remainder of a division of polynomials over GF(2). To put n zero bits behind a message is to multiply its
-remainder by x^n, which takes a few steps for each bit of n; so what the parts hold is not looked at again.
+CRC-32 is the remainder of a division of polynomials over GF(2). To put n zero bits behind a message is to
+multiply its remainder by x^n, which takes a few steps for each bit of n; so what the parts hold is not looked
+at again.
 """
 
 from __future__ import annotations

@@ -1,15 +1,17 @@
 """Compaction: of sealed segments, only the latest message of each key stays. Run by a thread of its own.
 
-A pass goes through what came since the last one and notes where each key was seen last (`Latest`), as far as its memory
-reaches. Then it writes the segments up to there anew, from the oldest on, without the messages that a later one replaces:
-small neighbours become one. Each is put in the place of the old ones at once, when it is on the disk (StreamLog.replace). So
-a crash leaves the old ones or the new one, and the next pass begins anew with what was not noted as compacted.
+A pass goes through what came since the last one and notes where each key was seen last (`Latest`), as far as
+its memory reaches. Then it writes the segments up to there anew, from the oldest on, without the messages
+that a later one replaces: small neighbours become one. Each is put in the place of the old ones at once, when
+it is on the disk (StreamLog.replace). So a crash leaves the old ones or the new one, and the next pass begins
+anew with what was not noted as compacted.
 
-Offsets stay. A batch tells those of its messages, and up to where it has left none out, so what was compacted away is no
-hole. Whoever reads a segment that is replaced meanwhile looks up its offset in the new one.
+Offsets stay. A batch tells those of its messages, and up to where it has left none out, so what was compacted
+away is no hole. Whoever reads a segment that is replaced meanwhile looks up its offset in the new one.
 
-A message with an empty body is a tombstone: it says that there is nothing of this key. It goes when it is old enough, after
-what it replaces. Batches with tombstones are not put together with others: they would take the time of later ones.
+A message with an empty body is a tombstone: it says that there is nothing of this key. It goes when it is old
+enough, after what it replaces. Batches with tombstones are not put together with others: they would take the
+time of later ones.
 """
 
 from __future__ import annotations
@@ -141,7 +143,8 @@ def rewrite(
 ) -> Segment | None:
     """Write a group of segments anew; return what is to be put in their place, None if they are to stay.
 
-    Tombstones go that are as old as `tombstones_until_ms`. Raises Stopped, Ended, OSError, and leaves nothing on the disk then.
+    Tombstones go that are as old as `tombstones_until_ms`. Raises Stopped, Ended, OSError, and leaves nothing
+    on the disk then.
     """
     new = log.rewritten(group[0].base, group[-1].stop)
     try:
@@ -166,7 +169,9 @@ def _is_rewritten(
     codec: str,
     throttle: Throttle,
 ) -> bool:
-    """Write what stays of a group; return whether that is to take its place. Raises Stopped, Ended, OSError."""
+    """Write what stays of a group; return whether that is to take its place.
+    Raises Stopped, Ended, OSError.
+    """
 
     def write(parts: list[Sequence[bytes]]) -> None:
         throttle.spent(new.append(parts))

@@ -1,4 +1,6 @@
-"""Compression of batches: by which library, and what it does. Called by threads; both libraries let others work meanwhile."""
+"""Compression of batches: by which library, and what it does. Called by threads; both libraries let others
+work meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def compress(codec: str, data: bytes) -> bytes | None:
 
 
 class Growing:
-    """Compresses what comes piece by piece, by Zstandard: one piece takes less than a ms, and not as long as all of it."""
+    """Compresses what comes piece by piece, by Zstandard: one piece takes less than a ms, and not as long as
+    all of it.
+    """
 
     def __init__(self) -> None:
         from zstandard import ZstdCompressor

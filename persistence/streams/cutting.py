@@ -1,7 +1,7 @@
 """Cuts whole batches where others begin or end.
 
-Members of a group compress and compact each for itself. So what another member has of some offsets may be in batches that
-begin before the first one that is wanted, and end behind the last one.
+Members of a group compress and compact each for itself. So what another member has of some offsets may be in
+batches that begin before the first one that is wanted, and end behind the last one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The files of streams: what a log asks of the file system. Calls of a thread; a test puts a disk that fails in its place."""
+"""The files of streams: what a log asks of the file system. Calls of a thread; a test puts a disk that fails
+in its place.
+"""
 
 from __future__ import annotations
 
@@ -141,8 +143,8 @@ def _read(file: int, position: int, size: int) -> bytes:
 
 
 def _readable(file: int, position: int, size: int) -> bytes:
-    """Read sector by sector what the disk can read. Raises OSError if it cannot read anything else of the file either: then it
-    may be gone, and not what is on it.
+    """Read sector by sector what the disk can read. Raises OSError if it cannot read anything else of the
+    file either: then it may be gone, and not what is on it.
     """
     total = os.fstat(file).st_size
     end = min(position + size, total)

@@ -1,7 +1,8 @@
 """The index of a segment: where offsets and times are to be found in it. Pure.
 
-An entry points at a batch, one at least every SPACING_BYTES of the segment; the last entry of a sealed segment says where
-it ends. Entries have checksums. One that is damaged or missing costs a longer look through the segment, nothing else.
+An entry points at a batch, one at least every SPACING_BYTES of the segment; the last entry of a sealed
+segment says where it ends. Entries have checksums. One that is damaged or missing costs a longer look through
+the segment, nothing else.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ SPACING_BYTES = 64 * 1024
 
 
 class Entry(NamedTuple):
-    """Of a seal: the offset after the last message, the time of the last batch, and the bytes of the segment."""
+    """Of a seal: the offset after the last message, the time of the last
+    batch, and the bytes of the segment.
+    """
 
     offset: int
     time_ms: int

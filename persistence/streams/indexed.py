@@ -1,7 +1,7 @@
 """The segments of a log, and what is looked for in their indexes. A look reads one index, and at most that.
 
-A start does not read the indexes of sealed segments. So the first look finds out that one is missing, or was cut short: then it
-is made anew out of the heads of the segment's batches.
+A start does not read the indexes of sealed segments. So the first look finds out that one is missing, or was
+cut short: then it is made anew out of the heads of the segment's batches.
 """
 
 from __future__ import annotations
@@ -35,13 +35,17 @@ class IndexedSegments(SegmentFiles):
         self._deleting = Lock()
 
     def span(self, segment: Segment, offset: int) -> Span:
-        """Return the part with the batch that has this offset, or behind which it comes. Raises FileNotFoundError."""
+        """Return the part with the batch that has this offset, or behind which it comes. Raises
+        FileNotFoundError.
+        """
         if offset == segment.base:
             return Span(0)
         return self.search(segment, lambda entries: index.span_of(entries, offset))
 
     def position(self, segment: Segment, offset: int) -> int:
-        """Return a place from which the batch with this offset is found going forward. Raises FileNotFoundError."""
+        """Return a place from which the batch with this offset is found going forward. Raises
+        FileNotFoundError.
+        """
         return self.span(segment, offset).start
 
     def search(self, segment: Segment, find: Callable[[Sequence[Entry]], T]) -> T:
@@ -66,7 +70,9 @@ class IndexedSegments(SegmentFiles):
         return b"".join(map(index.encode, entries))
 
     def _is_sealed(self, segment: Segment) -> bool:
-        """Return whether it is as it was, and another one follows: then neither it nor its index changes any more."""
+        """Return whether it is as it was, and another one follows: then neither it nor its index changes any
+        more.
+        """
         segments = self.segments
         at = bisect_right(segments, segment.base, key=attrgetter("base"))
         return 0 < at < len(segments) and segments[at - 1] == segment

@@ -3,18 +3,22 @@
     00000000000000012345.segment    batches from offset 12345 on
     00000000000000012345.index      where they are; see index.py
     00000000000000012345-00000000000000023456-000007.segment
-                                    what compaction has left of the offsets from 12345 up to 23456: it takes the place of
-                                    all segments that began there, and of those that an earlier compaction has made
-    sealed                          what a start has to know of all segments but the last one; see summaries.py
+                                    what compaction has left of the offsets from 12345 up to 23456: it takes
+                                    the place of all segments that began there, and of those that an earlier
+                                    compaction has made
+    sealed                          what a start has to know of all segments but the last one; see
+                                    summaries.py
     first                           offset of the first segment; what is before it is about to be removed
-    names                           which messages were taken up to an offset, where duplicates are dropped; see names.py
+    names                           which messages were taken up to an offset, where duplicates are dropped;
+                                    see names.py
 
-One thread writes, others read at the same time: what they know of each other is the tuple `segments`, which is replaced
-as a whole when what it says is on the disk. What is not in it does not exist for a reader.
+One thread writes, others read at the same time: what they know of each other is the tuple `segments`, which
+is replaced as a whole when what it says is on the disk. What is not in it does not exist for a reader.
 
-The journal has every message until it is synced here, and says up to which offset that is (`stored_stop`). So what a
-restart finds damaged behind that offset was torn by the crash: it is cut off, and the journal has it. What it finds
-damaged before that offset was damaged by the disk: it is reported, stays a hole, and its offsets are not used again.
+The journal has every message until it is synced here, and says up to which offset that is (`stored_stop`). So
+what a restart finds damaged behind that offset was torn by the crash: it is cut off, and the journal has it.
+What it finds damaged before that offset was damaged by the disk: it is reported, stays a hole, and its
+offsets are not used again.
 """
 
 from __future__ import annotations
@@ -79,7 +83,9 @@ class StreamLog(SegmentReader):
         keeper: Keeper | None = None,
         codec: str = NONE,
     ) -> None:
-        """Batches are compressed by `codec`. `keeper` is told the names of all messages that are stored, and is kept in a file."""
+        """Batches are compressed by `codec`. `keeper` is told the names of all messages that are stored, and
+        is kept in a file.
+        """
         super().__init__(files, directory)
         #: A segment of this size is not written any more.
         self.segment_bytes = segment_bytes
@@ -99,7 +105,7 @@ class StreamLog(SegmentReader):
     def size(self) -> int:
         return sum([segment.size for segment in self.segments])
 
-    # -- at start --------------------------------------------------------------------------------------------------
+    # -- at start --------------------------------------------------------------------------------------------
 
     def open(self, stored_stop: int, *, mendable: bool = False) -> list[Lost]:
         """Read what is known of the segments, and the end of the last one; return what is damaged there.
@@ -140,17 +146,20 @@ class StreamLog(SegmentReader):
                     except Damaged as error:
                         logger.warning("%s: %s", path, error)
 
-    # -- writing ---------------------------------------------------------------------------------------------------
+    # -- writing ---------------------------------------------------------------------------------------------
 
     def append(self, stored: Sequence[Stored]) -> None:
-        """Write batches, and return when they are on the disk. Raises OSError, and then all of it can be tried again."""
+        """Write batches, and return when they are on the disk. Raises OSError, and then all of it can be
+        tried again.
+        """
         if self._ended:
             return
         segments = list(self.segments)
         try:
             self._append(segments, stored)
         except OSError:
-            # The next try may begin segments elsewhere, because retention has been there, or their size is another one.
+            # The next try may begin segments elsewhere, because retention has been there, or their size is
+            # another one.
             for segment in segments[len(self.segments) :]:
                 self.remove(segment.where)
             raise
@@ -253,7 +262,9 @@ class StreamLog(SegmentReader):
         self._summaries.tidy(self.sealed)
 
     def _note(self, name: str, offset: int) -> bool:
-        """Note an offset, such as that of the first segment; return False where the disk has no room for that."""
+        """Note an offset, such as that of the first segment; return False where the disk has no room for
+        that.
+        """
         noted = offset.to_bytes(8, "big")
         try:
             self.files.write(self.directory / name, 0, [noted, crc32(noted).to_bytes(4, "big")])
@@ -286,7 +297,7 @@ class StreamLog(SegmentReader):
         with self._deleting:
             self.files.remove_all(self.directory)
 
-    # -- from other nodes ------------------------------------------------------------------------------------------
+    # -- from other nodes ------------------------------------------------------------------------------------
 
     def gaps(self, first: int) -> list[tuple[int, int]]:
         """Return which offsets from `first` on no segment has, up to the end of the log."""
@@ -338,7 +349,7 @@ class StreamLog(SegmentReader):
         with self._deleting:
             super().remove(where)
 
-    # -- compaction: see compaction.py -----------------------------------------------------------------------------
+    # -- compaction: see compaction.py -----------------------------------------------------------------------
 
     @property
     def sealed(self) -> tuple[Segment, ...]:
@@ -346,7 +357,9 @@ class StreamLog(SegmentReader):
         return self.segments[:-1]
 
     def rewritten(self, base: int, stop: int) -> Rewritten:
-        """Return a new segment for these offsets, which is to be written by another thread and then `replace`d."""
+        """Return a new segment for these offsets, which is to be written by another thread and then
+        `replace`d.
+        """
         self._generation += 1
         return Rewritten(self, compacted_stem(base, stop, self._generation), base, stop)
 
@@ -358,7 +371,9 @@ class StreamLog(SegmentReader):
             return call(self.files)
 
     def replace(self, old: Sequence[Segment], new: Segment) -> bool:
-        """Put a segment that was written in the place of others. Return whether they were still there. Raises OSError."""
+        """Put a segment that was written in the place of others. Return whether they were still there. Raises
+        OSError.
+        """
         if self._ended:
             return False
         segments, path = self.segments, self.path(new.stem, NEW)

@@ -67,7 +67,9 @@ class Mending:
         self._insert(data, heads, low)
 
     def _split(self, segment: Segment, low: int, stop: int) -> None:
-        """Put what a segment has before and behind a damage into segments of their own. Raises Ended, OSError."""
+        """Put what a segment has before and behind a damage into segments of their own. Raises Ended,
+        OSError.
+        """
         end = min(segment.stop, self._log.behind(segment))
         sound = [
             (at, head)
@@ -83,7 +85,8 @@ class Mending:
             kept.append(self._copied(segment, before, segment.base, min(before[-1][1].stop, low)))
         if behind:
             kept.append(self._copied(segment, behind, max(behind[0][1].base, stop), behind[-1][1].stop))
-        # The first one comes last: it begins where the old one does, and so a start takes it for what it replaces.
+        # The first one comes last: it begins where the old one does, and so a start takes it for what it
+        # replaces.
         for each in reversed(kept):
             self._log.files.rename(self._log.path(each.stem, NEW), self._log.path(each.stem, SEGMENT).name)
             self._log.files.sync_names(self._log.directory)
@@ -95,7 +98,9 @@ class Mending:
         self._log.files.sync_names(self._log.directory)
 
     def _copied(self, segment: Segment, found: list[tuple[int, Head]], low: int, stop: int) -> Segment:
-        """Write what these batches of a segment have from one offset up to another into one that is to be put in its place."""
+        """Write what these batches of a segment have from one offset up to another into one that is to be put
+        in its place.
+        """
         new = self._log.rewritten(low, stop)
         window = Window(self._log.files, self._log.path(segment.where, SEGMENT), segment.size)
         parts: list[list[bytes]] = []
@@ -112,7 +117,9 @@ class Mending:
         return new.finish()
 
     def _place_of(self, segment: Segment, base: int, stop: int) -> tuple[int, int] | None:
-        """Return where the batches with just these offsets begin and end in a segment; None if others are there."""
+        """Return where the batches with just these offsets begin and end in a segment; None if others are
+        there.
+        """
         start = self._log.position(segment, max(base - 1, segment.base))
         reached = -1 if start else segment.base
         for at, head, _ in self._log.heads(segment.where, start, segment.base, segment.size, whole=False):
@@ -123,7 +130,9 @@ class Mending:
         return (start, segment.size) if reached == base and segment.stop == stop else None
 
     def _insert(self, data: bytes, heads: list[tuple[int, Head]], wanted: int) -> None:
-        """Write a segment that is missing between others, at this offset, or go on with one that was begun."""
+        """Write a segment that is missing between others, at this offset, or
+        go on with one that was begun.
+        """
         segments = list(self._log.segments)
         at = bisect_right(segments, wanted, key=attrgetter("base"))
         before = segments[at - 1] if at else None

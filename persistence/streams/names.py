@@ -3,8 +3,8 @@
     head     magic, version, offset, number of pieces, and a checksum
     pieces   each with its size and a checksum before it
 
-It is written anew now and then, and replaced as a whole. What came behind its offset is read from the log: at most some
-thousand batches, or as many as a new file would take time for. Without it, the whole log is read.
+It is written anew now and then, and replaced as a whole. What came behind its offset is read from the log: at
+most some thousand batches, or as many as a new file would take time for. Without it, the whole log is read.
 """
 
 from __future__ import annotations

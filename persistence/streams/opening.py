@@ -1,8 +1,8 @@
 """What a start finds of a stream's segments. What is known of sealed ones is read from one file
 (summaries.py), and from their indexes where that file does not have it; and the end of the last one is read.
 
-What is damaged behind the offset up to which the journal says that all is stored was torn by a crash, and is cut off.
-What is damaged before it was damaged by the disk.
+What is damaged behind the offset up to which the journal says that all is stored was torn by a crash, and is
+cut off. What is damaged before it was damaged by the disk.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class Opening(SegmentFiles):
         return sorted(each for each in found if each[0] >= first)
 
     def _remove_remains(self, names: list[str], found: list[tuple[int, str]]) -> None:
-        """Remove what a crash has left: segments that were being trimmed or had been compacted, those that compaction had
-        not finished, and indexes whose segment never came to be.
+        """Remove what a crash has left: segments that were being trimmed or had been compacted, those that
+        compaction had not finished, and indexes whose segment never came to be.
 
         None may come back when `first`, or a segment of that name, is written again.
         """
@@ -130,7 +130,9 @@ class Opening(SegmentFiles):
         return Segment(base, size, entries[-1].offset, first_ms, entries[-1].time_ms, stem)
 
     def _keep_index(self, where: Where, entries: list[Entry]) -> bool:
-        """Write an index; return whether the disk had room for it. Without it a search goes through the segment."""
+        """Write an index; return whether the disk had room for it. Without it a search goes through the
+        segment.
+        """
         try:
             self.write_index(where, entries)
         except OSError as error:

@@ -1,4 +1,6 @@
-"""Reads a stream's segments, while another thread writes them: batches from an offset on, and where a time is."""
+"""Reads a stream's segments, while another thread writes them: batches from an offset on, and where a time
+is.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ logger = logging.getLogger("mqd.streams")
 
 #: Heads that one read looks at which no filter matches: others wait for the thread.
 PASSED_MAX = 256
-#: What a seek reads at once, at most and at least. Entries of the index are up to 64 KiB and a batch away from each other, and
-#: a time may be in the part before the one that is wanted.
+#: What a seek reads at once, at most and at least. Entries of the index are up to 64 KiB and a batch away
+#: from each other, and a time may be in the part before the one that is wanted.
 SEEK_BYTES_MAX = 3 * READ_BYTES
 SEEK_BYTES_MIN = 4096
 #: Batches that are less of what was read are copied: what was read is kept for as long as one of them.
@@ -40,7 +42,8 @@ class SegmentReader(IndexedSegments):
     def read(self, offset: int, place: Place | None = None, wanted: Wanted | None = None) -> Read:
         """Read some batches from the one with this offset on, or from the first one behind it that is there.
 
-        Nothing is returned where the log ends, and where no filter matched for long; `place` says where to go on.
+        Nothing is returned where the log ends, and where no filter matched for long; `place` says where to go
+        on.
         """
         lost: list[Lost] = []
         read_bytes = 0
@@ -78,7 +81,8 @@ class SegmentReader(IndexedSegments):
             if found.batches or found.place.position < segment.size:
                 return Read(found.batches, found.place, lost, read_bytes)
             if segment not in self.segments:
-                # Compaction has put it together with others meanwhile: what comes behind it is in the same segment now.
+                # Compaction has put it together with others meanwhile: what comes behind it is in the same
+                # segment now.
                 offset, place = found.place.offset, None
                 continue
             offset = max(segment.stop, self.behind(segment))
@@ -105,7 +109,8 @@ class SegmentReader(IndexedSegments):
     def find(self, time_ms: int) -> int:
         """Return the offset of the first batch at or after this time; the end of the log if there is none.
 
-        Where the batch, or its segment, is damaged or missing that is its first offset: who reads there finds the damage.
+        Where the batch, or its segment, is damaged or missing that is its first offset: who reads there finds
+        the damage.
         """
         while True:
             for segment in self.segments:
@@ -124,7 +129,8 @@ class SegmentReader(IndexedSegments):
     def _find_in(self, segment: Segment, time_ms: int) -> int:
         """Raises FileNotFoundError."""
         span = self.search(segment, lambda entries: index.span_before(entries, time_ms))
-        # The batch that is found is read next: at once with those before it, that is one wait for a cold disk.
+        # The batch that is found is read next: at once with those before it, that is one wait for a cold
+        # disk.
         ahead = _bytes_of(span.start, span.end_after or segment.size)
         heads = self.heads(segment.where, span.start, segment.base, segment.size, whole=False, ahead=ahead)
         reached = max(span.offset, segment.base)
@@ -136,7 +142,8 @@ class SegmentReader(IndexedSegments):
         return reached if reached < segment.stop else self.behind(segment)
 
     def time_of(self, offset: int) -> int | None:
-        """Return about when the message with this offset came, or the first one behind it; None behind the end.
+        """Return about when the message with this offset came, or the first one behind it; None behind the
+        end.
 
         It came when this says or, in a large segment, a little later: not every batch is in the index.
         """
@@ -177,10 +184,12 @@ class SegmentReader(IndexedSegments):
     def _after(self, segment: Segment, position: int) -> int | None:
         return index.position_after(self.entries(segment.where), position)
 
-    # -- for other nodes -------------------------------------------------------------------------------------------
+    # -- for other nodes -------------------------------------------------------------------------------------
 
     def read_raw(self, offset: int) -> Raw:
-        """Return whole batches from the one with this offset on, within one segment; nothing at the end of the log."""
+        """Return whole batches from the one with this offset on, within one segment; nothing at the end of
+        the log.
+        """
         while True:
             segment = self.segment_of(offset)
             if segment is None:
@@ -233,7 +242,9 @@ class _Reading:
         wanted: Wanted | None,
         seek_bytes: int = 0,
     ) -> None:
-        """`seek_bytes`: of so many, read at once, the first batch is one, and what else they have is enough."""
+        """`seek_bytes`: of so many, read at once, the first batch is one, and
+        what else they have is enough.
+        """
         self._path = path
         self._window = Window(files, path, segment.size)
         self._segment = segment
@@ -277,8 +288,9 @@ class _Reading:
         return Read(self._found, place, self._lost, self._window.read_bytes)
 
     def _keep_no_more(self, size: int) -> None:
-        """Have batches of `size` bytes keep about as much memory, which is what they count as: they are views of all that
-        was read."""
+        """Have batches of `size` bytes keep about as much memory, which is what they count as: they are views
+        of all that was read.
+        """
         if size < self._window.read_bytes * KEPT_MIN:
             for batch in self._found:
                 batch.items = bytes(batch.items)
@@ -310,5 +322,7 @@ class _Reading:
 
 
 def _bytes_of(start: int, end: int) -> int:
-    """Return how much to read for what lies there; where it ends is unknown if `end` is not behind `start`."""
+    """Return how much to read for what lies there; where it ends is unknown
+    if `end` is not behind `start`.
+    """
     return max(min(end - start, SEEK_BYTES_MAX), SEEK_BYTES_MIN) if end > start else READ_BYTES

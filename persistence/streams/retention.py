@@ -25,8 +25,8 @@ class Limits(NamedTuple):
 def outdated(segments: Sequence[Segment], limits: Limits, now_ms: int) -> int:
     """Return how many segments from the oldest on have to go.
 
-    The last one goes by age only: by size a stream always keeps the segment that is being written. An empty one stays: it
-    says at which offset the stream goes on.
+    The last one goes by age only: by size a stream always keeps the segment that is being written. An empty
+    one stays: it says at which offset the stream goes on.
     """
     gone = 0
     if limits.max_age_ms is not None:

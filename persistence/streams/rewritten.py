@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 class Rewritten:
-    """A segment that compaction writes, beside the others: they stay as they are until it takes their place."""
+    """A segment that compaction writes, beside the others: they stay as they
+    are until it takes their place.
+    """
 
     def __init__(self, log: StreamLog, stem: str, base: int, stop: int) -> None:
         self._log = log

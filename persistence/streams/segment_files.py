@@ -54,7 +54,7 @@ class SegmentFiles:
         self.files.remove(self.path(where, INDEX))
         self.files.remove(self.path(where, SEGMENT))
 
-    # -- heads of batches ------------------------------------------------------------------------------------------
+    # -- heads of batches ------------------------------------------------------------------------------------
 
     def heads(
         self,
@@ -101,7 +101,7 @@ class SegmentFiles:
             position += max(len(data) - HEAD_BYTES + 1, 1)
         return -1
 
-    # -- indexes ---------------------------------------------------------------------------------------------------
+    # -- indexes ---------------------------------------------------------------------------------------------
 
     def entries(self, where: Where) -> list[Entry]:
         return index.decode(self.index_bytes(where))
@@ -115,7 +115,9 @@ class SegmentFiles:
             return b""
 
     def entries_anew(self, where: Where, base: int, size: int) -> tuple[list[Entry], int]:
-        """Make the index of a sealed segment out of the heads of its batches; return it and the time of the first one."""
+        """Make the index of a sealed segment out of the heads of its batches; return it and the time of the
+        first one.
+        """
         found = [(position, head) for position, head, _ in self.heads(where, 0, base, size, whole=False)]
         entries = spaced(found, -1)
         last = found[-1][1] if found else None

@@ -1,7 +1,8 @@
 """The logs of a node's streams, and the threads that write and read them.
 
-One thread writes all logs. It waits for the disk, and nobody waits for it: what it writes is in the journal. Other threads
-read. The loop gives jobs, and is told of each in a turn when it is done. A log has one job to write at a time.
+One thread writes all logs. It waits for the disk, and nobody waits for it: what it writes is in the journal.
+Other threads read. The loop gives jobs, and is told of each in a turn when it is done. A log has one job to
+write at a time.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ DIRECTORY = "streams"
 RETRY_SECONDS = 1.0
 #: What is done is told for so long before other tasks have their turns.
 STEP_S = 0.004
-#: Reads that may be given for each thread and not be told of yet, done or not. A loop that is busy takes what was read later
-#: than the threads read it, and it stays in memory until then.
+#: Reads that may be given for each thread and not be told of yet, done or not. A loop that is busy takes what
+#: was read later than the threads read it, and it stays in memory until then.
 UNTOLD_MAX = 8
 
 T = TypeVar("T")

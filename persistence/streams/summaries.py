@@ -1,9 +1,11 @@
-"""What a start has to know of sealed segments: so it reads one small file, however large the stream is, and no index.
+"""What a start has to know of sealed segments: so it reads one small file, however large the stream is, and
+no index.
 
-The file has a record for each segment, which is added when the segment is sealed. It is a memo of what the indexes say, and is
-not synced: a crash may tear it, and an older mqd leaves it as it is while segments come and go. So a record is believed only if
-its checksum is right, the file of the segment has its size, and the next segment begins where it ends. In place of any other
-one, the index of the segment is read, and a record of that is added.
+The file has a record for each segment, which is added when the segment is sealed. It is a memo of what the
+indexes say, and is not synced: a crash may tear it, and an older mqd leaves it as it is while segments come
+and go. So a record is believed only if its checksum is right, the file of the segment has its size, and the
+next segment begins where it ends. In place of any other one, the index of the segment is read, and a record
+of that is added.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ class Summaries:
         self._count = 0
 
     def read(self) -> dict[Where, Segment]:
-        """Return the segments that sound records tell of, the latest one of each; some of them may be gone."""
+        """Return the segments that sound records tell of, the latest one of
+        each; some of them may be gone.
+        """
         path = self._directory / NAME
         try:
             data = self._files.read(path, 0, self._files.size(path))

@@ -32,7 +32,9 @@ def go_on(group: Group) -> None:
 
 
 def take_snapshot(group: Group) -> None:
-    """Write the present state; once it is durable, delete the entries that it covers and that are not needed."""
+    """Write the present state; once it is durable, delete the entries that it
+    covers and that are not needed.
+    """
     index = group.machine.covered(group.applied)
     receiving = group.receiving
     if index <= group.snapshot_index or group.snapshotting or (receiving is not None and receiving.storing):
@@ -63,8 +65,9 @@ def take_snapshot(group: Group) -> None:
 
 
 def _is_overtaken(group: Group, index: int) -> bool:
-    """Return whether a snapshot that was begun at this entry came too late: a later one has come from another node, or comes
-    now, or the group is closed."""
+    """Return whether a snapshot that was begun at this entry came too late: a later one has come from another
+    node, or comes now, or the group is closed.
+    """
     receiving = group.receiving
     stored = receiving is not None and receiving.storing
     return stored or index <= group.snapshot_index or group.replicas.groups.get(group.id) is not group
@@ -119,7 +122,9 @@ def _least_needed(group: Group) -> int:
 
 
 def _drop_released(group: Group) -> None:
-    """Delete entries below the snapshot whose last message is settled. Those above it wait for the next one."""
+    """Delete entries below the snapshot whose last message is settled. Those
+    above it wait for the next one.
+    """
     released, group.released = group.released, ()
     spans = [range(index, index + 1) for index in released if index <= group.cleaned]
     if spans:

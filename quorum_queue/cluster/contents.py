@@ -17,7 +17,9 @@ Places = list[tuple[int, range]]
 
 
 class BodyGone(Exception):
-    """The disk has lost a body, and no member keeps it any more: it was settled while it waited to be fetched."""
+    """The disk has lost a body, and no member keeps it any more: it was settled while it waited to be
+    fetched.
+    """
 
 
 def find(

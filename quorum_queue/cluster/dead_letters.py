@@ -74,7 +74,9 @@ def _send_held(host: GroupHost, run: Run, reason: Reason) -> None:
 
 
 def _letter(host: GroupHost, seq: int) -> Letter | None:
-    """Return the identity of a dead letter for its targets; None while a member may run a version without it."""
+    """Return the identity of a dead letter for its targets; None while a
+    member may run a version without it.
+    """
     machine = host.replica.machine
     if machine.version < versions.LETTERS:
         return None

@@ -21,7 +21,9 @@ from quorum_queue.ports import Got, Hosted, Refused, Turn
 
 
 class _Publish:
-    """A publisher's messages of one command: those from `first` to `last`, by its numbers, wait for an answer."""
+    """A publisher's messages of one command: those from `first` to `last`, by its numbers, wait for an
+    answer.
+    """
 
     __slots__ = ("batch", "first", "last", "level", "origin")
 
@@ -72,7 +74,7 @@ class DeferredHost(QueueHost):
         """Bodies are kept for the node, not for the queue."""
         return 0
 
-    # -- commands --------------------------------------------------------------------------------------------------
+    # -- commands --------------------------------------------------------------------------------------------
 
     def apply_pending(self) -> None:
         """Send the pending commands."""
@@ -136,7 +138,7 @@ class DeferredHost(QueueHost):
             commands.append(command)
         return commands
 
-    # -- answers ---------------------------------------------------------------------------------------------------
+    # -- answers ---------------------------------------------------------------------------------------------
 
     def _attached(self, key: Key, refused: str | None) -> bool:
         if refused is not None:
@@ -198,7 +200,7 @@ class DeferredHost(QueueHost):
         else:
             self._turn.deliver(sink, consumer, run, first_id)
 
-    # -- the end ---------------------------------------------------------------------------------------------------
+    # -- the end ---------------------------------------------------------------------------------------------
 
     def hand_over(self, to: DeferredHost, *, failed: bool = False) -> None:
         """Another host serves the queue here from now on: consumers and pending commands move there.

@@ -20,9 +20,9 @@
     SYNCED  it is
     AWAIT   tell when all members in reach have the log up to some indexes  REACHED how far they have it
 
-A node of another version may not know a kind, and then ends the session. So REACH and what follows it go only to
-nodes that have announced the feature for it (`REACH_FEATURE` …) in the handshake of the link. QUERY and TOLD are
-sent once the version of the topology says that all nodes know them, and so are the last four.
+A node of another version may not know a kind, and then ends the session. So REACH and what follows it go only
+to nodes that have announced the feature for it (`REACH_FEATURE` …) in the handshake of the link. QUERY and
+TOLD are sent once the version of the topology says that all nodes know them, and so are the last four.
 
 A link is authenticated, so only a broken node sends broken bytes: `FrameError` ends only its session.
 """
@@ -191,7 +191,8 @@ class StreamWord(NamedTuple):
     what: int
     #: The requested offset.
     value: int = 0
-    #: The first offset, the one after the last committed message, and the time of the oldest message, 0 for none.
+    #: The first offset, the one after the last committed message, and the time of the oldest message, 0 for
+    #: none.
     first: int = 0
     stop: int = 0
     first_ms: int = 0
@@ -227,7 +228,9 @@ def synced(group: int, term: int, ticket: int) -> list[bytes]:
 
 
 def parse_early(frame: memoryview) -> tuple[int, int, int, bytes]:
-    """Return group, term, ticket and batch of `early`; the three numbers of `synced` or `await_all`, and nothing."""
+    """Return group, term, ticket and batch of `early`; the three numbers of `synced` or `await_all`, and
+    nothing.
+    """
     if len(frame) < _EARLY.size:
         raise FrameError(f"a frame of {len(frame)} bytes")
     _, group, term, ticket = _EARLY.unpack_from(frame)
@@ -345,7 +348,9 @@ def stopped(group: int, incarnation: int) -> list[bytes]:
 
 
 def parse_stopped(frame: memoryview) -> tuple[int, int]:
-    """Return the group, and the start of the sender; the same of `reached`, whose other number is an index."""
+    """Return the group, and the start of the sender; the same of `reached`,
+    whose other number is an index.
+    """
     if len(frame) != _STOPPED.size:
         raise FrameError(f"a frame of {len(frame)} bytes")
     _, group, incarnation = _STOPPED.unpack(frame)

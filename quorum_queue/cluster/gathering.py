@@ -22,7 +22,9 @@ UNDER_WAY_MAX: Final = 2
 
 
 def waits(group: Group) -> bool:
-    """Return whether the batches in a leader's inbox wait. A later turn follows by itself when they need not."""
+    """Return whether the batches in a leader's inbox wait. A later turn
+    follows by itself when they need not.
+    """
     if group.machine.single or sum(map(len, group.inbox)) >= SMALL_ENTRY_BYTES:
         return False
     if group.early:

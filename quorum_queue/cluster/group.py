@@ -80,7 +80,9 @@ class StateMachine(Protocol):
         """Entries were applied, and there are no more for now."""
 
     def covered(self, applied: int) -> int:
-        """Return the entry that `snapshot` reaches: the last one applied, or the last one stored elsewhere."""
+        """Return the entry that `snapshot` reaches: the last one applied, or
+        the last one stored elsewhere.
+        """
 
     def snapshot(self) -> bytes: ...
 
@@ -115,7 +117,9 @@ class StateMachine(Protocol):
     def members_changed(self, members: Members) -> None: ...
 
     def failed(self, error: Exception) -> None:
-        """An entry could not be applied, or the log contradicts the leader's: the group must stop on this node."""
+        """An entry could not be applied, or the log contradicts the leader's: the group must stop on this
+        node.
+        """
 
     def closed(self) -> None:
         """The group is closed on this node, and nothing of it is under way: drop the references to it."""
@@ -284,7 +288,7 @@ class Group:
         """Estimated bytes of the log that the leader could still send to a follower."""
         return self.since_bytes + self.snapshot_log_bytes
 
-    # -- batches ---------------------------------------------------------------------------------------------------
+    # -- batches ---------------------------------------------------------------------------------------------
 
     def submit(self, payload: bytes, early: Callable[[int], None] | None = None) -> None:
         """Send a batch that was encoded with `next_number`; see Flight for `early`."""
@@ -369,7 +373,7 @@ class Group:
                 self.unsynced = _grown(self.unsynced, more)
             at = end
 
-    # -- levels of confirmation ------------------------------------------------------------------------------------
+    # -- levels of confirmation ------------------------------------------------------------------------------
 
     def tell_synced(self) -> None:
         """As the leader: tell nodes which of their batches are on this disk."""
@@ -464,7 +468,7 @@ class Group:
         """True if this process, as leader, proposed the entry with this index, which is being applied."""
         return self.core.log.term_at(index) in self.proposed_terms
 
-    # -- applying --------------------------------------------------------------------------------------------------
+    # -- applying --------------------------------------------------------------------------------------------
 
     def apply(self, entries: tuple[Entry, ...]) -> None:
         machine = self.machine

@@ -115,7 +115,7 @@ class GroupHost(DeferredHost):
         self.dead_letters_waiting: list[dead_letters.Waiting] = NO_LIST
         self.dead_letters_warming = LetterWarming(self)
 
-    # -- quorum_queue.ports.Host -----------------------------------------------------------------------------------
+    # -- quorum_queue.ports.Host -----------------------------------------------------------------------------
 
     @property
     def settings(self) -> Settings:
@@ -228,7 +228,7 @@ class GroupHost(DeferredHost):
             # get or a consumer may still be under way: nothing here would know its messages.
             self.submit(("tick",))
 
-    # -- levels of confirmation ------------------------------------------------------------------------------------
+    # -- levels of confirmation ------------------------------------------------------------------------------
 
     def _synced(self, number: int) -> None:
         """The leader has this node's batches up to this one on its disk."""
@@ -256,7 +256,7 @@ class GroupHost(DeferredHost):
         self.group.answer_unreached(confirm=self.ended == "deleted")
         super()._refuse_publishes()
 
-    # -- the state machine of the group ----------------------------------------------------------------------------
+    # -- the state machine of the group ----------------------------------------------------------------------
 
     @property
     def title(self) -> str:
@@ -400,7 +400,9 @@ class GroupHost(DeferredHost):
             self._turn.schedule(self)
 
     def _catch_up_consumers(self, asked: list[tuple[str, Any]]) -> None:
-        """Deliver to this node's consumers the messages that they hold by the snapshot and have not got yet."""
+        """Deliver to this node's consumers the messages that they hold by the
+        snapshot and have not got yet.
+        """
         by_key = self.replica.machine.consumers.by_key
         for verb, key in asked:
             held = by_key.get((*self._own, *key)) if verb == "attach" else None
@@ -470,7 +472,7 @@ class GroupHost(DeferredHost):
             self.group.sent_to = ("", 0)
             self.replicas.touch(self.group)
 
-    # -- effects ---------------------------------------------------------------------------------------------------
+    # -- effects ---------------------------------------------------------------------------------------------
 
     def _perform(self, applied: Applied, bodies: Bodies) -> None:
         number = applied.batches[-1] if applied.batches else 0
@@ -511,7 +513,9 @@ class GroupHost(DeferredHost):
             self._turn.schedule(self)
 
     def _missed(self, batches: range) -> None:
-        """The commands of this node's clients in these batches are lost: answer them, or attach consumers again."""
+        """The commands of this node's clients in these batches are lost: answer them, or attach consumers
+        again.
+        """
         for token, publish in list(self._publishes.items()):
             if publish.batch in batches:
                 self._confirmed(token, publish.first, publish.last, refused=True)
@@ -526,7 +530,9 @@ class GroupHost(DeferredHost):
                 self._attached(key, "the consumer is gone")
 
     def _consumers_gone(self, gone: dict[Key, None]) -> None:
-        """Drop these consumers' undelivered messages, which others get; only those that need no ack stay theirs."""
+        """Drop these consumers' undelivered messages, which others get; only those that need no ack stay
+        theirs.
+        """
         held, self.deliveries_waiting = self.deliveries_waiting, []
         for each in held:
             if each[0].no_ack or each[0].key not in gone:
@@ -585,7 +591,7 @@ class GroupHost(DeferredHost):
         dead_letters.send_held(self)
         self.submit(("tick",))
 
-    # -- bodies ----------------------------------------------------------------------------------------------------
+    # -- bodies ----------------------------------------------------------------------------------------------
 
     def send_letters(self) -> None:
         dead_letters.send_waiting(self)
@@ -635,7 +641,7 @@ class GroupHost(DeferredHost):
             ahead = dict.fromkeys(index for run in runs for index, _ in find(run.seqs))
             self.replicas.store.warm(self.queue_id, spans(ahead), _nothing)
 
-    # -- nodes -----------------------------------------------------------------------------------------------------
+    # -- nodes -----------------------------------------------------------------------------------------------
 
     def gone_members(self) -> None:
         """As the leader, propose the end of consumers of nodes that are down or no members, and of earlier

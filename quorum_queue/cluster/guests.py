@@ -146,7 +146,9 @@ class Guests:
             self._turn.contain(host, self._take_batch, host, guest, batch, entry.bodies)
 
     def topology_came(self) -> None:
-        """The topology has come further: take the commands for queues that are known now, or never will be."""
+        """The topology has come further: take the commands for queues that
+        are known now, or never will be.
+        """
         for peer, frame in self._undeclared.take(lambda queue_id: self._host_of(queue_id) is not None):
             self.received(peer, memoryview(frame))
 

@@ -79,7 +79,9 @@ class HandOver:
             )
 
     def _better_elsewhere(self) -> Iterator[tuple[Group, list[str]]]:
-        """Yield groups that this node leads, the topology first, with the voters that reach most of their members."""
+        """Yield groups that this node leads, the topology first, with the voters that reach most of their
+        members.
+        """
         gains: dict[Members, dict[str, int]] = {}
         for group in sorted(self._replicas.groups.values(), key=lambda group: group.id):
             leadership = group.core.leadership

@@ -1,4 +1,6 @@
-"""Decides whether to tell a leaving node that it has left a group. The node then drops its data of the group."""
+"""Decides whether to tell a leaving node that it has left a group. The node
+then drops its data of the group.
+"""
 
 from __future__ import annotations
 

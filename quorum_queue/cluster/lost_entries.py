@@ -24,11 +24,11 @@ from the queue.
 
 *The end of a log is lost, and another member can read an entry there*: it may be the same one. If most logs
 end so, nobody is elected: these members refuse the one that can read its log, because they may have committed
-an entry that it lacks. When an operator says so, they yield: their logs count as ending with what another member
-can still read there, so that the best of the logs that can be read wins, and the others take over its entries.
-Holes after that, where nobody can read anything, leave the log. If nobody can read anything in the whole end of
-the log, empty entries take its place, but the log keeps its rank in elections: what comes before was acknowledged
-no later than those.
+an entry that it lacks. When an operator says so, they yield: their logs count as ending with what another
+member can still read there, so that the best of the logs that can be read wins, and the others take over its
+entries. Holes after that, where nobody can read anything, leave the log. If nobody can read anything in the
+whole end of the log, empty entries take its place, but the log keeps its rank in elections: what comes before
+was acknowledged no later than those.
 
 *Most members have no memory*, so that no majority can form, and nothing can be given up by a command in the
 log: then the group continues without their votes (see quorum_queue.raft.core.Raft.reform), and fills them.
@@ -138,7 +138,7 @@ class LostEntries:
         self.found_count += 1
         self._ask(group, [index])
 
-    # -- asking ----------------------------------------------------------------------------------------------------
+    # -- asking ----------------------------------------------------------------------------------------------
 
     def _ask(self, group: Group, indexes: list[int]) -> None:
         """Ask one of the other members, in turn."""
@@ -240,7 +240,7 @@ class LostEntries:
             loss.said.pop(peer, None)
             loss.perhaps.pop(peer, None)
 
-    # -- answering -------------------------------------------------------------------------------------------------
+    # -- answering -------------------------------------------------------------------------------------------
 
     def answer(self, peer: str, group: Group, questions: list[Question], *, warm: bool = False) -> None:
         """Send entries that a peer has lost, as many as fit in one answer; the rest it asks for again."""
@@ -307,8 +307,9 @@ class LostEntries:
         """The asker has applied this entry."""
         if index > group.applied:
             log, empty = group.core.log, group.core.amnesiac or group.receiving is not None
-            # What stands in the log here and is readable may be that entry; it will be known when it is applied. A
-            # member that the leader is to fill has nothing there, and will not be filled without this entry.
+            # What stands in the log here and is readable may be that entry; it will be known when it is
+            # applied. A member that the leader is to fill has nothing there, and will not be filled without
+            # this entry.
             perhaps = log.snapshot_index < index <= log.last_index and index not in log.lost
             return (frames.APPLIED_HERE if perhaps and not empty else frames.NOT_HERE), None
         entry = transfer.read_entry(self._replicas, group, index)
@@ -321,7 +322,9 @@ class LostEntries:
         return frames.LOST_HERE, None
 
     def _may_fill(self, group: Group, peer: str) -> bool:
-        """Return whether a member may forget its log and be filled by this leader; the others must be a majority."""
+        """Return whether a member may forget its log and be filled by this leader; the others must be a
+        majority.
+        """
         core, now = group.core, self._replicas.clock.monotonic_ms()
         leadership = core.leadership
         if leadership is None:
@@ -332,7 +335,7 @@ class LostEntries:
         self._filled[group.id] = (peer, now + self._replicas.options.lost_entry_refill_ms)
         return True
 
-    # -- answers ---------------------------------------------------------------------------------------------------
+    # -- answers ---------------------------------------------------------------------------------------------
 
     def answered(self, peer: str, group: Group, leader_term: int, answers: list[SoughtEntry]) -> None:
         by_leader = peer == group.core.leader and leader_term == group.core.term
@@ -442,7 +445,7 @@ class LostEntries:
         self._replicas.touch(group)
         self._end(group.id, index)
 
-    # -- what is lost on all members -------------------------------------------------------------------------------
+    # -- what is lost on all members -------------------------------------------------------------------------
 
     def lost_on_all(self, group_id: int) -> list[int]:
         """Return the entries of a group that, by their own answers, no member can read."""
@@ -466,8 +469,8 @@ class LostEntries:
         return loss.told and all(what in (frames.LOST_HERE, frames.NOT_HERE) for what in said)
 
     def in_doubt(self, group_id: int) -> list[int]:
-        """Return the unreadable end of a group's log if another member has entries there which may be the same ones,
-        and no leader can tell, though all members have answered.
+        """Return the unreadable end of a group's log if another member has entries there which may be the
+        same ones, and no leader can tell, though all members have answered.
         """
         group = self._replicas.groups.get(group_id)
         if group is None or group.leader:
@@ -478,7 +481,9 @@ class LostEntries:
         return list(end) if len(known) == len(end) and any(loss.perhaps for loss in known) else []
 
     def _is_answered(self, group: Group, loss: _Loss) -> bool:
-        """Return whether all other members have said that they cannot read the entry, or the term of what they have."""
+        """Return whether all other members have said that they cannot read the entry, or the term of what
+        they have.
+        """
         return loss.told and all(
             peer in loss.perhaps or loss.said.get(peer) in (frames.LOST_HERE, frames.NOT_HERE)
             for peer in self._others(group)

@@ -32,7 +32,9 @@ class Store(Protocol):
     def read(self, group: int, low: int, high: int, max_bytes: int) -> Sequence[Any]: ...
 
     def warm(self, group: int, spans: list[tuple[int, int]], done: Callable[[], None]) -> bool:
-        """True if these entries can be read without a wait for the disk; else `done` is called when they can."""
+        """True if these entries can be read without a wait for the disk; else
+        `done` is called when they can.
+        """
 
 
 class Commits(Protocol):

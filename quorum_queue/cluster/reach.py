@@ -176,7 +176,9 @@ class Reach:
         return sum(self.linked(node, name) for name in names)
 
     def dead_links(self, names: Iterable[str]) -> list[tuple[str, str]]:
-        """Return the pairs of these nodes that are alive and do not reach each other, as far as this node knows."""
+        """Return the pairs of these nodes that are alive and do not reach each other, as far as this node
+        knows.
+        """
         here = (self.node, *self._links.connected())
         alive = sorted(name for name in names if self.is_alive(name))
         return [
@@ -222,7 +224,9 @@ class Reach:
         return self._breaks.count(node, self._clock.monotonic_ms() - self.options.steady_ms) >= FLAPS
 
     def may_return(self, peer: str, members: Iterable[str]) -> bool:
-        """Return whether a peer reaches as many of the members as this node, by links that have lasted long enough."""
+        """Return whether a peer reaches as many of the members as this node, by links that have lasted long
+        enough.
+        """
         if not self.takes_leaders(peer):
             return False
         since = self._clock.monotonic_ms() - self.options.steady_ms

@@ -73,7 +73,8 @@ class RemoteHost(DeferredHost):
         #: Called once all sent batches are answered; nothing more is sent meanwhile.
         self._drained: Callable[[], None] | None = None
         self._stats = events.Stats(0, 0, 0, 0)
-        #: Barriers that the home has passed, whose publishes it has not on its disk yet: the last publish before each.
+        #: Barriers that the home has passed, whose publishes it has not on its disk yet: the last publish
+        #: before each.
         self._unconfirmed_barriers: deque[tuple[int, Callable[..., None]]] = deque()
         #: The node that serves this host at present, while the link to it is up, and the first batch that it
         #: got.
@@ -151,7 +152,9 @@ class RemoteHost(DeferredHost):
         super()._sent(number, applied=applied)
 
     def _confirmed_first(self, token: int, done: Callable[..., None]) -> Callable[..., None]:
-        """Return a barrier that also waits until publishes up to this one are answered: a commit needs them on disk."""
+        """Return a barrier that also waits until publishes up to this one are answered: a commit needs them
+        on disk.
+        """
 
         def passed(*why: Refused) -> None:
             if why or self._first_publish() > token:

@@ -141,7 +141,7 @@ class Replicas:
         #: Groups that were closed or stopped in this turn.
         self._closed: list[Group] = []
 
-    # -- groups ----------------------------------------------------------------------------------------------------
+    # -- groups ----------------------------------------------------------------------------------------------
 
     def open(
         self,
@@ -181,7 +181,9 @@ class Replicas:
                 self.drop(group.id)
 
     def finish_letters(self, group_id: int) -> None:
-        """This node becomes a member of a group again: delete its stored data of the earlier membership now."""
+        """This node becomes a member of a group again: delete its stored data
+        of the earlier membership now.
+        """
         letters = self.last_letters.get(group_id)
         if letters is not None:
             letters.finish()
@@ -244,7 +246,9 @@ class Replicas:
         return self.own if times is None else (self.node, self.incarnation + times)
 
     def ticket(self) -> int:
-        """Return a number, higher than all before, for a batch whose leader is to tell when it is on its disk."""
+        """Return a number, higher than all before, for a batch whose leader is to tell when it is on its
+        disk.
+        """
         self._last_ticket += 1
         return self._last_ticket
 
@@ -252,7 +256,7 @@ class Replicas:
         """Something happened in a group: process it at the end of the turn."""
         self.dirty[group] = None
 
-    # -- links -----------------------------------------------------------------------------------------------------
+    # -- links -----------------------------------------------------------------------------------------------
 
     def linked(self, node: str) -> bool:
         return node in self.links.connected()
@@ -388,7 +392,7 @@ class Replicas:
         self._take_pieces()
         self.unopened.forget()
 
-    # -- time ------------------------------------------------------------------------------------------------------
+    # -- time ------------------------------------------------------------------------------------------------
 
     def tick(self, heard: Collection[str]) -> None:
         """One tick of the election clock, for the groups that are not idle."""
@@ -440,7 +444,9 @@ class Replicas:
                 self.touch(group)
 
     def distrust(self) -> None:
-        """This node's knowledge may be outdated: it neither leads nor follows until it hears from the others again."""
+        """This node's knowledge may be outdated: it neither leads nor follows until it hears from the others
+        again.
+        """
         for group in list(self.groups.values()):
             if group.is_leader:
                 self.contain(group, group.core.step_down)
@@ -448,7 +454,7 @@ class Replicas:
                 self.contain(group, group.core.lost_contact, group.core.leader)
             self.touch(group)
 
-    # -- turns -----------------------------------------------------------------------------------------------------
+    # -- turns -----------------------------------------------------------------------------------------------
 
     def take_dirty(self) -> list[Group]:
         """Return the groups in which something happened since the last call."""

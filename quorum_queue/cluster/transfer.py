@@ -99,7 +99,7 @@ class Receiving:
             self.group.replicas.contain(self.group, _check, self.group, self)
 
 
-# -- the leader's side -------------------------------------------------------------------------------------------------
+# -- the leader's side ---------------------------------------------------------------------------------------
 
 
 def begin(group: Group, to: str) -> None:
@@ -194,7 +194,9 @@ def peer_gone(group: Group, peer: str) -> None:
 
 
 def waits_for_disk(group: Group, indexes: list[int], answer: Callable[[], None]) -> bool:
-    """Return whether entries of the log or below cannot be read without a wait; then `answer` is called later."""
+    """Return whether entries of the log or below cannot be read without a wait; then `answer` is called
+    later.
+    """
     wanted = spans(index for index in indexes if index <= group.core.last_index)
 
     def came() -> None:
@@ -245,7 +247,7 @@ def read_entry(replicas: Replicas, group: Group, index: int) -> frames.StoredEnt
     return frames.StoredEntry(entry.index, entry.term, entry.kind, bytes(entry.data))
 
 
-# -- the follower's side -----------------------------------------------------------------------------------------------
+# -- the follower's side -------------------------------------------------------------------------------------
 
 
 def receive_state(group: Group, peer: str, piece: frames.StatePiece) -> None:
@@ -284,7 +286,9 @@ def receive_state(group: Group, peer: str, piece: frames.StatePiece) -> None:
 
 
 def _check(group: Group, receiving: Receiving) -> None:
-    """Look for the next entries on this disk, as soon as that needs no wait; then ask for those that are missing."""
+    """Look for the next entries on this disk, as soon as that needs no wait; then ask for those that are
+    missing.
+    """
     count = min(CHECK_ENTRIES_MAX, len(receiving.unchecked))
     indexes = [receiving.unchecked.popleft() for _ in range(count)]
     receiving.checking = True

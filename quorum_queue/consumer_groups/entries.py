@@ -5,17 +5,19 @@
 
 Commands name consumers by a place in the list of keys of their batch. These are of the batch's own node:
 
-    ("attach", key, prefetch, next id)   ("detach", key, gone)            ("limit", key, prefetch)
-    ("get", key, next id)                ("sent", key, id)                ("purge", token, [(stream, first, stop)])
-    ("settle" | "return" | "discard" | "unsent", key, low, high)          ("move", token, [(stream, offset)])
-    ("passed", stream, low, stop)                                         the leader's, too
+    ("attach", key, prefetch, next id)     ("detach", key, gone)     ("limit", key, prefetch)
+    ("get", key, next id)                  ("sent", key, id)
+    ("settle" | "return" | "discard" | "unsent", key, low, high)
+    ("purge", token, [(stream, first, stop)])
+    ("move", token, [(stream, offset)])
+    ("passed", stream, low, stop)          the leader's, too
 
 And these are the leader's, with whole keys:
 
-    ("streams", [(stream, name)], [stream])                               streams that have come, and that have gone
-    ("begin", stream, offset)            ("buried", first, count)
-    ("hand", stream, key, low, stop)     ("nothing", key)                 ("stuck", before_ms)
-    ("node_down", node, incarnation)
+    ("streams", [(stream, name)], [stream])    streams that have come, and that have gone
+    ("begin", stream, offset)                  ("buried", first, count)
+    ("hand", stream, key, low, stop)           ("nothing", key)
+    ("node_down", node, incarnation)           ("stuck", before_ms)
 """
 
 from __future__ import annotations

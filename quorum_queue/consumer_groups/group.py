@@ -187,7 +187,9 @@ class Dead(NamedTuple):
 
 
 class Group:
-    """See above. Calls note their changes in `changed`, `freed`, `roomy` and `dead`, for the caller to take."""
+    """See above. Calls note their changes in `changed`, `freed`, `roomy` and
+    `dead`, for the caller to take.
+    """
 
     __slots__ = (
         "_free",
@@ -225,7 +227,7 @@ class Group:
         self._uneven = False
         self._free: list[int] = []
 
-    # -- partitions ------------------------------------------------------------------------------------------------
+    # -- partitions ------------------------------------------------------------------------------------------
 
     def add(self, partition: Partition) -> None:
         """Add a partition."""
@@ -278,7 +280,7 @@ class Group:
     def _holders(self) -> list[Member]:
         return [*self.members.values(), *self.leaving.values(), *self.getters.values()]
 
-    # -- members ---------------------------------------------------------------------------------------------------
+    # -- members ---------------------------------------------------------------------------------------------
 
     def join(self, member: Member) -> None:
         self.members[member.key] = member
@@ -339,7 +341,7 @@ class Group:
             member.owned[partition] = None
             self.freed[partition] = None
 
-    # -- deliveries ------------------------------------------------------------------------------------------------
+    # -- deliveries ------------------------------------------------------------------------------------------
 
     def hand(
         self,

@@ -177,7 +177,9 @@ class Replica:
         self._finish()
 
     def _is_next(self, batch: NodeBatch) -> bool:
-        """Return whether this batch is next in order, and note it. The first batch of a new start ends the earlier one."""
+        """Return whether this batch is next in order, and note it. The first batch of a new start ends the
+        earlier one.
+        """
         incarnation, last = self.batches.get(batch.node, (0, 0))
         may_miss = self.gap is not None and batch.node not in self.gap
         if batch.incarnation > incarnation:
@@ -221,7 +223,7 @@ class Replica:
                 return
         self.dead.append(Death(partition, span, reason, first))
 
-    # -- commands --------------------------------------------------------------------------------------------------
+    # -- commands --------------------------------------------------------------------------------------------
 
     def _run(self, command: Command, *, is_own: bool) -> None:
         """Raises CodecError."""
@@ -289,7 +291,7 @@ class Replica:
         node, incarnation = self._own
         return bool(key[0] == node and key[1] == incarnation)
 
-    # -- members ---------------------------------------------------------------------------------------------------
+    # -- members ---------------------------------------------------------------------------------------------
 
     def _attach(self, key: Key, prefetch: int, next_id: int, *, is_own: bool) -> None:
         refused = None
@@ -343,7 +345,7 @@ class Replica:
         """Return the nodes of consumers, with their starts: nodes that are down need a node_down."""
         return list(dict.fromkeys([(key[0], key[1]) for key in self.holders()]))
 
-    # -- partitions ------------------------------------------------------------------------------------------------
+    # -- partitions ------------------------------------------------------------------------------------------
 
     def _streams(self, come: list[list[Any]], gone: list[int]) -> None:
         group, known = self.group, self.known
@@ -389,7 +391,7 @@ class Replica:
         if is_own:
             self._applied.purged.append((token, count))
 
-    # -- deliveries ------------------------------------------------------------------------------------------------
+    # -- deliveries ------------------------------------------------------------------------------------------
 
     def _hand(self, stream_id: int, key: Key, low: int, stop: int) -> None:
         """Deliver the next messages to a consumer, as far as its limits allow; does nothing if the proposal
@@ -437,7 +439,9 @@ class Replica:
                 self._applied.got_nothing.append(key)
 
     def _buried(self, first: int, count: int) -> None:
-        """The targets have got the letters with these numbers. A reset may have changed the partition since."""
+        """The targets have got the letters with these numbers. A reset may
+        have changed the partition since.
+        """
         left: list[Death] = []
         for each in self.dead:
             partition, span, reason, number = each
@@ -453,7 +457,7 @@ class Replica:
                 left.append(Death(partition, span._replace(low=stop), reason, number + end))
         self.dead = left
 
-    # -- the whole state -------------------------------------------------------------------------------------------
+    # -- the whole state -------------------------------------------------------------------------------------
 
     def snapshot(self) -> bytes:
         group = self.group

@@ -21,7 +21,9 @@ def decides(node: str, peer: str) -> bool:
 
 
 def takes(new: Hello, standing: Standing, old: Hello, adopted_as: int | None) -> bool:
-    """Return whether the new connection replaces the old one. `adopted_as` is None until the old one is adopted."""
+    """Return whether the new connection replaces the old one. `adopted_as` is None until the old one is
+    adopted.
+    """
     if not follows(new, old):
         return False
     if new.incarnation > old.incarnation:

@@ -36,7 +36,9 @@ def encode(parts: Sequence[bytes], size: int) -> list[bytes]:
 
 
 class FrameReader:
-    """Frames of one session. Call `buffers` and `received` without a wait in between: the buffer is shared."""
+    """Frames of one session. Call `buffers` and `received` without a wait
+    in between: the buffer is shared.
+    """
 
     __slots__ = ("_filled", "_frame", "_head", "_limit", "_other_spare", "_shared", "_spare")
 

@@ -54,7 +54,9 @@ class Greeter:
         return hello, standing
 
     async def accept(self, wire: Wire, opened: Callable[[Hello], None]) -> tuple[Hello, Standing]:
-        """Calls `opened` with the dialler's claimed identity; it may raise Refused. Raises Refused, OSError."""
+        """Calls `opened` with the dialler's claimed identity; it may raise
+        Refused. Raises Refused, OSError.
+        """
         acceptor = Acceptor(self.keys, self.cluster, self.hello, self.random(NONCE_BYTES))
         hello = acceptor.opened(await read_message(wire))
         opened(hello)

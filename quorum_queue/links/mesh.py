@@ -24,7 +24,9 @@ logger = logging.getLogger("mqd.links")
 
 
 class Mesh:
-    """One session with each peer that can be reached. All methods but `run` are for the loop's thread and do not wait."""
+    """One session with each peer that can be reached. All methods but `run` are for the loop's thread and do
+    not wait.
+    """
 
     def __init__(
         self,

@@ -64,7 +64,9 @@ class Wire(Protocol):
     def fileno(self) -> int: ...
 
     def receive(self, buffers: list[memoryview]) -> int | None:
-        """Fill the buffers in order with received bytes; return their count, 0 at the end, None if there were none."""
+        """Fill the buffers in order with received bytes; return their count, 0 at the end, None if there were
+        none.
+        """
 
     def send(self, chunks: list[bytes | memoryview]) -> int:
         """Return how many bytes of the chunks were taken: all, some, or none."""
@@ -79,7 +81,9 @@ class Poll(Protocol):
     """Calls sessions, within a turn, when their sockets are ready. See amqp_server.connection.poller."""
 
     def watch_link(self, session: LinkSession, *, writable: bool) -> None:
-        """Call its `read` whenever its socket is readable, and its `writable` when there is room, if asked for."""
+        """Call its `read` whenever its socket is readable, and its `writable` when there is room, if asked
+        for.
+        """
 
     def forget_link(self, session: LinkSession) -> None: ...
 
@@ -104,7 +108,9 @@ class Events(Protocol):
         """Return whether a node that is no peer may have a session: one that is about to join."""
 
     def refusal(self, hello: Hello) -> str:
-        """Return the reason why there can be no session with this authenticated node now; empty if there can."""
+        """Return the reason why there can be no session with this
+        authenticated node now; empty if there can.
+        """
 
     def received(self, peer: str, frames: list[memoryview]) -> None:
         """All complete frames of one read, in order. The views are valid during this call only."""

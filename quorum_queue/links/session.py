@@ -113,7 +113,7 @@ class LinkSession:
             if self._wire.more:
                 self._poll.read_again(self)
 
-    # -- out -------------------------------------------------------------------------------------------------------
+    # -- out -------------------------------------------------------------------------------------------------
 
     def send(self, parts: list[bytes]) -> bool:
         """Queue one frame; `flush` sends it."""
@@ -179,7 +179,7 @@ class LinkSession:
             self._blocked = False
             self._poll.watch_link(self, writable=False)
 
-    # -- in --------------------------------------------------------------------------------------------------------
+    # -- in --------------------------------------------------------------------------------------------------
 
     def read(self) -> None:
         """Pass on the frames that one read completes. Exceptions of the node pass through."""
@@ -216,7 +216,7 @@ class LinkSession:
         elif self._most < self._read_bytes and took_s < self._read_s / 4:
             self._most = min(2 * self._most, self._read_bytes)
 
-    # -- time and the end ------------------------------------------------------------------------------------------
+    # -- time and the end ------------------------------------------------------------------------------------
 
     def keep_alive(self) -> None:
         """Send a keep-alive if nothing was sent since the last call."""

@@ -88,7 +88,9 @@ class LinkSessions:
         return self._clock.at(monotonic())
 
     async def authenticated(self, wire: Wire, hello: Hello, standing: Standing) -> None:
-        """Agree with the peer whether this connection is the session, and serve it if so. Raises Refused, OSError."""
+        """Agree with the peer whether this connection is the session, and serve it if so. Raises Refused,
+        OSError.
+        """
         refusal = self.events.refusal(hello)
         if refusal:
             raise Refused(refusal, suspect=True)
@@ -111,7 +113,9 @@ class LinkSessions:
                 raise Refused(f"{hello.name!r} breaks the protocol")
 
     async def _offer(self, pair: Pair, wire: Wire, hello: Hello, standing: Standing) -> int | None:
-        """Say START if this connection is to be the session; return the number under which the peer adopted it."""
+        """Say START if this connection is to be the session; return the number under which the peer adopted
+        it.
+        """
         old, session = pair.candidate, pair.session
         if old is not None:
             if not takes(hello, standing, old.hello, None):

@@ -51,7 +51,9 @@ class TlsWire:
     """TLS between memory and a socket, so that a turn can end without waiting for it."""
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, *, server_host: str | None) -> None:
-        """`server_host` is the name that the other side's certificate must have, None if the other side dialled."""
+        """`server_host` is the name that the other side's certificate must have, None if the other side
+        dialled.
+        """
         self._socket = sock
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
@@ -107,7 +109,9 @@ class TlsWire:
 
     @property
     def more(self) -> bool:
-        """True if `receive` may return something though the socket is not readable: decrypted bytes, or the end."""
+        """True if `receive` may return something though the socket is not readable: decrypted bytes, or the
+        end.
+        """
         return self._more or self._ended
 
     def fileno(self) -> int:

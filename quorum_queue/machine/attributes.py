@@ -12,7 +12,9 @@ ALL: Final = 2
 
 
 class Attributes(NamedTuple):
-    """Properties of a message that the machine and the edge need without decoding it. Whole runs share them."""
+    """Properties of a message that the machine and the edge need without
+    decoding it. Whole runs share them.
+    """
 
     persistent: bool = False
     priority: int = 0

@@ -374,7 +374,9 @@ class Consumers:
             group.has_room(consumer)
 
     def served(self, consumer: Consumer) -> None:
-        """Give the turn to the consumer after this one. The turn passes in the same way however runs are cut."""
+        """Give the turn to the consumer after this one. The turn passes in the
+        same way however runs are cut.
+        """
         if self.single_active:
             return
         group = self._group_of(consumer)

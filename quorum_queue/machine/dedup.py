@@ -2,9 +2,11 @@
 
 A message identifies itself in one of two ways; the edge encodes either as bytes (`id_of`, `sequence_of`):
 
-    an id           remembered for the queue's window of time and up to its count; the oldest are forgotten first
-    a sequence      rising numbers of one producer: only its highest is remembered, so the memory is that of one id;
-                    a producer is forgotten when it was idle for a week, or when there are too many others
+    an id           remembered for the queue's window of time and up to its count; the oldest are forgotten
+                    first
+    a sequence      rising numbers of one producer: only its highest is remembered, so the memory is that of
+                    one id; a producer is forgotten when it was idle for a week, or when there are too many
+                    others
 
 The state is part of the machine's: replicated, in the snapshot and in the digest. Nothing here looks at a
 clock.
@@ -35,7 +37,9 @@ Change = tuple[bytes, bool]
 
 
 class Sequence:
-    """Names of consecutively numbered messages of one producer: a queue looks only at the first and the last."""
+    """Names of consecutively numbered messages of one producer: a queue looks
+    only at the first and the last.
+    """
 
     __slots__ = ("key", "numbers")
 
@@ -138,7 +142,9 @@ class Dedup:
         return 0 if known is None else min(max(0, known[0] + 1 - numbers.start), len(numbers))
 
     def take(self, name: bytes | None, now_ms: int, changes: list[Change] | None = None) -> None:
-        """Remember a new message. Adds the keys that it pushes out to `changes`, but not the message itself."""
+        """Remember a new message. Adds the keys that it pushes out to
+        `changes`, but not the message itself.
+        """
         if name is None:
             return
         key = key_of(name)
@@ -195,7 +201,9 @@ def is_name(name: bytes) -> bool:
 
 
 def _bounded(name: bytes) -> bytes:
-    """Return a name of bounded length. The first byte tells how it was made, so that no two names become equal."""
+    """Return a name of bounded length. The first byte tells how it was made, so that no two names become
+    equal.
+    """
     if len(name) <= NAME_BYTES_MAX:
         return b"\x00" + name
     return b"\x01" + blake2b(name, digest_size=32).digest()

@@ -122,7 +122,7 @@ class DecodedEntry:
         self.bodies = bodies
 
 
-# -- encoding ----------------------------------------------------------------------------------------------------------
+# -- encoding ------------------------------------------------------------------------------------------------
 
 
 def encode_batch(
@@ -255,7 +255,7 @@ def encode_entry(now_ms: int, batches: Iterable[bytes]) -> bytes:
     return b"".join((ENTRY.pack(VERSION, now_ms), *batches))
 
 
-# -- decoding ----------------------------------------------------------------------------------------------------------
+# -- decoding ------------------------------------------------------------------------------------------------
 
 
 def decode_entry(data: bytes | memoryview) -> DecodedEntry:
@@ -275,12 +275,13 @@ def decode_entry(data: bytes | memoryview) -> DecodedEntry:
         raise CodecError(f"no entry of a queue: {error}") from error
 
 
-#: The node, and the keys of consumers, of batches decoded lately: those of one client are the same again and again.
+#: The node, and the keys of consumers, of batches decoded lately: those of one client are the same again and
+#: again.
 _named: Final[dict[tuple[int, int, bytes], tuple[str, list[Key]]]] = {}
 #: Attributes by their bytes. Runs with the same ones share an object.
 _attributes: Final[dict[bytes, Attributes]] = {}
-#: Batches, and attributes, that are remembered; and the longest names of a batch, in bytes: one of very many consumers
-#: is hardly ever the same again.
+#: Batches, and attributes, that are remembered; and the longest names of a batch, in bytes: one of very many
+#: consumers is hardly ever the same again.
 MEMO_MAX: Final = 4096
 MEMO_BYTES_MAX: Final = 512
 

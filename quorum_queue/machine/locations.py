@@ -150,7 +150,7 @@ class Locations:
         self._firsts, self._counts, self._entries, self._ordinals = self._kept()
         self._gone = 0
 
-    # -- the whole state -------------------------------------------------------------------------------------------
+    # -- the whole state -------------------------------------------------------------------------------------
 
     def snapshot(self) -> bytes:
         """Return the spans of unsettled messages, the same on every replica."""

@@ -7,8 +7,10 @@ and raises no exception for expected outcomes. Compare rabbit_fifo in RabbitMQ a
 Commands are tuples whose first field names them:
 
     ("enqueue", run_without_numbers, origin, first)   first is the publisher's number of its first message
-    ("enqueue_letter", run, origin, first, Letter)    one dead letter; from versions.LETTERS on it is taken once
-    ("enqueue_once", run, origin, first, names)       names are bytes or None, one for each message, or a Sequence; see dedup
+    ("enqueue_letter", run, origin, first, Letter)    one dead letter; from versions.LETTERS on it is taken
+                                                      once
+    ("enqueue_once", run, origin, first, names)       names are bytes or None, one for each message, or a
+                                                      Sequence; see dedup
     ("attach", Consumer) ("detach", key, requeue) ("pause", key, paused) ("prefetch", key, count)
     ("window", key, Window)                           on a replica: the window's limit, 0 for none
     ("settle", key, low, high)                        done with these deliveries
@@ -113,7 +115,7 @@ class Machine:
         self.last_used_ms = meta.now_ms
         effects.used = True
 
-    # -- publishing ------------------------------------------------------------------------------------------------
+    # -- publishing ------------------------------------------------------------------------------------------
 
     def _enqueue(self, meta: Meta, command: Command, effects: Effects) -> None:
         _, run, origin, first = command
@@ -264,7 +266,7 @@ class Machine:
             first += count
             self._assign(meta, effects)
 
-    # -- handing out -----------------------------------------------------------------------------------------------
+    # -- handing out -----------------------------------------------------------------------------------------
 
     def _assign(self, meta: Meta, effects: Effects, hands_max: int = 1 << 62) -> None:
         """Hand ready messages to consumers with room, in turns, and drop what has expired."""
@@ -395,7 +397,7 @@ class Machine:
         else:
             effects.got_nothing.append(consumer.key)
 
-    # -- settling --------------------------------------------------------------------------------------------------
+    # -- settling --------------------------------------------------------------------------------------------
 
     def _take(self, command: Command) -> list[Run]:
         """Take deliveries from the consumer that holds them."""
@@ -490,7 +492,7 @@ class Machine:
             lost.append(self.dead_lettering.pop(seq)[0])
         effects.settled += lost
 
-    # -- consumers and settings ------------------------------------------------------------------------------------
+    # -- consumers and settings ------------------------------------------------------------------------------
 
     def _attach(self, meta: Meta, command: Command, effects: Effects) -> None:
         consumer: Consumer = command[1]

@@ -214,7 +214,7 @@ class Replica:
             found[consumer.key[0], consumer.key[1]] = None
         return list(found)
 
-    # -- the whole state -------------------------------------------------------------------------------------------
+    # -- the whole state -------------------------------------------------------------------------------------
 
     def snapshot(self) -> bytes:
         """Return everything but bodies. A restore also needs the entries that `locations.pinned()` names."""

@@ -112,13 +112,17 @@ class Run:
         return front
 
     def within(self, low: int, high: int) -> tuple[int, int]:
-        """Return which messages have positions from `low` to `high`: the first of them and the one after the last."""
+        """Return which messages have positions from `low` to `high`: the first of them and the one after the
+        last.
+        """
         start, step, count = self.seqs.start, self.seqs.step, len(self.seqs)
         first = min(max(0, -((start - low) // step)), count)
         return first, max(first, min(count, (high - start) // step + 1))
 
     def every(self, first: int, step: int) -> Run:
-        """Return the messages first, first+step, … as a run of their own; this run is to be forgotten then."""
+        """Return the messages first, first+step, … as a run of their own;
+        this run is to be forgotten then.
+        """
         part = self._like(self.seqs[first::step])
         if self.heads is not None:
             part.heads = self.heads[first::step]
@@ -175,7 +179,9 @@ class Run:
         return True
 
     def _alike(self, later: Run) -> bool:
-        """Return whether the attributes differ at most in the frame size, of which a run keeps the largest."""
+        """Return whether the attributes differ at most in the frame size, of
+        which a run keeps the largest.
+        """
         return self.attributes._replace(frame_bytes=later.attributes.frame_bytes) == later.attributes
 
     def page_out(self) -> int:
@@ -193,7 +199,9 @@ class Run:
 
 
 class LargeRun(Run):
-    """New messages of which some were made ready before, because they are large: by the identity of their contents."""
+    """New messages of which some were made ready before, because they are large: by the identity of their
+    contents.
+    """
 
     __slots__ = ("made",)
 

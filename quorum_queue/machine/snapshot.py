@@ -97,7 +97,9 @@ def encode(machine: Machine) -> bytes:
 
 
 def decode(data: bytes | memoryview) -> Machine:
-    """Build a machine from what `encode` returned; sinks and windows are the host's to put back. Raises CodecError."""
+    """Build a machine from what `encode` returned; sinks and windows are the host's to put back. Raises
+    CodecError.
+    """
     try:
         state = _decoder.decode(data)
         check_version(state.version)
@@ -113,7 +115,9 @@ def check_version(version: int) -> None:
 
 
 def digest(machine: Machine) -> bytes:
-    """16 bytes that are equal on replicas in the same state, however runs are cut and whatever is in memory."""
+    """16 bytes that are equal on replicas in the same state, however runs
+    are cut and whatever is in memory.
+    """
     digest = blake2b(digest_size=16)
     fields = asdict(machine.settings), machine.next_seq, machine.last_used_ms
     digest.update(repr(fields).encode())

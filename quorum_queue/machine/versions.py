@@ -7,19 +7,20 @@ all nodes of the cluster can apply the new one (see amqp_server.cluster.maintena
 node only begins with the newest.
 
     1   mqd 0.1
-    2   mqd 0.2: dead letters that come again are taken once (("enqueue_letter", …)), and messages whose bodies no
-        member can read leave the queue (("lose", …)); a message that comes back when its time is up expires
+    2   mqd 0.2: dead letters that come again are taken once (("enqueue_letter", …)), and messages whose
+        bodies no member can read leave the queue (("lose", …)); a message that comes back when its time is up
+        expires
 
     3   mqd 0.2: nothing new for quorum queues; clusters have streams
 
-    4   mqd 0.2: a queue that loses its dead-letter exchange drops the dead letters that it holds; clusters have
-        policies
+    4   mqd 0.2: a queue that loses its dead-letter exchange drops the dead letters that it holds; clusters
+        have policies
 
-    5   mqd 0.2: nothing new for quorum queues; clusters have super streams, consumer groups, and streams that drop
-        duplicates and are compressed and compacted
+    5   mqd 0.2: nothing new for quorum queues; clusters have super streams, consumer groups, and streams that
+        drop duplicates and are compressed and compacted
 
-    6   mqd 0.2: nothing new for quorum queues; publishers choose when they are confirmed (x-confirm), for which nodes send
-        each other frames of their own; streams of a cluster keep offsets by name
+    6   mqd 0.2: nothing new for quorum queues; publishers choose when they are confirmed (x-confirm), for
+        which nodes send each other frames of their own; streams of a cluster keep offsets by name
 
 A node that meets a newer version than its own in an entry or a snapshot can't know what the others do: the
 queue stops there, with a line that says so.
@@ -51,9 +52,9 @@ STREAMS = 3
 PARAMETERS = 4
 #: The cluster has consumer groups.
 GROUPS = 5
-#: One operation of the topology makes very many queues, whose ids are no indexes of the log. Messages come to streams of a
-#: cluster with their names, and compressed. Members of a stream compact: what one has sent to another one may stand for
-#: more offsets than it has messages.
+#: One operation of the topology makes very many queues, whose ids are no indexes of the log. Messages come to
+#: streams of a cluster with their names, and compressed. Members of a stream compact: what one has sent to
+#: another one may stand for more offsets than it has messages.
 SUPER_STREAMS = 5
 #: Nodes know the levels of confirmation, and the frames for them.
 CONFIRM_LEVELS = 6
@@ -68,7 +69,9 @@ FEATURES = tuple(f"machine/{version}" for version in range(FIRST + 1, NEWEST + 1
 
 
 def newest_of(features: Collection[str]) -> int:
-    """Return the newest version that a node with these features can apply, as far as this one knows versions."""
+    """Return the newest version that a node with these features can apply, as
+    far as this one knows versions.
+    """
     version = FIRST
     while version < NEWEST and f"machine/{version + 1}" in features:
         version += 1

@@ -180,7 +180,7 @@ class Raft:
         # A leader must be able to send and apply all its entries, and know the last members in its log.
         return not self.amnesiac and not self.has_holes and self.node in self.members.voters
 
-    # -- time and contact ------------------------------------------------------------------------------------------
+    # -- time and contact ------------------------------------------------------------------------------------
 
     def tick(self, heard: Collection[str]) -> None:
         """A tick has passed; `heard` are the nodes that this node has heard from lately."""
@@ -221,7 +221,7 @@ class Raft:
                 self.options, self.node, voters, self.group, self.term, self.attempt
             )
 
-    # -- proposals -------------------------------------------------------------------------------------------------
+    # -- proposals -------------------------------------------------------------------------------------------
 
     def _leading(self) -> Leadership:
         if self.leadership is None:
@@ -284,7 +284,7 @@ class Raft:
             self.become_follower(self.term, "")
             self.elapsed = -self.options.election_ticks
 
-    # -- snapshots -------------------------------------------------------------------------------------------------
+    # -- snapshots -------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """This member is no longer used. Break its cycle with the leadership, so that both are freed."""
@@ -330,7 +330,7 @@ class Raft:
         if self.leader:
             following.acknowledge(self, kind=SNAPSHOT_ANSWER)
 
-    # -- the disk --------------------------------------------------------------------------------------------------
+    # -- the disk --------------------------------------------------------------------------------------------
 
     def written(self, index: int, term: int) -> None:
         """The entries of a Ready, of which this is the last, are durable."""
@@ -398,7 +398,7 @@ class Raft:
         if self.leader:
             following.acknowledge(self)
 
-    # -- messages --------------------------------------------------------------------------------------------------
+    # -- messages --------------------------------------------------------------------------------------------
 
     def step(self, message: Message) -> None:
         """Take a message from another member. Raises LogDiverged."""
@@ -418,7 +418,7 @@ class Raft:
         else:
             self._resting.append(message)
 
-    # -- roles -----------------------------------------------------------------------------------------------------
+    # -- roles -----------------------------------------------------------------------------------------------
 
     def become_leader(self) -> None:
         self.role = LEADER
@@ -471,7 +471,7 @@ class Raft:
         self.set_hard(self.term, self.leader)
         following.acknowledge(self)
 
-    # -- the log ---------------------------------------------------------------------------------------------------
+    # -- the log ---------------------------------------------------------------------------------------------
 
     def append(self, entries: Sequence[Entry]) -> None:
         """Append to the log, replacing its end if they overlap. New members count from their entry on."""

@@ -22,7 +22,9 @@ def start_pre_vote(raft: Raft, *, reforming: bool = False) -> None:
 
 
 def start_vote(raft: Raft, *, forced: bool = False) -> None:
-    """Ask for votes in a new term. This member's own vote counts, like those of others, when it is durable."""
+    """Ask for votes in a new term. This member's own vote counts, like
+    those of others, when it is durable.
+    """
     raft.set_hard(raft.term + 1, raft.node)
     _candidate(raft, CANDIDATE)
     for name in raft.members.voters:
@@ -93,7 +95,9 @@ def on_vote_answer(raft: Raft, message: Message) -> None:
 
 
 def _has_forgotten(raft: Raft, message: Message) -> bool:
-    """Return whether a voter has no memory. If only its vote is lost, it may have more entries than this member."""
+    """Return whether a voter has no memory. If only its vote is lost, it may have more entries than this
+    member.
+    """
     own = raft.log.last_term, raft.log.last_index
     return bool(message.amnesiac) and (message.log_term, message.index) <= own
 

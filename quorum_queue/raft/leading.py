@@ -53,7 +53,7 @@ class Leadership:
         self.transfer_silent = 0
         self.meet_members()
 
-    # -- proposals -------------------------------------------------------------------------------------------------
+    # -- proposals -------------------------------------------------------------------------------------------
 
     def propose(self, kind: int, data: bytes) -> int:
         raft = self.raft
@@ -68,7 +68,9 @@ class Leadership:
         self.propose(EMPTY, b"")
 
     def propose_members(self, members: Members) -> int:
-        """See Raft paper 4.3 (dissertation) and the erratum on it: not before an entry of this term is committed."""
+        """See Raft paper 4.3 (dissertation) and the erratum on it: not before an entry of this term is
+        committed.
+        """
         raft = self.raft
         problem = members.problem()
         if not problem and raft.commit < self.first_index:
@@ -123,7 +125,7 @@ class Leadership:
             self.peers = {name: peer for name, peer in self.peers.items() if name in everyone}
         self.due = True
 
-    # -- time and contact ------------------------------------------------------------------------------------------
+    # -- time and contact ------------------------------------------------------------------------------------
 
     def tick(self, heard: Collection[str]) -> None:
         raft = self.raft
@@ -191,7 +193,7 @@ class Leadership:
                 return False
         return self.has_quorum()
 
-    # -- sending ---------------------------------------------------------------------------------------------------
+    # -- sending ---------------------------------------------------------------------------------------------
 
     def send(self) -> None:
         """Send the followers everything that flow control permits."""
@@ -259,7 +261,9 @@ class Leadership:
         return min(self.raft.commit, peer.match)
 
     def _known_index(self, peer: Progress) -> int:
-        """Return the index that an append without entries follows on: for a follower in step, its known last one."""
+        """Return the index that an append without entries follows on: for a follower in step, its known last
+        one.
+        """
         if peer.state == REPLICATE and peer.match >= self.raft.log.snapshot_index:
             return peer.match
         return max(peer.next - 1, self.raft.log.snapshot_index)
@@ -273,7 +277,7 @@ class Leadership:
             raft.send(Message(COMMIT, raft.node, name, raft.term, index, raft.log.term_at(index), commit,
                               hint_term=raft.commit))  # fmt: skip
 
-    # -- answers ---------------------------------------------------------------------------------------------------
+    # -- answers ---------------------------------------------------------------------------------------------
 
     def on_answer(self, message: Message) -> None:
         """Handle an answer to APPEND, COMMIT or SNAPSHOT."""
@@ -337,7 +341,7 @@ class Leadership:
         return Message(SNAPSHOT, raft.node, node, raft.term, index, raft.log.term_at(index),
                        members=raft.members_at(index))  # fmt: skip
 
-    # -- commit ----------------------------------------------------------------------------------------------------
+    # -- commit ----------------------------------------------------------------------------------------------
 
     def advance_commit(self) -> None:
         raft = self.raft
@@ -361,7 +365,8 @@ class Leadership:
         return self.raft.log.stable_index
 
     def reached(self) -> int:
-        """Return the index up to which all voters in contact have the log on their disks, and a majority of all.
+        """Return the index up to which all voters in contact have the log on their disks, and a majority of
+        all.
 
         A voter that has lost its memory is no voter until it has caught up.
         """
@@ -386,7 +391,7 @@ class Leadership:
             if peer.amnesiac:
                 readmission.proceed(self, name, peer)
 
-    # -- the end ---------------------------------------------------------------------------------------------------
+    # -- the end ---------------------------------------------------------------------------------------------
 
     def transfer(self, to: str) -> None:
         peer = self.peers.get(to)

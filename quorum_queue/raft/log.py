@@ -68,8 +68,8 @@ class Log:
     ) -> None:
         """`terms`: (first index, term) of each run of entries of one term, as found on disk.
 
-        An unreadable entry gets its predecessor's term. `holes` are the unreadable entries. No entry has a term above
-        `term_bound`.
+        An unreadable entry gets its predecessor's term. `holes` are the unreadable entries. No entry has a
+        term above `term_bound`.
         """
         self._storage = storage
         self.snapshot_index = snapshot_index
@@ -119,7 +119,7 @@ class Log:
             index += 1
         return index
 
-    # -- terms -----------------------------------------------------------------------------------------------------
+    # -- terms -----------------------------------------------------------------------------------------------
 
     @property
     def last_term(self) -> int:
@@ -141,7 +141,9 @@ class Log:
         return self.terms[bisect_right(self.terms, (index, _ENDLESS)) - 1][1]
 
     def last_before_conflict(self, index: int, term: int) -> int:
-        """Return the last index up to this one whose term is not above `term`: the logs agree up to there at best."""
+        """Return the last index up to this one whose term is not above `term`: the logs agree up to there at
+        best.
+        """
         index = min(index, self.last_index)
         for first, own in reversed(self.terms):
             if first <= index:
@@ -150,7 +152,7 @@ class Log:
                 index = first - 1
         return index
 
-    # -- appending -------------------------------------------------------------------------------------------------
+    # -- appending -------------------------------------------------------------------------------------------
 
     def append(self, entries: Sequence[Entry]) -> None:
         """Append consecutive entries, or replace the end with them."""
@@ -190,7 +192,7 @@ class Log:
         self.newly_lost = tuple(lost for lost in self.newly_lost if lost < index)
         self.vague = tuple(lost for lost in self.vague if lost < index)
 
-    # -- the disk --------------------------------------------------------------------------------------------------
+    # -- the disk --------------------------------------------------------------------------------------------
 
     @property
     def unwritten(self) -> bool:
@@ -216,7 +218,7 @@ class Log:
                 return False
         return False
 
-    # -- reading ---------------------------------------------------------------------------------------------------
+    # -- reading ---------------------------------------------------------------------------------------------
 
     def read(self, low: int, high: int, max_bytes: int) -> tuple[Entry, ...]:
         """Return entries from `low` up to a lost one or one that needs a wait for the disk; perhaps none."""
@@ -333,7 +335,7 @@ class Log:
     def _cache_first(self) -> int:
         return self.last_index + 1 - len(self._cache)
 
-    # -- snapshots -------------------------------------------------------------------------------------------------
+    # -- snapshots -------------------------------------------------------------------------------------------
 
     def compact(self, index: int) -> None:
         """Forget the entries up to this one, which a snapshot covers."""

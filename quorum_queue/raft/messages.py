@@ -57,7 +57,8 @@ _U32: Final = struct.Struct(">I")
 _HEAD_BYTES: Final = 45
 _MORE_BYTES: Final = 32
 _ENTRY_BYTES: Final = 13
-#: A message up to this size is copied as a whole before it is read: slices of bytes cost much less than views of views.
+#: A message up to this size is copied as a whole before it is read: slices of bytes cost much less than views
+#: of views.
 COPIED_BYTES_MAX: Final = 4096
 #: Names of nodes that are kept.
 NAMES_MAX: Final = 256
@@ -184,8 +185,9 @@ def encode_message(group: int, message: Message, before: bytes = b"") -> list[by
 
 
 def decode_message(frame: memoryview | bytes, at: int = 0) -> tuple[int, Message]:
-    """Return the group and the message, which begins there and ends with the frame. Raises CodecError on anything that
-    `encode_message` does not make."""
+    """Return the group and the message, which begins there and ends with the frame. Raises CodecError on
+    anything that `encode_message` does not make.
+    """
     try:
         return _decode(bytes(frame) if len(frame) <= COPIED_BYTES_MAX else memoryview(frame), at)
     except (struct.error, UnicodeDecodeError) as error:

@@ -50,15 +50,16 @@ class Ready:
         self.messages = messages
         #: To be sent when `hard` and `entries` of this Ready are durable.
         self.after_sync = after_sync
-        #: To be applied now, in order; each entry of any kind comes once. They are on the disks of a majority,
-        #: perhaps without this node's own: its write may still be running.
+        #: To be applied now, in order; each entry of any kind comes once. They are on the disks of a
+        #: majority, perhaps without this node's own: its write may still be running.
         self.committed = committed
         #: Followers whose next entry is gone from the log: send `snapshot_offer()` and the newest snapshot.
         self.snapshots = snapshots
         #: The leader's snapshot that this node needs: when all of it has arrived, `installing()`, write it,
         #: `restore()`.
         self.offer = offer
-        #: Entries of this disk that cannot be read: fetch them from a peer, store them, and say `found(index)`.
+        #: Entries of this disk that cannot be read: fetch them from a peer, store them, and say
+        #: `found(index)`.
         self.lost = lost
         #: First and last index of entries to be read soon: make them readable without a wait.
         self.reads = reads

@@ -1,7 +1,8 @@
-"""A connection and its thread: the thread reads, answers heartbeats, and hands each frame to whom it concerns.
+"""A connection and its thread: the thread reads, answers heartbeats, and hands each frame to whom it
+concerns.
 
-The caller's methods block until the broker has answered. What comes in masses (confirms, deliveries) never becomes an
-object here: an *intake* is offered the received bytes first and takes what it knows by offset.
+The caller's methods block until the broker has answered. What comes in masses (confirms, deliveries) never
+becomes an object here: an *intake* is offered the received bytes first and takes what it knows by offset.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ class Intake(Protocol):
     """All methods run on the connection's thread, and must not block."""
 
     def take(self, data: bytes, start: int, end: int) -> int:
-        """Take whole frames from `start` on, and return where the first stands that is not for this intake."""
+        """Take whole frames from `start` on, and return where the first
+        stands that is not for this intake.
+        """
 
     def content(self, method: Any, properties: Any, body: bytes) -> None:
         """A message that `take` has left: a return, a delivery, an answer to basic.get is not among them."""
@@ -89,7 +92,9 @@ class Connection:
 
     @classmethod
     def open(cls, login: Login, name: str, first: int = 0) -> Connection:
-        """Try the hosts in turn, beginning with the one of number `first`. Channel 1 is open then. Raises ConnectFailed."""
+        """Try the hosts in turn, beginning with the one of number `first`. Channel 1 is open then. Raises
+        ConnectFailed.
+        """
         failures: list[ConnectFailed] = []
         for turn in range(len(login.hosts)):
             host = login.hosts[(first + turn) % len(login.hosts)]
@@ -140,7 +145,9 @@ class Connection:
         self.call(spec.Channel.Open(), spec.Channel.OpenOk)
 
     def send(self, data: bytes) -> None:
-        """Never blocks: what the kernel does not take at once, the thread sends. Raises what ended the connection."""
+        """Never blocks: what the kernel does not take at once, the thread sends. Raises what ended the
+        connection.
+        """
         if self.error is not None:
             raise self.error
         self._sent_at = time.monotonic()

@@ -57,7 +57,9 @@ class BadUrl(ValueError):
 
 
 def parse_url(url: str) -> Login:
-    """Read `amqp://user:password@host1:5672,host2:5672/vhost`, or several whole urls with commas between them."""
+    """Read `amqp://user:password@host1:5672,host2:5672/vhost`, or several whole urls with commas between
+    them.
+    """
     logins = [_parse_one(part) for part in _whole_urls(url)]
     first = logins[0]
     for other in logins[1:]:

@@ -1,4 +1,6 @@
-"""Messages out, with a window of confirms; over another connection, if this one is lost, what was not confirmed."""
+"""Messages out, with a window of confirms; over another connection, if this one is lost, what was not
+confirmed.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,9 @@ class Publisher:
         return window
 
     def send(self, messages: Sequence[bytes], first_row: int) -> None:
-        """Returns when all are sent and no more than the window are unconfirmed. Raises AmqpError; Refused names the first."""
+        """Returns when all are sent and no more than the window are unconfirmed. Raises AmqpError; Refused
+        names the first.
+        """
         chunk = min(CHUNK, self._terms.in_flight_max)
         for start in range(0, len(messages), chunk):
             self._send_chunk(messages[start : start + chunk], first_row + start)
@@ -250,7 +254,8 @@ class Publisher:
             for offset, message in enumerate(sent.messages):
                 if not old.is_settled(sent.first_tag + offset):
                     unsettled.append((sent.first_row + offset, message))
-        # Numbered anew before anything is sent: if this connection is lost too, all of them are still unconfirmed.
+        # Numbered anew before anything is sent: if this connection is lost too, all of them are still
+        # unconfirmed.
         self._sent = deque(
             _Sent(tag, row, (message,), len(message)) for tag, (row, message) in enumerate(unsettled, 1)
         )

@@ -1,8 +1,9 @@
 """A socket that two threads use: the caller writes what goes at once, the socket's own thread does all else.
 
-The caller encodes and would hold the interpreter's lock; handing every block to the other thread would cost a switch of
-threads for each. So it tries to send by itself, and leaves to the other only what the kernel did not take. Every use of the
-socket is under one lock and never blocks, which is what TLS asks for: an SSL object must not be read and written at once.
+The caller encodes and would hold the interpreter's lock; handing every block to the other thread would cost a
+switch of threads for each. So it tries to send by itself, and leaves to the other only what the kernel did
+not take. Every use of the socket is under one lock and never blocks, which is what TLS asks for: an SSL
+object must not be read and written at once.
 """
 
 from __future__ import annotations

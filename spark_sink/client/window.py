@@ -36,7 +36,9 @@ class Returned:
 
 
 class Window:
-    """An intake for a connection that publishes. Written by the connection's thread, read by the publishing one."""
+    """An intake for a connection that publishes. Written by the connection's thread, read by the publishing
+    one.
+    """
 
     def __init__(self, changed: threading.Condition) -> None:
         self._changed = changed

@@ -1,6 +1,8 @@
-"""A range of offsets of one partition, as a task reads it: from a consumer of its own, which begins at the first offset.
+"""A range of offsets of one partition, as a task reads it: from a consumer of its own, which begins at the
+first offset.
 
-An ack is nothing but room for more messages. So a lost connection costs nothing: the next one begins where this one was.
+An ack is nothing but room for more messages. So a lost connection costs nothing: the next one begins where
+this one was.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ LOOK_S = 0.2
 
 
 def nearest_host(hosts: Sequence[Host], number: int) -> int:
-    """Return which host to begin with: one on this machine if there is any, and each task another one of those."""
+    """Return which host to begin with: one on this machine if there is any, and each task another one of
+    those.
+    """
     local = {"localhost", "127.0.0.1", "::1", socket.gethostname(), socket.getfqdn()}
     near = [index for index, host in enumerate(hosts) if host.name in local] or range(len(hosts))
     return near[number % len(near)]
@@ -185,7 +189,9 @@ class Fetch:
         return run
 
     def _begins_late(self, found: int) -> None:
-        """The first message has a later offset: compaction leaves gaps, and what retention takes is lost to the query."""
+        """The first message has a later offset: compaction leaves gaps, and what retention takes is lost to
+        the query.
+        """
         first = found
         if self._connection is not None and self._connection.capabilities.get(CAPABILITY):
             with Connection.open(self._options.login, f"spark read {self._queue}", self._host) as other:

@@ -1,4 +1,6 @@
-"""Offsets of partitions: what a checkpoint holds, how a limit is shared out, how a range is cut for tasks. Pure."""
+"""Offsets of partitions: what a checkpoint holds, how a limit is shared out, how a range is cut for tasks.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def from_json(offset: Mapping[str, Any], stream: str) -> Offsets:
 
 
 def resolved(option: str, given: StartingOffsets, first: Offsets, following: Offsets) -> Offsets:
-    """Return the offsets that an option means, where partitions have these first and next ones. Raises BadOption."""
+    """Return the offsets that an option means, where partitions have these first and next ones. Raises
+    BadOption.
+    """
     if given == "earliest":
         return dict(first)
     if given == "latest":
@@ -88,7 +92,8 @@ def limited(start: Offsets, end: Offsets, most: int | None) -> Offsets:
     if most is None or total <= most:
         return dict(end)
     shares = {partition: most * count // total for partition, count in due.items()}
-    # What rounding has left goes to those that lost most by it, so that something is read whenever there is something.
+    # What rounding has left goes to those that lost most by it, so that something is read whenever there is
+    # something.
     left = most - sum(shares.values())
     for partition in sorted(due, key=lambda each: (-(most * due[each] % total), each))[:left]:
         shares[partition] += 1
@@ -96,7 +101,9 @@ def limited(start: Offsets, end: Offsets, most: int | None) -> Offsets:
 
 
 def cut(start: Offsets, end: Offsets, least: int | None, longest: int | None = None) -> list[Range]:
-    """Return the ranges of the tasks: a partition each, or parts of like size if `least` or `longest` ask for more."""
+    """Return the ranges of the tasks: a partition each, or parts of like size if `least` or `longest` ask for
+    more.
+    """
     whole = [Range(partition, start[partition], end[partition]) for partition in sorted(end)]
     whole = [each for each in whole if len(each) > 0]
     counts = [1 if longest is None else -(-len(each) // longest) for each in whole]

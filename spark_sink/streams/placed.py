@@ -50,7 +50,9 @@ def _table(properties: bytes) -> tuple[int, int]:
 
 
 def before_offset(properties: bytes) -> tuple[bytes, int]:
-    """Return what comes before the offset, as it was published, and where the offset stands. Raises BadMessage."""
+    """Return what comes before the offset, as it was published, and where the offset stands. Raises
+    BadMessage.
+    """
     at = _value_at(properties)
     return _without(properties[:at], properties), at
 
@@ -80,7 +82,9 @@ def without_offsets(properties: Sequence[bytes]) -> tuple[list[int], list[bytes]
 
 
 def _without(before: bytes, properties: bytes) -> bytes:
-    """Return what comes before the offset's value, without its header; nothing is left of a table that it had alone."""
+    """Return what comes before the offset's value, without its header; nothing is left of a table that it had
+    alone.
+    """
     table_at, table_end = _table(properties)
     size = table_end - table_at - U32.size - len(MARK) - VALUE_BYTES
     if not size:

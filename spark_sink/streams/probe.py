@@ -1,9 +1,9 @@
 """What a driver asks of a stream: its partitions, and which offsets each has.
 
-mqd counts the messages behind an offset in the answer to a passive declare (capability stream_offsets), and refuses an
-offset that is not there with those that are; so one question tells how far a query may read and whether retention was
-faster. RabbitMQ's count of a stream is seldom right. There a consumer looks: from `first`, and from `last` on until
-nothing more comes.
+mqd counts the messages behind an offset in the answer to a passive declare (capability stream_offsets), and
+refuses an offset that is not there with those that are; so one question tells how far a query may read and
+whether retention was faster. RabbitMQ's count of a stream is seldom right. There a consumer looks: from
+`first`, and from `last` on until nothing more comes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ CAPABILITY = "stream_offsets"
 COUNT_MAX = 2**32 - 1
 #: How often it is looked whether a super stream has got more partitions.
 DISCOVERY_S = 5.0
-#: A broker without the capability: a chunk has come when nothing came for so long, and a look takes no longer than that.
+#: A broker without the capability: a chunk has come when nothing came for so long, and a look takes no longer
+#: than that.
 QUIET_S, LOOK_MAX_S = 0.3, 2.0
 #: How long a first message, or one of a time, may take to come from a cold disk.
 FIRST_MAX_S, MOMENT_MAX_S = 30.0, 10.0
@@ -80,7 +81,9 @@ def refusal(error: ChannelClosed, queue: str) -> AmqpError:
 
 
 def count_from(connection: Connection, queue: str, offset: int) -> int | Bounds:
-    """How many messages consumers can have from an offset on; what is there if the offset is not. Raises AmqpError."""
+    """How many messages consumers can have from an offset on; what is there if the offset is not. Raises
+    AmqpError.
+    """
     declare = spec.Queue.Declare(queue=queue, passive=True, arguments={OFFSET: offset})
     try:
         return int(connection.call(declare, spec.Queue.DeclareOk).message_count)
@@ -237,7 +240,9 @@ class Probe:
         *,
         once: bool = False,
     ) -> dict[int, list[int]]:
-        """Consume all partitions at once; with `once` until each has brought something, else until nothing comes."""
+        """Consume all partitions at once; with `once` until each has brought something, else until nothing
+        comes.
+        """
         seen = _Seen()
         connection.set_intake(seen)
         try:

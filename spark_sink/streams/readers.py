@@ -1,7 +1,8 @@
-"""Streams and super streams, as Spark reads them: a partition is a task, or several, and offsets are Spark's own.
+"""Streams and super streams, as Spark reads them: a partition is a task, or several, and offsets are Spark's
+own.
 
-The driver looks at how far each partition has come (`probe`), and tasks read ranges of offsets (`fetch`). Nothing is taken
-away by that, so any range can be read again, by a task or a query that is repeated.
+The driver looks at how far each partition has come (`probe`), and tasks read ranges of offsets (`fetch`).
+Nothing is taken away by that, so any range can be read again, by a task or a query that is repeated.
 """
 
 from __future__ import annotations
@@ -104,7 +105,9 @@ class LogReader(DataSourceReader):
 
 
 class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """`spark.readStream`. Copies of it are pickled to the tasks, where only `read` is called; so nothing is opened here."""
+    """`spark.readStream`. Copies of it are pickled to the tasks, where only `read` is called; so nothing is
+    opened here.
+    """
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         check_schema(schema, partitions=True)
@@ -204,7 +207,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 lost(self._options, queue, begin, min(found.first, found.next))
                 self._told.add((partition, found.first))
             return found.next
-        # A node of a cluster may be behind for a while; else the stream is another one than that which was read.
+        # A node of a cluster may be behind for a while; else the stream is another one than that which was
+        # read.
         since = self._short_since.setdefault(partition, time.monotonic())
         if (time.monotonic() - since) * 1_000 > self._options.redelivery_timeout_ms:
             text = (

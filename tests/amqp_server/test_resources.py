@@ -126,7 +126,9 @@ def test_small_changes_are_not_worth_while() -> None:
 
 
 def test_what_is_freed_between_things_that_stay_is_given_back() -> None:
-    """The last time was while all was in use. What is freed since makes holes, and the memory stays as it is."""
+    """The last time was while all was in use. What is freed since makes
+    holes, and the memory stays as it is.
+    """
     heap = Heap(50 * MIB, 5 * MIB)
     heap.given_back(200 * MIB, 150 * MIB, 0.0)
     memory, at = 200 * MIB, []

@@ -1,4 +1,6 @@
-"""python -m tests.attacks: every attack on a node of its own, judged by a bystander's latency and the broker's memory."""
+"""python -m tests.attacks: every attack on a node of its own, judged by a bystander's latency and the
+broker's memory.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""python -m tests.attacks.bystander AMQP_PORT HTTP_PORT PID: a small client whose latency is watched during an attack.
+"""python -m tests.attacks.bystander AMQP_PORT HTTP_PORT PID: a small client whose latency is watched during
+an attack.
 
-It publishes a message every PERIOD_S and consumes it, logs in anew and asks for `/health` now and then. It ends when its
-standard input ends, and prints what it saw as JSON. A process of its own, so that no attacker shares its interpreter.
+It publishes a message every PERIOD_S and consumes it, logs in anew and asks for `/health` now and then. It
+ends when its standard input ends, and prints what it saw as JSON. A process of its own, so that no attacker
+shares its interpreter.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ class Seen:
     """Latencies in ms, each from the moment it was due."""
 
     messages: list[float] = field(default_factory=list)
-    #: CPU time of the node's loop while a message was under way, ms: what others on the machine do changes nothing.
+    #: CPU time of the node's loop while a message was under way, ms: what others on the machine do changes
+    #: nothing.
     loop: list[float] = field(default_factory=list)
     logins: list[float] = field(default_factory=list)
     probes: list[float] = field(default_factory=list)
@@ -80,8 +83,9 @@ class Bystander:
                 return bool(ready)
 
     def _publish(self, due: float) -> None:
-        """Messages are published when they are due, whether those before have come or not: a client that waited for each of
-        them would measure its own queue, too, as soon as one takes longer than PERIOD_S."""
+        """Messages are published when they are due, whether those before have come or not: a client that
+        waited for each of them would measure its own queue, too, as soon as one takes longer than PERIOD_S.
+        """
         if self._under_way and due - self._under_way[0][0] > PATIENCE_S:
             raise TimeoutError(f"a message did not come within {PATIENCE_S} s")
         self._under_way.append((due, self._loop_ms()))

@@ -24,11 +24,11 @@ MIB = 1 << 20
 MEMORY_LIMIT = 600 * MIB
 #: The bystander's p99 may grow by so much, ms: a turn takes a few, and the attacker has a core of its own.
 P99_MAX_MS = 20.0
-#: A step of the event loop may take so much CPU time, ms, where steps are watched: what else the machine does, and how
-#: long others waited in a row of short steps, does not count in it.
+#: A step of the event loop may take so much CPU time, ms, where steps are watched: what else the machine
+#: does, and how long others waited in a row of short steps, does not count in it.
 STEP_MAX_MS = 25.0
-#: Memory that an attack may leave behind: allocator, caches, threads. The allocator may keep more, and uses it again:
-#: then a second attack must not add as much.
+#: Memory that an attack may leave behind: allocator, caches, threads. The allocator may keep more, and uses
+#: it again: then a second attack must not add as much.
 KEPT_MAX_BYTES = 100 * MIB
 #: What the resident set may reach: the limit, mapped pages of the store and the interpreter itself.
 RESIDENT_MAX_BYTES = MEMORY_LIMIT + 150 * MIB
@@ -53,7 +53,9 @@ class Target:
 
     @contextlib.contextmanager
     def client(self, **options: Any) -> Iterator[Client]:
-        """A client that logs in as the bystander does. The broker may hang up on it: that is a good answer."""
+        """A client that logs in as the bystander does. The broker may hang up
+        on it: that is a good answer.
+        """
         client = Client(self.node.port, **options)
         try:
             with contextlib.suppress(Gone):
@@ -74,8 +76,8 @@ class Scene:
     alarms: bool = False
     #: The node's own.
     options: tuple[str, ...] = ()
-    #: What there is beside the node while it runs, such as a server that it asks: with more options of the node's, and for
-    #: the attacker. It is made in the node's directory.
+    #: What there is beside the node while it runs, such as a server that it asks: with more options of the
+    #: node's, and for the attacker. It is made in the node's directory.
     beside: Callable[[Path], AbstractContextManager[tuple[Any, Sequence[str]]]] | None = None
 
     def __str__(self) -> str:
@@ -105,8 +107,9 @@ class Verdict:
     steps: Sequence[steps.Step] = ()
 
     def late(self, slack: float, *, cpu: bool = False) -> list[str]:
-        """Latencies that do not hold, if they may be `slack` times as long as on a quiet machine; `cpu`: as far as the CPU
-        time of the node's loop is to blame."""
+        """Latencies that do not hold, if they may be `slack` times as long as on a quiet machine; `cpu`: as
+        far as the CPU time of the node's loop is to blame.
+        """
         found = []
         most = P99_MAX_MS * slack + self.calm_p99_ms
         if not self.scene.alarms and self.loop_ms > P99_MAX_MS:

@@ -1,8 +1,8 @@
 """python -m tests.attacks.soak: an hour of churn, after which the broker is as small as after five minutes.
 
-Connections, channels, users, queues of every kind, bindings, messages, transactions, dead letters, refusals and requests
-over HTTP come and go. Memory, descriptors, threads and the disk are sampled; the lowest values of the last twelfth of the
-time are compared with those of the second twelfth.
+Connections, channels, users, queues of every kind, bindings, messages, transactions, dead letters, refusals
+and requests over HTTP come and go. Memory, descriptors, threads and the disk are sampled; the lowest values
+of the last twelfth of the time are compared with those of the second twelfth.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """python -m tests.attacks.steps REPORT OPTIONS…: mqd with a watch on its event loop.
 
-The longest steps between two waits of a task go to REPORT as JSON, each with its CPU time and where it was spent. CPU time,
-because a busy machine stretches the wall clock. `forget` begins anew, for what has to be judged by itself.
+The longest steps between two waits of a task go to REPORT as JSON, each with its CPU time and where it was
+spent. CPU time, because a busy machine stretches the wall clock. `forget` begins anew, for what has to be
+judged by itself.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""A cluster under faults, fault by fault: `python -m tests.cluster.chaos [--broker rabbitmq] [--faults "kill leader" …]`.
+"""A cluster under faults, fault by fault: `python -m tests.cluster.chaos [--broker rabbitmq] [--faults "kill
+leader" …]`.
 
-Prints a table as it goes; the exit code says whether all held. Links to RabbitMQ's nodes are cut by packet filters, for
-which this program moves into a network namespace of its own, so it has to be root there.
+Prints a table as it goes; the exit code says whether all held. Links to RabbitMQ's nodes are cut by packet
+filters, for which this program moves into a network namespace of its own, so it has to be root there.
 """
 
 from __future__ import annotations

@@ -81,7 +81,8 @@ def used_bytes(place: Path) -> int:
 
 
 def in_store(place: Path, stored: bytes) -> bool:
-    """Return whether a committed state of a store below has these bytes. Before, only the write-ahead log may have them.
+    """Return whether a committed state of a store below has these bytes. Before, only the write-ahead log may
+    have them.
 
     It does not look into the file: the pages of a transaction are there before they count.
     """
@@ -104,7 +105,9 @@ def _in_environment(directory: Path, stored: bytes) -> bool:
 
 
 def flip(place: Path, stored: bytes, at: int, *, name: str = "*") -> int:
-    """Flip one bit, `at` bytes into each place of these files where these bytes are stored; how many places there were."""
+    """Flip one bit, `at` bytes into each place of these files where these bytes are stored; how many places
+    there were.
+    """
     found = 0
     for path in place.rglob(name):
         if not path.is_file() or not path.stat().st_size:

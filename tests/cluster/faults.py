@@ -35,7 +35,8 @@ THROTTLE_BYTES_PER_S = 200_000
 MIXED_ROUNDS = 10
 KILLS = 3
 STEP_KILLS = 12
-#: Kills at any step: share of them with which a disk is lost, and the files whose coming or going is waited for.
+#: Kills at any step: share of them with which a disk is lost, and the files whose coming or going is waited
+#: for.
 STEP_LOST_DISKS = 0.2
 STEP_FILES = (".segment", ".index", ".new", "first", "compacted", "sealed")
 #: A damage is far from the end, in a segment that is not written any more.
@@ -272,7 +273,9 @@ def set_clock_forward(scene: Scene) -> None:
 
 
 def fail_leader(scene: Scene) -> None:
-    """A queue raises on the node that leads it, twice: it comes back from what is stored, or from the others."""
+    """A queue raises on the node that leads it, twice: it comes back from
+    what is stored, or from the others.
+    """
     cluster, queue = scene.cluster, scene.queues[0]
     name = cluster.leader(queue)
     scene.strike(name)
@@ -284,7 +287,9 @@ def fail_leader(scene: Scene) -> None:
 
 
 def fail_for_good(scene: Scene) -> None:
-    """A queue raises on one node whenever it applies anything: it is set aside until an operator has it tried again."""
+    """A queue raises on one node whenever it applies anything: it is set aside until an operator has it tried
+    again.
+    """
     cluster, queue = scene.cluster, scene.queues[0]
     name = next(member.node for member in cluster.members(queue) if not member.leads)
     scene.strike(name)
@@ -330,9 +335,11 @@ def grow_and_shrink(scene: Scene) -> None:
 
 
 def move_queues(scene: Scene) -> None:
-    """Each node is taken out of the queues and comes back, while its clients publish, with confirms and in transactions.
+    """Each node is taken out of the queues and comes back, while its clients publish, with confirms and in
+    transactions.
 
-    Then once more for one of them, whose clients an alarm blocks before the queues go; they go on when these are back.
+    Then once more for one of them, whose clients an alarm blocks before the queues go; they go on when these
+    are back.
     """
     cluster = scene.cluster
     with scene.load.committing():
@@ -471,7 +478,8 @@ def kill_during_fill(scene: Scene) -> None:
 
 
 def kill_at_any_step(scene: Scene) -> None:
-    """Any node, as soon as anything changes among the files of its streams; now and then its disk is lost with it.
+    """Any node, as soon as anything changes among the files of its streams; now and then its disk is lost
+    with it.
 
     Nobody waits for replicas to agree in between, unless a disk was lost.
     """

@@ -1,7 +1,7 @@
 """What clients of a cluster were told and what they saw, and whether the two agree.
 
-A message is `stream << 32 | number`: a stream is one connection of one publisher, and numbers rise within it. So any body
-that comes out of a queue says where its place is. Rules, each counted by itself:
+A message is `stream << 32 | number`: a stream is one connection of one publisher, and numbers rise within it.
+So any body that comes out of a queue says where its place is. Rules, each counted by itself:
 
 - lost: confirmed, and never delivered although the queue was drained;
 - strange: delivered, and never published to this queue;
@@ -9,13 +9,14 @@ that comes out of a queue says where its place is. Rules, each counted by itself
 - order: of what one consumer's connection gets for the first time, numbers of a stream fall;
 - returned: delivered after its ack was certain to have been taken.
 
-An ack is certain in two ways. A broker never has more than `prefetch` messages out with a consumer, so when the consumer has
-received D messages, the first D − prefetch of its acks are settled. And where a broker's answers vouch for what was sent before
-them on the channel, an answer does.
+An ack is certain in two ways. A broker never has more than `prefetch` messages out with a consumer, so when
+the consumer has received D messages, the first D − prefetch of its acks are settled. And where a broker's
+answers vouch for what was sent before them on the channel, an answer does.
 
-A frozen node that wakes, and one that is cut off, may still hand out what it had in its hands when the others gave
-it up. No broker can call that back. Such a delivery is counted as late, but only from a node that was in that state.
-The same way round: what its consumers held went to others, so their acks come too late, and its answers say nothing of them.
+A frozen node that wakes, and one that is cut off, may still hand out what it had in its hands when the others
+gave it up. No broker can call that back. Such a delivery is counted as late, but only from a node that was in
+that state. The same way round: what its consumers held went to others, so their acks come too late, and its
+answers say nothing of them.
 """
 
 from __future__ import annotations

@@ -33,7 +33,9 @@ class Unsupported(Exception):
 
 
 class FilteredLinks:
-    """By packet filters, where each node has an address of its own. Only in a network namespace that nobody else uses."""
+    """By packet filters, where each node has an address of its own. Only in a network namespace that nobody
+    else uses.
+    """
 
     def __init__(self, addresses: dict[str, str]) -> None:
         self._addresses = addresses

@@ -316,8 +316,9 @@ class Load:
         _end(self.publishers)
 
     def drain(self, within_s: float = PATIENCE_S) -> None:
-        """Until consumers have had all that was confirmed and the queues say that they are empty. What is missing then
-        is told by the ledger; if queues are empty and nothing comes any more, nothing will."""
+        """Until consumers have had all that was confirmed and the queues say that they are empty. What is
+        missing then is told by the ledger; if queues are empty and nothing comes any more, nothing will.
+        """
         moved, seen = time.monotonic(), -1
 
         def over() -> bool:

@@ -1,4 +1,5 @@
-"""Streams and a super stream under the faults of a cluster: publishers and readers at all nodes, and what is judged.
+"""Streams and a super stream under the faults of a cluster: publishers and readers at all nodes, and what is
+judged.
 
 Messages are numbered as in the ledger of queues: `connection << 32 | number`. Rules, each counted by itself:
 
@@ -308,7 +309,9 @@ class LogLoad:
                     client.call(commands.Queue.Delete(queue=topic.queue), commands.Queue.DeleteOk)
 
     def verify(self) -> None:
-        """Publishers have ended: all readers come to the end, every node has everything, and replicas are whole."""
+        """Publishers have ended: all readers come to the end, every node has everything, and replicas are
+        whole.
+        """
         for log in self.topics.logs:
             try:
                 found: list[dict[str, Any]] = []
@@ -388,7 +391,9 @@ def changed(cluster: MqdCluster, node: str, suffix: str) -> None:
 
 
 def watched(cluster: MqdCluster, node: str, what: Callable[[set[str]], object]) -> None:
-    """Look at the names in the node's streams in a close loop until `what` they tell is another than at first."""
+    """Look at the names in the node's streams in a close loop until `what` they tell is another than at
+    first.
+    """
     directory = cluster.data(node) / "streams"
 
     def names() -> set[str]:

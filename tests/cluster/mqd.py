@@ -89,7 +89,7 @@ class MqdCluster(Cluster):
         }
         return node
 
-    # -- processes -------------------------------------------------------------------------------------------------
+    # -- processes -------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         for name in self.names:
@@ -170,7 +170,7 @@ class MqdCluster(Cluster):
     def set_clock(self, name: str, wrong_s: float) -> None:
         shifted_clock.set_clock(self._directory / name / "clock", wrong_s)
 
-    # -- management ------------------------------------------------------------------------------------------------
+    # -- management ------------------------------------------------------------------------------------------
 
     def _api(self, method: str, name: str, path: str, body: dict[str, Any] | None = None) -> Any:
         node = self._nodes[name]
@@ -254,7 +254,7 @@ class MqdCluster(Cluster):
         self.mqctl(name, "cluster", "transfer-leader", queue, name)
         wait_for(f"{name} leads {queue}", lambda: self.leader(queue) == name)
 
-    # -- membership ------------------------------------------------------------------------------------------------
+    # -- membership ------------------------------------------------------------------------------------------
 
     def grow(self) -> str:
         name = f"n{len(self._nodes) + 1}"

@@ -60,10 +60,12 @@ class Cluster(ABC):
 
     @property
     def tainted(self) -> bool:
-        """What was done to it left traces that do not go away by themselves, and would be found by the next test."""
+        """What was done to it left traces that do not go away by themselves, and would be found by the next
+        test.
+        """
         return False
 
-    # -- processes -------------------------------------------------------------------------------------------------
+    # -- processes -------------------------------------------------------------------------------------------
 
     @abstractmethod
     def start(self) -> None:
@@ -107,7 +109,7 @@ class Cluster(ABC):
     def preload(self, library: Path, environment: Callable[[str], dict[str, str]]) -> None:
         """From the next launch on, processes load this library first; the environment is by node."""
 
-    # -- queues ----------------------------------------------------------------------------------------------------
+    # -- queues ----------------------------------------------------------------------------------------------
 
     @abstractmethod
     def members(self, queue: str) -> list[Member]:
@@ -169,7 +171,7 @@ class Cluster(ABC):
         """The node through which all declarations go; None if there is none, or nobody tells."""
         return None
 
-    # -- what follows from these -----------------------------------------------------------------------------------
+    # -- what follows from these -----------------------------------------------------------------------------
 
     def restart(self, name: str) -> None:
         self.launch(name)

@@ -1,4 +1,6 @@
-"""What clients of every node ask while a fault lasts: they declare queues, and probes ask whether the node is ready."""
+"""What clients of every node ask while a fault lasts: they declare queues, and probes ask whether the node is
+ready.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""RabbitMQ in mqd's place: the same tests judge both, so that they test a cluster and not our reading of one."""
+"""RabbitMQ in mqd's place: the same tests judge both, so that they test a
+cluster and not our reading of one.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Earlier releases of mqd, run from their wheels beside the present version.
 
-A wheel of each release stays in tests/releases; the newest of them is the version that a cluster is upgraded from.
+A wheel of each release stays in tests/releases; the newest of them is the version that a cluster is upgraded
+from.
 """
 
 from __future__ import annotations

@@ -42,7 +42,9 @@ FAILURE_CHARS = 700
 
 
 class Scene:
-    """What faults act through. It keeps track of what is being done to whom, and so of what clients may suffer."""
+    """What faults act through. It keeps track of what is being done to whom, and so of what clients may
+    suffer.
+    """
 
     def __init__(
         self,
@@ -80,7 +82,7 @@ class Scene:
         self._absent: dict[str, float] = {}
         self._lock = threading.Lock()
 
-    # -- what the load asks ----------------------------------------------------------------------------------------
+    # -- what the load asks ----------------------------------------------------------------------------------
 
     def down(self, name: str, since: float) -> bool:
         return since < self._down.get(name, 0.0)
@@ -94,7 +96,7 @@ class Scene:
             if len(self.failures) < FAILURES_MAX and text not in self.failures:
                 self.failures.append(text)
 
-    # -- what is done ----------------------------------------------------------------------------------------------
+    # -- what is done ----------------------------------------------------------------------------------------
 
     def strike(self, *names: str) -> None:
         """Something begins to be done to the cluster; clients of these nodes will feel it."""
@@ -188,7 +190,7 @@ class Scene:
         """Let the load go on."""
         time.sleep(seconds)
 
-    # -- what is asked ---------------------------------------------------------------------------------------------
+    # -- what is asked ---------------------------------------------------------------------------------------
 
     def leader(self) -> str:
         return self.cluster.leader(self.queues[0])
@@ -198,7 +200,9 @@ class Scene:
         return [name for name in self.cluster.names if name != leader]
 
     def ends(self) -> tuple[str, str]:
-        """Two nodes that lead: the first of them all declarations, where there is such a node, and each a queue."""
+        """Two nodes that lead: the first of them all declarations, where there is such a node, and each a
+        queue.
+        """
         first = self.cluster.topology_leader() or self.leader()
         leaders = [self.cluster.leader(queue) for queue in self.queues]
         return first, next(name for name in (*leaders, *self.cluster.names) if name != first)
@@ -234,7 +238,7 @@ class Scene:
         """Quorum queues and streams."""
         return self.queues + (self.logs.names if self.logs is not None else [])
 
-    # -- from beginning to end -------------------------------------------------------------------------------------
+    # -- from beginning to end -------------------------------------------------------------------------------
 
     def declare(self) -> None:
         for i, queue in enumerate(self.queues):
@@ -315,8 +319,8 @@ class Outcome:
     late: int
     nacked: int
     redelivered: int
-    #: The longest time without a confirm: at nodes that nothing was done to, until the heal began, and after that;
-    #: at nodes to which something was done, all in all.
+    #: The longest time without a confirm: at nodes that nothing was done to, until the heal began, and after
+    #: that; at nodes to which something was done, all in all.
     silent_s: float | None
     silent_after_s: float | None
     silent_hit_s: float | None

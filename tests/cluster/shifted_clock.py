@@ -1,7 +1,7 @@
 """A wall clock that tests can set, for a process of mqd's; see troubled_mqd.
 
-The file named by MQD_TEST_CLOCK holds by how many seconds the wall clock is wrong; it may be changed at any time. What
-else tells the time is as it is.
+The file named by MQD_TEST_CLOCK holds by how many seconds the wall clock is wrong; it may be changed at any
+time. What else tells the time is as it is.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Consumer groups on three nodes: members come and go while the stream grows, and while nodes and members have faults."""
+"""Consumer groups on three nodes: members come and go while the stream grows, and while nodes and members
+have faults.
+"""
 
 from __future__ import annotations
 

@@ -47,7 +47,9 @@ def shorter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def purge(scene: Scene) -> None:
-    """Not a fault of the broker: it does what it is asked to, and the judge has to see that messages are gone."""
+    """Not a fault of the broker: it does what it is asked to, and the judge has to see that messages are
+    gone.
+    """
     scene.strike()
     scene.load.pause(True)
     wait_for("consumers are gone", lambda: not any(c.attached.is_set() for c in scene.load.consumers))

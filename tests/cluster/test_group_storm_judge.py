@@ -73,8 +73,9 @@ ANEW = """
 
 
 def test_a_member_that_asked_before_the_stream_was_deleted_may_be_heard_after_it_is_there_again() -> None:
-    """Its messages were missed once, as those that did not come after a reset: it had told that it joins before the operator
-    told that the stream was deleted, and was taken for a member of the old one."""
+    """Its messages were missed once, as those that did not come after a reset: it had told that it joins
+    before the operator told that the stream was deleted, and was taken for a member of the old one.
+    """
     assert judged(ANEW, {"s-0@1": 2}) == []
 
 

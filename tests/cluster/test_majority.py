@@ -10,8 +10,8 @@ from tests.cluster.links import isolate
 from tests.cluster.nodes import Cluster, wait_for
 from tests.cluster.scene import Scene
 
-#: What was on its way to the disks when the majority went may still be confirmed: until there is silence for so long,
-#: and that comes within so long, also where clients are slow to hear.
+#: What was on its way to the disks when the majority went may still be confirmed: until there is silence for
+#: so long, and that comes within so long, also where clients are slow to hear.
 SETTLED_S = 1.0
 SETTLED_MAX_S = 20.0
 ALONE_S = 5.0

@@ -1,4 +1,6 @@
-"""A quorum queue comes to a client's node while messages wait there: in a transaction, or for the end of an alarm."""
+"""A quorum queue comes to a client's node while messages wait there: in a transaction, or for the end of an
+alarm.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""A cluster of the last release is upgraded node by node under load, and stays mixed for a while. Nothing is lost, nobody
-reads what it does not know, and a node of the last release does not come back once the others have gone on.
+"""A cluster of the last release is upgraded node by node under load, and stays mixed for a while. Nothing is
+lost, nobody reads what it does not know, and a node of the last release does not come back once the others
+have gone on.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ OLD = releases.program(releases.WHEELS[-1])
 MIXED_S = 4.0
 #: A node that is refused would have been let in many times by then, s.
 REFUSED_S = 5.0
-#: The others refuse it, unless its own disk has a snapshot of a newer version by now: that ends it at its start.
+#: The others refuse it, unless its own disk has a snapshot of a newer version by now: that ends it at its
+#: start.
 UNREADABLE = ", this mqd reads version 1"
 
 

@@ -1,5 +1,5 @@
-"""mqd with a wall clock that tests can set and defects that they can plant: `python -m tests.cluster.troubled_mqd OPTIONS`,
-as `mqd OPTIONS`. See shifted_clock and planted.
+"""mqd with a wall clock that tests can set and defects that they can plant: `python -m
+tests.cluster.troubled_mqd OPTIONS`, as `mqd OPTIONS`. See shifted_clock and planted.
 """
 
 from __future__ import annotations

@@ -58,8 +58,9 @@ class LocalCluster:
         wait_until(f"it says {pattern}", said, state=lambda: "\n".join(self.lines))
 
     def up(self) -> dict[str, int]:
-        """Wait until each node has said that it sees a majority; their processes. A line comes with each change of state, so
-        one node may have more of them than another."""
+        """Wait until each node has said that it sees a majority; their processes. A line comes with each
+        change of state, so one node may have more of them than another.
+        """
         found: dict[str, int] = {}
 
         def all_up() -> bool:

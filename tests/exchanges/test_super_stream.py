@@ -1,4 +1,6 @@
-"""x-super-stream: the partition of a key, as RabbitMQ's stream clients choose it, and messages without a key."""
+"""x-super-stream: the partition of a key, as RabbitMQ's stream clients
+choose it, and messages without a key.
+"""
 
 import pytest
 

@@ -1,12 +1,14 @@
-"""Requests by chance to every path of the management API, on brokers of its own: `make fuzz-api`, in four minutes.
+"""Requests by chance to every path of the management API, on brokers of its own: `make fuzz-api`, in four
+minutes.
 
     python -m tests.fuzz_api [--seconds 200] [--nodes 1 3] [--seed N] [arguments of schemathesis]
 
-schemathesis makes them from docs/openapi.json, right ones and wrong ones; names are those of things that there are, every
-other time. It is a user of each tag in turn, and a user without one; of a cluster it asks each node, with all nodes up,
-with one killed, and with one that stands still. A defect is an answer with 500, one whose status, headers or body are not
-as described, success where the tag is missing, an answer that does not come, a request that ends the node or fills its
-memory, and a traceback in its log. A finding ends with a curl command that does it again.
+schemathesis makes them from docs/openapi.json, right ones and wrong ones; names are those of things that
+there are, every other time. It is a user of each tag in turn, and a user without one; of a cluster it asks
+each node, with all nodes up, with one killed, and with one that stands still. A defect is an answer with 500,
+one whose status, headers or body are not as described, success where the tag is missing, an answer that does
+not come, a request that ends the node or fills its memory, and a traceback in its log. A finding ends with a
+curl command that does it again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""What requests are made of: docs/openapi.json, with names of what there is, bodies that get far, and what a tag is refused."""
+"""What requests are made of: docs/openapi.json, with names of what there is, bodies that get far, and what a
+tag is refused.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +102,8 @@ DEFINITIONS: dict[str, Any] = {
 
 
 def described(tag: str, seed: int, *, alone: bool) -> dict[str, Any]:
-    """The description for a user with this tag, "" for none; in an order of chance, because the time may be up early.
+    """The description for a user with this tag, "" for none; in an order of chance, because the time may be
+    up early.
 
     A node that stands `alone` has no other one to wait for: nothing is unavailable there but health.
     """
@@ -131,7 +134,9 @@ def _name(operation: dict[str, Any], names: dict[str, list[str]]) -> None:
 
 
 def _forbid(told: dict[str, Any], tag: str) -> None:
-    """Who lacks the tag is refused, and learns nothing: neither what there is, nor what is wrong with a body."""
+    """Who lacks the tag is refused, and learns nothing: neither what there
+    is, nor what is wrong with a body.
+    """
     for endpoint in ENDPOINTS:
         operation = told["paths"][endpoint.path].get(endpoint.method.lower())
         if operation is None or endpoint.who == ANYBODY or tag in MAY[endpoint.who]:

@@ -11,7 +11,8 @@ from tests.cluster.mqd import MqdCluster
 from tests.cluster.nodes import wait_for
 from tests.reliability.node import Node, command
 
-#: A shovel that is made by chance connects to nobody; wrong logins are tried on purpose, and nobody is to wait for that.
+#: A shovel that is made by chance connects to nobody; wrong logins are tried on purpose, and nobody is to
+#: wait for that.
 OPTIONS = (
     *("--disk-free-min-bytes", "0", "--log-level", "warning", "--shovel-hosts", "127.0.0.1"),
     *("--login-failures-free", "1000000"),

@@ -35,7 +35,9 @@ class Histories(RuleBasedStateMachine):
         raise NotImplementedError
 
     def log_all(self) -> bool:
-        """Make all durable that was submitted, in the write-ahead log; false if something has no room there."""
+        """Make all durable that was submitted, in the write-ahead log; false
+        if something has no room there.
+        """
         pending = self.environment.pending
         while pending.unsynced:
             layer = pending.take()

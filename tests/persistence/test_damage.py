@@ -1,4 +1,6 @@
-"""Real data files whose bits flip or whose end is cut off: what was written is read, or it is said that it is not there."""
+"""Real data files whose bits flip or whose end is cut off: what was written is read, or it is said that it is
+not there.
+"""
 
 import logging
 import os
@@ -77,7 +79,8 @@ def read_everything(path: Path) -> None:
         for record in queue.records:
             assert record.head_corrupt or bytes(record.head).startswith(b"head")
     found = {group.group: group for group in groups.recover()}
-    # A damaged key may make an entry one of an unknown group. The group itself is there, and as long as it was.
+    # A damaged key may make an entry one of an unknown group. The group itself is there, and as long as it
+    # was.
     assert found[2].hard_lost or (found[2].term, found[2].vote) == (4, "n1")
     assert found[2].last_index == ENTRIES
     for seq in range(MESSAGES):

@@ -41,7 +41,9 @@ def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_new_directory_takes_two_transactions(tmp_path: Path) -> None:
-    """All tables, and the note of who this is: each is a sync, and syncs are most of the time of a first start."""
+    """All tables, and the note of who this is: each is a sync, and syncs are most of the time of a first
+    start.
+    """
     environment = open_environment(tmp_path)
     assert environment.written == 2
     environment.close()
@@ -274,7 +276,9 @@ def test_intervals() -> None:
 
 @pytest.mark.parametrize("later", [range(10), range(40)])
 def test_an_erasure_is_never_shortened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: range) -> None:
-    """A range that waits to be deleted is settled again from the same start on, as a full disk brings it about."""
+    """A range that waits to be deleted is settled again from the same start on, as a full disk brings it
+    about.
+    """
     monkeypatch.setattr("persistence.transaction.ERASE_KEYS_MAX", 0)
     environment = open_environment(tmp_path)
     journal = Journal(environment)

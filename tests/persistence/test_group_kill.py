@@ -1,7 +1,7 @@
 """kill -9 at random moments: what was said to be durable of a group is there, and nothing else is.
 
-This file is also the process that is killed: it appends to its groups, cuts their tails off, takes snapshots and
-drops entries, and prints a line `durable GROUP LAST TERM SNAPSHOT` for each group that was committed.
+This file is also the process that is killed: it appends to its groups, cuts their tails off, takes snapshots
+and drops entries, and prints a line `durable GROUP LAST TERM SNAPSHOT` for each group that was committed.
 """
 
 import os

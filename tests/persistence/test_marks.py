@@ -10,7 +10,8 @@ from persistence.marks import GROW_SLOTS, DeliveredMarks
 from tests.cluster.disks import SlowDisks
 from tests.cluster.links import Unsupported
 
-#: One thread writes the marks to a disk that does not answer; the other has to run meanwhile to let it answer.
+#: One thread writes the marks to a disk that does not answer; the other has to run meanwhile to let it
+#: answer.
 STALLED = """
 import os, sys, threading, time
 from persistence.marks import DeliveredMarks
@@ -93,7 +94,9 @@ def test_flushes_sync_the_file(tmp_path: Path) -> None:
 
 
 def test_other_threads_run_while_the_disk_does_not_answer(tmp_path: Path) -> None:
-    """A thread that keeps the interpreter's lock while it waits would stop the loop, and the heartbeats with it."""
+    """A thread that keeps the interpreter's lock while it waits would stop the loop, and the heartbeats with
+    it.
+    """
     try:
         disks = SlowDisks(tmp_path)
     except Unsupported as why:

@@ -1,4 +1,6 @@
-"""What one turn submits is durable altogether or not at all, however large the layers are and however full the disk."""
+"""What one turn submits is durable altogether or not at all, however large the layers are and however full
+the disk.
+"""
 
 import threading
 from collections.abc import Callable

@@ -1,4 +1,5 @@
-"""Logs of entries drawn at random: batches of three nodes, some sent twice, some lost, nodes that start again.
+"""Logs of entries drawn at random: batches of three nodes, some sent twice, some lost, nodes that start
+again.
 
 Run as a program it prints the digest after each entry: the same in every process, whatever its hash seed.
 """
@@ -45,7 +46,9 @@ def random_settings(random: Random) -> Settings:
 
 
 class Sender:
-    """A node as its commands show it: consumers with keys of its own, and batches that it keeps to send again."""
+    """A node as its commands show it: consumers with keys of its own, and batches that it keeps to send
+    again.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -8,7 +8,8 @@ from hypothesis import given
 from quorum_queue.machine.consumers import Checkout
 from quorum_queue.machine.run import Run
 
-#: How long each delivered run is and by which step its positions rise, and how many ids lie between it and the last.
+#: How long each delivered run is and by which step its positions rise, and how many ids lie between it and
+#: the last.
 delivered = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 3), st.sampled_from([0, 0, 2])), max_size=8)
 
 

@@ -1,4 +1,6 @@
-"""The queue time: it outlives processes, and no setting of a wall clock makes it jump, go back, or stand still."""
+"""The queue time: it outlives processes, and no setting of a wall clock makes it jump, go back, or stand
+still.
+"""
 
 from __future__ import annotations
 

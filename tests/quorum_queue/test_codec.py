@@ -84,7 +84,9 @@ def test_a_truncated_batch_is_refused(written: list[Run], data: st.DataObject) -
 
 @given(st.lists(runs(), min_size=1, max_size=3), st.data())
 def test_a_damaged_batch_is_refused_or_read(written: list[Run], data: st.DataObject) -> None:
-    """Whatever the bytes are, CodecError is the only exception. (The record's checksum is what finds damage.)"""
+    """Whatever the bytes are, CodecError is the only exception. (The record's
+    checksum is what finds damage.)
+    """
     payload = bytearray(encoded(written, 1))
     payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(codec.CodecError):

@@ -65,7 +65,9 @@ class ColdNode(QueueNode):
 def paged_out(
     node: QueueNode, last: int, *, journalled: bool = True, settings: Settings | None = None
 ) -> LocalHost:
-    """A queue of so many messages, all out of memory but the head, which is where it stays; that is taken away."""
+    """A queue of so many messages, all out of memory but the head, which is where it stays; that is taken
+    away.
+    """
     host = node.host(settings or Settings(), journalled=journalled)
     for number in range(1, last + 1):
         publish(host, numbered(number, number), attributes=PERSISTENT if journalled else TRANSIENT)

@@ -24,7 +24,9 @@ class Sent:
 
 
 class QueueOnDisk(RuleBasedStateMachine):
-    """`left` are the messages that the queue has now, `durable` those that a restart must find, with their attempts."""
+    """`left` are the messages that the queue has now, `durable` those that a restart must find, with their
+    attempts.
+    """
 
     @initialize(budget=st.sampled_from([0, 100, 1 << 30]), priorities=st.booleans(), quorum=st.booleans())
     def start(self, budget: int, priorities: bool, quorum: bool) -> None:

@@ -181,7 +181,9 @@ TestDedup.settings = settings(max_examples=150, stateful_step_count=30, deadline
 
 
 class DedupOnDisk(RuleBasedStateMachine):
-    """A durable queue that is killed at any point: it knows what its last commit knew, and so do its messages."""
+    """A durable queue that is killed at any point: it knows what its last commit knew, and so do its
+    messages.
+    """
 
     @initialize()
     def start(self) -> None:

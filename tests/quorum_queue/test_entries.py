@@ -183,7 +183,9 @@ def test_a_truncated_entry_is_refused(
 
 @given(st.integers(0, 1 << 32).map(Random), st.data())
 def test_a_damaged_entry_is_refused_or_applied(random: Random, data: st.DataObject) -> None:
-    """CodecError is the only exception, and what is read can be applied: a bad entry must not stop every node."""
+    """CodecError is the only exception, and what is read can be applied: a bad entry must not stop every
+    node.
+    """
     log = random_log(random, 4)
     replica = Replica(Settings(delivery_limit=2, max_length=9, deduplication_window_ms=9))
     for index, entry in enumerate(log, 1):

@@ -148,7 +148,9 @@ class MachineComparison(RuleBasedStateMachine):
 
     @rule(limit=st.integers(0, 6))
     def share_window(self, limit: int) -> None:
-        """As basic.qos with global does: the window counts what its consumers hold, and all of them get it."""
+        """As basic.qos with global does: the window counts what its consumers
+        hold, and all of them get it.
+        """
         self.flush()
         model = self.model
         used = sum(len(holder.held) for holder in model.turns)

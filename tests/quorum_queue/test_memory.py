@@ -1,4 +1,6 @@
-"""The budget of bodies in memory: what one relief does, however large the budget and however many the queues."""
+"""The budget of bodies in memory: what one relief does, however large the
+budget and however many the queues.
+"""
 
 from __future__ import annotations
 

@@ -112,7 +112,9 @@ def test_a_snapshot_at_every_split(random: Random, entries: int) -> None:
 @settings(deadline=None, max_examples=120)
 @given(st.integers(0, 1 << 32).map(Random), st.integers(1, 15))
 def test_every_message_has_a_place_until_it_is_settled(random: Random, entries: int) -> None:
-    """What is ready, held or waits for its dead letter's targets is found; every other entry is released, once."""
+    """What is ready, held or waits for its dead letter's targets is found; every other entry is released,
+    once.
+    """
     replica = Replica(random_settings(random))
     log = [b"", *random_log(random, entries)]
     had_messages: set[int] = set()

@@ -1,4 +1,6 @@
-"""Clients, queues and megabytes of messages that come and go. `make soak` does this, and more, for an hour."""
+"""Clients, queues and megabytes of messages that come and go. `make soak`
+does this, and more, for an hour.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,9 @@ def _deliveries(client: Client, count: int) -> list[Delivery]:
 
 
 def churn(node: Node, rounds: int) -> None:
-    """Raises AssertionError unless all that is used is, in the end, what was used after a tenth of the rounds."""
+    """Raises AssertionError unless all that is used is, in the end, what was used after a tenth of the
+    rounds.
+    """
     warm = max(1, int(rounds * WARM_SHARE))
     for number in range(warm):
         one_round(node, number)

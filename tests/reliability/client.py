@@ -111,7 +111,9 @@ class Client:
             raise Gone(str(error)) from error
 
     def send_some(self, data: bytes) -> bytes:
-        """Send what goes without a wait; return the rest. A broker that stops reading says so on the same connection."""
+        """Send what goes without a wait; return the rest. A broker that stops reading says so on the same
+        connection.
+        """
         self.sock.settimeout(0)
         try:
             return data[self.sock.send(data) :]
@@ -227,7 +229,7 @@ class Client:
             )
             self._content = None
 
-    # -- what tests ask for ----------------------------------------------------------------------------------------
+    # -- what tests ask for ----------------------------------------------------------------------------------
 
     def declare(self, queue: str, *, durable: bool = True, **arguments: Any) -> int:
         """Declare a queue; return its ready messages."""

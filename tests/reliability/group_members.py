@@ -1,8 +1,8 @@
 """Members of a consumer group that come and go in all ways, and what must hold of what they see.
 
-`python -m tests.reliability.group_members URL GROUP PREFETCH HEARTBEAT_S` is a member with a process of its own, which can
-be frozen. It prints each delivery as `delivery PARTITION OFFSET again|new` and acks it when it is told to go on; when it has
-lost its place it prints `gone` and comes again.
+`python -m tests.reliability.group_members URL GROUP PREFETCH HEARTBEAT_S` is a member with a process of its
+own, which can be frozen. It prints each delivery as `delivery PARTITION OFFSET again|new` and acks it when it
+is told to go on; when it has lost its place it prints `gone` and comes again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ Message = tuple[str, int]
 
 
 class Record:
-    """What all members have seen of a group that began at the first message, in the order in which they saw it.
+    """What all members have seen of a group that began at the first message, in the order in which they saw
+    it.
 
     Nothing is overtaken: of each partition the messages are seen for the first time one after the other.
     """
@@ -82,7 +83,9 @@ class Gone(Exception):
 
 
 class Visit:
-    """One member from its coming to its going. It acks most, some late, gives some back, and leaves in one of three ways."""
+    """One member from its coming to its going. It acks most, some late, gives some back, and leaves in one of
+    three ways.
+    """
 
     def __init__(
         self, url: str, group: str, record: Record, seed: str, ends: threading.Event | None = None
@@ -212,7 +215,9 @@ class Publisher:
 
 
 class Process:
-    """A member with a process of its own. It acks each message when that is recorded, and comes again when it is cancelled."""
+    """A member with a process of its own. It acks each message when that is recorded, and comes again when it
+    is cancelled.
+    """
 
     def __init__(self, url: str, group: str, record: Record, *, prefetch: int, heartbeat_s: int = 0) -> None:
         self._record = record

@@ -1,9 +1,10 @@
 """One stream that is much larger than memory: `python -m tests.reliability.large_stream --gigabytes 20`.
 
-It is filled, with confirms, for `--fill-max` seconds at most; then the node is killed and started again, and readers begin
-at offsets and times all over it. Prints memory, the time of the start, and how long the first message took, and the
-node's CPU of that. What threads waited for a core is told apart: how busy others keep the machine is no matter of the disk.
-With `--cold`, the kernel forgets the node's files before each start and each seek, so the disk is read. The data goes when it is over.
+It is filled, with confirms, for `--fill-max` seconds at most; then the node is killed and started again, and
+readers begin at offsets and times all over it. Prints memory, the time of the start, and how long the first
+message took, and the node's CPU of that. What threads waited for a core is told apart: how busy others keep
+the machine is no matter of the disk. With `--cold`, the kernel forgets the node's files before each start and
+each seek, so the disk is read. The data goes when it is over.
 """
 
 from __future__ import annotations

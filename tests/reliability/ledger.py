@@ -1,8 +1,8 @@
 """What a queue must hold after a crash, by what its clients were told before it.
 
-A message must be there if it was confirmed and no ack for it was sent. It may be there if its confirm or the effect of
-its ack was still on the way. It must not be there if it was never published, or was acked for good: an answer that
-follows the sync came after the ack, on the same channel.
+A message must be there if it was confirmed and no ack for it was sent. It may be there if its confirm or the
+effect of its ack was still on the way. It must not be there if it was never published, or was acked for good:
+an answer that follows the sync came after the ack, on the same channel.
 """
 
 from __future__ import annotations

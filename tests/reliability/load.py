@@ -1,4 +1,6 @@
-"""Publishers and consumers that note in ledgers what they were told, until the broker goes away under them."""
+"""Publishers and consumers that note in ledgers what they were told, until
+the broker goes away under them.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ ACK, NACK, REQUEUE = 80, 120, 2
 
 
 class Worker:
-    """A client in a thread of its own. Whatever goes wrong, except that the broker is gone, is the test's failure."""
+    """A client in a thread of its own. Whatever goes wrong, except that the broker is gone, is the test's
+    failure.
+    """
 
     def __init__(self, port: int) -> None:
         self.client = Client(port)

@@ -184,7 +184,8 @@ class MemoryWatch:
     def _sample(self) -> None:
         now = memory(self._path)
         self.peak.samples += 1
-        # VmHWM is the kernel's own high-water mark of the resident set, so no peak between two samples is missed.
+        # VmHWM is the kernel's own high-water mark of the resident set, so no peak between two samples is
+        # missed.
         self.peak.resident = max(self.peak.resident, now["VmHWM"])
         self.peak.anonymous = max(self.peak.anonymous, now["RssAnon"])
 

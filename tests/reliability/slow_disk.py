@@ -1,5 +1,6 @@
-"""mqd on a disk that is slow to give the first records it is asked for: `python -m tests.reliability.slow_disk OPTIONS`,
-as `mqd OPTIONS`. Whatever reads a record first waits, on whichever thread it is; then its pages are in memory.
+"""mqd on a disk that is slow to give the first records it is asked for: `python -m
+tests.reliability.slow_disk OPTIONS`, as `mqd OPTIONS`. Whatever reads a record first waits, on whichever
+thread it is; then its pages are in memory.
 """
 
 from __future__ import annotations

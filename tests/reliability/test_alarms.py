@@ -164,7 +164,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("floor", [pytest.param(0, id="full"), pytest.param(16 * MIB, id="floor")])
 def test_full_disk_blocks_publishers_until_there_is_room(small_disk: Path, floor: int) -> None:
-    """Consumers go on, and that is what makes room; every message that was published arrives once, in order."""
+    """Consumers go on, and that is what makes room; every message that was
+    published arrives once, in order.
+    """
     with Node(small_disk, "--disk-free-min-bytes", str(floor), "--unsynced-high-bytes", str(2 * MIB)) as node:
         publisher = Publisher(node.port, "q", 8_000)
         drain = Drain(node.port, "q", prefetch=500)

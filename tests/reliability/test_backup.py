@@ -26,7 +26,9 @@ PERSISTENT = pika.BasicProperties(delivery_mode=2)
 
 
 class Load:
-    """Publishes numbers with confirms, and takes every other one away again, so that LMDB uses its pages again."""
+    """Publishes numbers with confirms, and takes every other one away again, so that LMDB uses its pages
+    again.
+    """
 
     def __init__(self, port: int) -> None:
         self._url = f"amqp://guest:guest@127.0.0.1:{port}/"

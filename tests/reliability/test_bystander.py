@@ -16,7 +16,9 @@ from tests.reliability.client import Delivery
 
 
 class LateBroker:
-    """In the place of a client: nothing is delivered before so many messages are under way. Then `ends` is closed."""
+    """In the place of a client: nothing is delivered before so many messages are under way. Then `ends` is
+    closed.
+    """
 
     many = 5
 
@@ -51,7 +53,9 @@ class LateBroker:
 
 
 def test_a_bystander_publishes_though_earlier_messages_have_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise a broker that takes a little longer than a period looks worse and worse: the client has a queue of its own."""
+    """Otherwise a broker that takes a little longer than a period looks worse and worse: the client has a
+    queue of its own.
+    """
     reads, ends = os.pipe()
     broker = LateBroker(ends)
     monkeypatch.setattr(bystander, "Client", lambda *_, **__: broker)

@@ -1,4 +1,6 @@
-"""A consumer group of a real node: members come, hang up and go, the node is killed, and nothing is lost or overtaken."""
+"""A consumer group of a real node: members come, hang up and go, the node is killed, and nothing is lost or
+overtaken.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A data file that is not what was written: what can be served is served, all else ends the node with one clear line."""
+"""A data file that is not what was written: what can be served is served, all else ends the node with one
+clear line.
+"""
 
 from __future__ import annotations
 

@@ -222,7 +222,9 @@ def test_redelivered_is_exact(node: Node) -> None:
 
 @pytest.mark.parametrize("how", ["answer", "time"])
 def test_acks_hold_after_an_answer_from_the_disk_or_a_second(node: Node, how: str) -> None:
-    """An answer that follows the sync vouches for the acks before it; without one, the next commit takes them."""
+    """An answer that follows the sync vouches for the acks before it; without one, the next commit takes
+    them.
+    """
     client = Client(node.port)
     client.declare("q")
     client.confirms()

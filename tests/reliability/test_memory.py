@@ -1,4 +1,6 @@
-"""A queue with many times more data than the memory budget works in both directions, and memory stays bounded."""
+"""A queue with many times more data than the memory budget works in both directions, and memory stays
+bounded.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ TOTAL = 300 * MIB
 #: What waits for the disk may take a quarter of the budget.
 UNSYNCED = BUDGET // 4
 OPTIONS = ("--memory-budget-bytes", str(BUDGET))
-#: An idle node has about 60 MiB, mapped pages of the store may take 64 and a quarter more, a transaction that is
-#: being written is in memory twice, and what is on its way to clients is not counted.
+#: An idle node has about 60 MiB, mapped pages of the store may take 64 and a quarter more, a transaction that
+#: is being written is in memory twice, and what is on its way to clients is not counted.
 RESIDENT_MAX = BUDGET + 2 * UNSYNCED + 60 * MIB + 80 * MIB
 
 
@@ -130,8 +132,9 @@ def until_given_back(node: Node, but_bytes: int) -> None:
 
 
 def test_memory_of_a_purge_is_given_back_though_other_messages_lie_between(tmp_path: Path) -> None:
-    """The holes change nothing of what the process has, so nothing tells of them but the heap. Before, free heap was given
-    back while all of it was in use."""
+    """The holes change nothing of what the process has, so nothing tells of them but the heap. Before, free
+    heap was given back while all of it was in use.
+    """
     with Node(tmp_path) as node:
         client = Client(node.port)
         for queue in ("gone", "stays"):

@@ -1,4 +1,6 @@
-"""What an operator does to a running node, or to one that lets nobody in any more: signals, files, and what is logged of it."""
+"""What an operator does to a running node, or to one that lets nobody in any more: signals, files, and what
+is logged of it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A disk that takes its time to give a queue's next messages stops that queue's deliveries, and nobody else."""
+"""A disk that takes its time to give a queue's next messages stops that
+queue's deliveries, and nobody else.
+"""
 
 from __future__ import annotations
 

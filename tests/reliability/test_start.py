@@ -125,7 +125,8 @@ def test_ctrl_c_during_the_start(tmp_path: Path) -> None:
         try:
             time.sleep(delay_s)
             process.send_signal(signal.SIGINT)
-            # In order, by the signal itself, or (1) by it within the start of the interpreter: by no error of ours.
+            # In order, by the signal itself, or (1) by it within the start of the interpreter: by no error of
+            # ours.
             assert process.wait(PATIENCE_S) in (0, -signal.SIGINT, 1), delay_s
         finally:
             process.kill()

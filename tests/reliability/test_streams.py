@@ -74,7 +74,9 @@ def replay(port: int, offset: object = "first", most: int = 1 << 60) -> Iterator
 
 
 def check(port: int, known: dict[int, int], confirmed: int) -> int:
-    """Everything confirmed is there, in order, under the offsets that were seen before; return what is next."""
+    """Everything confirmed is there, in order, under the offsets that were
+    seen before; return what is next.
+    """
     numbers: list[int] = []
     for offset, number in replay(port):
         assert offset == len(numbers)
@@ -164,7 +166,9 @@ def test_kill_9_while_a_table_is_compacted(tmp_path: Path) -> None:
 
 
 def _table(port: int, last: int) -> list[tuple[int, int]]:
-    """Return offsets and numbers from the first one up to the last one that is confirmed, which no key replaces yet."""
+    """Return offsets and numbers from the first one up to the last one that is confirmed, which no key
+    replaces yet.
+    """
     connection = open_connection(url(port))
     channel = connection.channel()
     channel.basic_qos(prefetch_count=200)

@@ -1,8 +1,9 @@
 """The sink's longer proofs: `python -m tests.spark_sink.chaos`.
 
-The driver of a streaming query killed with -9 three times and restarted from its checkpoint; the broker killed while a
-query writes; the executors of a standalone cluster killed during a job. For both ways of delivery: nothing is lost; with
-exactly-once no duplicate is seen, with confirm none but under an id that was there. Prints what it saw.
+The driver of a streaming query killed with -9 three times and restarted from its checkpoint; the broker
+killed while a query writes; the executors of a standalone cluster killed during a job. For both ways of
+delivery: nothing is lost; with exactly-once no duplicate is seen, with confirm none but under an id that was
+there. Prints what it saw.
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ Name = Callable[..., str]
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        # The first test with a session waits for a JVM, and Spark for processes that a busy machine starts late.
+        # The first test with a session waits for a JVM, and Spark for processes that a busy machine starts
+        # late.
         if item.path.is_relative_to(Path(__file__).parent) and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(TEST_S))
 

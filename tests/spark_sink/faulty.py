@@ -1,4 +1,6 @@
-"""The sink with faults on order: option `fault` says which, option `once` names a file that says it has happened."""
+"""The sink with faults on order: option `fault` says which, option `once` names a file that says it has
+happened.
+"""
 
 from __future__ import annotations
 

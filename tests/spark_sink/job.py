@@ -1,4 +1,6 @@
-"""A batch job for a cluster: `job.py URL QUEUE DELIVERY ROWS`. Rows come slowly, so that there is time to kill something."""
+"""A batch job for a cluster: `job.py URL QUEUE DELIVERY ROWS`. Rows come slowly, so that there is time to
+kill something.
+"""
 
 from __future__ import annotations
 

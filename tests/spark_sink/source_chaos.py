@@ -1,10 +1,10 @@
 """The source's longer proofs: `python -m tests.spark_sink.source_chaos`.
 
-Messages go from a queue to another by a streaming query, amqp to amqp, while things are killed: the driver three times;
-the broker's node twice; of three nodes the one that leads the target and the one that leads the source, both quorum queues;
-an executor of a standalone cluster that got the connector by --py-files. For all ways of delivery: nothing is lost,
-nothing stays unacked; with exactly-once nothing comes twice, with confirm only under an id that was there. Prints what
-it saw.
+Messages go from a queue to another by a streaming query, amqp to amqp, while things are killed: the driver
+three times; the broker's node twice; of three nodes the one that leads the target and the one that leads the
+source, both quorum queues; an executor of a standalone cluster that got the connector by --py-files. For all
+ways of delivery: nothing is lost, nothing stays unacked; with exactly-once nothing comes twice, with confirm
+only under an id that was there. Prints what it saw.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ def fill(peer: Peer, kind: str, sink_arguments: Mapping[str, bool]) -> None:
     declare(SOURCE, durable=True, arguments={"x-queue-type": kind})
     declare(SINK, durable=True, arguments={"x-queue-type": kind, **sink_arguments})
     for number in range(ROWS):
-        # What a source can tell apart: with ids, not even a batch that was committed and not acked is read twice.
+        # What a source can tell apart: with ids, not even a batch that was committed and not acked is read
+        # twice.
         peer.publish(SOURCE, [str(number).encode()], delivery_mode=2, message_id=f"in-{number}")
     reach(peer, SOURCE, ROWS)
 

@@ -1,7 +1,8 @@
 """A Spark driver that can be killed: from a queue to a queue.
 
-`python -m tests.spark_sink.source_driver DIRECTORY URL FROM TO DELIVERY STOP`; ends when the queue FROM is read to the
-end, or, with STOP not empty, when a file of that name is there. Also for spark-submit, where the session is given.
+`python -m tests.spark_sink.source_driver DIRECTORY URL FROM TO DELIVERY STOP`; ends when the queue FROM is
+read to the end, or, with STOP not empty, when a file of that name is there. Also for spark-submit, where the
+session is given.
 """
 
 from __future__ import annotations

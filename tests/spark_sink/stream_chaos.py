@@ -1,8 +1,8 @@
 """The stream source's longer proofs: `python -m tests.spark_sink.stream_chaos`.
 
-A streaming query reads a stream, or a super stream, into files, while things are killed: the driver three times, the
-broker twice, an executor of a standalone cluster; of three nodes the one that leads what is read, twice, while others go on
-publishing. Each row is in the files once. Prints what it saw.
+A streaming query reads a stream, or a super stream, into files, while things are killed: the driver three
+times, the broker twice, an executor of a standalone cluster; of three nodes the one that leads what is read,
+twice, while others go on publishing. Each row is in the files once. Prints what it saw.
 """
 
 from __future__ import annotations
@@ -114,7 +114,8 @@ def broker_kills(directory: Path, kind: str) -> None:
 
 
 class Publisher(threading.Thread):
-    """Publishes more rows, one transaction after the other, until it is stopped. What failed in the middle goes again.
+    """Publishes more rows, one transaction after the other, until it is stopped. What failed in the middle
+    goes again.
 
     A commit without an answer may have taken place, so its rows carry numbers that the broker knows them by.
     """

@@ -1,8 +1,8 @@
 """A Spark driver that can be killed: from a stream into files.
 
-`python -m tests.spark_sink.stream_driver DIRECTORY URL STREAM MESSAGES [OPTION=VALUE...]`, with so many messages in a
-micro-batch, and more options of the source; ends when the stream is read to the end. Also for spark-submit, where the session
-is given.
+`python -m tests.spark_sink.stream_driver DIRECTORY URL STREAM MESSAGES [OPTION=VALUE...]`, with so many
+messages in a micro-batch, and more options of the source; ends when the stream is read to the end. Also for
+spark-submit, where the session is given.
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ def run(
     most: int = TRIGGER_MESSAGES,
     **options: str,
 ) -> None:
-    """To the end of the stream. Spark gives the reader's process 10 s to start, which a busy machine may not do."""
+    """To the end of the stream. Spark gives the reader's process 10 s to start, which a busy machine may not
+    do.
+    """
     from pyspark.errors import StreamingQueryException
 
     for attempt in range(STARTS_MAX):

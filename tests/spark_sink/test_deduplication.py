@@ -71,7 +71,9 @@ def test_two_attempts_at_the_same_time(mqd_url: str, mqd_peer: Peer, queue: str,
 def test_rows_that_a_full_queue_refused_are_not_taken_for_written(
     mqd_url: str, mqd_peer: Peer, name: Name, task: Task
 ) -> None:
-    """Their numbers have been passed when there is room for later ones; the retry must bring them all the same."""
+    """Their numbers have been passed when there is room for later ones; the retry must bring them all the
+    same.
+    """
     full = mqd_peer.queue(name(), x_deduplication=True, x_max_length=300, x_overflow="reject-publish")
     one = plan(mqd_url, "broker", full)
     seen: Counter[bytes] = Counter()

@@ -76,7 +76,9 @@ def test_a_planned_batch_that_comes_late_is_waited_for(url: str, peer: Peer, nam
 def test_available_now_reads_what_a_dying_driver_gives_back(
     url: str, peer: Peer, name: Name, late: Late, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It holds all messages when the next one looks at the queue, and is gone when that one begins to consume."""
+    """It holds all messages when the next one looks at the queue, and is gone when that one begins to
+    consume.
+    """
     queue = peer.queue(name())
     sent = filled(peer, queue, False)
     first = Driver(url, queue, prefetch="100")
@@ -104,8 +106,9 @@ def test_available_now_reads_what_a_dying_driver_gives_back(
 def test_available_now_counts_no_message_twice(
     url: str, peer: Peer, name: Name, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Messages come while the answer that says how many are ready is on its way to the caller. It waited for as many
-    others, which were never going to come."""
+    """Messages come while the answer that says how many are ready is on its way to the caller. It waited for
+    as many others, which were never going to come.
+    """
     queue = peer.queue(name())
     sent = filled(peer, queue, False)
     opened: list[Consumer] = []
@@ -162,7 +165,9 @@ def test_a_batch_read_ends_when_another_consumer_has_the_rest(url: str, peer: Pe
 def test_a_full_window_is_not_waited_for(
     url: str, peer: Peer, name: Name, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody knows whether the last acks arrived. They did, and what comes again instead is all that may come."""
+    """Nobody knows whether the last acks arrived. They did, and what comes again instead is all that may
+    come.
+    """
     queue = peer.queue(name())
     sent = filled(peer, queue, True)
     driver = Driver(url, queue, prefetch="20", redeliveryTimeoutMs=NEVER_MS)

@@ -30,7 +30,9 @@ def expected(count: int = ROWS) -> set[bytes]:
 
 
 def judge(peer: Peer, queue: str, delivery: str) -> None:
-    """Nothing is lost; no duplicate is seen with exactly-once, and with confirm only one with an id that was there."""
+    """Nothing is lost; no duplicate is seen with exactly-once, and with confirm only one with an id that was
+    there.
+    """
     taken = peer.take(queue, ROWS)
     assert {body for _, _, body in taken} == expected()
     assert len({properties.message_id for _, properties, _ in taken}) == ROWS
@@ -99,7 +101,9 @@ def test_a_batch_whose_tasks_die_once(
 def stream(
     spark: SparkSession, directory: Path, url: str, queue: str, form: str = "amqp", **options: str
 ) -> None:
-    """Write what is in the directory to the end, in micro-batches of one file each, from its checkpoint on."""
+    """Write what is in the directory to the end, in micro-batches of one
+    file each, from its checkpoint on.
+    """
     lines = (
         spark.readStream.schema("value string").option("maxFilesPerTrigger", 1).text(str(directory / "in"))
     )

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 QUERY_S = 150
-#: Spark gives the reader's process 10 s to start and has no option for it. On a machine that is short of CPU that may
-#: be too little, and then nothing of the query has begun.
+#: Spark gives the reader's process 10 s to start and has no option for it. On a machine that is short of CPU
+#: that may be too little, and then nothing of the query has begun.
 NOT_STARTED = "Python worker failed to connect back"
 STARTS_MAX = 5
 

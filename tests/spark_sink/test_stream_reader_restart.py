@@ -169,7 +169,9 @@ def test_available_now_ends_though_messages_expire(url: str, peer: Peer, name: N
 def test_available_now_waits_for_what_is_on_its_way(
     mqd_url: str, mqd_peer: Peer, name: Name, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The queue is empty because all of it is handed out; that this takes a while does not mean that it is gone."""
+    """The queue is empty because all of it is handed out; that this takes a while does not mean that it is
+    gone.
+    """
     queue = mqd_peer.queue(name())
     filled(mqd_peer, queue, False)
     add, late = Window.add, list[Run]()

@@ -463,7 +463,9 @@ def test_a_single_stream_has_no_keys(spark: SparkSession, mqd_url: str, mqd_peer
 def test_a_driver_that_is_killed_reads_each_row_once_into_files(
     spark: SparkSession, name: Name, tmp_path: Path
 ) -> None:
-    """The driver and the broker die in the middle; a file sink shows nothing of a batch that is not committed."""
+    """The driver and the broker die in the middle; a file sink shows nothing of a batch that is not
+    committed.
+    """
     port = free_port()
     url = f"amqp://guest:guest@127.0.0.1:{port}/"
     commits = tmp_path / "checkpoint" / "commits"

@@ -47,7 +47,9 @@ def run_of(*bodies: bytes, tag: int = 1, redelivered: bool = False, **properties
 
 
 class Reader:
-    """Does with a stream of bytes what a connection does: what the splitter leaves is taken frame by frame."""
+    """Does with a stream of bytes what a connection does: what the splitter
+    leaves is taken frame by frame.
+    """
 
     def __init__(self) -> None:
         self.splitter = Splitter()

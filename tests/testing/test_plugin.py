@@ -1,4 +1,6 @@
-"""The fixtures as other suites use them: the programs of docs/testing.md, and programs of other event loops."""
+"""The fixtures as other suites use them: the programs of docs/testing.md,
+and programs of other event loops.
+"""
 
 from __future__ import annotations
 

@@ -222,7 +222,9 @@ async def stream_with(channel: AbstractChannel, count: int) -> AbstractQueue:
 async def read(
     queue: str, count: int, arguments: Any = None, *, acks: int | None = None
 ) -> list[AbstractIncomingMessage]:
-    """Consume so many messages on a channel of their own, and ack the first ones, or all. It is closed with the rest."""
+    """Consume so many messages on a channel of their own, and ack the first ones, or all. It is closed with
+    the rest.
+    """
     async with client.connection.channel() as channel:
         await channel.set_qos(prefetch_count=checks.STREAM_PREFETCH)
         arrived: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
@@ -415,7 +417,9 @@ async def disagreement_gives_406() -> None:
 
 
 async def robust_connection_comes_back() -> None:
-    """Queues, bindings, a consumer: all restored by the client; what it held unacked arrives again, flagged."""
+    """Queues, bindings, a consumer: all restored by the client; what it held
+    unacked arrives again, flagged.
+    """
     connection = await aio_pika.connect_robust(AMQP_URL, reconnect_interval=0.3)
     async with connection:
         channel = await connection.channel()

@@ -222,7 +222,9 @@ def stream_with(count: int) -> str:
 def read(
     queue: str, count: int, arguments: dict[str, Any] | None = None, *, acks: int | None = None
 ) -> list[Message]:
-    """Consume so many messages on a channel of their own, and ack the first ones, or all. It is closed with the rest."""
+    """Consume so many messages on a channel of their own, and ack the first ones, or all. It is closed with
+    the rest.
+    """
     channel = client.connection.channel()
     channel.basic.qos(checks.STREAM_PREFETCH)
     got: list[Message] = []

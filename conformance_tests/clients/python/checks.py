@@ -67,7 +67,8 @@ def wait_until(done: Callable[[], object], step: Callable[[], object], what: str
 
 
 STREAM = {"x-queue-type": "stream"}
-#: What the programs publish into a stream, how much of it the first member of a group acks, and the members' prefetch.
+#: What the programs publish into a stream, how much of it the first member of a group acks, and the members'
+#: prefetch.
 STREAM_MESSAGES, GROUP_ACKS, STREAM_PREFETCH = 50, 30, 10
 
 

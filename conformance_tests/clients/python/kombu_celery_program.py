@@ -191,7 +191,9 @@ def stream_with(count: int) -> Any:
 
 
 def read(queue: Any, count: int, *, acks: int | None = None) -> list[Any]:
-    """Consume so many messages on a channel of their own, and ack the first ones, or all. It is closed with the rest."""
+    """Consume so many messages on a channel of their own, and ack the first ones, or all. It is closed with
+    the rest.
+    """
     got: list[Any] = []
 
     def take(message: Any) -> None:

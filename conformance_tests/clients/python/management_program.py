@@ -1,5 +1,5 @@
-"""Tools of the management API: pyrabbit2, rabbitmq-admin, AMQPStorm's, Flower's, and RabbitMQ's own rabbitmqadmin where
-it is installed.
+"""Tools of the management API: pyrabbit2, rabbitmq-admin, AMQPStorm's, Flower's, and RabbitMQ's own
+rabbitmqadmin where it is installed.
 """
 
 from __future__ import annotations

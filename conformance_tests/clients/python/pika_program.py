@@ -331,7 +331,9 @@ def stream_with(count: int) -> str:
 def read(
     queue: str, count: int, arguments: dict[str, Any] | None = None, *, acks: int | None = None
 ) -> list[tuple[Any, Any, bytes]]:
-    """Consume so many messages on a channel of their own, and ack the first ones, or all. It is closed with the rest."""
+    """Consume so many messages on a channel of their own, and ack the first ones, or all. It is closed with
+    the rest.
+    """
     channel = client.connection.channel()
     channel.basic_qos(prefetch_count=checks.STREAM_PREFETCH)
     got: list[tuple[Any, Any, bytes]] = []
@@ -549,7 +551,9 @@ def disagreement_gives_406() -> None:
 
 
 def durable_messages_survive_a_restart() -> None:
-    """By hand, as pika has no recovery: what was confirmed is there, in order; what was held is redelivered."""
+    """By hand, as pika has no recovery: what was confirmed is there, in
+    order; what was held is redelivered.
+    """
     old = connect()
     channel = old.channel()
     channel.confirm_delivery()

@@ -1,4 +1,6 @@
-"""Deletions of what has very much in it, on a node of a cluster: each part is an entry of the topology's log."""
+"""Deletions of what has very much in it, on a node of a cluster: each part
+is an entry of the topology's log.
+"""
 
 from __future__ import annotations
 

@@ -225,7 +225,9 @@ AT_LEAST_ONCE = {
 def test_a_stored_routing_key_that_is_too_long_harms_nobody_when_a_message_expires(
     node: MemoryNode, peer: Peer, monkeypatch: pytest.MonkeyPatch, by: str, declared: dict[str, Any]
 ) -> None:
-    """The message brings its expiration: one is over before the node starts again, the other one after that."""
+    """The message brings its expiration: one is over before the node starts
+    again, the other one after that.
+    """
     dead_letters = {"dead-letter-exchange": "amq.fanout", "dead-letter-routing-key": "k" * 300}
     peer.call(1, commands.Queue.Bind(queue="good", exchange="amq.fanout"))
     with monkeypatch.context() as earlier:

@@ -1,5 +1,6 @@
-"""A stream with thousands of consumer groups over it comes or goes: each group is a queue that has to do something about it,
-and one turn does not do it for all of them."""
+"""A stream with thousands of consumer groups over it comes or goes: each group is a queue that has to do
+something about it, and one turn does not do it for all of them.
+"""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ from ..connection.node import MemoryNode, Peer
 pytestmark = pytest.mark.pure
 
 QUEUES = 400
-#: With its binding. The source as it is takes more than the compiled classes: attributes of some classes are in
-#: dictionaries.
+#: With its binding. The source as it is takes more than the compiled classes: attributes of some classes are
+#: in dictionaries.
 BYTES_MAX = 2_800
 
 

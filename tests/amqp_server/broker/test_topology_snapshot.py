@@ -1,4 +1,6 @@
-"""A snapshot of the topology is made in parts, and is exact: what was there when it began, and nothing later."""
+"""A snapshot of the topology is made in parts, and is exact: what was there
+when it began, and nothing later.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +113,9 @@ def test_a_part_is_no_more_work_where_there_is_more() -> None:
 
 
 def test_bindings_that_go_with_what_a_snapshot_takes_away_come_back() -> None:
-    """An auto-delete exchange goes with its last binding, and with it those that lead to it. The snapshot has both."""
+    """An auto-delete exchange goes with its last binding, and with it those that lead to it. The snapshot has
+    both.
+    """
     behind, ahead = Member("n1"), Member("n2")
     auto = ExchangeRecord("/", "e", "fanout", True, False, NO_ARGUMENTS)
     to_it = BindingRecord("/", "amq.fanout", "e", "exchange", "", NO_ARGUMENTS)

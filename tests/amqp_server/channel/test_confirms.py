@@ -159,7 +159,7 @@ def test_many_windows_leave_nothing_behind() -> None:
     assert fixture.confirms._answered == {}
 
 
-# -- messages that were handed over by queue -----------------------------------------------------------------------
+# -- messages that were handed over by queue -----------------------------------------------------------------
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=30), st.data())

@@ -52,7 +52,9 @@ def test_each_queue_gets_the_room_in_turn(peer: Peer) -> None:
 
 @pytest.mark.parametrize("step", [1, 2, 4])
 def test_acks_of_several_leave_the_queues_even(peer: Peer, step: int) -> None:
-    """No queue is ahead of another one by more than the room that comes free at a time and what the first one began with."""
+    """No queue is ahead of another one by more than the room that comes free at a time and what the first one
+    began with.
+    """
     got = filled(peer, "a", "b", "c")
     for number in range(step, 151, step):
         got += called(peer, Basic.Ack(number, True))

@@ -1,4 +1,6 @@
-"""One cluster for all tests here that leave it as they found it: its nodes run again, whatever was done to them."""
+"""One cluster for all tests here that leave it as they found it: its nodes run again, whatever was done to
+them.
+"""
 
 from __future__ import annotations
 

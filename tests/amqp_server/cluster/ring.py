@@ -80,7 +80,7 @@ class Ring:
         for node in self.nodes.values():
             node.kill()
 
-    # -- nodes -----------------------------------------------------------------------------------------------------
+    # -- nodes -----------------------------------------------------------------------------------------------
 
     def start(self, *names: str) -> None:
         for name in names:
@@ -119,7 +119,7 @@ class Ring:
     def logs(self) -> str:
         return "\n".join(f"--- {name}\n{node.log()[-3000:]}" for name, node in self.nodes.items())
 
-    # -- management ------------------------------------------------------------------------------------------------
+    # -- management ------------------------------------------------------------------------------------------
 
     def ask(self, method: str, name: str, path: str, body: object = None) -> tuple[int, Any]:
         """Return the status and what was answered."""
@@ -184,7 +184,7 @@ class Ring:
             state=lambda: str([self.queue(name, queue) for name in names]),
         )
 
-    # -- clients ---------------------------------------------------------------------------------------------------
+    # -- clients ---------------------------------------------------------------------------------------------
 
     def connect(self, name: str, **parameters: Any) -> pika.BlockingConnection:
         where = pika.ConnectionParameters(HOST, self.nodes[name].port, heartbeat=0, **parameters)

@@ -1,4 +1,6 @@
-"""A node that stood alone for long becomes the first of three, with all that it has; and what speaks against it."""
+"""A node that stood alone for long becomes the first of three, with all that it has; and what speaks against
+it.
+"""
 
 from __future__ import annotations
 

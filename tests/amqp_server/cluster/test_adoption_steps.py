@@ -1,4 +1,6 @@
-"""A directory is turned into that of a cluster step by step: wherever it ends, everything is there, as it was or turned."""
+"""A directory is turned into that of a cluster step by step: wherever it ends, everything is there, as it was
+or turned.
+"""
 
 from __future__ import annotations
 
@@ -145,7 +147,7 @@ class Disk:
     def founded(self) -> Founded | None:
         return Directory(self.environment, "d1", 1).founded
 
-    # -- what is in it ---------------------------------------------------------------------------------------------
+    # -- what is in it ---------------------------------------------------------------------------------------
 
     def alone(self) -> dict[str, QueueState]:
         """Read it as a node that stands alone does."""
@@ -239,7 +241,7 @@ def _state(machine: Machine, bodies: Callable[[range], list[bytes]]) -> QueueSta
     return QueueState(messages, machine.next_seq, None if machine.dedup is None else machine.dedup.state())
 
 
-# -- a node that stood alone -------------------------------------------------------------------------------------------
+# -- a node that stood alone ---------------------------------------------------------------------------------
 
 
 class Sink:
@@ -340,7 +342,7 @@ def run_to(disk: Disk, steps: int) -> bool:
     return True
 
 
-# -- tests -------------------------------------------------------------------------------------------------------------
+# -- tests ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.trio
@@ -590,7 +592,9 @@ def test_streams_that_no_cluster_can_have() -> None:
 
 
 def test_a_group_goes_on_where_it_was() -> None:
-    """What was held, and what was handed out without a note, comes again; what was acked behind it does not."""
+    """What was held, and what was handed out without a note, comes again;
+    what was acked behind it does not.
+    """
     disk, journal = with_stream()
     table: dict[str, Any] = {"x-queue-type": "stream-group", "x-stream": "log"}
     record = QueueRecord("/", "readers", 100, False, encoded(table))

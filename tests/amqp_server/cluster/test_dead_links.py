@@ -1,4 +1,6 @@
-"""One link is dead for long, and all nodes are alive: what clients of whole nodes meet, and what operators are told."""
+"""One link is dead for long, and all nodes are alive: what clients of whole nodes meet, and what operators
+are told.
+"""
 
 from __future__ import annotations
 
@@ -147,7 +149,7 @@ def test_an_operator_s_choice_waits_for_the_link() -> None:
     mended(scene)
 
 
-# -- what lives on one node --------------------------------------------------------------------------------------------
+# -- what lives on one node ----------------------------------------------------------------------------------
 
 
 def test_a_queue_that_lives_at_the_other_end_is_like_one_of_a_node_that_is_down() -> None:
@@ -199,7 +201,7 @@ def test_exclusive_queues_of_a_node_at_an_end_stay() -> None:
     mended(scene)
 
 
-# -- where nobody reaches everybody ------------------------------------------------------------------------------------
+# -- where nobody reaches everybody --------------------------------------------------------------------------
 
 
 def test_clients_of_a_node_that_does_not_reach_the_leader_are_told_so() -> None:
@@ -221,7 +223,7 @@ def test_clients_of_a_node_that_does_not_reach_the_leader_are_told_so() -> None:
     mended(scene)
 
 
-# -- operators ---------------------------------------------------------------------------------------------------------
+# -- operators -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("leader", ["a", "b", "c"])
@@ -301,7 +303,7 @@ def test_a_member_at_an_end_leaves_a_queue_whose_leader_it_does_not_reach() -> N
     mended(scene)
 
 
-# -- nodes of the version before ---------------------------------------------------------------------------------------
+# -- nodes of the version before -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("old", ["a", "b", "c"])

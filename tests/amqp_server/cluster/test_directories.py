@@ -46,8 +46,9 @@ def test_a_lost_disk_is_filled_by_the_others(ring: Ring) -> None:
 
 
 def test_an_old_copy_is_refused(ring: Ring) -> None:
-    """Put back, it has forgotten votes and entries that it vouched for: with it, one of the others would be enough to
-    elect a leader without what was confirmed."""
+    """Put back, it has forgotten votes and entries that it vouched for: with it, one of the others would be
+    enough to elect a leader without what was confirmed.
+    """
     with ring.channel("n1") as channel:
         channel.queue_declare("precious", durable=True, arguments=QUORUM)
         publish(channel, "precious", *bodies(0, 5))

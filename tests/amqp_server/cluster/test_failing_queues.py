@@ -1,4 +1,6 @@
-"""A queue raises on one node: that queue stops there, and nothing else; the others serve, and it comes back."""
+"""A queue raises on one node: that queue stops there, and nothing else; the
+others serve, and it comes back.
+"""
 
 from __future__ import annotations
 
@@ -210,7 +212,9 @@ def test_a_queue_that_leaves_a_node_while_it_is_tried_again_there_has_not_failed
 
 
 def test_a_stopped_member_keeps_its_data_until_the_others_have_removed_it() -> None:
-    """It is still a voter of the group then, whatever the topology says: with a new memory it could not count."""
+    """It is still a voter of the group then, whatever the topology says: with a new memory it could not
+    count.
+    """
     world = World()
     world.plant("b", 1)
     world.publish(world.clients["a"], "quorum/bad")
@@ -317,7 +321,9 @@ def test_a_failed_queue_that_is_deleted_leaves_nothing_behind() -> None:
 def test_an_entry_that_cannot_be_read_stops_the_queue_with_a_clear_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Another version of mqd has written it. To try again does not help, so the queue is set aside at once."""
+    """Another version of mqd has written it. To try again does not help, so
+    the queue is set aside at once.
+    """
     monkeypatch.setattr(StrictBoundary, "expected", (Unreadable,))
     world = World()
     host = world.nodes["a"].cluster.hosts.grouped[world.queue_id]

@@ -1,4 +1,6 @@
-"""What makes a super stream is made ready on every node while its entry is on its way, and only if that is what comes."""
+"""What makes a super stream is made ready on every node while its entry is on its way, and only if that is
+what comes.
+"""
 
 from __future__ import annotations
 

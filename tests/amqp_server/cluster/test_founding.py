@@ -1,4 +1,6 @@
-"""How a cluster comes about, and what keeps a node from being part of it: a clear word, and nobody else is hurt."""
+"""How a cluster comes about, and what keeps a node from being part of it: a clear word, and nobody else is
+hurt.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Consumer groups on three real nodes: members of any node, nodes that are killed, and what an operator sees of them."""
+"""Consumer groups on three real nodes: members of any node, nodes that are killed, and what an operator sees
+of them.
+"""
 
 from __future__ import annotations
 

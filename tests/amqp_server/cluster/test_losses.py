@@ -32,7 +32,9 @@ def fill(ring: Ring, queue: str) -> None:
 
 
 def damage(ring: Ring, where: dict[str, bytes]) -> None:
-    """While all are down, in the data files, once these have it: damaged in the log before, it would refuse the start."""
+    """While all are down, in the data files, once these have it: damaged in the log before, it would refuse
+    the start.
+    """
     for name, message in where.items():
         place = ring.directory / name
         wait_until(

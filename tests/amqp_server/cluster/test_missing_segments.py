@@ -1,4 +1,6 @@
-"""A member of a stream that lacks a segment: who begins at a time waits until it has fetched that, and begins where it should."""
+"""A member of a stream that lacks a segment: who begins at a time waits until it has fetched that, and begins
+where it should.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A queue moves between the publish and the hand-over: a commit, or a confirm, still says that it has the messages.
+"""A queue moves between the publish and the hand-over: a commit, or a confirm, still says that it has the
+messages.
 
 The client is at b; the queue begins to be kept by b, ceases to be, or moves from one to another node.
 """
@@ -52,7 +53,8 @@ def steps(scene: Scene, count: int) -> None:
 
 
 class Move:
-    """A publisher at b with messages that have been routed and not handed over, in a transaction or for an alarm.
+    """A publisher at b with messages that have been routed and not handed over, in a transaction or for an
+    alarm.
 
     Without either they are handed over when they are published.
     """
@@ -94,7 +96,9 @@ class Move:
         self.node.end_turn()
 
     def finish(self) -> int:
-        """Return how many were confirmed. What was confirmed is in the queue; all that is there, once and in order."""
+        """Return how many were confirmed. What was confirmed is in the queue; all that is there, once and in
+        order.
+        """
         scene, client = self.scene, self.client
         scene.settle()
         assert [queue.members for queue in self.node.broker.all_queues()] == [tuple(self.after)]
@@ -146,7 +150,8 @@ def test_handed_over_during_the_move(how: str, move: str) -> None:
         world.steps(moment)
         world.hand_over()
         found.append(world.finish())
-    # A member that leaves refuses what is on its way when the others let it go: it does not learn whether the leader took it.
+    # A member that leaves refuses what is on its way when the others let it go: it does not learn whether the
+    # leader took it.
     before, after = MOVES[move]
     assert min(found) == COUNT or ("b" in before and "b" not in after)
     assert found[0] == COUNT
@@ -156,7 +161,9 @@ def test_handed_over_during_the_move(how: str, move: str) -> None:
 def test_a_queue_moves_while_a_wide_publish_is_handed_over(
     move: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A publish to many queues takes several turns; what it has for a queue goes to where the queue is then."""
+    """A publish to many queues takes several turns; what it has for a queue
+    goes to where the queue is then.
+    """
     world = Move("confirm", move)
     scene, client = world.scene, world.client
     other = scene.client("c")

@@ -1,4 +1,6 @@
-"""A node hears of a queue later than another node, whose clients use the queue already: what they send waits for it."""
+"""A node hears of a queue later than another node, whose clients use the queue already: what they send waits
+for it.
+"""
 
 from __future__ import annotations
 

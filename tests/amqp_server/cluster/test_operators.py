@@ -1,4 +1,6 @@
-"""What operators set on one node holds on all of them when the answer comes, or as soon as a queue's leader has it."""
+"""What operators set on one node holds on all of them when the answer comes, or as soon as a queue's leader
+has it.
+"""
 
 from __future__ import annotations
 

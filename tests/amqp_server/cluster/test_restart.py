@@ -9,8 +9,8 @@ from tests.amqp_server.cluster.ring import NAMES, PERSISTENT, QUORUM, Ring, publ
 from tests.reliability.node import wait_until
 
 QUEUES = [f"restart{number}" for number in range(6)]
-#: Without a handover the queues of a node stand still until it counts as dead and an election is over, s. A machine
-#: with other work is slow, but not that slow.
+#: Without a handover the queues of a node stand still until it counts as dead and an election is over, s. A
+#: machine with other work is slow, but not that slow.
 GAP_MAX_S = 15.0
 
 

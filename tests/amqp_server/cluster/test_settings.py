@@ -1,4 +1,6 @@
-"""What a queue is to do is derived from its declaration on each node, and is said in the log where it has changed."""
+"""What a queue is to do is derived from its declaration on each node, and is said in the log where it has
+changed.
+"""
 
 from __future__ import annotations
 

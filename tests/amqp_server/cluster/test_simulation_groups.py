@@ -1,5 +1,6 @@
-"""A fixed set of seeds of a consumer group on whole nodes, proof that they exercise what they are there for, and bugs that
-they find."""
+"""A fixed set of seeds of a consumer group on whole nodes, proof that they exercise what they are there for,
+and bugs that they find.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Bugs that would lose, double, bring back or strand what was declared, planted one at a time: for each the simulation
-of whole nodes must fail, or the scene that is named.
+"""Bugs that would lose, double, bring back or strand what was declared, planted one at a time: for each the
+simulation of whole nodes must fail, or the scene that is named.
 """
 
 from __future__ import annotations

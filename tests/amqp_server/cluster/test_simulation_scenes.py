@@ -281,7 +281,9 @@ def test_a_queue_without_a_place_is_refused_in_order() -> None:
 
 
 def test_a_queue_is_put_on_nodes_that_have_been_there() -> None:
-    """Rather on those that are down: who has joined and was never seen is to be filled, and says nothing before."""
+    """Rather on those that are down: who has joined and was never seen is to be filled, and says nothing
+    before.
+    """
     scene = Scene("abcde", "cde")
     scene.propose("c", PutNode("a", "127.0.0.1:1"), PutNode("b", "127.0.0.1:1"))
     scene.lead("c")
@@ -376,7 +378,9 @@ def test_a_start_that_was_on_its_way_when_the_node_was_removed_does_not_bring_it
 
 
 def test_the_founders_of_a_queue_come_with_a_snapshot_though_its_members_are_as_before() -> None:
-    """A node that has missed that a queue went away and came back would begin it anew with the wrong members."""
+    """A node that has missed that a queue went away and came back would begin
+    it anew with the wrong members.
+    """
     scene = Scene()
     client = scene.client("a")
     queue_id = scene.declare(client, "quorum")
@@ -695,7 +699,9 @@ def test_a_queue_of_a_closed_connection_goes_before_close_ok() -> None:
 
 @pytest.mark.parametrize("way", ["joins", "leaves", "the home goes"])
 def test_a_commit_says_that_its_acks_came_too_late(way: str) -> None:
-    """The node of the client joins or leaves the queue, or loses its home: what the client held is in the queue again."""
+    """The node of the client joins or leaves the queue, or loses its home: what the client held is in the
+    queue again.
+    """
     scene = Scene("abcd")
     other = scene.client("b")
     if way == "the home goes":
@@ -752,7 +758,9 @@ def test_a_commit_waits_until_the_home_of_a_queue_has_its_messages_on_disk() -> 
 
 
 def test_a_member_by_name_only_is_taken_out_before_the_others() -> None:
-    """It has never heard of the queue. Left with one other member, it would keep the queue from changing ever again."""
+    """It has never heard of the queue. Left with one other member, it would keep the queue from changing ever
+    again.
+    """
     scene = Scene()
     node = scene.nodes["c"]
     scene.crash(node)

@@ -1,4 +1,6 @@
-"""A fixed set of seeds of streams on whole nodes, proof that they exercise what they are there for, and bugs that they find."""
+"""A fixed set of seeds of streams on whole nodes, proof that they exercise what they are there for, and bugs
+that they find.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +118,9 @@ def trim_to(self: StreamGroupHost, offset: int) -> None:
 
 
 def one_more(self: StreamGroupHost) -> None:
-    """Where segments go, the next one goes as well: a snapshot has messages of it, and stands for the log that had them."""
+    """Where segments go, the next one goes as well: a snapshot has messages of it, and stands for the log
+    that had them.
+    """
     first = self.replica.first_offset
     sealed = self._log.segments[:-1]
     if sealed and sealed[0].stop <= first:
@@ -125,7 +129,9 @@ def one_more(self: StreamGroupHost) -> None:
 
 
 def before_its_entry(self: StreamGroupHost) -> None:
-    """The leader deletes what it wants to go: its snapshot has that until the entry is applied, if it ever is."""
+    """The leader deletes what it wants to go: its snapshot has that until the entry is applied, if it ever
+    is.
+    """
     _retain(self)
     trim_to(self, self._trimming)
 

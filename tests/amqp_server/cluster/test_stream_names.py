@@ -1,4 +1,6 @@
-"""Offsets that streams keep by name, on three real nodes: nodes that are killed, and consumers that go on elsewhere."""
+"""Offsets that streams keep by name, on three real nodes: nodes that are killed, and consumers that go on
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def ring(started: Ring) -> Ring:
 def read(
     ring: Ring, at: str, stream: str, name: str, count: int, *, acked: int | None = None, nacked: int = -1
 ) -> list[int]:
-    """Return the offsets of so many messages, of which the first ones are acked, or all, and one is given back."""
+    """Return the offsets of so many messages, of which the first ones are acked, or all, and one is given
+    back.
+    """
     arguments = {"x-stream-offset": "committed", "x-group": name, "x-stream-offset-default": "first"}
     found: list[int] = []
     with ring.channel(at, confirm=False) as channel:

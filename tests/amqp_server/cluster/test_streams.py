@@ -1,4 +1,6 @@
-"""Streams on three real nodes: nodes that are killed, wiped or damaged, and clients that notice nothing of it."""
+"""Streams on three real nodes: nodes that are killed, wiped or damaged, and clients that notice nothing of
+it.
+"""
 
 from __future__ import annotations
 
@@ -123,7 +125,9 @@ def test_every_node_counts_from_an_offset_on(ring: Ring) -> None:
 
 
 class Flow(threading.Thread):
-    """Publishes numbers at one node, each confirmed, and reads the stream from its first message on at another one."""
+    """Publishes numbers at one node, each confirmed, and reads the stream from its first message on at
+    another one.
+    """
 
     def __init__(self, ring: Ring, stream: str, to: str, at: str) -> None:
         super().__init__(daemon=True)
@@ -500,7 +504,9 @@ def test_each_member_compacts_and_the_offsets_stay(ring: Ring) -> None:
 
 
 def test_filters_and_times_hold_on_every_node(ring: Ring) -> None:
-    """Members read their own segments, others ask one; duplicates that were cut out take no filter value with them."""
+    """Members read their own segments, others ask one; duplicates that were cut out take no filter value with
+    them.
+    """
     declare(ring, "rooms", x_deduplication=True)
     declare(ring, "far rooms", x_initial_cluster_size=1, x_deduplication=True)
 

@@ -1,4 +1,6 @@
-"""What is declared through one node is there at the others when the answer comes: no test here waits for anything."""
+"""What is declared through one node is there at the others when the answer comes: no test here waits for
+anything.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Nodes make snapshots of the topology in parts: others have their turns in between, and what came later is not in it."""
+"""Nodes make snapshots of the topology in parts: others have their turns in between, and what came later is
+not in it.
+"""
 
 from __future__ import annotations
 

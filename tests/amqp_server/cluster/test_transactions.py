@@ -1,6 +1,7 @@
 """A transaction takes a message from one queue and puts another one into the next queue, in a cluster.
 
-However far the commit has come when the client's node ends: the message is in one of the two queues, or in both.
+However far the commit has come when the client's node ends: the message is in one of the two queues, or in
+both.
 """
 
 from __future__ import annotations

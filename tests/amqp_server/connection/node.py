@@ -100,7 +100,9 @@ def make_broker(
     turn: Turn | None = None,
     streams: Callable[[NodeServices], StreamServices] | None = None,
 ) -> Broker:
-    """Put a broker together as amqp_server.app does, over the store in memory; turns end when the test says so."""
+    """Put a broker together as amqp_server.app does, over the store in memory; turns end when the test says
+    so.
+    """
     turn = turn or turns.by_hand(commits)
     timers = Timers(changed=lambda: None)
     services = NodeServices(
@@ -242,7 +244,9 @@ class Peer:
 
 
 def decoded(data: bytes) -> list[tuple[int, base.Frame | Delivery]]:
-    """Decode whole frames with pamqp, contents put together. Fails if bytes are left or frames are out of turn."""
+    """Decode whole frames with pamqp, contents put together. Fails if bytes are left or frames are out of
+    turn.
+    """
     found: list[tuple[int, base.Frame | Delivery]] = []
     while data:
         used, channel, method = frame.unmarshal(data)

@@ -63,7 +63,9 @@ async def served(directory: Path, **options: Any) -> AsyncIterator[Node]:
 
 
 def handshakes_take(node: Node, seconds: float) -> None:
-    """From now on, no longer than this: who is to log in on a slow machine has done so, or comes when it is over."""
+    """From now on, no longer than this: who is to log in on a slow machine has done so, or comes when it is
+    over.
+    """
     node.server.config = replace(node.server.config, handshake_timeout_s=seconds)
 
 

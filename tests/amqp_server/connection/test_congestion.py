@@ -1,4 +1,6 @@
-"""One read may ask for any number of bytes. They come as the client takes them, and large bodies are not copied."""
+"""One read may ask for any number of bytes. They come as the client takes them, and large bodies are not
+copied.
+"""
 
 from __future__ import annotations
 

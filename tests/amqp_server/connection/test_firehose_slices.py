@@ -1,5 +1,6 @@
-"""Copies for the firehose take many times longer than the messages: they are made in parts, in their order, and neither
-publishers nor consumers run ahead of them."""
+"""Copies for the firehose take many times longer than the messages: they are made in parts, in their order,
+and neither publishers nor consumers run ahead of them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from tests.amqp_server.connection.test_slices import (
 )
 
 COUNT = 2_000
-#: Instructions of the longest turn: some copies at each look at the clock. All copies would take ten times as many.
+#: Instructions of the longest turn: some copies at each look at the clock. All copies would take ten times as
+#: many.
 COPIES_MAX = 10 * TURN_MAX
 
 

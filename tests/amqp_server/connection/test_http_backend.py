@@ -1,4 +1,6 @@
-"""A server of the operator's that says who may log in and what they may do: what it cannot do to the broker."""
+"""A server of the operator's that says who may log in and what they may do:
+what it cannot do to the broker.
+"""
 
 from __future__ import annotations
 
@@ -380,7 +382,8 @@ async def test_the_order(tmp_path: Path, backend: Backend, order: tuple[str, ...
         else:
             await refused(node, "guest", "guest")
         assert [each["username"] for each in backend.questions("user")] == ["guest"]
-        # Who is known to both is of who lets it in: a user of the backend has no permission of its namesake's here.
+        # Who is known to both is of who lets it in: a user of the backend has no permission of its namesake's
+        # here.
         backend.passwords["guest"] = "coffee"
         backend.permits = lambda asked: asked.path == "vhost"
         made, tune = await begin(node, "guest", "coffee")

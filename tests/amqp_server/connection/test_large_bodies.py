@@ -1,4 +1,6 @@
-"""Large body frames are taken as they come, without copies: wherever reads cut them, the messages are the same."""
+"""Large body frames are taken as they come, without copies: wherever reads cut them, the messages are the
+same.
+"""
 
 from __future__ import annotations
 
@@ -275,7 +277,9 @@ def test_a_bad_frame_behind_large_ones_is_told_however_it_is_cut(cut: int, damag
 
 @pytest.mark.parametrize("channel", [1, 2])
 def test_a_large_body_is_copied_once(channel: int) -> None:
-    """Its frames, as they were received, are put together; that is what each consumer gets, on any channel."""
+    """Its frames, as they were received, are put together; that is what
+    each consumer gets, on any channel.
+    """
     node = MemoryNode()
     peer, consumer = opened(node), node.peer()
     consumer.call(channel, commands.Channel.Open())

@@ -105,7 +105,7 @@ async def test_half_open_connections_are_bounded(tmp_path: Path) -> None:
             pass
 
 
-# -- heartbeats ----------------------------------------------------------------------------------------------------
+# -- heartbeats ----------------------------------------------------------------------------------------------
 
 
 async def test_heartbeats_are_sent(tmp_path: Path) -> None:
@@ -374,7 +374,7 @@ async def test_acks_of_a_blocked_publisher_are_read_up_to_a_bound(tmp_path: Path
         await until(lambda: stalled.session.channels[1].unacked.count == 0)
 
 
-# -- octets --------------------------------------------------------------------------------------------------------
+# -- octets --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("secure", [False, True], ids=["plain", "tls"])
@@ -424,7 +424,7 @@ class Counted(Client):
         await super().send(*data)
 
 
-# -- the end -------------------------------------------------------------------------------------------------------
+# -- the end -------------------------------------------------------------------------------------------------
 
 
 async def test_sigterm_closes_connections_in_order(tmp_path: Path) -> None:

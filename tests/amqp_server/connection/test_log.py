@@ -1,4 +1,6 @@
-"""What the log says of connections: RabbitMQ's words, one line each, and nothing that a client could forge."""
+"""What the log says of connections: RabbitMQ's words, one line each, and
+nothing that a client could forge.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""All sockets that are ready are served together, and no client's work delays another one's by more than a part.
+"""All sockets that are ready are served together, and no client's work delays another one's by more than a
+part.
 
-Over pairs of sockets, without a task: a test makes the rounds itself. Time goes on with each look at the clock, so a turn
-is over after so many looks.
+Over pairs of sockets, without a task: a test makes the rounds itself. Time goes on with each look at the
+clock, so a turn is over after so many looks.
 """
 
 from __future__ import annotations

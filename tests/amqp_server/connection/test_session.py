@@ -90,7 +90,9 @@ def test_an_error_during_an_alarm_rolls_back(node: MemoryNode) -> None:
 
 
 def test_content_on_two_channels_may_alternate(node: MemoryNode) -> None:
-    """A method of another channel is answered although a content is incomplete (spec 4.2.6: no channel waits)."""
+    """A method of another channel is answered although a content is incomplete (spec 4.2.6: no channel
+    waits).
+    """
     peer = node.peer()
     peer.call(1, commands.Channel.Open(), commands.Queue.Declare(queue="q"))
     peer.answers()

@@ -28,7 +28,9 @@ TURN_MAX = 100_000
 
 
 class SlicedNode(MemoryNode):
-    """A node whose turns are over after some looks at the clock. The driver's turns come when the test says so."""
+    """A node whose turns are over after some looks at the clock. The driver's turns come when the test says
+    so.
+    """
 
     def __init__(self, looks: int = LOOKS, **options: Any) -> None:
         self.environment = environment = MemoryEnvironment()
@@ -487,7 +489,9 @@ def test_a_large_rollback_and_a_large_commit_are_short(sliced: SlicedNode, order
 
 
 def held(sliced: SlicedNode, peer: Peer, count: int = 4_000) -> Any:
-    """Have the channel hold messages of two queues in turn, no two in a row of one; return the queues' hosts."""
+    """Have the channel hold messages of two queues in turn, no two in a row
+    of one; return the queues' hosts.
+    """
     called(peer, *(commands.Queue.Declare(queue=name) for name in "qr"))
     called(peer, *(commands.Basic.Consume(queue=name, consumer_tag=f"c{n}") for n, name in enumerate("qr")))
     for number in range(count):

@@ -1,4 +1,6 @@
-"""Tokens in the place of passwords: who signed them, what they grant, how they are renewed and how they end."""
+"""Tokens in the place of passwords: who signed them, what they grant, how
+they are renewed and how they end.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Moving bytes: sockets that take little at a time, readers that do not read, and others who must not notice."""
+"""Moving bytes: sockets that take little at a time, readers that do not
+read, and others who must not notice.
+"""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ async def test_over_sockets_no_more_is_read(tmp_path: Path) -> None:
                     await trio.sleep(0.01)
 
 
-# -- the memory budget ---------------------------------------------------------------------------------------------
+# -- the memory budget ---------------------------------------------------------------------------------------
 
 
 def end_by_last_frame(node: MemoryNode, peer: Peer) -> None:

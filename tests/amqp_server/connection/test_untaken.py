@@ -69,7 +69,9 @@ def stream(queue: str) -> tuple[MemoryNode, Callable[[], Peer]]:
 
 
 def _filled(node: MemoryNode, queue: str, kind: str) -> tuple[MemoryNode, Callable[[], Peer]]:
-    """Return a node whose queue has large messages that are out of memory, and what makes a consumer that reads nothing."""
+    """Return a node whose queue has large messages that are out of memory, and what makes a consumer that
+    reads nothing.
+    """
     peer = opened(node)
     peer.call(1, commands.Queue.Declare(queue=queue, durable=True, arguments={"x-queue-type": kind}))
     for _ in range(MESSAGES):

@@ -1,4 +1,6 @@
-"""The poller's own set is what the node waits for: sockets cost no step of Trio's loop, and tasks wait for none of them."""
+"""The poller's own set is what the node waits for: sockets cost no step of Trio's loop, and tasks wait for
+none of them.
+"""
 
 from __future__ import annotations
 
@@ -172,7 +174,8 @@ def test_what_trio_waits_for_has_its_turn_while_sockets_never_rest(node: PolledN
         other.close()
 
     run(node.poller, task)
-    # Neither has a turn more often than now and then: the flood has had some of them, and two for each wake at most.
+    # Neither has a turn more often than now and then: the flood has had some of them, and two for each wake
+    # at most.
     assert 1 < len(link.told) <= 5 * FRAMES
     link.close()
 

@@ -1,4 +1,6 @@
-"""Of a tx, or of a dead letter and its source, a crash at any moment leaves all or nothing, on disk as in memory."""
+"""Of a tx, or of a dead letter and its source, a crash at any moment leaves all or nothing, on disk as in
+memory.
+"""
 
 from __future__ import annotations
 

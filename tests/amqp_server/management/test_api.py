@@ -714,7 +714,9 @@ LISTS = [
 async def test_long_lists_let_others_go_on(
     broker: ManagedBroker, connect_with: Callable[..., httpx.AsyncClient], path: str
 ) -> None:
-    """How often a bystander gets its turn during a request, with short slices and with one that is long enough."""
+    """How often a bystander gets its turn during a request, with short slices and with one that is long
+    enough.
+    """
     await declare_many(broker, 1_000)
     turns: list[int] = []
     for slice_ms in (0.02, 100_000):
@@ -789,7 +791,7 @@ async def test_queues_may_go_while_they_are_listed(connect: Connect, broker: Man
     assert names == ["many-0", *(f"many-{number}" for number in range(2, 500))]
 
 
-# -- long steps ----------------------------------------------------------------------------------------------------
+# -- long steps ----------------------------------------------------------------------------------------------
 
 
 async def longest_step_s(client: httpx.AsyncClient, path: str) -> tuple[float, float]:

@@ -1,4 +1,6 @@
-"""The management waits for a quiet second, and no longer than ten, unless somebody asks; nobody waits for its imports."""
+"""The management waits for a quiet second, and no longer than ten, unless somebody asks; nobody waits for its
+imports.
+"""
 
 from __future__ import annotations
 

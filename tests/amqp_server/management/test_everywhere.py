@@ -210,7 +210,9 @@ RATE = "message_stats.publish_details.rate"
 
 
 async def busy_queues(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    """20 queues on two nodes; each has got more than the one before, and one of them from clients of both nodes."""
+    """20 queues on two nodes; each has got more than the one before, and one of them from clients of both
+    nodes.
+    """
     now = iter(range(1_700_000_000, 1_800_000_000, 5))
     samplers = [broker.node.sample(Slices(1_000)) for broker in two.brokers.values()]
 
@@ -308,7 +310,7 @@ async def test_vhosts_say_which_nodes_are_down(ask: Ask) -> None:
     assert row["cluster_state"] == {"n1": "running", "n2": "running", "n3": "nodedown"}
 
 
-# -- questions over links ----------------------------------------------------------------------------------------------
+# -- questions over links ------------------------------------------------------------------------------------
 
 
 class Links:

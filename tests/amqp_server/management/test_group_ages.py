@@ -1,4 +1,6 @@
-"""How old the oldest message is that a group has not worked off: threads look that up in segments, never the loop."""
+"""How old the oldest message is that a group has not worked off: threads look that up in segments, never the
+loop.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ class CountedReads:
 
 @pytest.fixture
 def node() -> StreamNode:
-    """Return one with groups over two streams, each of which has one batch in each second, three in a segment."""
+    """Return one with groups over two streams, each of which has one batch in each second, three in a
+    segment.
+    """
     node = StreamNode()
     peer = opened(node)
     for name in STREAMS:
@@ -98,7 +102,8 @@ async def test_threads_look_for_times_in_segments(node: StreamNode, monkeypatch:
     reads = CountedReads(node, monkeypatch)
     found = await found_by(node, "over-s", reads)
     assert reads.count
-    # The index has no entry for each batch: the time is about that of the message, and that of its segment at most.
+    # The index has no entry for each batch: the time is about that of the message, and that of its segment at
+    # most.
     now_ms = node.broker.services.queue_time.now_ms()
     (partition,) = found["partition_details"]
     assert now_ms - partition["oldest_unread_ms"] == within.first_ms

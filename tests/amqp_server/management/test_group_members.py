@@ -19,7 +19,9 @@ Key = tuple[Any, ...]
 
 
 class Groups:
-    """What one of two nodes sees of so many groups, each with a member at each of them. See managed_groups.ManagedGroups."""
+    """What one of two nodes sees of so many groups, each with a member at each of them. See
+    managed_groups.ManagedGroups.
+    """
 
     def __init__(self, node: str, kept: int = GROUPS) -> None:
         self._node = node

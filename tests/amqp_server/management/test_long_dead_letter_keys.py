@@ -1,4 +1,6 @@
-"""A dead-letter routing key that no message can have is refused over HTTP too, and nothing of it is stored."""
+"""A dead-letter routing key that no message can have is refused over HTTP
+too, and nothing of it is stored.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,8 @@ async def test_it_is_refused_and_the_node_starts_again(
     assert reason in answer.json()["reason"]
     assert "long" not in node.broker.vhost("/").queues
     assert (await client.get("policies")).json() == []
-    # The same name with a key that a message can have: its letters go where they should, now and after a start.
+    # The same name with a key that a message can have: its letters go where they should, now and after a
+    # start.
     allowed: dict[str, Any] = ARGUMENTS | {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
     for name, arguments in (("long", allowed), ("dead", {})):
         made = await client.put(f"queues/%2F/{name}", json={"durable": True, "arguments": arguments})

@@ -71,7 +71,7 @@ async def log_in(client: httpx.AsyncClient, user: str, password: str = "") -> st
     return csrf
 
 
-# -- files ------------------------------------------------------------------------------------------------------
+# -- files ---------------------------------------------------------------------------------------------------
 
 
 async def test_the_page_and_its_policy(browser: Browser) -> None:
@@ -222,7 +222,7 @@ async def test_without_a_page_there_are_no_sessions(broker: ManagedBroker, brows
     assert (await client.post("/api/session", json=body)).status_code == 404
 
 
-# -- sessions ---------------------------------------------------------------------------------------------------
+# -- sessions ------------------------------------------------------------------------------------------------
 
 
 async def test_a_session(browser: Browser) -> None:

@@ -66,7 +66,8 @@ QUORUM_QUEUES = {
         """
     ),
 }
-#: Of both Stream boards, which add up what is labelled `protocol="stream"` only, and the errors of that protocol.
+#: Of both Stream boards, which add up what is labelled `protocol="stream"` only, and the errors of that
+#: protocol.
 STREAM = named(
     """
     global_consumers global_messages_confirmed_total global_messages_delivered_total

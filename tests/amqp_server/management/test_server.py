@@ -112,7 +112,9 @@ async def until_status(dial: Dial, wanted: int, path: str, **more: Any) -> None:
 
 
 async def passing(clock: MockClock, seconds: float, dial: Dial, wanted: int, path: str, **more: Any) -> None:
-    """The same, while time goes on by so much after each look: what was to be seen before could not end unseen."""
+    """The same, while time goes on by so much after each look: what was to be seen before could not end
+    unseen.
+    """
     for _ in range(1_000):
         if await (await dial()).ask("GET", path, **more) == wanted:
             return
@@ -295,7 +297,9 @@ async def test_pipelined_requests_take_a_share_of_the_time(broker: ManagedBroker
 
 
 async def test_requests_behind_each_other_are_bounded(broker: ManagedBroker) -> None:
-    """None of them waits for an answer: after so many the connection ends. Whoever waits for answers may ask for ever."""
+    """None of them waits for an answer: after so many the connection ends. Whoever waits for answers may ask
+    for ever.
+    """
     async with serving(broker, http_pipelined_max=3) as dial:
         client = await dial()
         await client.stream.send_all(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 20)

@@ -205,7 +205,7 @@ async def test_samples_cost_little(node: ManagedNode, peer: Peer) -> None:
     assert took < 0.05, took
 
 
-# -- a thousand of everything ------------------------------------------------------------------------------------------
+# -- a thousand of everything --------------------------------------------------------------------------------
 
 #: CPU time that an answer may take, s. One step of it may take 5 ms.
 COSTS = {

@@ -522,7 +522,9 @@ def in_json(outcome: Outcome) -> Any:
 
 
 def test_json(mqctl: Mqctl) -> None:
-    """As rabbitmqctl: an array of objects, whose names are those of the columns; the option stands anywhere."""
+    """As rabbitmqctl: an array of objects, whose names are those of the
+    columns; the option stands anywhere.
+    """
     assert in_json(mqctl("list_queues", "--formatter", "json")) == []
     ok(mqctl("declare_queue", "tab\tq", "-a", "x-max-length=5"))
     ok(mqctl("declare_queue", "qq", "-a", "x-queue-type=quorum"))
@@ -573,7 +575,9 @@ def test_quiet_may_stand_behind_the_command(mqctl: Mqctl) -> None:
 
 
 def test_stop(tmp_path: Path) -> None:
-    """The node ends in order, its clients are told, and the command comes back when nobody is served any more."""
+    """The node ends in order, its clients are told, and the command comes back when nobody is served any
+    more.
+    """
     amqp, http = (f"127.0.0.1:{port}" for port in free_ports(2))
     node = [sys.executable, "-m", "amqp_server.start", "--data-dir", str(tmp_path / "data")]
     with (tmp_path / "log").open("w") as log:
@@ -730,7 +734,9 @@ def test_limits_and_parameters(mqctl: Mqctl) -> None:
 
 @pytest.mark.parametrize("way", ["ctl", "api"])
 def test_definitions_of_rabbitmq(mqd: Addresses, mqctl: Mqctl, way: str) -> None:
-    """As rabbitmqctl export_definitions of RabbitMQ 3.10.8 wrote them, and its management API; passwords are "secret"."""
+    """As rabbitmqctl export_definitions of RabbitMQ 3.10.8 wrote them, and its management API; passwords are
+    "secret".
+    """
     lines = ok(mqctl("import_definitions", str(Path(__file__).with_name(f"rabbitmq-3.10.8.{way}.json")))).out
     left_out = [
         f"left out: policies '{name}' in vhost 'orders': {key} has no counterpart here"

@@ -1,4 +1,6 @@
-"""Compacted streams: by routing key and by header, tombstones, consumers that read meanwhile, and restarts."""
+"""Compacted streams: by routing key and by header, tombstones, consumers
+that read meanwhile, and restarts.
+"""
 
 from __future__ import annotations
 
@@ -292,7 +294,9 @@ def test_bad_arguments(arguments: dict[str, Any], why: str) -> None:
 
 
 def test_retention_deletes_no_more_than_it_wanted_before_a_pass() -> None:
-    """The oldest segment is to go, and has become one with younger ones before the disk comes to delete it."""
+    """The oldest segment is to go, and has become one with younger ones
+    before the disk comes to delete it.
+    """
     node, peer = make()
     host, store = node.host(), node.store
     # A first pass leaves small segments, which a second one puts together.

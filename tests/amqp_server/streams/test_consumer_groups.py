@@ -1,4 +1,6 @@
-"""Consumer groups on a node that stands alone: members, acks, what comes back, restarts, and what is refused."""
+"""Consumer groups on a node that stands alone: members, acks, what comes
+back, restarts, and what is refused.
+"""
 
 from __future__ import annotations
 
@@ -135,7 +137,7 @@ def super_filled(node: StreamNode, peer: Peer, partitions: int = 4, each: int = 
     peer.answers()
 
 
-# -- one member --------------------------------------------------------------------------------------------------------
+# -- one member ----------------------------------------------------------------------------------------------
 
 
 def test_a_member_gets_the_stream_with_its_name_and_offsets(node: StreamNode, peer: Peer) -> None:
@@ -254,7 +256,7 @@ def test_next_is_where_the_stream_was_when_it_was_declared(node: StreamNode, pee
     assert offsets(worked(node, again)[0]) == [10, 11, 12, 13, 14]
 
 
-# -- members -----------------------------------------------------------------------------------------------------------
+# -- members -------------------------------------------------------------------------------------------------
 
 
 def test_partitions_are_shared_and_no_message_comes_twice(node: StreamNode, peer: Peer) -> None:
@@ -380,7 +382,7 @@ def test_a_group_over_a_deleted_stream_says_so(node: StreamNode, peer: Peer) -> 
     assert worked(node, two) == [[Message("s", 0, b"new")]]
 
 
-# -- poison ------------------------------------------------------------------------------------------------------------
+# -- poison --------------------------------------------------------------------------------------------------
 
 
 def letters(node: StreamNode, peer: Peer) -> list[Delivery]:
@@ -462,7 +464,7 @@ def test_without_a_dead_letter_exchange_what_is_refused_is_done(node: StreamNode
     assert committed(node) == [3]
 
 
-# -- restarts ----------------------------------------------------------------------------------------------------------
+# -- restarts ------------------------------------------------------------------------------------------------
 
 
 def test_what_was_acked_does_not_come_again_after_a_crash(node: StreamNode, peer: Peer) -> None:
@@ -508,7 +510,7 @@ def test_many_acks_are_one_entry(node: StreamNode, peer: Peer) -> None:
     assert committed(node) == [50]
 
 
-# -- one by one, and all at once ---------------------------------------------------------------------------------------
+# -- one by one, and all at once -----------------------------------------------------------------------------
 
 
 def get(node: StreamNode, peer: Peer, *, no_ack: bool = False) -> Message | None:
@@ -614,7 +616,7 @@ def test_a_reset_begins_elsewhere_and_forgets_what_is_held(node: StreamNode, pee
     assert [(each.offset, each.again) for each in messages] == [(each, each < 9) for each in range(3, 10)]
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------------
+# -- what is refused -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -669,7 +671,7 @@ def test_who_may_not_read_the_stream_has_no_group_over_it(node: StreamNode, peer
     assert "'s'" in refused(declare(opened(node, "other")), 403)
 
 
-# -- failures ----------------------------------------------------------------------------------------------------------
+# -- failures ------------------------------------------------------------------------------------------------
 
 
 def test_a_group_outlives_a_failure_of_its_stream(node: StreamNode, peer: Peer) -> None:
@@ -739,7 +741,9 @@ def test_recover_brings_all_back(node: StreamNode, peer: Peer) -> None:
 
 
 def test_what_many_groups_have_read_ahead_is_bounded() -> None:
-    """A group whose members take no more for now keeps nothing of a batch that the stream's reader has let go of."""
+    """A group whose members take no more for now keeps nothing of a batch that the stream's reader has let go
+    of.
+    """
     options = StreamOptions(segment_bytes=20_000, flush_bytes=1, read_bytes_max=30_000)
     node = StreamNode(options)
     peer = opened(node)

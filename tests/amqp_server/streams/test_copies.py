@@ -26,7 +26,9 @@ T = TypeVar("T")
 
 
 def copies(step: Callable[[], T], size: int) -> tuple[T, float]:
-    """Return what a step returns, and the most memory that it has taken meanwhile, in bodies of this size together."""
+    """Return what a step returns, and the most memory that it has taken meanwhile, in bodies of this size
+    together.
+    """
     before, _ = tracemalloc.get_traced_memory()
     tracemalloc.reset_peak()
     result = step()
@@ -62,8 +64,8 @@ def test_copies_on_the_way_in_and_out(tmp_path: Path, size: int, count: int, mad
         _, delivering = copies(lambda: delivered(read, out, FRAME_MAX_BYTES), total)
     finally:
         tracemalloc.stop()
-    # The message as it will be sent, and the batch, which is the same for a large one; what the kernel gives, with the little
-    # that is read to learn how much.
+    # The message as it will be sent, and the batch, which is the same for a large one; what the kernel gives,
+    # with the little that is read to learn how much.
     assert (round(making), round(writing), round(reading), round(delivering)) == (made, 0, 1, 0)
     assert max(making - made, writing, reading - 1, delivering) < 0.1
     # What goes to the socket lies where the file was read to.

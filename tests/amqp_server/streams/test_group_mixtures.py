@@ -1,9 +1,9 @@
-"""All that clients and operators can do with a group of one node, mixed by chance: consumers and single gets, with acks,
-transactions and none, several channels of a connection, a prefetch of the channel, a limit of deliveries, dead letters, purges,
-resets, and streams that are deleted and declared anew.
+"""All that clients and operators can do with a group of one node, mixed by chance: consumers and single gets,
+with acks, transactions and none, several channels of a connection, a prefetch of the channel, a limit of
+deliveries, dead letters, purges, resets, and streams that are deleted and declared anew.
 
-A member sees a message once more only if it came back, and then flagged; what was acked never; and nothing of a partition before
-what comes first there.
+A member sees a message once more only if it came back, and then flagged; what was acked never; and nothing of
+a partition before what comes first there.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ class Mixture:
             super_stream_partitions_max=5,
         )
         self.channels: list[Channel] = []
-        #: The super stream is there; how often it was declared anew, and how many messages its partitions have.
+        #: The super stream is there; how often it was declared anew, and how many messages its partitions
+        #: have.
         self.lives = True
         self.age = 0
         self.stop: defaultdict[str, int] = defaultdict(int)
@@ -93,7 +94,7 @@ class Mixture:
         declare_group(self.publisher, x_dead_letter_exchange="", x_dead_letter_routing_key="letters", **limit)
         self.work()
 
-    # -- what comes ------------------------------------------------------------------------------------------------
+    # -- what comes ------------------------------------------------------------------------------------------
 
     def work(self) -> None:
         self.node.work()
@@ -144,7 +145,7 @@ class Mixture:
         else:
             channel.held[channel.next_tag - 1] = message
 
-    # -- what is done ----------------------------------------------------------------------------------------------
+    # -- what is done ----------------------------------------------------------------------------------------
 
     def step(self) -> None:
         acts = {
@@ -276,7 +277,7 @@ class Mixture:
             self.come_back(list(held.values()))
             channel.tell(commands.Basic.Recover(requeue=True))
 
-    # -- operators -------------------------------------------------------------------------------------------------
+    # -- operators -------------------------------------------------------------------------------------------
 
     def purge(self) -> None:
         if not self.lives:
@@ -333,7 +334,7 @@ class Mixture:
             self.stop.clear()
             declare(self.publisher, partitions=PARTITIONS)
 
-    # -- the end ---------------------------------------------------------------------------------------------------
+    # -- the end ---------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
         if not self.lives:

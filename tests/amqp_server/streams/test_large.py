@@ -1,4 +1,5 @@
-"""A large message is made ready for a stream in pieces, before it is handed over: others have their turns in between.
+"""A large message is made ready for a stream in pieces, before it is handed over: others have their turns in
+between.
 
 Time goes on with each look at the clock here, so a turn is over after so many looks.
 """

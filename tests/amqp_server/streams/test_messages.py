@@ -1,4 +1,6 @@
-"""Messages on their way through a stream's batches: what a consumer is sent is what was published, and its offset."""
+"""Messages on their way through a stream's batches: what a consumer is sent is what was published, and its
+offset.
+"""
 
 from __future__ import annotations
 

@@ -129,13 +129,15 @@ def test_what_is_not_known_is_refused() -> None:
         Replica.restore(b"\x90")
 
 
-# -- duplicates ------------------------------------------------------------------------------------------------------
+# -- duplicates ----------------------------------------------------------------------------------------------
 
 ONCE = Settings(deduplication_window_ms=1_000, deduplication_count=50, deduplication_producers=3)
 
 
 def named(number: int, names: Any, *, mixed: bool = False, node: str = "a") -> bytes:
-    """Messages with these names, whose bodies are their numbers; `mixed`: of different lengths, and some filtered."""
+    """Messages with these names, whose bodies are their numbers; `mixed`: of different lengths, and some
+    filtered.
+    """
     encoder = Encoder(Layouts(), 0, 0, stamped=True)
     for index in range(0, len(names), 3):
         part = names[index : index + 3]

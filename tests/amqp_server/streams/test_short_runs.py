@@ -1,4 +1,6 @@
-"""Short runs are encoded together, as where keys alternate: the bytes are those of one message after the other."""
+"""Short runs are encoded together, as where keys alternate: the bytes are those of one message after the
+other.
+"""
 
 from __future__ import annotations
 

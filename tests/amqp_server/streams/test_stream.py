@@ -52,7 +52,7 @@ def confirms(answers: list[tuple[int, Any]]) -> list[Any]:
     return [each for _, each in answers if isinstance(each, commands.Basic.Ack)]
 
 
-# -- publish -------------------------------------------------------------------------------------------------------
+# -- publish -------------------------------------------------------------------------------------------------
 
 
 def test_a_confirm_means_synced(node: StreamNode, peer: Peer) -> None:
@@ -100,7 +100,7 @@ def test_the_journal_forgets_what_the_segments_have(node: StreamNode, peer: Peer
     assert found is not None and list(found.records) == []
 
 
-# -- where a consumer begins ---------------------------------------------------------------------------------------
+# -- where a consumer begins ---------------------------------------------------------------------------------
 
 
 def filled(node: StreamNode, peer: Peer, *, flushed: bool) -> list[int]:
@@ -197,7 +197,7 @@ def test_filters_that_mean_nothing(node: StreamNode, peer: Peer, name: str, valu
     assert f"invalid arg '{name}'" in close.reply_text
 
 
-# -- credit --------------------------------------------------------------------------------------------------------
+# -- credit --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["ack", "nack", "nack-requeue", "reject", "reject-requeue", "recover"])
@@ -304,7 +304,7 @@ def test_what_was_read_ahead_is_bounded() -> None:
     assert (services.held_bytes, services.held) == (0, {})
 
 
-# -- filters -------------------------------------------------------------------------------------------------------
+# -- filters -------------------------------------------------------------------------------------------------
 
 
 @settings(deadline=None, derandomize=True, max_examples=25)
@@ -345,7 +345,7 @@ def test_filters_are_exact(
     assert found == [expected, expected]
 
 
-# -- retention -----------------------------------------------------------------------------------------------------
+# -- retention -----------------------------------------------------------------------------------------------
 
 
 def test_age_deletes_segments_of_a_stream_that_nobody_writes_to(node: StreamNode) -> None:
@@ -462,7 +462,7 @@ def test_what_a_passive_declare_cannot_count_from(peer: Peer) -> None:
     assert count_from(peer, 0, "missing").startswith("NOT_FOUND")
 
 
-# -- deletion ------------------------------------------------------------------------------------------------------
+# -- deletion ------------------------------------------------------------------------------------------------
 
 
 def test_a_deleted_stream_leaves_nothing(node: StreamNode, peer: Peer) -> None:
@@ -504,13 +504,15 @@ def test_a_stream_that_is_deleted_while_it_is_written(node: StreamNode, peer: Pe
     assert node.files.now == {}
 
 
-# -- restarts ------------------------------------------------------------------------------------------------------
+# -- restarts ------------------------------------------------------------------------------------------------
 
 
 @settings(deadline=None, derandomize=True, max_examples=30)
 @given(st.integers(0, 1 << 32))
 def test_no_confirmed_message_is_lost_and_no_offset_changes(seed: int) -> None:
-    """Publishes, flushes and crashes in any order; after each crash a replay has what was confirmed, in its place."""
+    """Publishes, flushes and crashes in any order; after each crash a replay has what was confirmed, in its
+    place.
+    """
     chance = random.Random(seed)
     node = StreamNode()
     node.files.random = chance
@@ -625,7 +627,7 @@ def test_a_transaction_is_one_batch(node: StreamNode, peer: Peer) -> None:
     assert node.host().next_offset == 5
 
 
-# -- segments ------------------------------------------------------------------------------------------------------
+# -- segments ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

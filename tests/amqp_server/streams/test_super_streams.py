@@ -90,7 +90,7 @@ def read(node: StreamNode, name: str) -> list[bytes]:
     return [body for _, body in got(reader, answers)]
 
 
-# -- all or nothing --------------------------------------------------------------------------------------------------
+# -- all or nothing ------------------------------------------------------------------------------------------
 
 
 def test_declaring_makes_the_partitions_and_deleting_deletes_them(node: StreamNode, peer: Peer) -> None:
@@ -196,7 +196,7 @@ def test_no_room_for_all_of_it(limit: str) -> None:
     assert_nothing_made(node)
 
 
-# -- messages --------------------------------------------------------------------------------------------------------
+# -- messages ------------------------------------------------------------------------------------------------
 
 
 def test_each_key_has_its_partition_and_keeps_its_order(node: StreamNode, peer: Peer) -> None:
@@ -217,7 +217,7 @@ def test_without_a_key_all_get_runs(node: StreamNode, peer: Peer) -> None:
     assert sorted(int(body) for each in found for body in each) == list(range(3 * KEYLESS_RUN))
 
 
-# -- what is there already -------------------------------------------------------------------------------------------
+# -- what is there already -----------------------------------------------------------------------------------
 
 
 def test_a_second_declare_must_mean_the_same(node: StreamNode, peer: Peer) -> None:
@@ -321,7 +321,7 @@ def test_one_as_the_tools_of_rabbitmq_make_it(node: StreamNode, peer: Peer) -> N
     assert (read(node, "s-0"), read(node, "s-1")) == ([b"zero"], [b"one"])
 
 
-# -- permissions -----------------------------------------------------------------------------------------------------
+# -- permissions ---------------------------------------------------------------------------------------------
 
 
 def test_permissions(node: StreamNode, peer: Peer) -> None:
@@ -347,7 +347,7 @@ def test_permissions(node: StreamNode, peer: Peer) -> None:
     assert queues(node) == ["s-0", "s-1", "s-2"]
 
 
-# -- in the order of a cluster's log ---------------------------------------------------------------------------------
+# -- in the order of a cluster's log -------------------------------------------------------------------------
 
 
 def test_what_was_proposed_before_it_came_changes_nothing_of_it(node: StreamNode, peer: Peer) -> None:

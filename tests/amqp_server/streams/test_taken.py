@@ -1,4 +1,6 @@
-"""A stream takes no message twice: by id, by sequence, after restarts and crashes, and as its log alone tells it."""
+"""A stream takes no message twice: by id, by sequence, after restarts and crashes, and as its log alone tells
+it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Messages and frames as a client might send them, well formed and broken; encoded here, without the broker's code."""
+"""Messages and frames as a client might send them, well formed and broken; encoded here, without the broker's
+code.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +97,7 @@ def message(
     return Message(exchange.encode(), routing_key.encode(), int(mandatory), header, body, cuts)
 
 
-# -- tables --------------------------------------------------------------------------------------------------------
+# -- tables --------------------------------------------------------------------------------------------------
 
 names = st.text("abCDé-", min_size=1, max_size=6).filter(lambda name: name != "CC").map(str.encode)
 _plain = st.one_of(
@@ -131,7 +133,7 @@ values = st.recursive(
 #: Field tables with their length in front.
 field_tables = _table(values)
 
-# -- properties and messages ---------------------------------------------------------------------------------------
+# -- properties and messages ---------------------------------------------------------------------------------
 
 _text = st.text(max_size=12).map(lambda text: short(text.encode()))
 _key_lists = st.lists(st.sampled_from([b"q1", b"q2", b"nowhere"]), max_size=2)

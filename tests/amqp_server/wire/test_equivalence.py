@@ -107,7 +107,9 @@ class Pair:
             node.sync()
 
     def check(self, *, gathered: bool = False) -> None:
-        """Nothing tells the two apart, but the order between channels where messages are `gathered` by queue."""
+        """Nothing tells the two apart, but the order between channels where
+        messages are `gathered` by queue.
+        """
         fast, slow = self.nodes
         for peer, other in (self.publishers, self.readers):
             assert by_channel(peer.output) == by_channel(other.output)
@@ -123,7 +125,7 @@ class Pair:
             )
 
 
-# -- streams -------------------------------------------------------------------------------------------------------
+# -- streams -------------------------------------------------------------------------------------------------
 
 _channels = st.sampled_from(CHANNELS)
 
@@ -259,7 +261,9 @@ def test_same_bytes_for_messages_that_alternate(
 
 
 def test_an_ack_behind_messages_that_alternate() -> None:
-    """It has a message of its own queue delivered, and may do so before the message that ends in the same read."""
+    """It has a message of its own queue delivered, and may do so before the message that ends in the same
+    read.
+    """
     begins = message("", "q1", b"one").encode(1) * 4
     ends = message("", "q2", b"two").encode(1)
     pair = Pair()
@@ -267,7 +271,7 @@ def test_an_ack_behind_messages_that_alternate() -> None:
     pair.check(gathered=True)
 
 
-# -- chunking, and what was published ------------------------------------------------------------------------------
+# -- chunking, and what was published ------------------------------------------------------------------------
 
 
 class Seen:

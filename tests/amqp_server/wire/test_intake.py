@@ -159,7 +159,9 @@ def test_byte_by_byte(sent: list[Message]) -> None:
 
 
 def test_a_part_may_end_within_any_frame() -> None:
-    """More may have come than is to be taken now, and less than the rest of the message in which the part ends."""
+    """More may have come than is to be taken now, and less than the rest of the message in which the part
+    ends.
+    """
     sent = [message(routing_key="a", body=b"x" * 5)] * 2
     data = b"".join(each.encode(CHANNEL) for each in sent)
     for came in range(len(data) // 2, len(data) + 1):

@@ -1,4 +1,6 @@
-"""The memo of publish frames: void when the topology or a permission changes, bounded, and without refusals."""
+"""The memo of publish frames: void when the topology or a permission
+changes, bounded, and without refusals.
+"""
 
 from __future__ import annotations
 

@@ -34,7 +34,9 @@ def methods_of_all_kinds(draw: st.DrawFn) -> base.Frame:
 
 
 def values(method: base.Frame) -> list[object]:
-    """The values of the fields, with texts as bytes: long strings stay bytes here, and pamqp makes text of them."""
+    """The values of the fields, with texts as bytes: long strings stay bytes here, and pamqp makes text of
+    them.
+    """
     found = [getattr(method, name) for name in method.__slots__]
     return [value.encode() if isinstance(value, str) else value for value in found]
 

@@ -39,7 +39,9 @@ def policy_flaps(target: Target) -> None:
 
 
 def many_policies(target: Target) -> None:
-    """Policies that match no queue, 10,000 queues, and then policies that match each a tenth of them, one after the other."""
+    """Policies that match no queue, 10,000 queues, and then policies that match each a tenth of them, one
+    after the other.
+    """
     until = time.monotonic() + SECONDS * max(target.size, 0.25)
     for number in range(target.many(1_000)):
         _policy(target, f"other{number}", f"^other{number}", number)

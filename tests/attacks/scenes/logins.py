@@ -55,7 +55,7 @@ def _repeated(target: Target, count: int, attack: Callable[[int], None]) -> None
     assert not wrong, wrong[0]
 
 
-# -- TLS -------------------------------------------------------------------------------------------------------------
+# -- TLS -----------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -141,7 +141,7 @@ def bad_records(target: Target) -> None:
     _repeated(target, 10, send)
 
 
-# -- tokens ----------------------------------------------------------------------------------------------------------
+# -- tokens --------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -171,7 +171,9 @@ def _http_tell(target: Target, token: str) -> bytes:
 
 
 def forged_tokens(target: Target) -> None:
-    """30 threads show tokens whose signatures are wrong, no two alike, of keys that are known and that are not."""
+    """30 threads show tokens whose signatures are wrong, no two alike, of keys that are known and that are
+    not.
+    """
     issuer: Issuer = target.beside
     head, body, signature = issuer.token().split(".")
 
@@ -194,8 +196,9 @@ def forged_tokens(target: Target) -> None:
 
 
 def large_tokens(target: Target) -> None:
-    """Tokens that are right, no two alike, as large as they may be: with as many scopes, with claims nested deeply and
-    with lists where there should be a text."""
+    """Tokens that are right, no two alike, as large as they may be: with as many scopes, with claims nested
+    deeply and with lists where there should be a text.
+    """
     issuer: Issuer = target.beside
     nested: Any = "x"
     for _ in range(400):
@@ -219,7 +222,7 @@ def large_tokens(target: Target) -> None:
     _repeated(target, 12, show)
 
 
-# -- cookies ---------------------------------------------------------------------------------------------------------
+# -- cookies -------------------------------------------------------------------------------------------------
 
 
 def forged_cookies(target: Target) -> None:

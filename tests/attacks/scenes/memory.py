@@ -20,7 +20,8 @@ HELD_S = 3.0
 NO_LIMIT = ("--unfinished-bytes-max", "4GiB")
 #: The broker ends it within this time: `unfinished_timeout_s` twice, and some more, s.
 ENDED_S = 60.0
-#: Likewise, of those that take nothing: `unfinished_timeout_s`, and a moment for what the socket still has, s.
+#: Likewise, of those that take nothing: `unfinished_timeout_s`, and a moment for what the socket still has,
+#: s.
 UNTAKEN_S = 25.0
 
 
@@ -100,8 +101,9 @@ def large_arguments(target: Target) -> None:
 
 
 def untaken(target: Target) -> None:
-    """60 clients that ask for a message of 16 MiB of a stream and of a queue whose bodies are out of memory, and read
-    nothing. The last one reads."""
+    """60 clients that ask for a message of 16 MiB of a stream and of a queue whose bodies are out of memory,
+    and read nothing. The last one reads.
+    """
     kinds: list[dict[str, Any]] = [{"x-queue-type": "stream"}, {}]
     for kind in kinds:
         count = target.many(60)

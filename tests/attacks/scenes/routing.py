@@ -60,7 +60,9 @@ def alternate_chain(target: Target) -> None:
 
 
 def hash_ring(target: Target) -> None:
-    """Many heavy bindings of a consistent-hash exchange, with a message after each: the weights add up to what they may."""
+    """Many heavy bindings of a consistent-hash exchange, with a message after each: the weights add up to
+    what they may.
+    """
     with target.client() as client:
         client.call(
             commands.Exchange.Declare(exchange="ring", exchange_type="x-consistent-hash"),

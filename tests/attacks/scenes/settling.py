@@ -53,7 +53,9 @@ def _held(target: Target, client: Client, count: int) -> None:
 
 
 def scattered_acks(target: Target) -> None:
-    """Acks in one transaction, no two in a row of one queue, which is rolled back; then the client goes with them."""
+    """Acks in one transaction, no two in a row of one queue, which is rolled back; then the client goes with
+    them.
+    """
     with target.client() as client:
         _held(target, client, target.many(18_000))
         client.call(commands.Tx.Select(), commands.Tx.SelectOk)
@@ -70,8 +72,9 @@ def _deliveries(client: Client, count: int) -> None:
 
 
 def ack_of_many(target: Target) -> None:
-    """A channel without prefetch holds many messages, no two in a row of one consumer. One nack returns them, and one ack
-    settles them; some are discarded, and the last ones are acked in a transaction."""
+    """A channel without prefetch holds many messages, no two in a row of one consumer. One nack returns them,
+    and one ack settles them; some are discarded, and the last ones are acked in a transaction.
+    """
     count = target.many(200_000)
     _fill(target, count)
     with target.client() as client:
@@ -103,8 +106,9 @@ def _consuming(target: Target, client: Client, queue: str, **options: Any) -> in
 
 
 def end_of_consumers(target: Target) -> None:
-    """A queue that has 40,000 consumers on 80 channels is deleted; then the same with its connection's end, which takes an
-    exclusive and an auto-delete queue with it, after it has got a message for each consumer."""
+    """A queue that has 40,000 consumers on 80 channels is deleted; then the same with its connection's end,
+    which takes an exclusive and an auto-delete queue with it, after it has got a message for each consumer.
+    """
     with target.client(channel_max=200) as client:
         count = 500 * _consuming(target, client, "deleted")
         client.call(commands.Queue.Delete(queue="deleted"), commands.Queue.DeleteOk)

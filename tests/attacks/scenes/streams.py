@@ -29,8 +29,9 @@ def _group(name: str, stream: str) -> commands.Queue.Declare:
 
 
 def many_groups(target: Target) -> None:
-    """2,000 groups over one stream, each with a member that holds 100 messages, and gives them back once; then the stream
-    is deleted."""
+    """2,000 groups over one stream, each with a member that holds 100 messages, and gives them back once;
+    then the stream is deleted.
+    """
     count = target.many(2_000)
     with target.client() as client:
         kind: Any = {"x-queue-type": "stream"}
@@ -49,7 +50,9 @@ def many_groups(target: Target) -> None:
 
 
 def group_churn(target: Target) -> None:
-    """A group over 1,000 partitions, whose 100 members come together, give back what they got and go together."""
+    """A group over 1,000 partitions, whose 100 members come together, give back what they got and go
+    together.
+    """
     with target.client(channel_max=200) as client:
         arguments: Any = {"x-partitions": target.many(1_000)}
         client.call(
@@ -79,8 +82,9 @@ def group_churn(target: Target) -> None:
 
 
 def dead_letter_streams(target: Target) -> None:
-    """Six streams are fed by the dead letters of the groups over them, and of a quorum queue: what a client refuses of one
-    group comes back in all of them."""
+    """Six streams are fed by the dead letters of the groups over them, and of a quorum queue: what a client
+    refuses of one group comes back in all of them.
+    """
     with target.client(channel_max=20) as client:
         client.call(
             commands.Exchange.Declare(exchange="again", exchange_type="fanout"), commands.Exchange.DeclareOk

@@ -1,27 +1,34 @@
-"""What all members of a group have seen, line by line in the order in which it happened, and what must hold of it.
+"""What all members of a group have seen, line by line in the order in which it happened, and what must hold
+of it.
 
-All members write to one file, each line at once and before the act that it tells of. So a member that gets what another one
-let go of writes behind that one. A line begins with a session, which is one channel of one member:
+All members write to one file, each line at once and before the act that it tells of. So a member that gets
+what another one let go of writes behind that one. A line begins with a session, which is one channel of one
+member:
 
     SESSION join NODE              the channel is about to consume, or to get messages one by one
-    SESSION d PARTITION OFFSET new|again COUNT    a delivery, with its flag and x-delivery-count, 0 without one
+    SESSION d PARTITION OFFSET new|again COUNT    a delivery, with its flag and x-delivery-count, 0 without
+                                                  one
     SESSION a|r|x PARTITION OFFSET  it acks, gives back, or refuses for good
-    SESSION q, SESSION c           it asks for an answer that comes when all before it is on the disks; it has come
+    SESSION q, SESSION c           it asks for an answer that comes when all before it is on the disks; it has
+                                   come
     SESSION slow                   it holds a message for longer than it may
     SESSION closing, SESSION leave  it is about to be closed in order; it was
     SESSION gone                   it has lost its connection or its place, or gives them up
     * kill MEMBER                  a process is killed
-    * doom MEMBER, * lose MEMBER   it is frozen; for so long that it has lost its place, and what it tells is out of date
-    * down NODE                    a node is about to be killed; what its clients have not heard may be otherwise
+    * doom MEMBER, * lose MEMBER   it is frozen; for so long that it has lost its place, and what it tells is
+                                   out of date
+    * down NODE                    a node is about to be killed; what its clients have not heard may be
+                                   otherwise
     * move first|end               the group is about to be reset to the first message, or to be purged
-    * moved first PARTITION...     these were reset; what sessions tell that were there before may be from before that
+    * moved first PARTITION...     these were reset; what sessions tell that were there before may be from
+                                   before that
     * moved end                    it was purged
     * moved perhaps                it was to be reset, and nobody knows whether it was
     * anew EPOCH                   the stream was deleted, and comes again
 
-A PARTITION is the name of a stream, @, and the epoch of its messages, which their publisher has put into them: how often the
-stream had been declared anew. So nobody has to know when a member, which may ask to consume before the stream is deleted and be
-heard after it is there again, has joined.
+A PARTITION is the name of a stream, @, and the epoch of its messages, which their publisher has put into
+them: how often the stream had been declared anew. So nobody has to know when a member, which may ask to
+consume before the stream is deleted and be heard after it is there again, has joined.
 """
 
 from __future__ import annotations
@@ -69,7 +76,9 @@ class Judge:
     """Feed it lines; `errors` has what did not hold."""
 
     def __init__(self, *, gaps: bool = False) -> None:
-        """`gaps`: messages may be missing between others, as retention and compaction, or members without acks, leave them."""
+        """`gaps`: messages may be missing between others, as retention and compaction, or members without
+        acks, leave them.
+        """
         self.gaps = gaps
         self.errors: list[str] = []
         self.sessions: dict[str, Session] = {}
@@ -85,7 +94,8 @@ class Judge:
         self.seen = self.again = 0
         #: The group is being reset: from before or from after, nobody can tell.
         self.moving = False
-        #: The group was moved: what comes again since is no error. And what has come since it was reset to the first message.
+        #: The group was moved: what comes again since is no error. And what has come since it was reset to
+        #: the first message.
         self.moved = False
         self.since: defaultdict[str, set[int]] | None = None
 
@@ -129,7 +139,7 @@ class Judge:
         else:
             raise ValueError(f"no line begins like this: {text!r}")
 
-    # -- what is done to them --------------------------------------------------------------------------------------
+    # -- what is done to them --------------------------------------------------------------------------------
 
     def _act(self, verb: str, *rest: str) -> None:
         if verb == "kill":
@@ -194,7 +204,7 @@ class Judge:
                     opened[offset] = State.UNKNOWN, session
         session.fresh, session.asked = [], []
 
-    # -- what they tell --------------------------------------------------------------------------------------------
+    # -- what they tell --------------------------------------------------------------------------------------
 
     def _delivered(self, session: Session, partition: str, offset: int, *, again: bool, count: int) -> None:
         self.seen += 1
@@ -253,7 +263,7 @@ class Judge:
         if len(self.errors) < ERRORS_MAX:
             self.errors.append(text)
 
-    # -- the end ---------------------------------------------------------------------------------------------------
+    # -- the end ---------------------------------------------------------------------------------------------
 
     def finish(self, ends: dict[str, int]) -> None:
         """Nothing is left in the group, whose partitions end there."""

@@ -1,5 +1,6 @@
-"""A member by pika, again and again: with one channel or two, with the prefetch of the consumer or of the channel, with acks,
-transactions or none of both, and with messages that it gets one by one."""
+"""A member by pika, again and again: with one channel or two, with the prefetch of the consumer or of the
+channel, with acks, transactions or none of both, and with messages that it gets one by one.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +102,9 @@ class Member:
         self.teller.tell("c")
 
     def leave(self) -> None:
-        """In order: what was sent meanwhile is told, and what is held is acked, or comes back with the end of the channel."""
+        """In order: what was sent meanwhile is told, and what is held is acked, or comes back with the end of
+        the channel.
+        """
         for consumer_tag in self.tags:
             for method, properties, body in self.channel.basic_cancel(consumer_tag):
                 # Of one without acks; others come back.

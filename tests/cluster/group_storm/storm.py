@@ -1,8 +1,9 @@
-"""A group over a super stream of three nodes, with members of many client libraries, under all that may happen to them:
-`python -m tests.cluster.group_storm.storm --seed N --seconds 60`.
+"""A group over a super stream of three nodes, with members of many client libraries, under all that may
+happen to them: `python -m tests.cluster.group_storm.storm --seed N --seconds 60`.
 
-Members come, go, are killed and are frozen for longer than their heartbeats allow; nodes are killed, leaders change, and the
-super stream grows. The judge reads what all members tell of every delivery. Libraries whose tools are missing are left out.
+Members come, go, are killed and are frozen for longer than their heartbeats allow; nodes are killed, leaders
+change, and the super stream grows. The judge reads what all members tell of every delivery. Libraries whose
+tools are missing are left out.
 """
 
 from __future__ import annotations
@@ -175,7 +176,7 @@ class Storm:
         channel.queue_declare(self.group, durable=True, arguments=group)
         connection.close()
 
-    # -- members ---------------------------------------------------------------------------------------------------
+    # -- members ---------------------------------------------------------------------------------------------
 
     def _tell_urls(self) -> None:
         new = self._urls.with_suffix(".new")
@@ -234,7 +235,7 @@ class Storm:
                 with suppress(ProcessLookupError):
                     os.killpg(each.process.pid, signal.SIGCONT)
 
-    # -- nodes -----------------------------------------------------------------------------------------------------
+    # -- nodes -----------------------------------------------------------------------------------------------
 
     def kill_node(self) -> None:
         if self.down:
@@ -265,7 +266,7 @@ class Storm:
             self.cluster.mqctl(self.chance.choice(self.up()), "add_partitions", self.stream, "1")
             self.partitions += 1
 
-    # -- operators -------------------------------------------------------------------------------------------------
+    # -- operators -------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
         if not self.down:
@@ -287,7 +288,9 @@ class Storm:
             self.tell("moved", "end")
 
     def declare_anew(self) -> None:
-        """The super stream goes with all its messages, and comes again; the group begins with its first message."""
+        """The super stream goes with all its messages, and comes again; the group begins with its first
+        message.
+        """
         if self.down:
             return
         name = self.chance.choice(self.up())
@@ -330,7 +333,7 @@ class Storm:
             except (pika.exceptions.AMQPError, OSError, IndexError):
                 time.sleep(0.1)
 
-    # -- the run ---------------------------------------------------------------------------------------------------
+    # -- the run ---------------------------------------------------------------------------------------------
 
     def run(self, seconds: float, weights: Mapping[str, float]) -> None:
         acts: dict[str, Callable[[], None]] = {
@@ -477,8 +480,9 @@ def storms(
     nodes: int = 3,
     keep: Path | None = None,
 ) -> bool:
-    """Run one storm for each seed; return whether all held. It ends with the first that did not, unless `keep` names a
-    directory for records and logs."""
+    """Run one storm for each seed; return whether all held. It ends with the first that did not, unless
+    `keep` names a directory for records and logs.
+    """
     libraries = Libraries(CLIENTS / ".cache", languages)
     print("libraries:", ", ".join(libraries.commands), flush=True)
     held = True

@@ -1,4 +1,6 @@
-"""What the Python members share: what they are told by their environment, and how they tell what they see. See judge.py."""
+"""What the Python members share: what they are told by their environment, and how they tell what they see.
+See judge.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A file system in memory that crashes: what was not synced may be there afterwards, in part or not at all."""
+"""A file system in memory that crashes: what was not synced may be there
+afterwards, in part or not at all.
+"""
 
 import errno
 import random
@@ -11,7 +13,9 @@ class Crashed(BaseException):
 
 
 class CrashingFiles:
-    """See persistence.streams.files.Files. Writes reach the disk in blocks, in any order; names on their own."""
+    """See persistence.streams.files.Files. Writes reach the disk in blocks,
+    in any order; names on their own.
+    """
 
     BLOCK = 64
 
@@ -20,7 +24,8 @@ class CrashingFiles:
         self.synced: dict[Path, bytes] = {}
         #: The names that a crash leaves for certain.
         self.names_synced: set[Path] = set()
-        #: Renames that a crash may undo, in order: old name, new name, and what the new one was before, on the disk.
+        #: Renames that a crash may undo, in order: old name, new name, and what the new one was before, on
+        #: the disk.
         self.renames: list[tuple[Path, Path, bytes | None]] = []
         #: Calls that change anything until the crash; None for never.
         self.left: int | None = None

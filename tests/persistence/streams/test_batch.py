@@ -161,7 +161,7 @@ def test_an_empty_segment_stays_and_is_never_due() -> None:
     assert due_ms([Segment(10, 70)], Limits()) is None
 
 
-# -- compression ---------------------------------------------------------------------------------------------------
+# -- compression ---------------------------------------------------------------------------------------------
 
 TEXTS = st.lists(
     st.tuples(st.sampled_from([b"abc" * 100, b"x", b"", b"0123456789" * 7]), st.none()), min_size=3
@@ -240,7 +240,7 @@ def test_names_are_read_back(messages: list[tuple[bytes, bytes | None]], names: 
             batch.decode_names(head, parts[1][:-1] + bytes((parts[1][-1] ^ 1,)))
 
 
-# -- searches in an index ------------------------------------------------------------------------------------------
+# -- searches in an index ------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=40), st.booleans(), st.data())

@@ -272,7 +272,9 @@ class Replacing(CrashingFiles):
 
 @pytest.mark.parametrize("wanted", [None, Wanted(frozenset({b"x"}), unfiltered=False)])
 def test_a_segment_is_replaced_while_it_is_read(wanted: Wanted | None) -> None:
-    """Nothing of it is left, or nothing that the reader wants: it goes on behind it, and passes over nothing else."""
+    """Nothing of it is left, or nothing that the reader wants: it goes on behind it, and passes over nothing
+    else.
+    """
     messages: list[Message] = [("." if number % 7 == 3 else "a", b"%d" % number) for number in range(40)]
     messages += [("x", b"last"), ("a", b"41")]
     for number in range(12):
@@ -313,7 +315,9 @@ def test_retention_is_faster() -> None:
 
 
 def test_retention_deletes_no_more_than_it_wanted_before_a_pass() -> None:
-    """It was decided which segments go; before the thread comes to it, they are one with others that are to stay."""
+    """It was decided which segments go; before the thread comes to it, they are one with others that are to
+    stay.
+    """
     log = opened(CrashingFiles())
     fill(log, some(1, 120))
     throttle = Throttle(1 << 40)

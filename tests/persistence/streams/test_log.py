@@ -1,4 +1,6 @@
-"""The log of a stream: what was stored is read back, whatever crashes; what is damaged is told and never served."""
+"""The log of a stream: what was stored is read back, whatever crashes; what is damaged is told and never
+served.
+"""
 
 import random
 from pathlib import Path
@@ -74,7 +76,7 @@ def filled(files: Files, count: int = 60, segment_bytes: int = 400) -> StreamLog
     return log
 
 
-# -- what is stored is read ----------------------------------------------------------------------------------------
+# -- what is stored is read ----------------------------------------------------------------------------------
 
 
 def _view(batch: Batch) -> memoryview:
@@ -192,7 +194,7 @@ def test_a_filter_that_nothing_matches_comes_to_an_end(monkeypatch: pytest.Monke
     assert read_all(log, wanted=Wanted(frozenset({b"a"}), unfiltered=False)) == ([60, 61, 62], [])
 
 
-# -- what goes -----------------------------------------------------------------------------------------------------
+# -- what goes -----------------------------------------------------------------------------------------------
 
 
 def test_trimmed_segments_are_gone_and_a_reader_goes_on_at_the_first() -> None:
@@ -252,7 +254,7 @@ def test_a_reader_whose_segment_goes_while_it_reads(monkeypatch: pytest.MonkeyPa
     assert place.base == 0
 
 
-# -- damage --------------------------------------------------------------------------------------------------------
+# -- damage --------------------------------------------------------------------------------------------------
 
 
 @QUICK
@@ -330,7 +332,7 @@ def test_a_segment_that_was_cut_short_is_told_and_its_offsets_are_not_used_again
     assert read_all(after)[0] == [*range(57), 60, 61, 62]
 
 
-# -- crashes -------------------------------------------------------------------------------------------------------
+# -- crashes -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -359,7 +361,7 @@ def test_a_start_that_finds_nothing_new_writes_nothing() -> None:
     assert (after.segments, after.stop, lost) == (log.segments, 60, [])
 
 
-# -- the real file system ------------------------------------------------------------------------------------------
+# -- the real file system ------------------------------------------------------------------------------------
 
 
 def test_on_a_real_disk(tmp_path: Path) -> None:

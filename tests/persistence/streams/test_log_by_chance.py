@@ -1,4 +1,6 @@
-"""A log that crashes, whose disk fills up, and that is trimmed, at any write; and bugs that would lose something, which this finds."""
+"""A log that crashes, whose disk fills up, and that is trimmed, at any write; and bugs that would lose
+something, which this finds.
+"""
 
 from __future__ import annotations
 

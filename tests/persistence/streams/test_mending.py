@@ -1,4 +1,6 @@
-"""The log of a stream that has peers: what is damaged or missing is put back, and the end of a log is filled."""
+"""The log of a stream that has peers: what is damaged or missing is put
+back, and the end of a log is filled.
+"""
 
 from pathlib import Path
 
@@ -86,7 +88,9 @@ def test_every_flipped_bit_is_mended(lost_power: bool) -> None:
 
 @pytest.mark.parametrize("lost_power", [False, True])
 def test_what_others_have_in_other_batches_is_put_between(lost_power: bool) -> None:
-    """They have compressed or compacted in another way: batches begin and end elsewhere, and have other sizes."""
+    """They have compressed or compacted in another way: batches begin and end elsewhere, and have other
+    sizes.
+    """
     sound = CrashingFiles()
     filled(sound)
     for path in sorted(path for path in sound.now if path.suffix == ".segment"):

@@ -1,4 +1,6 @@
-"""A seek waits for a cold disk twice at most: for one index, and for a part of one segment. What it finds is exact."""
+"""A seek waits for a cold disk twice at most: for one index, and for a part of one segment. What it finds is
+exact.
+"""
 
 import random
 from pathlib import Path

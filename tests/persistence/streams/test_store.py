@@ -100,7 +100,9 @@ async def test_no_read_waits_behind_one_that_hangs_while_another_thread_is_free(
 async def test_what_is_read_waits_for_the_loop_in_bounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was read stays in memory until the loop takes it, so threads must not run far ahead of a busy loop."""
+    """What was read stays in memory until the loop takes it, so threads must not run far ahead of a busy
+    loop.
+    """
     monkeypatch.setattr(streams, "UNTOLD_MAX", 1)
     store = StreamStore(tmp_path, readers=1)
     seen: list[str] = []
@@ -242,6 +244,7 @@ async def test_others_have_their_turns_while_many_reads_are_told_of(
         with trio.fail_after(5):
             await done.wait()
         nursery.cancel_scope.cancel()
-    # Trio runs what is ready in either order: (other, read) and then (read, other) has two reads side by side, never three.
+    # Trio runs what is ready in either order: (other, read) and then (read, other) has two reads side by
+    # side, never three.
     assert max(len(reads) for reads in "".join("r" if it == "read" else "." for it in told).split(".")) <= 2
     assert told.count("other") >= 9

@@ -1,4 +1,6 @@
-"""A start reads one small file of what is known of sealed segments, and no index; whatever is wrong with that file."""
+"""A start reads one small file of what is known of sealed segments, and no index; whatever is wrong with that
+file.
+"""
 
 import copy
 import random
@@ -136,7 +138,9 @@ def test_a_disk_that_refuses_the_file_stops_nobody(monkeypatch: pytest.MonkeyPat
 @settings(QUICK, max_examples=80)
 @given(st.integers(0, 1 << 32))
 def test_a_start_finds_with_the_file_what_it_finds_without(seed: int) -> None:
-    """After kill -9 and loss of power at any write, and when the log was deleted, and filled again in other sizes."""
+    """After kill -9 and loss of power at any write, and when the log was deleted, and filled again in other
+    sizes.
+    """
     chance = random.Random(seed)
     files = CrashingFiles()
     files.random = chance
@@ -169,7 +173,7 @@ def test_a_start_finds_with_the_file_what_it_finds_without(seed: int) -> None:
         stop = log.stop
 
 
-# -- indexes are looked at later -----------------------------------------------------------------------------------
+# -- indexes are looked at later -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["gone", "empty", "cut", "garbage"])

@@ -1,4 +1,6 @@
-"""What stands for the broker around a node's quorum queues: their declarations, timers, and the way of dead letters."""
+"""What stands for the broker around a node's quorum queues: their declarations, timers, and the way of dead
+letters.
+"""
 
 from __future__ import annotations
 
@@ -214,7 +216,9 @@ class Answer:
 
 
 class Proposals:
-    """In the place of group 0: changes of members are noted by the simulation, and told to the nodes later."""
+    """In the place of group 0: changes of members are noted by the
+    simulation, and told to the nodes later.
+    """
 
     def __init__(self, changed: Callable[[Any], None]) -> None:
         self._changed = changed

@@ -1,4 +1,6 @@
-"""Clients of the simulated cluster: they publish, consume, get, settle, purge, and go, and remember what they were told."""
+"""Clients of the simulated cluster: they publish, consume, get, settle, purge, and go, and remember what they
+were told.
+"""
 
 from __future__ import annotations
 
@@ -165,7 +167,7 @@ class Client:
             raise Violation(f"{question} of session {self.number} is answered twice")
         del self.asked[question]
 
-    # -- publishing ------------------------------------------------------------------------------------------------
+    # -- publishing ------------------------------------------------------------------------------------------
 
     def publish(self, queue: SimulatedQueue) -> str:
         random = self.random
@@ -197,7 +199,7 @@ class Client:
         queue.host.submit((verb, run, publisher, first, *ids))
         return f"publishes {first} to {first + len(contents) - 1} as {publisher.name}"
 
-    # -- consuming -------------------------------------------------------------------------------------------------
+    # -- consuming -------------------------------------------------------------------------------------------
 
     def consume(self, queue: SimulatedQueue, *, prefetch: int | None = None) -> str:
         random = self.random
@@ -313,7 +315,7 @@ class Client:
         for kind in [kind for kind, holder in self.getters.items() if holder.queue is queue]:
             del self.getters[kind]
 
-    # -- chance ----------------------------------------------------------------------------------------------------
+    # -- chance ----------------------------------------------------------------------------------------------
 
     def act(self) -> str:
         """Do something."""

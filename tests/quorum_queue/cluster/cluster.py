@@ -219,7 +219,9 @@ class Cluster:
         )
 
     def mend(self) -> None:
-        """Everything works but what is dead: nodes are up, all know of all members, and all links begin anew."""
+        """Everything works but what is dead: nodes are up, all know of all
+        members, and all links begin anew.
+        """
         self.unblock()
         for session in list(self.network.sessions):
             self.end_session(session)

@@ -1,8 +1,8 @@
 """What must hold of a queue, judged by its log: an account of every message, kept beside the real machines.
 
-The first node that applies an entry shows it to the ledger, which applies it to a machine of its own, command by
-command, and books where each message goes and why. Whatever any node applies, delivers or confirms later is compared
-with the books.
+The first node that applies an entry shows it to the ledger, which applies it to a machine of its own, command
+by command, and books where each message goes and why. Whatever any node applies, delivers or confirms later
+is compared with the books.
 """
 
 from __future__ import annotations
@@ -80,9 +80,11 @@ class Ledger:
         #: Told by the clients: what they published, and what they said of deliveries.
         self.published: dict[bytes, None] = {}
         self.republished: dict[bytes, None] = {}
-        #: What became of these nobody knew, so their publisher was told to try again; they may still come, late.
+        #: What became of these nobody knew, so their publisher was told to try again; they may still come,
+        #: late.
         self.refused: dict[bytes, None] = {}
-        #: Confirmed when only the leader had it, and its term as far as it is known: with that leader it may be lost.
+        #: Confirmed when only the leader had it, and its term as far as it is known: with that leader it may
+        #: be lost.
         self.led: dict[bytes, int] = {}
         self.said: dict[tuple[str, Key, int], None] = {}
         #: The queue that gets the dead letters of this one, and those whose dead letters this one gets.
@@ -90,7 +92,8 @@ class Ledger:
         self.sources: list[Ledger] = []
         #: Starts of nodes that others had a reason to take for down.
         self.doubted: dict[tuple[str, int], None] = {}
-        #: The queue is deleted, on one node after the other: what is on its way to it goes nowhere, and is confirmed.
+        #: The queue is deleted, on one node after the other: what is on its way to it goes nowhere, and is
+        #: confirmed.
         self.deleted = False
         #: All disks have lost something that is in these books: nothing can be judged by them any more.
         self.closed = False
@@ -102,7 +105,7 @@ class Ledger:
     def note(self, what: str, count: int = 1) -> None:
         self.count[what] = self.count.get(what, 0) + count
 
-    # -- the log ---------------------------------------------------------------------------------------------------
+    # -- the log ---------------------------------------------------------------------------------------------
 
     def applied(
         self, node: str, index: int, data: bytes | None, digest: bytes, machine_digest: bytes
@@ -242,7 +245,9 @@ class Ledger:
         return seq
 
     def _check_time(self) -> None:
-        """However clocks are set: the queue's time goes no faster than that of the node with the fastest clock."""
+        """However clocks are set: the queue's time goes no faster than that of the node with the fastest
+        clock.
+        """
         now, began = self._elapsed(), self._began
         if not began:
             began.update(now)
@@ -358,7 +363,7 @@ class Ledger:
                 f"message {seq} left the queue by {verb or 'the end of an entry'}, reason {reason}"
             )
 
-    # -- clients ---------------------------------------------------------------------------------------------------
+    # -- clients ---------------------------------------------------------------------------------------------
 
     def confirmed(self, body: bytes) -> None:
         """A publisher was told that this is safe."""

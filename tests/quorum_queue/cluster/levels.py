@@ -1,4 +1,6 @@
-"""What the levels of confirmation promise, looked at from outside: at the disks, and at the logs of all nodes."""
+"""What the levels of confirmation promise, looked at from outside: at the disks, and at the logs of all
+nodes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Links as TCP makes them: sessions of two ordered streams that each end opens and loses at a time of its own."""
+"""Links as TCP makes them: sessions of two ordered streams that each end opens and loses at a time of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +98,9 @@ class Network:
         return found
 
     def go_on(self, session: LinkSession, name: str, frames_max: int = 1) -> str:
-        """Let happen at one end what is next there; return what that was. A few frames may come with one read."""
+        """Let happen at one end what is next there; return what that was. A few frames may come with one
+        read.
+        """
         node, other = self.nodes[name], session.other(name)
         if session.states[name] == NEW:
             old = node.sessions.get(other)

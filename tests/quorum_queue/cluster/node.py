@@ -143,7 +143,7 @@ class SimulatedNode:
         self.changed: Callable[[Any], None] = lambda operation: None
         self.sent: Callable[[str, str, bytes], None] = lambda sender, to, frame: None
 
-    # -- life ------------------------------------------------------------------------------------------------------
+    # -- life ------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """From what is on disk."""
@@ -248,7 +248,7 @@ class SimulatedNode:
         self.lost_before = self.last_id
         self.time_note = None
 
-    # -- links -----------------------------------------------------------------------------------------------------
+    # -- links -----------------------------------------------------------------------------------------------
 
     def send(self, peer: str, parts: list[bytes]) -> bool:
         frame = b"".join(parts)
@@ -312,7 +312,7 @@ class SimulatedNode:
             else:
                 self.dispatch.frame(peer, memoryview(frame))
 
-    # -- turns, time, disk -----------------------------------------------------------------------------------------
+    # -- turns, time, disk -----------------------------------------------------------------------------------
 
     @property
     def now_ms(self) -> int:
@@ -363,7 +363,9 @@ class SimulatedNode:
             self._tell_time(self.sessions)
 
     def set_clock(self, shift_ms: int) -> None:
-        """The wall clock is set. While the node runs it makes a note of that; see amqp_server.broker.time_notes."""
+        """The wall clock is set. While the node runs it makes a note of that; see
+        amqp_server.broker.time_notes.
+        """
         self.clock.shift_ms += shift_ms
         if self.alive:
             self.time_note = self.queue_time.note()

@@ -59,7 +59,7 @@ class Scene(Cluster):
         assert isinstance(host, GroupHost)
         return host
 
-    # -- clients ---------------------------------------------------------------------------------------------------
+    # -- clients ---------------------------------------------------------------------------------------------
 
     def publisher(self, node: str, queue: str = "") -> Publisher:
         client = self.new_client(self.nodes[node])
@@ -125,7 +125,7 @@ class Scene(Cluster):
         client.settle(holder, verb, len(holder.unacked))
         client.node.end_turn()
 
-    # -- what happens ----------------------------------------------------------------------------------------------
+    # -- what happens ----------------------------------------------------------------------------------------
 
     def isolate(self, node: str) -> None:
         """Nothing reaches this node, nor comes from it, and both sides know it soon."""
@@ -136,7 +136,9 @@ class Scene(Cluster):
             self.end_session(session)
 
     def cut(self, one: str, two: str, *, both: bool = True) -> None:
-        """Nothing gets from one node to another, nor back if `both`. They notice when they have not heard for long."""
+        """Nothing gets from one node to another, nor back if `both`. They notice when they have not heard for
+        long.
+        """
         self.network.blocked[one, two] = None
         if both:
             self.network.blocked[two, one] = None
@@ -177,7 +179,9 @@ class Scene(Cluster):
         raise AssertionError(f"{node} does not come to lead")
 
     def deliver(self, sender: str, to: str, wanted: Callable[[bytes], bool] = lambda frame: True) -> int:
-        """Deliver what is on its way from one node to another, as long as it is wanted. Return how much that was."""
+        """Deliver what is on its way from one node to another, as long as it is wanted. Return how much that
+        was.
+        """
         session = self.nodes[to].sessions[sender]
         count = 0
         while session.streams[to] and wanted(session.streams[to][0]):

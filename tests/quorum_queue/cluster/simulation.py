@@ -1,11 +1,12 @@
 """Whole clusters of quorum queues under seeded chance: links, disks, clocks, restarts, members, and clients.
 
-`python -m tests.quorum_queue.cluster.simulation --seed N` runs one and prints what it came to (`--trace` all that
-happened); `--seeds A:B` runs many. The parts are the real ones, from the hosts of queues down to a store in memory;
-see node. What must hold is in ledger and at_rest.
+`python -m tests.quorum_queue.cluster.simulation --seed N` runs one and prints what it came to (`--trace` all
+that happened); `--seeds A:B` runs many. The parts are the real ones, from the hosts of queues down to a store
+in memory; see node. What must hold is in ledger and at_rest.
 
-No queue raises here while it applies an entry. What stops such a queue, opens it again and sets it aside is the broker
-(amqp_server.broker.failures), above these parts: the simulation of whole nodes plants such defects.
+No queue raises here while it applies an entry. What stops such a queue, opens it again and sets it aside is
+the broker (amqp_server.broker.failures), above these parts: the simulation of whole nodes plants such
+defects.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from tests.quorum_queue.cluster.node import TICK_MS, SimulatedNode
 from tests.turns import Violation
 
 STEPS = 1600
-#: Rounds within which clients of all nodes have their answers though one link is dead: in each, everybody's clock ticks
-#: once. The slowest one goes at 0.6 of real time.
+#: Rounds within which clients of all nodes have their answers though one link is dead: in each, everybody's
+#: clock ticks once. The slowest one goes at 0.6 of real time.
 DEAD_LINK_ROUNDS = 40
 #: A wall clock is set by so much, back or forward.
 CLOCK_STEPS_MS = (5_000, 600_000, 3 * 3_600_000)
@@ -43,7 +44,8 @@ class Simulation(Cluster):
         super().__init__(names, _some_queues(names, random), random=random, rates=rates, trace=trace)
         self.steps = steps
         self.levels = Random(f"levels {seed}").choice(((MAJORITY,), (MAJORITY, LEADER, ALL), (LEADER, ALL)))
-        #: The node whose disk has damage, until all of that is mended: more than one at a time is more than Raft bears.
+        #: The node whose disk has damage, until all of that is mended: more than one at a time is more than
+        #: Raft bears.
         self.wounded = ""
         #: And another one that has lost other entries.
         self.also_wounded = ""
@@ -147,7 +149,9 @@ class Simulation(Cluster):
             node.end_turn()
 
     def set_clock(self, node: SimulatedNode) -> None:
-        """What a clock gains while its node is down counts as time in which it was down: then it is only set back."""
+        """What a clock gains while its node is down counts as time in which it was down: then it is only set
+        back.
+        """
         shift_ms = self.random.choice(CLOCK_STEPS_MS) * self.random.choice((-1, 1 if node.alive else -1))
         self.note("clocks are set")
         self.log(f"{node.name}: its clock is set by {shift_ms} ms")
@@ -334,7 +338,9 @@ class Simulation(Cluster):
         return {declared.name: declared.ledger.now_ms for declared in self.declared}
 
     def next_epoch(self) -> None:
-        """Perhaps have everything work for a while, and then something happen that needs it to have worked."""
+        """Perhaps have everything work for a while, and then something happen
+        that needs it to have worked.
+        """
         random = self.random
         self.end_dead_link()
         self.trouble = random.choice((0.0, 0.3, 1.0, 1.0)) if self.trouble else 0.0
@@ -359,7 +365,7 @@ class Simulation(Cluster):
         if random.random() < (0.8 if self.else_well else 0.4):
             self.begin_dead_link()
 
-    # -- a dead link -----------------------------------------------------------------------------------------------
+    # -- a dead link -----------------------------------------------------------------------------------------
 
     def begin_dead_link(self) -> None:
         """One link does not work, or one direction of it, for long; everything else goes on as it would."""

@@ -1,4 +1,6 @@
-"""Publishers choose when they are confirmed: when the leader has it, when a majority has it, or when all in reach have it."""
+"""Publishers choose when they are confirmed: when the leader has it, when a majority has it, or when all in
+reach have it.
+"""
 
 from __future__ import annotations
 
@@ -180,7 +182,9 @@ def test_what_a_full_queue_refuses_does_not_overtake_what_it_took() -> None:
 
 
 def test_many_of_them_share_syncs_and_wait_for_no_commit() -> None:
-    """Of other messages at most two entries are under way. These would wait for followers then, for nothing."""
+    """Of other messages at most two entries are under way. These would wait
+    for followers then, for nothing.
+    """
     scene = Scene()
     hold(scene, "b", "c")
     publisher = scene.publisher("a")

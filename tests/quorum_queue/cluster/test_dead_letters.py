@@ -1,4 +1,6 @@
-"""Dead letters that are sent at most once: a new leader or a restart may lose them, and never sends them again."""
+"""Dead letters that are sent at most once: a new leader or a restart may lose them, and never sends them
+again.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ def test_a_new_leader_does_not_send_what_the_one_before_has_sent() -> None:
     sync(scene.nodes["a"])
     scene.deliver("a", "b")
     sync(scene.nodes["b"])
-    # The leader learns that its entry is committed, and applies it. It is gone before anybody else learns of that.
+    # The leader learns that its entry is committed, and applies it. It is gone before anybody else learns of
+    # that.
     scene.deliver("b", "a")
     assert not publisher.waiting
     scene.isolate("a")

@@ -247,7 +247,9 @@ def test_a_leader_without_a_majority_is_replaced_by_election() -> None:
 
 
 def test_a_receiver_that_does_not_take_over_is_not_asked_all_the_time() -> None:
-    """Proposals wait while it is asked, so clients of the leader would stand still with those of the other end."""
+    """Proposals wait while it is asked, so clients of the leader would stand still with those of the other
+    end.
+    """
     scene = Scene()
     publisher = scene.publisher("a")
     asked: list[int] = []

@@ -1,4 +1,6 @@
-"""Groups of a queue and what can come between: leaders that change, links that break, snapshots, disks, members."""
+"""Groups of a queue and what can come between: leaders that change, links that break, snapshots, disks,
+members.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ def enqueues(scene: Scene) -> list[tuple[str, int]]:
     ]
 
 
-# -- leaders -----------------------------------------------------------------------------------------------------------
+# -- leaders -------------------------------------------------------------------------------------------------
 
 
 def test_what_a_lost_leader_had_is_sent_again_and_taken_once() -> None:
@@ -169,7 +171,7 @@ def test_a_full_disk_gives_up_the_lead_and_comes_back() -> None:
     assert not publisher.waiting
 
 
-# -- nodes -------------------------------------------------------------------------------------------------------------
+# -- nodes ---------------------------------------------------------------------------------------------------
 
 
 def test_a_living_node_taken_for_down_attaches_its_consumers_again() -> None:
@@ -201,7 +203,9 @@ def test_a_living_node_taken_for_down_attaches_its_consumers_again() -> None:
 
 
 def taken_for_down(scene: Scene, node: str) -> None:
-    """The log says that a living node is down; the node learns it one by one with what came before and after."""
+    """The log says that a living node is down; the node learns it one by one
+    with what came before and after.
+    """
     for session in scene.sessions_of(node):
         scene.end_session(session)
     scene.work()
@@ -257,7 +261,9 @@ def test_a_consumer_that_was_on_its_way_when_its_node_stopped_does_not_stay() ->
 
 
 def test_a_consumer_that_waited_to_be_written_when_its_node_started_again_does_not_stay() -> None:
-    """It becomes an entry only after the leader has found out who is gone, and behind those that it waited for."""
+    """It becomes an entry only after the leader has found out who is gone, and behind those that it waited
+    for.
+    """
     scene = Scene()
     scene.publish("a", scene.publisher("a"))
     group = scene.host("a").group
@@ -317,7 +323,7 @@ def test_words_for_a_group_that_is_not_open_yet_are_kept() -> None:
     scene.finish()
 
 
-# -- members -----------------------------------------------------------------------------------------------------------
+# -- members -------------------------------------------------------------------------------------------------
 
 
 def test_a_queue_moves_from_node_to_node_with_its_clients() -> None:
@@ -342,7 +348,9 @@ def test_a_queue_moves_from_node_to_node_with_its_clients() -> None:
 
 
 def test_batches_of_a_node_that_comes_again_are_taken() -> None:
-    """It left with batches on their way that nobody took; numbered on from these, what follows would wait for ever."""
+    """It left with batches on their way that nobody took; numbered on from these, what follows would wait for
+    ever.
+    """
     scene = Scene(names="abcd", members="abcd")
     publisher = scene.publisher("d")
     for members in (("a", "b", "c"), ("a", "b", "c", "d")):
@@ -358,7 +366,7 @@ def test_batches_of_a_node_that_comes_again_are_taken() -> None:
     scene.finish()
 
 
-# -- queues that are deleted -------------------------------------------------------------------------------------------
+# -- queues that are deleted ---------------------------------------------------------------------------------
 
 
 def test_a_queue_that_is_declared_anew_has_nothing_of_the_one_before() -> None:

@@ -75,7 +75,9 @@ def test_a_link_that_breaks_refuses_what_is_on_its_way_and_gives_back_what_was_h
 
 
 def test_answers_of_an_earlier_session_are_no_answers() -> None:
-    """A start of the node numbers what it asks for anew: the answer to an earlier start would confirm something else."""
+    """A start of the node numbers what it asks for anew: the answer to an earlier start would confirm
+    something else.
+    """
     scene = scene_with_guest()
     at = home(scene)
     lost = scene.publisher("d")
@@ -171,7 +173,9 @@ def test_a_guest_is_told_when_its_queue_moves_on() -> None:
     ("ended", "told"), [("failed", events.MOVED), ("moved", events.MOVED), ("deleted", events.DONE)]
 )
 def test_a_batch_that_a_host_refuses_is_not_answered_as_done(ended: str, told: int) -> None:
-    """The acks in it, of a transaction perhaps, may have come to nothing. A queue that is deleted needs none."""
+    """The acks in it, of a transaction perhaps, may have come to nothing. A
+    queue that is deleted needs none.
+    """
     sent: list[tuple[Any, ...]] = []
 
     class Ending:

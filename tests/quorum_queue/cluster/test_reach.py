@@ -78,7 +78,7 @@ def cut() -> World:
     return world
 
 
-# -- words -------------------------------------------------------------------------------------------------------------
+# -- words ---------------------------------------------------------------------------------------------------
 
 
 def test_words_and_their_bytes() -> None:
@@ -127,7 +127,7 @@ def test_a_node_of_the_version_before_is_told_nothing() -> None:
     assert not world.reach.understands("b")
 
 
-# -- what a leader gains by handing over -------------------------------------------------------------------------------
+# -- what a leader gains by handing over ---------------------------------------------------------------------
 
 
 def test_a_lost_voter_that_another_one_reaches_is_a_gain() -> None:
@@ -180,7 +180,7 @@ def test_a_node_that_denies_a_link_is_believed() -> None:
     assert not world.reach.linked("c", "b")
 
 
-# -- links that break again and again ----------------------------------------------------------------------------------
+# -- links that break again and again ------------------------------------------------------------------------
 
 
 def flap(world: World, peer: str, times: int) -> None:
@@ -221,7 +221,7 @@ def test_breaks_that_are_long_past_do_not_count() -> None:
     assert world.reach.gain("b", "abc") == 0
 
 
-# -- who may lead again ------------------------------------------------------------------------------------------------
+# -- who may lead again --------------------------------------------------------------------------------------
 
 
 def test_a_former_leader_leads_again_when_its_link_has_lasted() -> None:
@@ -271,7 +271,7 @@ def test_a_node_that_does_not_tell_leads_again_unless_others_deny_its_links() ->
     assert not world.reach.may_return("b", "abc")
 
 
-# -- placing -----------------------------------------------------------------------------------------------------------
+# -- placing -------------------------------------------------------------------------------------------------
 
 
 def test_members_that_a_leader_would_miss() -> None:

@@ -47,7 +47,7 @@ def whole(scene: Scene) -> None:
     check_alike(scene)
 
 
-# -- two members lost the end of their logs ----------------------------------------------------------------------------
+# -- two members lost the end of their logs ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("node", "ab")
@@ -142,7 +142,7 @@ def test_an_end_that_nobody_can_read_keeps_its_rank_in_elections() -> None:
         scene.start(node)
 
 
-# -- members without a memory ------------------------------------------------------------------------------------------
+# -- members without a memory --------------------------------------------------------------------------------
 
 
 def forget_memories(scene: Scene, names: str) -> None:

@@ -1,4 +1,6 @@
-"""Replicas of a consumer group: nodes come and go, leaders propose what is out of date, and all replicas agree."""
+"""Replicas of a consumer group: nodes come and go, leaders propose what is out of date, and all replicas
+agree.
+"""
 
 from __future__ import annotations
 
@@ -64,8 +66,8 @@ class World:
         self.nodes: dict[str, GroupNode] = {}
         self.names = 0
         self.incarnation = 0
-        #: By stream and offset: what clients saw, and what they may have seen on nodes that are gone; what was acked and
-        #: applied; and what was handed out.
+        #: By stream and offset: what clients saw, and what they may have seen on nodes that are gone; what
+        #: was acked and applied; and what was handed out.
         self.seen: set[tuple[int, int]] = set()
         self.doubtful: set[tuple[int, int]] = set()
         self.acked: set[tuple[int, int]] = set()
@@ -88,7 +90,7 @@ class World:
             replica = Replica.restore(replica.snapshot(), None, dead_letters=False)
         self.nodes[name] = GroupNode(name, self.incarnation, replica)
 
-    # -- what happens ----------------------------------------------------------------------------------------------
+    # -- what happens ----------------------------------------------------------------------------------------
 
     def step(self) -> None:
         kind = self.chance.choices(
@@ -201,7 +203,7 @@ class World:
             self.log.append(self.chance.choice(self.log[-20:]))
             self.apply()
 
-    # -- what must hold --------------------------------------------------------------------------------------------
+    # -- what must hold --------------------------------------------------------------------------------------
 
     def apply(self) -> None:
         """All apply the newest entry, and come to the same."""
@@ -342,7 +344,7 @@ def test_the_checks_find_planted_bugs(monkeypatch: pytest.MonkeyPatch) -> None:
                     run(seed)
 
 
-# -- one by one --------------------------------------------------------------------------------------------------------
+# -- one by one ----------------------------------------------------------------------------------------------
 
 
 def applied(
@@ -466,7 +468,8 @@ def test_what_has_died_stays_until_it_is_buried_and_survives_a_snapshot() -> Non
             (4, 6, "rejected", 2),
         ]
     assert copy.digest() == replica.digest()
-    # Of what comes again after a reset another letter is sent, and one that was on its way does not stand for it.
+    # Of what comes again after a reset another letter is sent, and one that was on its way does not stand for
+    # it.
     applied(copy, ("move", 1, [[7, 0]]), ("hand", 7, whole("a"), 0, 4), ("discard", key("a"), 10, 13))
     applied(copy, ("buried", 0, 4))
     assert [(dead.span.low, dead.span.stop, dead.first) for dead in copy.dead] == [(0, 4, 4)]

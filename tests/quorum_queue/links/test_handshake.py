@@ -86,7 +86,9 @@ def test_reflection() -> None:
 
 
 def test_swapped_roles() -> None:
-    """An answer got from a node by dialling it does not convince that node's own diallers, nor finish anything."""
+    """An answer got from a node by dialling it does not convince that node's own diallers, nor finish
+    anything.
+    """
     attacker_opens, answer, finish = transcript()
     with pytest.raises(Refused):
         Dialler(KEYS, "c", N2, "n1", b"3" * 32).answer(answer, NEW)

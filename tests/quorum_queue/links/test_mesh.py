@@ -137,7 +137,9 @@ async def test_no_session_no_frame() -> None:
 
 @pytest.mark.parametrize("stopped", [0, 1])
 async def test_restart(stopped: int, maybe_tls: Tls | None) -> None:
-    """Whichever of the two: the session is gone with the process, and is there again soon after it is back."""
+    """Whichever of the two: the session is gone with the process, and is
+    there again soon after it is back.
+    """
     async with nodes("n1", "n2", tls=maybe_tls) as made:
         survivor = made[1 - stopped]
         name = made[stopped].name
@@ -237,7 +239,9 @@ async def test_silent_peer_is_dead_and_comes_back() -> None:
 
 @pytest.mark.parametrize("restarted", [0, 1])
 async def test_half_dead_session_is_replaced(restarted: int) -> None:
-    """One node restarts behind a network that keeps the old connection open: its new session takes over at once."""
+    """One node restarts behind a network that keeps the old connection open: its new session takes over at
+    once.
+    """
     async with nodes("n1", "n2", start=False, dead_ms=60_000, heartbeat_ms=30) as made:
         proxies = [Proxy(node.address) for node in made]
         async with trio.open_nursery() as nursery:

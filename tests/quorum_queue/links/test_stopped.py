@@ -31,8 +31,9 @@ def other_node(port: int) -> subprocess.Popen[bytes]:
 
 
 async def stop_and_go_on(*, dead_ms: int, sessions: int) -> None:
-    """Three times; the node that is not stopped sees one session throughout, or one more after each time at least: the
-    other may be without the processor for as long as it takes to count as dead."""
+    """Three times; the node that is not stopped sees one session throughout, or one more after each time at
+    least: the other may be without the processor for as long as it takes to count as dead.
+    """
     async with trio.open_nursery() as nursery:
         one = LinkNode(
             "n1",

@@ -104,7 +104,9 @@ class SimulatedMember:
         self.start()
 
     def start(self) -> None:
-        """From what is on disk. Nothing at all, on a disk that is not the first, is what an amnesiac finds."""
+        """From what is on disk. Nothing at all, on a disk that is not the
+        first, is what an amnesiac finds.
+        """
         disk = self.disk
         amnesiac = self.disk_number if disk.hard == HardState() else 0
         base = disk.snapshot

@@ -1,6 +1,7 @@
 """Whole groups under seeded chance: network, disks, clocks, restarts, members.
 
-`python -m tests.quorum_queue.raft.simulation --seed N` prints what happened in one run; `--seeds A:B` runs many.
+`python -m tests.quorum_queue.raft.simulation --seed N` prints what happened in one run; `--seeds A:B` runs
+many.
 """
 
 from __future__ import annotations

@@ -31,7 +31,9 @@ def a_follower() -> tuple[Group, SimulatedMember]:
 
 
 def test_entries_of_older_terms_are_not_committed_by_counting() -> None:
-    """Figure 8 of the Raft paper. An entry on a majority of disks may still be replaced by another leader's."""
+    """Figure 8 of the Raft paper. An entry on a majority of disks may still
+    be replaced by another leader's.
+    """
     group = Group("abcde", options=Options(append_bytes_max=8, probe_bytes_max=8))
     group.elect("a")
     # a and b have entry 2 of term 1.

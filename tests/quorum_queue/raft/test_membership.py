@@ -16,7 +16,7 @@ from quorum_queue.raft.messages import (
 from quorum_queue.raft.roles import FOLLOWER, LEADER
 from tests.quorum_queue.raft.group import OPTIONS, Group, leading, members
 
-# -- changes ---------------------------------------------------------------------------------------------------------
+# -- changes -------------------------------------------------------------------------------------------------
 
 
 def test_a_learner_receives_everything_and_counts_for_nothing() -> None:
@@ -184,7 +184,7 @@ def test_who_left_is_sent_nothing_more_and_disturbs_nobody() -> None:
     assert group["a"].term == 1
 
 
-# -- hand-over -------------------------------------------------------------------------------------------------------
+# -- hand-over -----------------------------------------------------------------------------------------------
 
 
 def test_a_leader_hands_over() -> None:

@@ -1,4 +1,5 @@
-"""Known bugs of Raft implementations, planted one at a time: for each a test must fail, or the tests prove little.
+"""Known bugs of Raft implementations, planted one at a time: for each a test must fail, or the tests prove
+little.
 
 Directed tests find all of them; for those that chance finds as well, the seeds are run, too.
 """

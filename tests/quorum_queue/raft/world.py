@@ -1,7 +1,8 @@
 """A group in a world of its own: links, disks, and all that may happen to them, one thing at a time.
 
-A link is a session of two ordered streams, as TCP makes them. A lossy world loses, doubles and reorders within them as
-well, which may stop progress until the sessions begin anew, but may never break what the oracle watches.
+A link is a session of two ordered streams, as TCP makes them. A lossy world loses, doubles and reorders
+within them as well, which may stop progress until the sessions begin anew, but may never break what the
+oracle watches.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class World:
         if self.trace is not None:
             self.trace(f"{self.step:5} {text}")
 
-    # -- network ---------------------------------------------------------------------------------------------------
+    # -- network ---------------------------------------------------------------------------------------------
 
     def send(self, message: Message, snapshot: Snapshot | None) -> None:
         self.oracle.sending(self.nodes[message.sender], message)
@@ -139,7 +140,7 @@ class World:
         node.receive(message, packet[1])
         node.pump()
 
-    # -- what happens ----------------------------------------------------------------------------------------------
+    # -- what happens ----------------------------------------------------------------------------------------
 
     def tick(self, name: str) -> None:
         node = self.nodes[name]
@@ -173,7 +174,8 @@ class World:
     def change_members(self, name: str) -> None:
         node = self.nodes[name]
         if not node.alive or node.raft.role != LEADER or self.wiped:
-            # If the one that forgot were needed to commit a change, that would wait for ever, and all else with it.
+            # If the one that forgot were needed to commit a change, that would wait for ever, and all else
+            # with it.
             return
         members = node.raft.members
         other = self.random.choice(self.names)
@@ -276,7 +278,7 @@ class World:
             self.log(f"the disk of {name} has entries {node.reading[0][0]}…{node.reading[0][1]} at hand")
             node.read_one()
 
-    # -- the end ---------------------------------------------------------------------------------------------------
+    # -- the end ---------------------------------------------------------------------------------------------
 
     def mend(self) -> None:
         """Everything works again: nodes are up, and all links begin anew."""

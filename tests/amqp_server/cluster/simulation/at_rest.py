@@ -33,7 +33,9 @@ def check_groups(cluster: Cluster) -> None:
 
 
 def _check_groups(node: SimulatedNode) -> None:
-    """A node keeps the groups of the queues that it is a member of, and no others, in memory and on its disk."""
+    """A node keeps the groups of the queues that it is a member of, and no
+    others, in memory and on its disk.
+    """
     wanted = {queue.queue_id for queue in node.broker.all_queues() if node.name in queue.members} | {GROUP}
     running = set(node.cluster.replicas.groups)
     if running != wanted:

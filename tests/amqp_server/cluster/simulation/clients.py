@@ -1,4 +1,5 @@
-"""Clients of the simulated cluster, in AMQP: they declare, bind, delete, publish, get, consume, purge, and go.
+"""Clients of the simulated cluster, in AMQP: they declare, bind, delete, publish, get, consume, purge, and
+go.
 
 Some publish and ack in transactions, the others with confirms.
 """
@@ -150,7 +151,7 @@ class Client:
         queue = self.node.broker.vhost(self.vhost).queues.get(name)
         return 0 if queue is None else queue.queue_id
 
-    # -- what comes back -------------------------------------------------------------------------------------------
+    # -- what comes back -------------------------------------------------------------------------------------
 
     def collect(self) -> None:
         """Take what the broker has sent."""
@@ -187,7 +188,9 @@ class Client:
             self.node.clients.remove(self)
 
     def _lags(self, queue_id: int) -> bool:
-        """Has another member applied more? The group may have taken this one for down, and it has not heard of it."""
+        """Has another member applied more? The group may have taken this one for down, and it has not heard
+        of it.
+        """
         groups = [node.cluster.replicas.groups.get(queue_id) for node in self.world.running]
         own = self.node.cluster.replicas.groups.get(queue_id)
         return own is not None and any(group is not None and group.applied > own.applied for group in groups)
@@ -274,7 +277,7 @@ class Client:
             else:
                 self.nacked.append(body)
 
-    # -- what it does ----------------------------------------------------------------------------------------------
+    # -- what it does ----------------------------------------------------------------------------------------
 
     def declare(self, name: str) -> str:
         kind = QUEUES[name.partition("/")[0]]
@@ -428,7 +431,7 @@ class Client:
         self.node.turn.receive(self.session, frames.method_frame(0, commands.Connection.Close(200, "", 0, 0)))
         return "closes"
 
-    # -- chance ----------------------------------------------------------------------------------------------------
+    # -- chance ----------------------------------------------------------------------------------------------
 
     def act(self) -> str:
         """Do something."""

@@ -1,4 +1,6 @@
-"""A cluster of whole nodes in one process, under the hand of whoever runs it: nothing moves unless it is told to."""
+"""A cluster of whole nodes in one process, under the hand of whoever runs it: nothing moves unless it is told
+to.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,9 @@ LOOK_ROUNDS = 12
 
 @contextmanager
 def by_hand() -> Iterator[None]:
-    """The broker's coroutines await what `waiting` has, within this. A node's clock goes on in steps, so its ticks come one
-    interval after the other, and not on the beat: between two steps."""
+    """The broker's coroutines await what `waiting` has, within this. A node's clock goes on in steps, so its
+    ticks come one interval after the other, and not on the beat: between two steps.
+    """
     places: list[Any] = [product, administration]
     before = [place.trio for place in places]
     ticking: Any = product
@@ -108,7 +111,7 @@ class Cluster:
     def serving(self) -> list[SimulatedNode]:
         return [node for node in self.running if node.serving]
 
-    # -- nodes -----------------------------------------------------------------------------------------------------
+    # -- nodes -----------------------------------------------------------------------------------------------
 
     def start(self, node: SimulatedNode) -> None:
         """A founder is configured with the founders, another one with all that are there."""
@@ -186,7 +189,7 @@ class Cluster:
         self.asked.append((what, node.name, task))
         return task
 
-    # -- coming to rest --------------------------------------------------------------------------------------------
+    # -- coming to rest --------------------------------------------------------------------------------------
 
     def mend(self) -> None:
         """Everything works but what is dead: nodes are up, and all links begin anew."""
@@ -223,10 +226,11 @@ class Cluster:
         return (one, two) in self.dead or (two, one) in self.dead
 
     def splits(self) -> bool:
-        """Is there a group in which a member that runs, and may be the one with the longest log, reaches no majority?
+        """Is there a group in which a member that runs, and may be the one with the longest log, reaches no
+        majority?
 
-        Of two members at the ends of the dead link that is so, and of four of which one has been taken out for good,
-        and of three of which one has failed and is to be filled by the others.
+        Of two members at the ends of the dead link that is so, and of four of which one has been taken out
+        for good, and of three of which one has failed and is to be filled by the others.
         """
         for node in self.serving:
             if self._is_out_of_reach(node):
@@ -241,7 +245,9 @@ class Cluster:
         return False
 
     def _is_out_of_reach(self, node: SimulatedNode) -> bool:
-        """Does none of the nodes that new queues are put on have links with this one? The others are about to leave."""
+        """Does none of the nodes that new queues are put on have links with this one? The others are about to
+        leave.
+        """
         staying = node.cluster.roster.staying
         return bool(staying) and all(self.is_dead(node.name, name) for name in staying)
 
@@ -256,7 +262,9 @@ class Cluster:
         return min(reached, default=0) <= len(names) // 2
 
     def look_at_members(self) -> None:
-        """Who belongs to the cluster is what the topology says; those who were removed are stopped by somebody."""
+        """Who belongs to the cluster is what the topology says; those who were removed are stopped by
+        somebody.
+        """
         topology = self.leading()
         if topology is None:
             return

@@ -1,8 +1,9 @@
-"""A consumer group on whole nodes under seeded chance: members at all nodes come and go, with acks and without, and clients
-that get messages one by one; nodes crash, leaders change.
+"""A consumer group on whole nodes under seeded chance: members at all nodes come and go, with acks and
+without, and clients that get messages one by one; nodes crash, leaders change.
 
-`python -m tests.amqp_server.cluster.simulation.groups --seed N` runs one and prints what it came to (`--trace` all that
-happened); `--seeds A:B` runs many. What must hold, beside what holds of the stream (see streams):
+`python -m tests.amqp_server.cluster.simulation.groups --seed N` runs one and prints what it came to
+(`--trace` all that happened); `--seeds A:B` runs many. What must hold, beside what holds of the stream (see
+streams):
 
 - What was acked does not come again, and the committed offset does not go back.
 - A message comes without a flag once at most, whatever happens to nodes.
@@ -114,7 +115,8 @@ class GroupSimulation(StreamSimulation):
     def __init__(self, seed: int, *, steps: int = STEPS, trace: Callable[[str], None] | None = None) -> None:
         self.workers: list[Worker] = []
         self.worker_number = 1000
-        #: Who got an offset as new; and the offsets that came to anybody, and that are acked on some copy of the group.
+        #: Who got an offset as new; and the offsets that came to anybody, and that are acked on some copy of
+        #: the group.
         self.new: dict[int, int] = {}
         self.came: dict[int, None] = {}
         self.acked: dict[int, None] = {}
@@ -142,7 +144,7 @@ class GroupSimulation(StreamSimulation):
         hosts = [host for node in self.running for host in node.cluster.hosts.grouped.values()]
         return [host for host in hosts if isinstance(host, ReplicatedGroupHost)]
 
-    # -- steps -----------------------------------------------------------------------------------------------------
+    # -- steps -----------------------------------------------------------------------------------------------
 
     def one_step(self) -> None:
         super().one_step()
@@ -161,7 +163,9 @@ class GroupSimulation(StreamSimulation):
             self.get_some()
 
     def go_on(self) -> None:
-        """A delivery takes many steps of disks and links: those of the log of the group, and those of the stream."""
+        """A delivery takes many steps of disks and links: those of the log of the group, and those of the
+        stream.
+        """
         random = self.random
         for _ in range(random.choice((0, 2, 6, 12))):
             places = self.network.places()
@@ -254,7 +258,7 @@ class GroupSimulation(StreamSimulation):
         if queue is not None and len(queue.members) >= 3:
             super().lose_files(node)
 
-    # -- what must hold --------------------------------------------------------------------------------------------
+    # -- what must hold --------------------------------------------------------------------------------------
 
     @contextmanager
     def _watching(self) -> Iterator[None]:

@@ -1,7 +1,7 @@
 """What must hold of the topology, judged by the log of group 0.
 
-The first node that applies an entry shows it to the ledger, which applies it to a model. Whatever any node comes to,
-is told, or finds on its disk at a start is compared with that.
+The first node that applies an entry shows it to the ledger, which applies it to a model. Whatever any node
+comes to, is told, or finds on its disk at a start is compared with that.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Ledger:
     def fail(self, text: str) -> Violation:
         return Violation(f"topology at {self.index}: {text}")
 
-    # -- the log ---------------------------------------------------------------------------------------------------
+    # -- the log ---------------------------------------------------------------------------------------------
 
     def take(self, node: SimulatedNode, index: int, data: bytes | None) -> bool:
         """A node is about to apply this; return whether it is the first one."""
@@ -201,7 +201,7 @@ class Ledger:
         if applied and not self.given_up and self.topologies.get(applied) != digest(node.topology.snapshot()):
             raise self.fail(f"{node.name} finds other records on its disk than it had at {applied}")
 
-    # -- answers ---------------------------------------------------------------------------------------------------
+    # -- answers ---------------------------------------------------------------------------------------------
 
     def answered(self, node: str, incarnation: int, number: int, result: Result | Refused) -> None:
         """Whoever proposed something is told."""

@@ -1,9 +1,9 @@
 """What must hold of messages, whatever is done to the queues that they are in.
 
-Each message carries the id of the queue that had the name when it was published: another one of this name is not to
-show it, unless the message was on its way for long, in a transaction or held back by an alarm, and the other one was
-declared later. What was confirmed is there until it was handed out, or the queue was purged or deleted; commit-ok
-confirms all of a transaction. What was rolled back is nowhere.
+Each message carries the id of the queue that had the name when it was published: another one of this name is
+not to show it, unless the message was on its way for long, in a transaction or held back by an alarm, and the
+other one was declared later. What was confirmed is there until it was handed out, or the queue was purged or
+deleted; commit-ok confirms all of a transaction. What was rolled back is nowhere.
 """
 
 from __future__ import annotations
@@ -90,9 +90,11 @@ class Messages:
         return message is not None and message.queue_id == queue_id
 
     def seen(self, body: bytes, queue_id: int, *, redelivered: bool, away: bool) -> None:
-        """A client got it from this queue, which may live on another node, or on one that lags behind the others.
+        """A client got it from this queue, which may live on another node, or on one that lags behind the
+        others.
 
-        Then it may have been on its way when the link broke, and come after somebody else got it with the flag.
+        Then it may have been on its way when the link broke, and come after somebody else got it with the
+        flag.
         """
         message = self.by_body.get(body)
         if message is None:
@@ -110,7 +112,9 @@ class Messages:
         message.seen = True
 
     def _follows(self, queue_id: int, message: Message) -> bool:
-        """Was this queue declared under the name that the message was published to, after the queue that had it?"""
+        """Was this queue declared under the name that the message was published to, after the queue that had
+        it?
+        """
         queue = self._queues.get(queue_id)
         return (
             queue is not None and queue_id > message.queue_id and (queue.vhost, queue.name) == message.address

@@ -1,4 +1,6 @@
-"""What operations on the topology mean, once more and as plainly as can be: sets and dictionaries, and no broker."""
+"""What operations on the topology mean, once more and as plainly as can be: sets and dictionaries, and no
+broker.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A node of the simulated cluster: the real broker and the real part in the cluster, over links and a disk in memory."""
+"""A node of the simulated cluster: the real broker and the real part in the cluster, over links and a disk in
+memory.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,9 @@ STREAMS: Final = StreamOptions(segment_bytes=900, flush_bytes=400, flush_ms=300)
 
 
 class SteppedJobs:
-    """What the threads of streams are given, done one by one, each thread's in order. See persistence.streams.store.StreamStore."""
+    """What the threads of streams are given, done one by one, each thread's in order. See
+    persistence.streams.store.StreamStore.
+    """
 
     def __init__(self, files: CrashingFiles, random: Random | None = None) -> None:
         """`random` says which thread gets on."""
@@ -267,7 +271,7 @@ class SimulatedNode:
             self.broker.alarms.set("memory", raised)
             self.end_turn()
 
-    # -- life ------------------------------------------------------------------------------------------------------
+    # -- life ------------------------------------------------------------------------------------------------
 
     def start(self, peers: Collection[str]) -> bool:
         """Start from what is on disk; return whether that can be."""
@@ -397,7 +401,7 @@ class SimulatedNode:
             task.end()
         self.tasks = []
 
-    # -- links -----------------------------------------------------------------------------------------------------
+    # -- links -----------------------------------------------------------------------------------------------
 
     def link_up(self, peer: str, incarnation: int) -> None:
         self.silent.pop(peer, None)
@@ -440,7 +444,7 @@ class SimulatedNode:
     def dials(self, peer: str) -> bool:
         return peer in self.mesh.peers
 
-    # -- turns, time, disk -----------------------------------------------------------------------------------------
+    # -- turns, time, disk -----------------------------------------------------------------------------------
 
     def end_turn(self) -> None:
         if not self.alive:
@@ -489,7 +493,9 @@ class SimulatedNode:
         return True
 
     def step_read(self) -> bool:
-        """The disk has the pages that it was asked for first, if it was, or a thread has done what it was given."""
+        """The disk has the pages that it was asked for first, if it was, or a thread has done what it was
+        given.
+        """
         if self.jobs.waits:
             self.turn.run(self.jobs.step)
             self.end_turn()

@@ -1,7 +1,8 @@
 """What nodes of older versions announce, and what they cannot read.
 
-All nodes here run the same code. One that stands for an older version announces no more than that version did, passes
-over what others announce beyond it, and fails the run when it comes to what it would not have understood.
+All nodes here run the same code. One that stands for an older version announces no more than that version
+did, passes over what others announce beyond it, and fails the run when it comes to what it would not have
+understood.
 """
 
 from __future__ import annotations

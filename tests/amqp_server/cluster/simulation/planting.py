@@ -1,4 +1,6 @@
-"""Defects that are planted in queues: on one node, a queue raises when it is to apply an entry, before or after it did."""
+"""Defects that are planted in queues: on one node, a queue raises when it is to apply an entry, before or
+after it did.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Whole nodes under seeded chance: the topology, its queues and their messages, members that come and go, and clients.
+"""Whole nodes under seeded chance: the topology, its queues and their messages, members that come and go, and
+clients.
 
-`python -m tests.amqp_server.cluster.simulation.simulation --seed N` runs one and prints what it came to (`--trace` all
-that happened); `--seeds A:B` runs many. All of a node is real but its links, its disk, its clock, and its sockets; see
-node. What must hold is in ledger, messages and at_rest.
+`python -m tests.amqp_server.cluster.simulation.simulation --seed N` runs one and prints what it came to
+(`--trace` all that happened); `--seeds A:B` runs many. All of a node is real but its links, its disk, its
+clock, and its sockets; see node. What must hold is in ledger, messages and at_rest.
 
 Some runs begin with nodes of an older version, which are upgraded one after the other; see older.
 """
@@ -47,8 +48,9 @@ from tests.turns import Violation
 STEPS = 1600
 #: Steps between two moments at which the cluster may be mended, to go on from there.
 EPOCH = 400
-#: Rounds within which clients of all nodes have their answers though one link is dead: in each, everybody's clock ticks
-#: once. The slowest one goes at 0.6 of real time, and a declare may wait for a second for nodes that are behind.
+#: Rounds within which clients of all nodes have their answers though one link is dead: in each, everybody's
+#: clock ticks once. The slowest one goes at 0.6 of real time, and a declare may wait for a second for nodes
+#: that are behind.
 DEAD_LINK_ROUNDS = 60
 VHOSTS = ("/", "v")
 USERS = ("ann", "bob")
@@ -92,7 +94,9 @@ class Simulation(Cluster):
             self.settle()
 
     def begin_older(self, random: Random) -> None:
-        """All nodes, or some of them, are of the same older version. They are upgraded one after the other."""
+        """All nodes, or some of them, are of the same older version. They are
+        upgraded one after the other.
+        """
         version = random.choice((versions.FIRST, random.randrange(versions.FIRST, versions.NEWEST)))
         some = random.sample(self.names, random.randrange(1, len(self.names)))
         begin = random.randrange(self.steps // 2)
@@ -181,7 +185,7 @@ class Simulation(Cluster):
         if random.random() < 0.7:
             node.end_turn()
 
-    # -- operators -------------------------------------------------------------------------------------------------
+    # -- operators -------------------------------------------------------------------------------------------
 
     def administer(self, node: SimulatedNode) -> None:
         """Have vhosts, users and permissions changed, or queues moved."""
@@ -250,7 +254,8 @@ class Simulation(Cluster):
         if self.wounded or not node.alive or not node.serving or self.changing:
             return
         if node.name not in self.belonging:
-            # It was removed and has not heard of it: it would be asked to let itself join, and is stopped for that.
+            # It was removed and has not heard of it: it would be asked to let itself join, and is stopped for
+            # that.
             return
         topology = self.leading()
         if (
@@ -276,8 +281,8 @@ class Simulation(Cluster):
 
     async def _join(self, node: SimulatedNode, name: str) -> None:
         other = self.nodes[name]
-        # One that still runs would be told soon that it was removed, and begin anew with an empty disk: a new queue on two
-        # nodes would not survive that.
+        # One that still runs would be told soon that it was removed, and begin anew with an empty disk: a new
+        # queue on two nodes would not survive that.
         self.crash(other)
         other.replace_disk()
         if name in self.upgrades:
@@ -292,7 +297,7 @@ class Simulation(Cluster):
         self.ledger.forgotten[name] = None
         await node.cluster.administration.forget(name)
 
-    # -- trouble ---------------------------------------------------------------------------------------------------
+    # -- trouble ---------------------------------------------------------------------------------------------
 
     def make_trouble(self, which: float, node: SimulatedNode) -> None:
         random, network = self.random, self.network
@@ -328,7 +333,9 @@ class Simulation(Cluster):
             self.plant(node, random)
 
     def change_alarm(self, node: SimulatedNode) -> None:
-        """Publishers are blocked, or go on. The alarm may stand for long, so it is ended more often than raised."""
+        """Publishers are blocked, or go on. The alarm may stand for long, so it is ended more often than
+        raised.
+        """
         if not node.alive or not self.trouble:
             return
         if node.broker.alarms.active:
@@ -341,8 +348,8 @@ class Simulation(Cluster):
     def plant(self, node: SimulatedNode, random: Random) -> None:
         """Have a queue fail on one node, a few times or until somebody looks after it.
 
-        A member that fails again may be filled by the others, and then has forgotten its votes. So no queue fails while a
-        disk is lost: more than one such member at a time is more than Raft bears.
+        A member that fails again may be filled by the others, and then has forgotten its votes. So no queue
+        fails while a disk is lost: more than one such member at a time is more than Raft bears.
         """
         hosts = list(node.cluster.hosts.grouped) if node.alive and not self.wounded else []
         if hosts:
@@ -395,7 +402,9 @@ class Simulation(Cluster):
             self.set_clock(node)
 
     def lose_entry(self, node: SimulatedNode) -> None:
-        """All disks lose the same entry of the topology's log, and an operator gives it up. Some records have it."""
+        """All disks lose the same entry of the topology's log, and an operator gives it up. Some records have
+        it.
+        """
         if self.wounded or self.asked or node.name not in self.belonging or not node.serving or self.unrest():
             return
         if self.upgrades:
@@ -426,7 +435,7 @@ class Simulation(Cluster):
             self.log(f"{self.wounded} is whole again")
             self.wounded = ""
 
-    # -- the run ---------------------------------------------------------------------------------------------------
+    # -- the run ---------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         with by_hand():
@@ -452,7 +461,9 @@ class Simulation(Cluster):
                 node.end_tasks()
 
     def next_epoch(self) -> None:
-        """Perhaps have everything work for a while, and then something happen that needs it to have worked."""
+        """Perhaps have everything work for a while, and then something happen
+        that needs it to have worked.
+        """
         random = self.random
         self.end_dead_link()
         self.trouble = random.choice((0.0, 0.3, 1.0, 1.0)) if self.trouble else 0.0
@@ -475,7 +486,7 @@ class Simulation(Cluster):
         if random.random() < (0.8 if self.else_well else 0.4):
             self.begin_dead_link()
 
-    # -- a dead link -----------------------------------------------------------------------------------------------
+    # -- a dead link -----------------------------------------------------------------------------------------
 
     def begin_dead_link(self) -> None:
         """One link does not work, or one direction of it, for long; everything else goes on as it would.
@@ -521,7 +532,9 @@ class Simulation(Cluster):
         self.note("everything but a link is mended")
 
     def check_progress(self) -> None:
-        """A new client of each node declares, publishes, gets and deletes, and is answered soon, and never refused."""
+        """A new client of each node declares, publishes, gets and deletes, and is answered soon, and never
+        refused.
+        """
         self.look_at_members()
         clients = [self.new_client(node) for node in self.serving if node.name in self.belonging]
         names = {client: f"quorum/at {client.node.name}" for client in clients}

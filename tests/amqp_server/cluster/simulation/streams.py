@@ -1,18 +1,21 @@
-"""Streams of whole nodes under seeded chance: publishers and readers, crashes, lost disks, damages, members that change.
+"""Streams of whole nodes under seeded chance: publishers and readers, crashes, lost disks, damages, members
+that change.
 
-`python -m tests.amqp_server.cluster.simulation.streams --seed N` runs one and prints what it came to (`--trace` all that
-happened); `--seeds A:B` runs many. What must hold:
+`python -m tests.amqp_server.cluster.simulation.streams --seed N` runs one and prints what it came to
+(`--trace` all that happened); `--seeds A:B` runs many. What must hold:
 
 - An offset has the same message on all members, and for every reader, for ever.
-- A reader gets one offset after the other, whatever happens to nodes; it passes over what retention has deleted, only.
-- What was confirmed is there, once; what was published and not confirmed is there once at most. What only a leader has
-  confirmed, as its publisher wanted, may go with this leader.
-- At rest all members have all messages from the first offset on, and the same state. Where nothing is compacted, they have
-  them in the same batches, byte by byte before these are compressed.
+- A reader gets one offset after the other, whatever happens to nodes; it passes over what retention has
+  deleted, only.
+- What was confirmed is there, once; what was published and not confirmed is there once at most. What only a
+  leader has confirmed, as its publisher wanted, may go with this leader.
+- At rest all members have all messages from the first offset on, and the same state. Where nothing is
+  compacted, they have them in the same batches, byte by byte before these are compressed.
 - Where duplicates are dropped, what is published again is there once, whatever became of it the first time.
-- Where members compact, the latest message of each key is there, and nothing is missing but what a later one replaces.
-- A name never goes back, nor past what its consumers have acked; at rest a consumer with a name has come to the end, and
-  so has the name.
+- Where members compact, the latest message of each key is there, and nothing is missing but what a later one
+  replaces.
+- A name never goes back, nor past what its consumers have acked; at rest a consumer with a name has come to
+  the end, and so has the name.
 - A super stream is there with all its partitions, or not at all, on every node and at any time.
 """
 
@@ -143,7 +146,9 @@ class Origin:
         node: SimulatedNode | None = None,
         queue: Queue | None = None,
     ) -> None:
-        """`level` is when they are to be confirmed; then node and queue are those where they were published."""
+        """`level` is when they are to be confirmed; then node and queue are
+        those where they were published.
+        """
         self._ledger = ledger
         self._bodies = bodies
         self._level = level
@@ -288,7 +293,9 @@ class Reader:
 
     @property
     def has_read(self) -> int:
-        """The offset behind the last message that it has got, and behind those that it does not want, or that may be gone."""
+        """The offset behind the last message that it has got, and behind those that it does not want, or that
+        may be gone.
+        """
         simulation = self._simulation
         bodies, offset = simulation.stream.bodies, max(self.next or 0, simulation.first_offset())
         while offset in bodies and (simulation.may_be_gone(offset) or not self._wants(bodies[offset])):
@@ -369,7 +376,9 @@ def bodies_of(batch: Batch) -> list[bytes]:
 
 
 def _offsets_at(data: bytes, at: int) -> range | None:
-    """Return the offsets of the batch that has this byte of a segment; None if there are damages before it."""
+    """Return the offsets of the batch that has this byte of a segment; None
+    if there are damages before it.
+    """
     try:
         for start, head in heads_of(data):
             if start <= at < start + head.size:
@@ -443,7 +452,7 @@ class StreamSimulation(Cluster):
         assert queue is not None
         self.main = queue.queue_id
 
-    # -- what there is ---------------------------------------------------------------------------------------------
+    # -- what there is ---------------------------------------------------------------------------------------
 
     @property
     def stream(self) -> StreamLedger:
@@ -475,7 +484,7 @@ class StreamSimulation(Cluster):
         stream.first = max(stream.first, first)
         return stream.first
 
-    # -- steps -----------------------------------------------------------------------------------------------------
+    # -- steps -----------------------------------------------------------------------------------------------
 
     def one_step(self) -> None:
         random = self.random
@@ -592,7 +601,9 @@ class StreamSimulation(Cluster):
         return run
 
     def _again(self, stream: StreamLedger) -> list[bytes]:
-        """Some that were published before, in their order: of the last ones, or of those that nobody has confirmed."""
+        """Some that were published before, in their order: of the last ones, or of those that nobody has
+        confirmed.
+        """
         # What programs publish has other names.
         every = [body for body in stream.published if body.isdigit()]
         published = [body for body in every if body not in stream.confirmed]
@@ -616,7 +627,8 @@ class StreamSimulation(Cluster):
         ]
         again = len(program.pending)
         if again < 80:
-            # One behind the other, however many are not confirmed: a gap would make the first ones duplicates.
+            # One behind the other, however many are not confirmed: a gap would make the first ones
+            # duplicates.
             more = self.random.choice((1, 3, 20))
             program.pending += range(program.next, program.next + more)
             program.next += more
@@ -759,7 +771,9 @@ class StreamSimulation(Cluster):
         self.log(f"{node.name}: segments may have {files.room} bytes and have {files.used}")
 
     def flip(self, node: SimulatedNode) -> None:
-        """A bit of a segment flips. Several nodes may be damaged, each in another place: of every message some copy is whole."""
+        """A bit of a segment flips. Several nodes may be damaged, each in another place: of every message
+        some copy is whole.
+        """
         if self.wounded or not node.alive or self.unrest():
             return
         files = self.files(node)
@@ -810,7 +824,7 @@ class StreamSimulation(Cluster):
             self.stream.note("segments lost")
             self.log(f"{node.name}: {path} is deleted")
 
-    # -- the run ---------------------------------------------------------------------------------------------------
+    # -- the run ---------------------------------------------------------------------------------------------
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
@@ -863,7 +877,9 @@ class StreamSimulation(Cluster):
         self.damaged.clear()
 
     def _read_all(self) -> None:
-        """All readers come to the end; new ones read all that each node has, so that damages are found and mended."""
+        """All readers come to the end; new ones read all that each node has, so that damages are found and
+        mended.
+        """
         number = 100 + self.step * 20
         whole = [
             Reader(self, f"all at {node.name} {self.step}", number + each, Start("first"))

@@ -1,4 +1,5 @@
-"""What the node's coroutines await, without Trio: they go on when they are looked at, by the clock of their node.
+"""What the node's coroutines await, without Trio: they go on when they are looked at, by the clock of their
+node.
 
 Stands for the module `trio` where a coroutine of the broker is run by hand.
 """

@@ -37,7 +37,7 @@ def status(broker: Broker, path: str) -> int:
     return GET_OK
 
 
-# -- queues ------------------------------------------------------------------------------------------------------------
+# -- queues --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_group_is_reset(visit: Visit, broker: Broker) -> None:
     assert place() == 0
 
 
-# -- exchanges ---------------------------------------------------------------------------------------------------------
+# -- exchanges -----------------------------------------------------------------------------------------------
 
 
 def test_an_exchange_is_declared_bound_published_to_unbound_and_deleted(visit: Visit, broker: Broker) -> None:
@@ -200,7 +200,7 @@ def test_an_exchange_is_declared_bound_published_to_unbound_and_deleted(visit: V
     assert status(broker, "/api/exchanges/%2F/shop") == NOT_FOUND
 
 
-# -- connections -------------------------------------------------------------------------------------------------------
+# -- connections ---------------------------------------------------------------------------------------------
 
 
 def test_a_connection_is_closed(visit: Visit, broker: Broker) -> None:
@@ -217,7 +217,7 @@ def test_a_connection_is_closed(visit: Visit, broker: Broker) -> None:
     assert broker.api("GET", "/api/connections") == []
 
 
-# -- users -------------------------------------------------------------------------------------------------------------
+# -- users ---------------------------------------------------------------------------------------------------
 
 
 def test_a_user_is_changed_and_deleted(visit: Visit, broker: Broker) -> None:
@@ -274,7 +274,7 @@ def test_permissions_are_set_and_cleared(visit: Visit, broker: Broker) -> None:
     assert broker.api("GET", "/api/users/tom/permissions") == []
 
 
-# -- virtual hosts and policies ----------------------------------------------------------------------------------------
+# -- virtual hosts and policies ------------------------------------------------------------------------------
 
 
 def test_a_virtual_host_is_added_and_deleted(visit: Visit, broker: Broker) -> None:

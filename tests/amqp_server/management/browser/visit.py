@@ -65,9 +65,11 @@ class Visit:
         return self.page
 
     def send(self, opener: str, label: str = "", /, within: Any = None, **values: str | bool) -> None:
-        """Press a button, answer what it asks, and see the answer taken; values are those of the fields of these names.
+        """Press a button, answer what it asks, and see the answer taken; values are those of the fields of
+        these names.
 
-        `label` is that of the answer, unless it is the same. `within`: the part of the page that has the button.
+        `label` is that of the answer, unless it is the same. `within`: the part of the page that has the
+        button.
         """
         place = self.page if within is None else within
         place.get_by_role("button", name=opener, exact=True).click()
