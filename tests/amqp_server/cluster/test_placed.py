@@ -1,4 +1,4 @@
-"""What a node counts of the nodes of queues is what there is, whatever came, moved and went."""
+"""A node's counts of queues per node are right, whichever queues came, moved and went."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Offsets that streams keep by name, on three real nodes: nodes that are killed, and consumers that go on
-elsewhere.
-"""
+"""Offsets that streams keep by name, on three real nodes: nodes are killed, and consumers go on elsewhere."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ def ring(started: Ring) -> Ring:
 def read(
     ring: Ring, at: str, stream: str, name: str, count: int, *, acked: int | None = None, nacked: int = -1
 ) -> list[int]:
-    """Return the offsets of so many messages, of which the first ones are acked, or all, and one is given
+    """Return the offsets of this many messages. The first ones, or all of them, are acked, and one is given
     back.
     """
     arguments = {"x-stream-offset": "committed", "x-group": name, "x-stream-offset-default": "first"}
@@ -57,7 +55,7 @@ def read(
 
 
 def goes_on(ring: Ring, at: str, stream: str, name: str, offset: int) -> None:
-    """Acks have no answer: until the name is so far."""
+    """Wait until the name has come this far: acks have no answer."""
 
     def there() -> bool:
         found = read(ring, at, stream, name, 1, acked=0)
