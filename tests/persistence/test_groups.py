@@ -28,7 +28,7 @@ class Model:
     """A group, kept in dictionaries."""
 
     entries: dict[int, StoredEntry] = field(default_factory=dict)
-    terms: dict[int, int] = field(default_factory=dict)  # of all indexes that ever were, as they are now
+    terms: dict[int, int] = field(default_factory=dict)  # of all indexes ever seen, with their present terms
     hard: tuple[int, str] = 0, ""
     snapshot: tuple[int, int, bytes] | None = None
     last: int = 0
