@@ -106,7 +106,7 @@ def test_what_only_a_leader_has_confirmed_goes_with_it_and_is_delivered_by_nobod
     scene.network.blocked.clear()
     scene.work(30)
     scene.finish()
-    # Another node led, and had nothing to send: the log of the node that came back is cut.
+    # Another node led without the message, so the log of the node that came back is cut.
     assert publisher.bodies[1] not in scene.ledger.accepted
     assert scene.ledger.count["lost with the leader that confirmed it"] == 1
 
