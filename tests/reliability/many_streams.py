@@ -1,4 +1,4 @@
-"""What many streams cost one node: `python -m tests.reliability.many_streams`.
+"""The cost of many streams for one node: `python -m tests.reliability.many_streams`.
 
 Memory and CPU of a thousand idle streams beside those of a thousand idle quorum queues; then the syncs of a
 hundred streams with twenty messages a second each.
