@@ -447,7 +447,7 @@ def test_commands_of_a_shell_text() -> None:
 
 @pytest.mark.usefixtures("elsewhere")
 def test_commands_within_sentences() -> None:
-    """Such commands may leave out arguments that are beside the point."""
+    """Commands within sentences may leave out arguments."""
     wrong = {}
     spans = {
         (str(page.relative_to(ROOT)), " ".join(span.split()))

@@ -20,7 +20,7 @@ def make(count: int) -> Router:
 
 
 def test_a_key_goes_where_stream_clients_send_it() -> None:
-    # What the tests of the Go and the .NET client expect of three partitions.
+    # The tests of the Go and the .NET client expect these for three partitions.
     expected = [1, 0, 1, 2, 0, 2, 0, 1, 0, 2]
     router = make(3)
     for number, partition in enumerate(expected, 1):

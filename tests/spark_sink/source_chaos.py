@@ -89,8 +89,8 @@ def fill(peer: Peer, kind: str, sink_arguments: Mapping[str, bool]) -> None:
     declare(SOURCE, durable=True, arguments={"x-queue-type": kind})
     declare(SINK, durable=True, arguments={"x-queue-type": kind, **sink_arguments})
     for number in range(ROWS):
-        # With ids a source can tell messages apart: it does not even read a batch twice that was committed
-        # and not acked.
+        # With ids a source can tell messages apart: not even a batch that was committed and not acked is read
+        # twice.
         peer.publish(SOURCE, [str(number).encode()], delivery_mode=2, message_id=f"in-{number}")
     reach(peer, SOURCE, ROWS)
 

@@ -91,7 +91,7 @@ def test_groups_look_for_partitions_some_in_each_turn() -> None:
     groups = [Group(turn) for _ in range(GROUPS)]
     changed = ChangedStreams(turn)
     turn.run(changed.tell, cast(Any, groups))
-    # A second change comes while some groups are still to be told of the first: each is told once.
+    # A second change comes while some groups are still to hear of the first: each group is told once.
     turn.run(changed.tell, cast(Any, groups[-10:]))
     counts = applied_in_each(turn, groups)
     assert [group.host.applied for group in groups] == [1] * GROUPS

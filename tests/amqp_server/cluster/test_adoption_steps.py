@@ -646,7 +646,7 @@ def test_messages_that_no_entry_can_hold(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 class Damaged(Journal):
-    """A journal some of whose bodies the disk has lost."""
+    """A journal that has lost some of its bodies."""
 
     lost: range
 
@@ -660,7 +660,7 @@ class Damaged(Journal):
 
 
 def test_damaged_bodies_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    """A node that stands alone leaves out, too, what it can't read."""
+    """A node that stands alone leaves these out, too."""
     disk = made(DEEDS)
     before = disk.alone()
     journal = Damaged(disk.environment)

@@ -231,7 +231,7 @@ def test_a_member_whose_acks_are_on_their_way_is_not_stuck() -> None:
     member, host = scene.join("c", KEY), scene.host("c", "g")
     scene.wait(lambda: member.offsets == [0, 1, 2])
     scene.ticks((TIMEOUT_MS - 500) // TICK_MS)
-    # It acks in time, and its node reaches the leader a little too late.
+    # The member acks in time, and its node reaches the leader a little too late.
     scene.network.blocked["c", "a"] = None
     scene.nodes["c"].turn.run(host.submit, ("settle", KEY, 0, 2))
     scene.ticks(700 // TICK_MS)

@@ -83,7 +83,7 @@ class World(StreamSimulation):
 @ABANDONED
 @pytest.mark.parametrize("away", [False, True])
 def test_a_time_in_a_segment_that_is_missing(away: bool) -> None:
-    """With `away`, a node without a copy asks, which reaches this member only."""
+    """With `away`, the request comes from a node without a copy, which reaches this member only."""
     with by_hand():
         world = World(SEED)
         with world._watching():

@@ -121,7 +121,7 @@ def test_no_parameter_before_all_nodes_know_them() -> None:
     scene = old_scene()
     for node in scene.running:
         assert not node.topology.takes_parameters
-        # As nodes of that version write it.
+        # Nodes of that version write this format.
         assert len(msgspec.msgpack.decode(node.topology.snapshot()[1:])) == 7
     for name in "abc":
         upgrade(scene, name)

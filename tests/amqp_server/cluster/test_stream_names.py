@@ -78,7 +78,7 @@ def test_a_name_goes_on_at_any_node(ring: Ring) -> None:
     assert read(ring, "n3", "named", "r", 10, nacked=at + 4) == [*range(at, at + 10)]
     for other in NAMES:
         goes_on(ring, other, "named", "r", at + 4)
-    # Another name is another reader.
+    # Each name is a reader of its own.
     assert read(ring, "n2", "named", "other", 3) == [0, 1, 2]
 
 

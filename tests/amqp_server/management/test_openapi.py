@@ -55,7 +55,7 @@ def test_bodies_are_those_that_handlers_read() -> None:
     assert policy["required"] is True
     assert policy["content"]["application/json"]["schema"]["required"] == ["pattern", "definition"]
     assert paths["/api/definitions"]["post"]["requestBody"]["required"] is False
-    # What has no body is told where something happens without one.
+    # Only these routes, which act without a body, have none.
     without = {
         f"{method} {path}"
         for path, methods in paths.items()

@@ -78,7 +78,7 @@ def test_a_name_without_an_offset_begins_as_it_is_told() -> None:
     tell(one, commands.Channel.Close(200, "", 0, 0))
     publish(peer, [b"x"])
     node.work()
-    # It was told to begin with what comes from then on.
+    # The first consumer began with later messages only.
     assert named(opened(node), default="first") == [20]
 
 

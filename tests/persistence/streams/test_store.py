@@ -244,7 +244,7 @@ async def test_others_have_their_turns_while_many_reads_are_told_of(
         with trio.fail_after(5):
             await done.wait()
         nursery.cancel_scope.cancel()
-    # Trio runs what is ready in either order: (other, read) and then (read, other) has two reads side by
-    # side, never three.
+    # Trio runs ready tasks in either order: (other, read) and then (read, other) has two reads side by side,
+    # never three.
     assert max(len(reads) for reads in "".join("r" if it == "read" else "." for it in told).split(".")) <= 2
     assert told.count("other") >= 9

@@ -316,7 +316,7 @@ class SimulatedNode:
 
     @property
     def now_ms(self) -> int:
-        """By the monotonic clock."""
+        """Time of the monotonic clock."""
         return self.clock.now_ms
 
     def end_turn(self) -> None:

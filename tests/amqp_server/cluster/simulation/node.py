@@ -237,7 +237,7 @@ class SimulatedNode:
     def replace_disk(self) -> None:
         self._disks += 1
         self.disk = Disk(Faults(seed=self._seed), f"{self.name}{self._disks}")
-        # Of many reads the disk has the pages later.
+        # For many reads the disk has the pages only later.
         reads = Random(self._seed)
         self.disk.reader.waits = lambda: reads.random() < SLOW_READS
         self.disk.log_records_max = Random(f"log {self._seed}").choice(LOG_RECORDS)
@@ -268,7 +268,7 @@ class SimulatedNode:
             self.turn.run(self.broker.time_notes.note)
 
     def set_alarm(self, raised: bool) -> None:
-        """Its memory is low, or is not any more."""
+        """Raise or clear the node's memory alarm."""
         if self.alive:
             self.broker.alarms.set("memory", raised)
             self.end_turn()
@@ -413,7 +413,7 @@ class SimulatedNode:
         self.end_turn()
 
     def sends(self, frame: bytes) -> None:
-        """What a leader says of others is looked at where they are."""
+        """What a leader says of other nodes is checked on these."""
         if frame[0] == frames.REACHED:
             group_id, index = frames.parse_stopped(memoryview(frame))
             check_reached(self.cluster.replicas.groups[group_id], index, self.replicas_of_all())

@@ -57,7 +57,7 @@ USERS = ("ann", "bob")
 
 #: In runs in which many queues fail, the probability that a step plants a defect in one of them.
 PLANTED = 0.1
-#: Of eight seeds, those that begin with nodes of an older version. One of them changes policies, too.
+#: Seeds modulo eight whose runs begin with nodes of an older version. One of them changes policies, too.
 OLDER_SEEDS = (1, 3, 5)
 
 #: Steps by which a wall clock is set, back or forward.
@@ -71,7 +71,7 @@ class Simulation(Cluster):
         founders = names[: random.choice((3, 3, len(names)))]
         rates = {name: random.choice((0.6, 1.0, 1.0, 1.5)) for name in names}
         self.trouble = random.choice((0.0, 0.2, 0.5, 1.0, 1.0))
-        #: In some runs policies change; this source of chance chooses the changes.
+        #: In some runs policies change; this generator chooses the changes.
         self.policies = Random(f"policies {seed}") if seed % 4 == 3 else None
         super().__init__(names, founders, random=random, rates=rates, trace=trace)
         self.steps = steps

@@ -37,7 +37,7 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def broker(chromium: Any) -> Iterator[Broker]:
-    """Not started where there is no browser to look at it."""
+    """The broker is not started if there is no browser."""
     with start() as started:
         yield started
 
