@@ -1,4 +1,5 @@
-"""The work of a call: the instructions that Python runs for it, which no other load on the machine changes.
+"""The work of a call: the instructions that Python runs for it, which no other load on the machine
+changes.
 """
 
 from __future__ import annotations

@@ -139,7 +139,8 @@ def cut_link_to_leader(scene: Scene) -> None:
 
 
 def flap_link(scene: Scene) -> None:
-    """The link breaks again and again, each time for long enough to be noticed, and then works for a while.
+    """The link breaks again and again, each time for long enough to be noticed, and then works for a
+    while.
     """
     one, two = scene.ends()
     scene.strike()
@@ -426,7 +427,8 @@ def delete_segment(scene: Scene) -> None:
 
 
 def delete_segment_of_running(scene: Scene) -> None:
-    """Delete a segment of a running node. Readers reach it, on this node and, through this node, on others.
+    """Delete a segment of a running node. Readers reach it, on this node and, through this node, on
+    others.
     """
     cluster, logs = _streams(scene)
     scene.strike()
@@ -521,7 +523,8 @@ def rolling_restart(scene: Scene) -> None:
 
 
 def mixed(scene: Scene) -> None:
-    """Faults drawn from the seed, one upon the other; the test does not wait in between until replicas agree.
+    """Faults drawn from the seed, one upon the other; the test does not wait in between until replicas
+    agree.
     """
     for _ in range(MIXED_ROUNDS):
         with _drawn(scene):

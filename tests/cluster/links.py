@@ -33,7 +33,8 @@ class Unsupported(Exception):
 
 
 class FilteredLinks:
-    """Packet filters, for nodes with an address each. Only in a network namespace that no other program uses.
+    """Packet filters, for nodes with an address each. Only in a network namespace that no other program
+    uses.
     """
 
     def __init__(self, addresses: dict[str, str]) -> None:

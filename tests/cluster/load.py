@@ -280,7 +280,8 @@ class Load:
         self.wait_all_confirmed("at the start", since=time.monotonic())
 
     def wait_all_confirmed(self, when: str, since: float, within_s: float = PATIENCE_S) -> float:
-        """Wait until every publisher got a confirm after `since`; return how long after it the last one did.
+        """Wait until every publisher got a confirm after `since`; return how long after it the last one
+        did.
         """
 
         def silent() -> list[str]:

@@ -1,4 +1,5 @@
-"""Load through all three nodes, with one fault each; all promises must hold. The longer list is `make chaos`.
+"""Load through all three nodes, with one fault each; all promises must hold. The longer list is `make
+chaos`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Commits that the end of a turn begins without the commit task, and the commits that it leaves to that task.
+"""Commits that the end of a turn begins without the commit task, and the commits that it leaves to that
+task.
 """
 
 from __future__ import annotations

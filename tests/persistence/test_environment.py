@@ -276,7 +276,8 @@ def test_intervals() -> None:
 
 @pytest.mark.parametrize("later", [range(10), range(40)])
 def test_an_erasure_is_never_shortened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: range) -> None:
-    """A range that waits to be deleted is settled again from the same start on, which a full disk may cause.
+    """A range that waits to be deleted is settled again from the same start on, which a full disk may
+    cause.
     """
     monkeypatch.setattr("persistence.transaction.ERASE_KEYS_MAX", 0)
     environment = open_environment(tmp_path)

@@ -193,7 +193,8 @@ class Rules(Histories):
 
     @rule()
     def commit_merged(self) -> None:
-        """Commit all layers in one transaction, as after a full disk, perhaps with an erasure left half done.
+        """Commit all layers in one transaction, as after a full disk, perhaps with an erasure left half
+        done.
         """
         pending = self.environment.pending
         layer = pending.take_all()

@@ -45,7 +45,8 @@ def random_settings(random: Random) -> Settings:
 
 
 class Sender:
-    """A node as its commands show it: consumers with its own keys, and batches that it keeps to send again.
+    """A node as its commands show it: consumers with its own keys, and batches that it keeps to send
+    again.
     """
 
     def __init__(self, name: str) -> None:

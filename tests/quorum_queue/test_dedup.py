@@ -181,7 +181,8 @@ TestDedup.settings = settings(max_examples=150, stateful_step_count=30, deadline
 
 
 class DedupOnDisk(RuleBasedStateMachine):
-    """A durable queue that is killed at any point: it knows the names of its last commit, like the messages.
+    """A durable queue that is killed at any point: it knows the names of its last commit, like the
+    messages.
     """
 
     @initialize()

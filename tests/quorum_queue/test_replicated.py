@@ -195,7 +195,8 @@ def held_by_consumers(replica: Replica) -> set[tuple[Any, int, int]]:
 
 
 def test_what_was_handed_out_does_not_change_with_the_rest_of_its_entry() -> None:
-    """Another batch of the entry may settle and return parts of the delivery, which join others in the queue.
+    """Another batch of the entry may settle and return parts of the delivery, which join others in the
+    queue.
     """
     log = Log()
     log.apply(enqueue(b"1", b"22", b"333"), attach(prefetch=3))

@@ -196,7 +196,8 @@ class Crowd:
 
 
 class Publisher:
-    """Publishes numbered messages to a super stream; keys spread them over the partitions. All are confirmed.
+    """Publishes numbered messages to a super stream; keys spread them over the partitions. All are
+    confirmed.
     """
 
     def __init__(self, super_stream: str) -> None:

@@ -17,7 +17,8 @@ class Found(NamedTuple):
 
 
 class Ledger:
-    """One queue. While there is load each set belongs to one thread; the test reads it when they have ended.
+    """One queue. While there is load each set belongs to one thread; the test reads it when they have
+    ended.
     """
 
     def __init__(self, queue: str, order: Callable[[int], object] = int) -> None:

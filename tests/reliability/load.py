@@ -1,4 +1,5 @@
-"""Publishers and consumers that note the broker's answers in ledgers, until the broker is killed under them.
+"""Publishers and consumers that note the broker's answers in ledgers, until the broker is killed under
+them.
 """
 
 from __future__ import annotations

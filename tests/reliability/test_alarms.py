@@ -131,7 +131,8 @@ def test_memory_alarm_holds_publishes_and_lets_acks_and_heartbeats_pass(tmp_path
 
 
 def test_publisher_blocked_in_the_middle_of_a_stream_continues_where_it_was(tmp_path: Path) -> None:
-    """Several alarms, each with more messages under way than the node keeps while the publisher is blocked.
+    """Several alarms, each with more messages under way than the node keeps while the publisher is
+    blocked.
     """
     with Node(tmp_path) as node:
         publisher = Publisher(node.port, "q", 4_000)

@@ -1,4 +1,5 @@
-"""Kill -9 at random moments under load, again and again on one data directory: the broker keeps its promises.
+"""Kill -9 at random moments under load, again and again on one data directory: the broker keeps its
+promises.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Nothing reads stderr: the broker serves all the same, later logs how much is missing, and can be stopped.
+"""Nothing reads stderr: the broker serves all the same, later logs how much is missing, and can be
+stopped.
 """
 
 from __future__ import annotations

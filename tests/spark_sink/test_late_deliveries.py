@@ -1,4 +1,5 @@
-"""A broker that answers at once and delivers late: messages that have not come yet do not count as missing.
+"""A broker that answers at once and delivers late: messages that have not come yet do not count as
+missing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The streaming reader by itself, called as Spark calls it: drivers die, and connections and acks are lost.
+"""The streaming reader by itself, called as Spark calls it: drivers die, and connections and acks are
+lost.
 """
 
 from __future__ import annotations

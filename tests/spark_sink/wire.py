@@ -47,7 +47,8 @@ def run_of(*bodies: bytes, tag: int = 1, redelivered: bool = False, **properties
 
 
 class Reader:
-    """Handles a stream of bytes as a connection does: frames that the splitter leaves are taken one by one.
+    """Handles a stream of bytes as a connection does: frames that the splitter leaves are taken one by
+    one.
     """
 
     def __init__(self) -> None:

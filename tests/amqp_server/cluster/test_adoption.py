@@ -159,7 +159,8 @@ def queues(ring: Ring) -> list[dict[str, Any]]:
 
 
 def test_killed_again_and_again(empty: Ring, alone: Node) -> None:
-    """Wherever the node ends, it continues at the next start: with the copies, with the turn, or as a member.
+    """Wherever the node ends, it continues at the next start: with the copies, with the turn, or as a
+    member.
     """
     bodies = [b"%d " % number + b"x" * 500_000 for number in range(60)]
     with channel_of(alone) as channel:

@@ -33,7 +33,8 @@ LOST_TICKS = LOST_FACTOR * LIMITS["node_down_ms"] // TICK_MS + 2 * LOOK_TICKS
 
 
 def split(scene: Scene, *pairs: str, both: bool = True) -> None:
-    """The link between the two nodes of each pair is dead; they notice when they have heard nothing for long.
+    """The link between the two nodes of each pair is dead; they notice when they have heard nothing for
+    long.
     """
     for pair in pairs:
         scene.dead[pair[0], pair[1]] = None

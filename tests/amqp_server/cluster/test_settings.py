@@ -1,4 +1,5 @@
-"""Each node derives the settings of a queue from its declaration; where they have changed, the log says so.
+"""Each node derives the settings of a queue from its declaration; where they have changed, the log says
+so.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Failures that simulated clusters of whole nodes have run into, each as a scene of its own; see simulation.
+"""Failures that simulated clusters of whole nodes have run into, each as a scene of its own; see
+simulation.
 """
 
 from __future__ import annotations
@@ -417,7 +418,8 @@ def test_the_founders_of_a_queue_come_with_a_snapshot_though_its_members_are_as_
 
 
 def test_a_founder_that_was_away_until_its_queue_had_moved_votes_for_its_first_leader() -> None:
-    """There are two founders, and both are needed, though one is to leave before it has heard of the queue.
+    """There are two founders, and both are needed, though one is to leave before it has heard of the
+    queue.
     """
     scene = Scene("abcd")
     client = scene.client("a")

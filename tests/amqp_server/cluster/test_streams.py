@@ -441,7 +441,8 @@ def test_what_is_published_again_is_there_once(ring: Ring) -> None:
 
 
 def test_compressed_streams_are_read_and_mended(ring: Ring) -> None:
-    """Members compress for themselves: one may store a message in a batch of another size than the others do.
+    """Members compress for themselves: one may store a message in a batch of another size than the others
+    do.
     """
     for codec in ("zstd", "lz4"):
         stream = f"packed-{codec}"

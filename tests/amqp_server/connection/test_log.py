@@ -1,4 +1,5 @@
-"""The log's lines about connections: RabbitMQ's words, one line each, and nothing that a client could forge.
+"""The log's lines about connections: RabbitMQ's words, one line each, and nothing that a client could
+forge.
 """
 
 from __future__ import annotations

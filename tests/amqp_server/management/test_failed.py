@@ -1,4 +1,5 @@
-"""Queues that have failed: which users may see them and have the node try them again, and the health check.
+"""Queues that have failed: which users may see them and have the node try them again, and the health
+check.
 """
 
 from __future__ import annotations

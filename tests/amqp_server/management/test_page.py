@@ -246,7 +246,8 @@ async def test_a_session(browser: Browser) -> None:
 
 
 async def test_a_login_takes_no_id_from_outside(browser: Browser) -> None:
-    """An attacker who has planted an id in a browser does not get the session of the user who logs in there.
+    """An attacker who has planted an id in a browser does not get the session of the user who logs in
+    there.
     """
     client = browser()
     await log_in(client, "watcher")

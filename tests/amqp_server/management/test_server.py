@@ -112,7 +112,8 @@ async def until_status(dial: Dial, wanted: int, path: str, **more: Any) -> None:
 
 
 async def passing(clock: MockClock, seconds: float, dial: Dial, wanted: int, path: str, **more: Any) -> None:
-    """The same, while time goes on by this much after each look: a wanted state can't end without being seen.
+    """The same, while time goes on by this much after each look: a wanted state can't end without being
+    seen.
     """
     for _ in range(1_000):
         if await (await dial()).ask("GET", path, **more) == wanted:

@@ -1,4 +1,5 @@
-"""Compressed streams: consumers get the published messages, segments are smaller, and damage is still found.
+"""Compressed streams: consumers get the published messages, segments are smaller, and damage is still
+found.
 """
 
 from __future__ import annotations

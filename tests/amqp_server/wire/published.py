@@ -213,7 +213,8 @@ def messages(
 
 @st.composite
 def repeated(draw: st.DrawFn, of: st.SearchStrategy[Message]) -> list[Message]:
-    """The same message several times, and then other bodies of the same size, as publishing loops send them.
+    """The same message several times, and then other bodies of the same size, as publishing loops send
+    them.
     """
     first = draw(of)
     count = draw(st.integers(1, 12))

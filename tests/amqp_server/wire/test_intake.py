@@ -159,7 +159,8 @@ def test_byte_by_byte(sent: list[Message]) -> None:
 
 
 def test_a_part_may_end_within_any_frame() -> None:
-    """The data may be longer than the part to take now, and shorter than the message in which the part ends.
+    """The data may be longer than the part to take now, and shorter than the message in which the part
+    ends.
     """
     sent = [message(routing_key="a", body=b"x" * 5)] * 2
     data = b"".join(each.encode(CHANNEL) for each in sent)
@@ -224,7 +225,8 @@ _complete = message("", "a", b"12345")
 )
 @pytest.mark.parametrize("before", [0, 1, 3])
 def test_broken_content_is_left(content: bytes, before: int) -> None:
-    """The scanner leaves it at once, not only after more data has come: the client may wait for the answer.
+    """The scanner leaves it at once, not only after more data has come: the client may wait for the
+    answer.
     """
     scanner = Scanner()
     good = _complete.encode(CHANNEL) * before

@@ -1,4 +1,5 @@
-"""The log of a stream: stored messages are read back, whatever crashes; damage is reported and never served.
+"""The log of a stream: stored messages are read back, whatever crashes; damage is reported and never
+served.
 """
 
 import random

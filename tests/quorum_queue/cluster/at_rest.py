@@ -57,7 +57,8 @@ def _check_bodies(node: SimulatedNode, declared: Declared) -> None:
 
 
 def _check_owners(cluster: Cluster, declared: Declared) -> None:
-    """Each consumer that holds messages is there, and has got them; each consumer that is there is attached.
+    """Each consumer that holds messages is there, and has got them; each consumer that is there is
+    attached.
     """
     ledger = declared.ledger
     holders: dict[tuple[Any, ...], Holder] = {}

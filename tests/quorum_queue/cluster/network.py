@@ -1,4 +1,5 @@
-"""Links as TCP makes them: sessions of two ordered streams, which each end opens and loses at its own time.
+"""Links as TCP makes them: sessions of two ordered streams, which each end opens and loses at its own
+time.
 """
 
 from __future__ import annotations

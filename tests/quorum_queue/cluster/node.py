@@ -363,7 +363,8 @@ class SimulatedNode:
             self._tell_time(self.sessions)
 
     def set_clock(self, shift_ms: int) -> None:
-        """Set the wall clock. While the node runs it makes a note of that; see amqp_server.broker.time_notes.
+        """Set the wall clock. While the node runs it makes a note of that; see
+        amqp_server.broker.time_notes.
         """
         self.clock.shift_ms += shift_ms
         if self.alive:

@@ -250,7 +250,8 @@ class Simulation(Cluster):
             self.crash(node)
 
     def damage_two(self) -> None:
-        """Bits flip on two nodes, in different entries of each queue: each entry is whole on the other nodes.
+        """Bits flip on two nodes, in different entries of each queue: each entry is whole on the other
+        nodes.
         """
         names = self.random.sample(self.names, 2)
         if self.wounded or not self.may_wound(self.nodes[names[0]]):

@@ -241,7 +241,8 @@ def test_a_publisher_is_not_told_that_a_full_queue_took_it() -> None:
 
 
 def test_a_nack_may_mean_that_nobody_knows() -> None:
-    """The same where the queue had room: the messages are there, and their publisher's node cannot know that.
+    """The same where the queue had room: the messages are there, and their publisher's node cannot know
+    that.
     """
     scene = Scene("full")
     publisher, filler = scene.publisher("c"), scene.publisher("a")

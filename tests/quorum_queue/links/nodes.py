@@ -75,7 +75,8 @@ class Recorder:
         return self.told.count((what, peer))
 
     def check_alternation(self) -> None:
-        """Check that each session goes up once and down at most once, and that there are never two at a time.
+        """Check that each session goes up once and down at most once, and that there are never two at a
+        time.
         """
         for peer in {peer for _, peer in self.told}:
             states = [what for what, name in self.told if name == peer]

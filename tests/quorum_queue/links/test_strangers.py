@@ -130,7 +130,8 @@ async def greeted(node: LinkNode, hello: Hello = N2) -> PlainWire:
 
 
 async def authenticated(node: LinkNode, hello: Hello = N2) -> PlainWire:
-    """Be a peer with a session: either n2, for which n1 chooses the connection, or n0, which chooses itself.
+    """Be a peer with a session: either n2, for which n1 chooses the connection, or n0, which chooses
+    itself.
     """
     wire = await greeted(node, hello)
     if hello.name > "n1":

@@ -48,7 +48,8 @@ class Group:
                 node.pump()
 
     def deliver(self, wanted: Callable[[Message], bool] = lambda message: True) -> int:
-        """Deliver the wanted ones of the messages that wait now; the others go on waiting. Return how many.
+        """Deliver the wanted ones of the messages that wait now; the others go on waiting. Return how
+        many.
         """
         waiting, self.wire = self.wire, []
         count = 0
