@@ -1,4 +1,4 @@
-"""Clocks for tests, which go when they are told to."""
+"""Clocks for tests, which go when the test says so."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ class ManualClock:
     """See quorum_queue.clock.Clock."""
 
     def __init__(self, now_ms: int = 0, wall_ms: int | None = None) -> None:
-        #: By the monotonic clock.
+        #: Time of the monotonic clock.
         self.now_ms = now_ms
-        #: How far the wall clock is ahead of that.
+        #: How far the wall clock is ahead of the monotonic one.
         self.shift_ms = 0 if wall_ms is None else wall_ms - now_ms
 
     def monotonic_ms(self) -> int:

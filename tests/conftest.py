@@ -11,10 +11,10 @@ from conformance_tests import examples
 
 examples.choose()
 
-# A shell's jobs in the background ignore Ctrl-C, and so do all that they start, unless it is taken back.
+# Background jobs of a shell ignore Ctrl-C, and so do all processes that they start, unless this is undone.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-#: Packages whose tests share what is dear: a Spark session, a cluster.
+#: Packages whose tests share something expensive: a Spark session, a cluster.
 SHARED = (Path("tests/spark_sink"), Path("tests/amqp_server/cluster"), Path("tests/cluster"))
 
 
@@ -25,8 +25,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Several workers may share the tests: a file, or a package that shares
-    something, goes to one of them.
+    """Several workers may share the tests: each file, or each package that shares something, goes to one of
+    them.
     """
     for item in items:
         path = item.path.relative_to(config.rootpath)

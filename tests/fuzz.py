@@ -1,9 +1,9 @@
-"""The tests that have examples, with random ones instead of the same in every run: `make fuzz`, for a minute.
+"""Tests with examples, with random examples instead of the same in every run: `make fuzz`, for a minute.
 
     python -m tests.fuzz [--seconds 60] [--seed N] [arguments of pytest]
 
-Tests go in an order of chance, but those that failed the last time come first; round after round, each with a
-seed of its own, until the time is up or one fails. A failing example is kept in `.hypothesis`, and the next
+Tests run in random order, but those that failed the last time come first; round after round, each with a seed
+of its own, until the time is up or a test fails. A failing example is kept in `.hypothesis`, and the next
 `make fuzz` begins with it; `make test` does not look there.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-#: The profile of conformance_tests/examples.py, which is not imported before pytest is set up.
+#: The profile of conformance_tests/examples.py, which must not be imported before pytest is set up.
 FUZZ = "fuzz"
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("tests", "conformance_tests")
@@ -30,7 +30,7 @@ def files() -> list[str]:
 
 
 class Clock:
-    """Runs from the first test on: importing all the tests takes its time."""
+    """Runs from the first test on, because importing all the tests takes time."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -46,7 +46,7 @@ class Clock:
 
 
 class Round:
-    """All tests with examples once, shuffled; ends after the test in which the time is up."""
+    """Runs all tests with examples once, shuffled; ends after the test in which the time is up."""
 
     def __init__(self, seed: int, clock: Clock) -> None:
         self._seed, self._clock = seed, clock
@@ -64,7 +64,7 @@ class Round:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
         if self._clock.up:
-            return True  # taken care of: it does not run
+            return True  # handled: the test does not run
         self._clock.start()
         self.ran.add(item.nodeid)
         return None

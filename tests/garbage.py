@@ -1,8 +1,8 @@
-"""What reference counts alone do not free: the collector is switched off while something is done, and asked
+"""Finds objects that reference counts alone do not free: the collector is off during some work, and runs
 after it.
 
-A broker with millions of messages cannot wait for the collector, which looks at each of them, and comes once
-in so many allocations: what is deleted must be free at once.
+A broker with millions of messages can't wait for the collector, which looks at each of them, and runs once in
+so many allocations: deleted objects must be free at once.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Garbage:
 
 @contextmanager
 def garbage() -> Iterator[Garbage]:
-    """Do something without the collector; when it is done, `found` has what only the collector would have
-    freed.
+    """Run the block without the collector; at its end, `found` has the objects that only the collector would
+    have freed.
 
-    Meanwhile what there was before is left out, by `alive` as well: there is much of it, and it is other
-    tests'.
+    Meanwhile earlier objects are left out, by `alive` as well: there are many of them, and they belong to
+    other tests.
     """
     found = Garbage()
     enabled = gc.isenabled()
@@ -51,7 +51,9 @@ def garbage() -> Iterator[Garbage]:
 
 
 def _of_msgspec(found: list[Any]) -> bool:
-    """msgspec leaves a few functions behind when it meets a type for the first time; True if that is all."""
+    """msgspec leaves a few functions behind when it meets a type for the first time; return True if nothing
+    else is found.
+    """
     return all(
         isinstance(each, CellType | tuple | dict)
         or str(getattr(each, "__module__", "")).startswith("msgspec.")

@@ -1,4 +1,4 @@
-"""The command line of simulations: one seed, with all that happened in it, or many."""
+"""The command line of simulations: one seed, with all its events, or many seeds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Run(Protocol[T_co]):
 
 
 def main(run: Run[T], tell: Callable[[T], Iterable[str]], *, steps: int) -> None:
-    """`run` raises what was found, `tell` says what a run came to."""
+    """`run` raises the errors that it finds, `tell` says how a run ended."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int)
     parser.add_argument("--seeds", default="0:50", help="first:last + 1")

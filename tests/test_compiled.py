@@ -1,4 +1,4 @@
-"""What is compiled: which modules, and that a compiled one is never older than its source. See
+"""Compilation: which modules are compiled, and that a compiled module is never older than its source. See
 docs/compiled.md.
 """
 
@@ -57,8 +57,8 @@ def _bases(path: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def _is_native(module: str, name: str, *interpreted: str) -> bool:
-    """Tell whether no base has such a name: protocols, enumerations and named tuples stay classes of the
-    interpreter's.
+    """Return whether no base has such a name: protocols, enumerations and named tuples stay classes of the
+    interpreter.
     """
     tree = ast.parse(ROOT.joinpath(*module.split(".")).with_suffix(".py").read_bytes())
     found = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
@@ -83,8 +83,8 @@ def test_no_interpreted_class_inherits_from_a_compiled_one() -> None:
 
 
 def _decoded(path: Path) -> Iterator[tuple[str, str]]:
-    """Module and name of each class of ours that msgspec is to decode: given to a decoder, or a field of a
-    Struct.
+    """Module and name of each of our classes that msgspec decodes: a class given to a decoder, or a field of
+    a Struct.
     """
     tree = ast.parse(path.read_bytes())
     here = ".".join(path.relative_to(ROOT).with_suffix("").parts)
@@ -109,7 +109,7 @@ def _decoded(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def test_what_msgspec_decodes_is_not_compiled() -> None:
-    """A compiled class tells `type` for each field whose annotation is no plain class."""
+    """A compiled class reports `type` for each field whose annotation is not a plain class."""
     compiled_ones = {name.removesuffix(".py").replace("/", ".") for name in MODULES}
     decoded = {
         pair for package in PACKAGES for path in (ROOT / package).rglob("*.py") for pair in _decoded(path)
@@ -152,7 +152,7 @@ def test_without_a_compiler_the_install_is_pure(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_make_run_goes_on_without_a_compiler(tmp_path: Path) -> None:
-    """With a PATH that has none, and nothing is built to find that out."""
+    """The PATH has no compiler, and nothing is built to find that out."""
     environment = {"PATH": str(tmp_path), "HOME": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-m", "deploy.compiled"],

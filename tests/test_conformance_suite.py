@@ -1,4 +1,4 @@
-"""The conformance suite judges a broker that lacks what RabbitMQ has in plugins, and says what it did not
+"""The conformance suite judges a broker that lacks what RabbitMQ has in plugins, and reports what it did not
 judge.
 """
 
@@ -62,6 +62,6 @@ def test_what_the_broker_lacks_is_skipped_and_told(url: str) -> None:
             re.MULTILINE,
         ), told
     assert "x-modulus-hash" not in table
-    # Where a broker is said to be complete, that is a failure.
+    # With --complete, a missing type is a failure.
     code, told = judge(url, "--complete")
     assert code == 1 and "4 failed" in told and "unknown exchange type 'x-random'" in told, told

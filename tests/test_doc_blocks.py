@@ -1,7 +1,7 @@
-"""Every block of the documentation is run, or checked as far as it can be, or says why not.
+"""Every block of the documentation is run, or checked as far as possible, or says why it is not.
 
-A block that no test can check stands behind a line `<!-- not run: WHY -->`, one that a test of its own
-carries out behind `<!-- carried out by tests/… -->`. Blocks of text (`text`) are to look at.
+A block that no test can check stands behind a line `<!-- not run: WHY -->`, a block that has a test of its
+own behind `<!-- carried out by tests/… -->`. Blocks of text (`text`) are only for reading.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ FENCE = re.compile(
 )
 NOT_RUN, CARRIED_OUT = "not run: ", "carried out by "
 
-#: Pages whose programs other tests run.
+#: Pages with programs that other tests run.
 RUN_ELSEWHERE = {
     "README.md": "tests/test_examples.py",
     "docs/streams.md": "tests/test_streams_page.py",
     "docs/testing.md": "tests/testing/test_plugin.py",
 }
-#: What the programs of other pages print, one after the other.
+#: The output of the programs of other pages, in order.
 PRINTED = {
     "docs/clients.md": ["job 0\njob 1\njob 2\n", "all of them\n", ""],
     "docs/transactions.md": ["1\n"],
 }
-#: Programs that are not ours.
+#: Programs that are not mqd's.
 FOREIGN = frozenset(
     [
         "base64",
@@ -114,7 +114,7 @@ BLOCKS = list(_blocks())
 
 
 class Wrong(Exception):
-    """What is told does not exist."""
+    """The documentation names something that does not exist."""
 
 
 # -- shell ---------------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ TOKEN = re.compile(
 
 
 def commands(text: str) -> list[list[str]]:
-    """The simple commands of a shell text as words, without what they are redirected to."""
+    """The simple commands of a shell text as words, without redirections."""
     found: list[list[str]] = []
     words: list[str] = []
     word: str | None = None
@@ -196,7 +196,7 @@ def check_mqd(words: Sequence[str]) -> None:
 
 
 def check_backup(words: Sequence[str]) -> None:
-    # A directory that there is.
+    # A directory that exists.
     backup.command.make_context(
         "mqd-backup", [str(ROOT) if word == "/var/lib/mqd" else word for word in words]
     )
@@ -246,7 +246,7 @@ def check_pip(words: Sequence[str]) -> None:
         raise Wrong(f"pip {words}: there are the extras {sorted(extras)}")
 
 
-#: Of curl, those that we use, and how many words each takes.
+#: The options of curl that the pages use, and how many words each takes.
 CURL = {"-s": 0, "-f": 0, "-i": 0, "-u": 1, "-X": 1, "-H": 1, "-d": 1}
 HEALTH = ("/health", "/health/ready")
 METRICS = ("/metrics", "/metrics/per-object", "/metrics/detailed")
@@ -294,7 +294,7 @@ def check_shell(block: Block) -> None:
             while words and (given := re.match(r"([A-Z_]+)=(.*)", words[0], re.DOTALL)):
                 patch.setenv(given[1], given[2])
                 words = words[1:]
-            # A variable that is set for what follows.
+            # A variable that is set for the next commands.
             if not words or re.match(r"[a-z]+=", words[0]):
                 continue
             program = words[0].rpartition("/")[2]
@@ -336,7 +336,7 @@ def check_json(block: Block) -> None:
 
 
 def check_http(block: Block) -> None:
-    """Lines of METHOD PATH BODY; what is indented is the answer."""
+    """Check lines of METHOD PATH BODY; indented lines are the answer."""
     for line in block.text.splitlines():
         if line.startswith(" "):
             json.loads(line)
@@ -363,7 +363,7 @@ LANGUAGES: dict[str, Callable[[Block], None]] = {
 
 
 def check(block: Block) -> str | None:
-    """Return what is wrong with a block."""
+    """Return the error in a block, if any."""
     if block.mark.startswith(CARRIED_OUT):
         test = ROOT / block.mark.removeprefix(CARRIED_OUT)
         told = test.read_text() if test.is_file() else ""
@@ -447,7 +447,7 @@ def test_commands_of_a_shell_text() -> None:
 
 @pytest.mark.usefixtures("elsewhere")
 def test_commands_within_sentences() -> None:
-    """They may leave out what is not the matter."""
+    """Commands within sentences may leave out arguments."""
     wrong = {}
     spans = {
         (str(page.relative_to(ROOT)), " ".join(span.split()))
@@ -457,7 +457,7 @@ def test_commands_within_sentences() -> None:
     for page, span in sorted(spans):
         try:
             for words in commands(span):
-                # An option alone is one of some command.
+                # An option alone belongs to some other command.
                 if not mqctl.commands.keys().isdisjoint(words):
                     check_mqctl(words[1:])
         except (click.MissingParameter, click.exceptions.NoArgsIsHelpError):

@@ -1,4 +1,4 @@
-"""Pages link to what there is, and tell only commands that there are."""
+"""Pages link to existing files and headings, and name only existing commands."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ assert COMMANDS
 
 
 def anchors(page: Path) -> set[str]:
-    """As GitHub makes them from headings."""
+    """Return the anchors that GitHub makes from headings."""
     plain = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
     titles = re.findall(r"^#+ (.*)$", plain, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-") for title in titles}
@@ -65,7 +65,7 @@ def test_commands_of_mqctl() -> None:
         command = mqctl.commands.get(name)
         if command is None or (sub and isinstance(command, click.Group) and sub not in command.commands):
             unknown.append((page, name, sub))
-    # "mqctl talks to ..." and its like are no commands.
+    # "mqctl talks to ..." and the like are not commands.
     words = {("README.md", "talks")}
     assert [each for each in unknown if each[:2] not in words] == []
 

@@ -1,4 +1,4 @@
-"""What users copy has to work: the example configuration, and the program in the README."""
+"""Programs and files that users copy must work: the example configuration, and the program in the README."""
 
 import re
 import subprocess
@@ -46,7 +46,7 @@ def test_all_of_the_example_uncommented_is_the_defaults(tmp_path: Path) -> None:
 
 @contextmanager
 def running(data_directory: Path, *options: str) -> Iterator[str]:
-    """Address of an mqd of this environment."""
+    """Return the address of an mqd of this environment."""
     command = [str(Path(sys.executable).with_name("mqd")), "--data-dir", str(data_directory)]
     command += ["--amqp", "127.0.0.1:0", "--http", "127.0.0.1:0", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as mqd:
@@ -69,7 +69,7 @@ def address(tmp_path: Path) -> Iterator[str]:
 def test_the_program_in_the_readme(address: str) -> None:
     [program] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert program.count("127.0.0.1:5672") == 1
-    # The text of the README says the same as the file that it tells to run.
+    # The program in the README is the same as in the file that the README tells users to run.
     assert (ROOT / "examples" / "hello.py").read_text().endswith(f'"""\n\n{program}')
     program = program.replace("127.0.0.1:5672", address)
     done = subprocess.run(

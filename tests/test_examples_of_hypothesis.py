@@ -1,5 +1,5 @@
-"""A newcomer's run, and one of CI, try the same examples; what failed before
-on this machine changes nothing.
+"""A first run on a new machine and a run of CI try the same examples; earlier failures on a machine change
+nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 from conformance_tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[1]
-# Examples follow from the test's own text, so it is the same in every run.
+# Examples are derived from the test's own text, so this text is the same in every run.
 TRIES = """
 import json
 import os
@@ -38,7 +38,7 @@ def test_long(data):
 
 
 def run(directory: Path, program: str, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-    """One test under this tree's conftest and settings, in a directory of its own."""
+    """Run one test with this tree's conftest and settings, in a directory of its own."""
     test = directory / "test_it.py"
     test.write_text(program)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.conftest"]
@@ -71,7 +71,7 @@ def test_a_plain_run_and_ci_try_the_same(tmp_path: Path) -> None:
     plain, again, ci = tried(tmp_path, "1"), tried(tmp_path, "2"), tried(tmp_path, "3", ci=True)
     assert plain == again == ci
     assert len(plain[1]) >= 50
-    # And the random ones are others.
+    # And the random examples differ from these.
     assert tried(tmp_path, "4", "--hypothesis-profile=fuzz")[1] != plain[1]
 
 
@@ -80,7 +80,8 @@ def test_nothing_is_kept_of_a_failure(tmp_path: Path) -> None:
     bad = found[30]
     code, before = tried(tmp_path, "2", bad=bad)
     assert code == 1 and before[:31] == found[:31]
-    # Mended, it tries what it tried before the failure. What fuzzing finds, fuzzing tries first.
+    # Once repaired, it tries the examples from before the failure. An example that fuzzing has found is the
+    # first one of the next fuzzing run.
     assert tried(tmp_path, "3") == (0, found)
     code, before = tried(tmp_path, "4", "--hypothesis-profile=fuzz", "--hypothesis-seed=1", bad=0)
     assert code == 1 and before[-1] == 0

@@ -1,4 +1,4 @@
-"""Ports that are told to others before somebody listens on them are nobody else's meanwhile."""
+"""A port that was given out before anything listens on it is not given to others meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Table, page and picture are of one run, and a run that is not whole is not published."""
+"""Table, page and picture come from one run, and an incomplete run is not published."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from benchmarks.scenarios import SCENARIOS
 
 ROOT = Path(__file__).parents[1]
 PNG = b"\x89PNG"
-#: Pages with a short table, and what is in it.
+#: Pages with a short table, and the rows of these.
 TABLES = {"README.md": README_ROWS, "docs/streams.md": STREAM_ROWS}
 
 
 def run() -> dict[str, Any]:
-    """Every figure twice as large with mqd; what is made up here goes to a temporary directory only."""
+    """Return a run in which every figure is twice as large with mqd; these invented figures go to a temporary
+    directory only.
+    """
     figures: list[dict[str, Any]] = []
     for scenario in SCENARIOS:
         for number, figure in enumerate(scenario.figures):
@@ -111,7 +113,7 @@ def test_all_of_it_is_of_one_run(pages: Path) -> None:
     assert block(page).count("**2**") == len(missed)
     assert "(figures/bench.png)" in block(page)
     assert (pages / "docs" / "figures" / "bench.png").read_bytes().startswith(PNG)
-    # The rest of the pages stays.
+    # The rest of the pages is unchanged.
     for path, text in before.items():
         assert path.read_text().partition(BEGIN)[0] == text.partition(BEGIN)[0]
         assert path.read_text().partition(END)[2] == text.partition(END)[2]

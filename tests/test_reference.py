@@ -1,4 +1,4 @@
-"""docs/reference is what the code says, and says all of it."""
+"""docs/reference matches the code, and is complete."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from amqp_server.reference.pages import pages
 
 ROOT = Path(__file__).parents[1]
 PAGES = pages()
-#: A header of requests to the management API, and what begins the names of arguments.
+#: A header of requests to the management API, and prefixes of argument names.
 NO_ARGUMENTS = {"x-missing-nodes", "x-mqd-csrf", "x-reason", "x-stream-"}
 
 

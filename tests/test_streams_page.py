@@ -35,15 +35,15 @@ PRINTED = [
     "",
     TABLE,
 ]
-#: To a group, partitions come in any order, each in its own.
+#: In a group, partitions come in any order; within each the order holds.
 UNORDERED = 4
-#: Messages that the program publishes which fills the table.
+#: Messages of the program that fills the table.
 READINGS = 32
 
 
 @pytest.fixture
 def address(tmp_path: Path) -> Iterator[str]:
-    # What is published is in segments soon, and compacted.
+    # Published messages are soon in segments, and compacted.
     with running(
         tmp_path / "data", "--stream-flush-ms", "20", "--stream-compaction-dirty-percent", "1"
     ) as at:
@@ -88,7 +88,7 @@ def test_the_programs_do_what_the_page_says(address: str) -> None:
         sorted(printed[UNORDERED].splitlines(keepends=True), key=lambda line: line.split()[0])
     )
     assert printed == PRINTED
-    # Whoever begins later reads less, and has the same table.
+    # A consumer that begins later reads fewer messages, and gets the same table.
     until = time.monotonic() + PATIENCE_S
     while count_of_readings(address) > READINGS // 2:
         assert time.monotonic() < until, "nothing is compacted"

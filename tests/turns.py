@@ -1,4 +1,4 @@
-"""Turns for tests of what has turns: each ends as soon as anything is scheduled."""
+"""Turns for tests of code that has turns: each ends as soon as anything is scheduled."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from quorum_queue.boundary import Boundary, Unit
 
 
 class Violation(BaseException):
-    """Something that must never be was seen. No boundary of the product's may take it for a failure of one
-    queue.
+    """A check found a state that must never occur. No boundary in the product may take it for a failure of
+    one queue.
     """
 
 
 class Planted(Exception):
-    """A defect that a test or a simulation has planted: what it hits is to fail, and nothing else."""
+    """A defect that a test or a simulation has planted: only the part that it hits may fail."""
 
 
 class StrictBoundary(Boundary):
-    """Takes nothing for a failure of one queue or session but what was planted."""
+    """Takes only planted defects for a failure of one queue or session."""
 
     __slots__ = ()
     expected: tuple[type[Exception], ...] = (Planted,)
@@ -29,8 +29,8 @@ class StrictBoundary(Boundary):
 
 
 def at_once(commits: Commits, peers: Peers | None = None) -> Turn:
-    """Return a turn that needs no task: whatever is scheduled outside of one
-    is done before the call returns.
+    """Return a turn that needs no task: whatever is scheduled outside of a turn is done before the call
+    returns.
     """
     turn = Turn(commits, peers or NoPeers(), lambda: turn.end())
     return turn

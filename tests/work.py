@@ -1,4 +1,4 @@
-"""How much work a call is: the instructions that Python runs for it, which no other load on the machine
+"""The work of a call: the instructions that Python runs for it, which no other load on the machine
 changes.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def steps(call: Callable[..., object], *arguments: Any) -> int:
-    """Return how many instructions of Python the call takes. A loop in C, as that of dict.update, counts as
+    """Return how many instructions of Python the call takes. A loop in C, like that of dict.update, counts as
     one.
     """
     count = 0

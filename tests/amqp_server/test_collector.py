@@ -14,7 +14,7 @@ from amqp_server.turn import TIDY_TURNS, NoPeers, Turn
 from persistence.memory import MemoryEnvironment
 from tests.amqp_server.connection.node import Commits
 
-#: What comes in each turn, and goes.
+#: Objects that come in each turn, and go.
 EACH_TURN = 300
 
 
@@ -37,7 +37,7 @@ def as_in_a_node() -> Iterator[None]:
 
 
 def test_young_objects_do_not_pile_up_while_as_many_old_ones_die() -> None:
-    """They do not make it come by itself, and when it comes at last it looks at all of them."""
+    """They do not start a collection by themselves, and when it starts at last it looks at all of them."""
     turn = Turn(Commits(MemoryEnvironment()), NoPeers(), lambda: None, tidy=partial(gc.collect, YOUNG))
     things = deque(Thing() for _ in range(60_000))
     gc.collect(YOUNG)

@@ -1,4 +1,4 @@
-"""A node that takes over definitions when it starts: before it serves, and at each start."""
+"""A node that imports definitions when it starts: before it serves, and at each start."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_start_with_definitions(tmp_path: Path) -> None:
             found = re.search(r" http=(\S+)", process.stdout.readline())
             assert found, (tmp_path / "log").read_text()
             api = Api(f"http://ann:secret@{found[1]}")
-            # There is no default user besides.
+            # The node has no default user as well.
             assert [user["name"] for user in api.ask("GET", "users").json] == ["ann"]
             assert api.ask("GET", "queues/orders/q").json["effective_policy_definition"] == {"max-length": 5}
             assert api.ask("GET", "whoami", login="guest:guest").status == 401

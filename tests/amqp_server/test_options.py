@@ -189,9 +189,9 @@ def test_mistyped_variable_is_told(
 def test_variables_that_others_set_are_no_mistake(
     started: Started, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kubernetes tells each container of the services around it; images name their version."""
+    """Kubernetes sets variables about services in each container; images set one for their version."""
     monkeypatch.setenv("MQD_AMQP", "127.0.0.1:0")
-    # For who builds.
+    # A variable for builds.
     monkeypatch.setenv("MQD_PURE", "1")
     for name in (
         "SERVICE_HOST",
@@ -218,7 +218,7 @@ def test_version_in_the_environment_is_not_asked_for(
 def test_way_back_needs_a_password_file(started: Started, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(started, "--reset-administrator", "ann") == 2
     assert "empty unless default_password_file is given" in capsys.readouterr().err
-    # A password that is given as well, as by the environment of a container, does not stand in the way.
+    # A second password, as from a container's environment, does no harm.
     options = ["--default-password", "x", "--default-password-file", "y"]
     assert run(started, "--reset-administrator", "ann", *options) == 0
 

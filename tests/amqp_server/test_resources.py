@@ -1,4 +1,4 @@
-"""What the node does when its memory runs out, and when free heap goes back to the kernel."""
+"""The node's reaction when its memory runs out, and when it gives free heap back to the kernel."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Cycle:
 
 
 def old_garbage() -> weakref.ref[Cycle]:
-    """An object that only a look at all objects frees."""
+    """An object that only a full collection frees."""
     cycle = Cycle()
     gc.collect()
     return weakref.ref(cycle)
@@ -42,7 +42,7 @@ def test_garbage_is_looked_for_before_memory_runs_out(tmp_path: Path) -> None:
         assert first() is not None
         watch.set_memory_limit(1)
         assert first() is None
-        # Not each time, while there is no more memory: it takes long.
+        # While memory does not grow, the node does not collect each time: that takes long.
         second = old_garbage()
         watch.look()
         assert second() is not None
@@ -53,7 +53,7 @@ def test_garbage_is_looked_for_before_memory_runs_out(tmp_path: Path) -> None:
 async def test_memory_that_runs_out_is_noticed_at_once(
     tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Free heap is given back in a thread.
+    # A thread gives the free heap back.
     autojump_clock.autojump_threshold = 0.02
     memory = 500 * MIB
     monkeypatch.setattr(resources, "private_memory_bytes", lambda: memory)
@@ -71,14 +71,14 @@ async def test_memory_that_runs_out_is_noticed_at_once(
         nursery.start_soon(watch.run)
         await trio.sleep(1.01)
         memory = 1_100 * MIB
-        # Without a deadline, to which the clock would jump when the thread takes its time.
+        # Without a deadline, because the clock would jump to it if the thread takes long.
         await seen.wait()
         nursery.cancel_scope.cancel()
     assert raised[0] - 1.01 <= INTERVAL_S / 5
 
 
 def times(heap: Heap, memory: list[int], given_back: int) -> list[int]:
-    """At which looks it is due, if so much is left each time."""
+    """Return the looks at which a return is due, if this much is left each time."""
     found = []
     for look, bytes_ in enumerate(memory):
         if heap.due(bytes_, look * INTERVAL_S):
@@ -94,7 +94,7 @@ def test_after_growth_it_is_given_back_once_and_soon() -> None:
 
 
 def test_after_a_part_was_freed_the_rest_is_looked_for_once() -> None:
-    """The last time was while all was in use, as under an alarm."""
+    """The last return was while all memory was in use, as under an alarm."""
     heap = Heap(50 * MIB, 5 * MIB)
     heap.given_back(600 * MIB, 0, 0.0)
     assert times(heap, [600 * MIB] * 20 + [400 * MIB] + [50 * MIB] * 100, 50 * MIB) == [20]
@@ -110,7 +110,7 @@ def test_a_load_that_takes_it_again_is_left_alone_more_and_more() -> None:
     assert not heap.due(50 * MIB, 0.0)
     at, most = [], 0.0
     for look in range(1, 2_000):
-        # It grows in one look and stays for the next.
+        # Memory grows at one look and stays for the next one.
         if heap.due(200 * MIB + look % 2, look * INTERVAL_S):
             at.append(look * INTERVAL_S)
             heap.given_back(60 * MIB, 0, look * INTERVAL_S)
@@ -126,8 +126,8 @@ def test_small_changes_are_not_worth_while() -> None:
 
 
 def test_what_is_freed_between_things_that_stay_is_given_back() -> None:
-    """The last time was while all was in use. What is freed since makes
-    holes, and the memory stays as it is.
+    """The last return was while all memory was in use. Objects freed since then leave holes, and the resident
+    memory stays as it is.
     """
     heap = Heap(50 * MIB, 5 * MIB)
     heap.given_back(200 * MIB, 150 * MIB, 0.0)
@@ -162,7 +162,7 @@ def test_a_small_node_is_not_looked_at() -> None:
 async def test_holes_go_back_to_the_kernel(
     tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A purge changes nothing of the memory until it is given back."""
+    """A purge does not reduce the resident memory until the heap is given back."""
     autojump_clock.autojump_threshold = 0.02
     memory, used = 300 * MIB, 250 * MIB
     given = trio.Event()

@@ -1,4 +1,4 @@
-"""Secrets come from files that nobody else can read."""
+"""Secrets come from files that no other user can read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ready line says how long mqd took to start, whatever its process did before."""
+"""The ready line says how long mqd took to start, without what its process did before."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from conformance_tests import programs
 
-#: As the shell of `make run` does: it compiles, and becomes mqd when the test lets it.
+#: Does what the shell of `make run` does: it compiles, and becomes mqd when the test lets it.
 SHELL = 'sleep 1.5; echo compiled; read line; exec "$0" "$@"'
 
 
@@ -34,5 +34,5 @@ def test_what_a_shell_did_before_does_not_count(tmp_path: Path) -> None:
             process.kill()
     told = re.search(r"\((?:compiled|pure), (\d+\.\d\d) s\)$", line)
     assert told is not None, line
-    # It rounds, and the shell has used some of its CPU.
+    # The line rounds, and the shell has used some CPU time of its own.
     assert 0 < float(told[1]) < waited_s + 0.1

@@ -1,4 +1,4 @@
-"""A turn with more Raft groups than it has time for: what it leaves comes in the next ones, in its order."""
+"""A turn with more Raft groups than it has time for: the next turns serve the remaining groups, in order."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_groups_without_end_are_shared_among_turns() -> None:
     turn.end()
     counts = [len(groups.carried)]
     assert turn.behind and woken
-    # One of them, and another, have something to do meanwhile.
+    # Meanwhile one of the remaining groups, and another one, get more work.
     groups.touch_again([groups.groups[-1]])
     turn.end()
     assert groups.carried[-1] is groups.groups[-1]

@@ -14,7 +14,7 @@ from pathlib import Path
 from .scene import MIB, Scene, Verdict, attacked
 from .scenes import SCENES
 
-#: A short form takes this share of each attack.
+#: A short run makes this share of each attack.
 SHORT = 0.1
 BEGIN, END = "<!-- table of attacks -->", "<!-- end of the table -->"
 
@@ -65,7 +65,7 @@ def _latency(one: Verdict, ms: float) -> str:
 
 
 def write(page: Path, text: str) -> None:
-    """Replace what is between the two marks."""
+    """Replace the text between the two marks."""
     before, _, rest = page.read_text().partition(BEGIN)
     _, found, after = rest.partition(END)
     if not found:
@@ -74,7 +74,7 @@ def write(page: Path, text: str) -> None:
 
 
 def _best(scene: Scene, options: argparse.Namespace) -> tuple[Verdict, bool]:
-    """Return what the last run saw, and whether the attack was not withstood."""
+    """Return the verdict of the last run, and whether the broker failed to withstand the attack."""
     for tries_left in range(options.tries - 1, -1, -1):
         with tempfile.TemporaryDirectory(prefix="mqd-attack-") as directory:
             verdict = attacked(scene, Path(directory), SHORT if options.short else 1.0, watched=options.steps)

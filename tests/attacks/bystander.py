@@ -2,8 +2,8 @@
 an attack.
 
 It publishes a message every PERIOD_S and consumes it, logs in anew and asks for `/health` now and then. It
-ends when its standard input ends, and prints what it saw as JSON. A process of its own, so that no attacker
-shares its interpreter.
+ends when its standard input ends, and prints its measurements as JSON. It is a process of its own, so that no
+attacker shares its interpreter.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from pamqp import commands
 from tests.reliability.client import Address, Client, Delivery, Gone
 
 PERIOD_S = 0.005
-#: Logins and health probes.
+#: Interval of logins and health probes.
 SELDOM_S = 0.5
-#: What takes longer is a failure.
+#: Anything that takes longer is a failure.
 PATIENCE_S = 20.0
 QUEUE = "bystander"
 
 
 @dataclass
 class Seen:
-    """Latencies in ms, each from the moment it was due."""
+    """Latencies in ms, each from the moment at which the message or request was due."""
 
     messages: list[float] = field(default_factory=list)
-    #: CPU time of the node's loop while a message was under way, ms: what others on the machine do changes
-    #: nothing.
+    #: CPU time of the node's loop while a message was under way, in ms: other load on the machine does not
+    #: change it.
     loop: list[float] = field(default_factory=list)
     logins: list[float] = field(default_factory=list)
     probes: list[float] = field(default_factory=list)
@@ -47,18 +47,18 @@ class Seen:
 class Bystander:
     def __init__(self, amqp: int, http: int, pid: int) -> None:
         self.seen = Seen()
-        #: Of the process's first thread, which runs the loop.
+        #: Statistics of the process's first thread, which runs the loop.
         self._used = os.open(f"/proc/{pid}/task/{pid}/schedstat", os.O_RDONLY)
         self._amqp, self._http = amqp, http
         self._client = Client(amqp, timeout_s=PATIENCE_S)
         self._client.declare(QUEUE, durable=False)
         self._client.call(commands.Basic.Consume(queue=QUEUE, no_ack=True), commands.Basic.ConsumeOk)
         self._address = Address("", QUEUE, persistent=False)
-        #: Messages under way, oldest first: when each was due, and the loop's CPU time before it, ms.
+        #: Messages under way, oldest first: when each was due, and the loop's CPU time before it in ms.
         self._under_way: deque[tuple[float, float]] = deque()
 
     def run(self) -> None:
-        """Until standard input ends."""
+        """Run until standard input ends."""
         due = seldom = time.monotonic()
         while not self._ended(due):
             now = time.monotonic()
@@ -66,7 +66,7 @@ class Bystander:
                 self._take_all()
                 self._seldom()
                 seldom = now + SELDOM_S
-                # Logins are measured by themselves.
+                # Logins are measured separately.
                 due = time.monotonic()
             elif now >= due:
                 self._publish(due)
@@ -74,7 +74,7 @@ class Bystander:
         self._take_all()
 
     def _ended(self, due: float) -> bool:
-        """Take what comes until `due`; True if standard input has ended."""
+        """Take the deliveries that come until `due`; True if standard input has ended."""
         while True:
             ready = select.select([sys.stdin, self._client.sock], [], [], max(0.0, due - time.monotonic()))[0]
             if self._client.sock in ready:
@@ -83,8 +83,8 @@ class Bystander:
                 return bool(ready)
 
     def _publish(self, due: float) -> None:
-        """Messages are published when they are due, whether those before have come or not: a client that
-        waited for each of them would measure its own queue, too, as soon as one takes longer than PERIOD_S.
+        """Messages are published when they are due, whether the earlier ones have come or not: if one takes
+        longer than PERIOD_S, a client that waited for each of them would measure its own queue, too.
         """
         if self._under_way and due - self._under_way[0][0] > PATIENCE_S:
             raise TimeoutError(f"a message did not come within {PATIENCE_S} s")

@@ -1,4 +1,4 @@
-"""What an attack is, and how it is judged."""
+"""What an attack is, and how its result is judged."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from .bystander import Seen
 
 MIB = 1 << 20
 MEMORY_LIMIT = 600 * MIB
-#: The bystander's p99 may grow by so much, ms: a turn takes a few, and the attacker has a core of its own.
+#: How much the bystander's p99 may grow, in ms: a turn takes a few, and the attacker has a core of its own.
 P99_MAX_MS = 20.0
-#: A step of the event loop may take so much CPU time, ms, where steps are watched: what else the machine
-#: does, and how long others waited in a row of short steps, does not count in it.
+#: CPU time in ms that a step of the event loop may take, where steps are watched. It includes neither other
+#: load on the machine nor the time that others waited in a row of short steps.
 STEP_MAX_MS = 25.0
 #: Memory that an attack may leave behind: allocator, caches, threads. The allocator may keep more, and uses
 #: it again: then a second attack must not add as much.
 KEPT_MAX_BYTES = 100 * MIB
-#: What the resident set may reach: the limit, mapped pages of the store and the interpreter itself.
+#: Largest resident set: the limit, mapped pages of the store and the interpreter itself.
 RESIDENT_MAX_BYTES = MEMORY_LIMIT + 150 * MIB
-#: Time for the broker to notice that the attacker has gone, and to give memory back that it does not use.
+#: Time for the broker to notice that the attacker has gone, and to give back memory that it does not use.
 AFTER_S, GIVEN_BACK_S = 1.5, 20.0
 CALM_S = 1.0
-#: Attackers that come from elsewhere have this address.
+#: The address of attackers on another machine.
 ELSEWHERE = "127.0.0.2"
 
 
 @dataclass
 class Target:
-    """A running node, and how large the attack is to be: 1 is in full."""
+    """A running node, and the size of the attack: 1 is the full size."""
 
     node: Node
     size: float
@@ -53,8 +53,8 @@ class Target:
 
     @contextlib.contextmanager
     def client(self, **options: Any) -> Iterator[Client]:
-        """A client that logs in as the bystander does. The broker may hang up
-        on it: that is a good answer.
+        """A client that logs in as the bystander does. The broker may close its connection: that is a good
+        answer.
         """
         client = Client(self.node.port, **options)
         try:
@@ -69,15 +69,15 @@ class Scene:
     """An attack by its name."""
 
     name: str
-    #: What the attacker does, as the table says it.
+    #: The attack as the table describes it.
     title: str
     run: Callable[[Target], None]
-    #: The attack fills the memory, so that publishers wait by design.
+    #: True if the attack fills the memory, so that publishers wait by design.
     alarms: bool = False
-    #: The node's own.
+    #: Options of the node.
     options: tuple[str, ...] = ()
-    #: What there is beside the node while it runs, such as a server that it asks: with more options of the
-    #: node's, and for the attacker. It is made in the node's directory.
+    #: Something that runs beside the node, such as a server that the node asks. It gives more options for the
+    #: node, and an object for the attacker. It is made in the node's directory.
     beside: Callable[[Path], AbstractContextManager[tuple[Any, Sequence[str]]]] | None = None
 
     def __str__(self) -> str:
@@ -86,20 +86,20 @@ class Scene:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the judges saw."""
+    """The measurements of a run."""
 
     scene: Scene
     seconds: float
     calm_p99_ms: float
     p99_ms: float
-    #: CPU time of the loop while one message was under way, the worst.
+    #: CPU time of the loop while one message was under way: the worst case.
     loop_ms: float
     worst_ms: float
     login_ms: float
     probe_ms: float
     grown_bytes: int
     kept_bytes: int
-    #: What a second attack left beside that, if there was one.
+    #: Memory that a second attack left in addition, if there was one.
     added_bytes: int
     resident_bytes: int
     failures: Sequence[str]
@@ -107,8 +107,8 @@ class Verdict:
     steps: Sequence[steps.Step] = ()
 
     def late(self, slack: float, *, cpu: bool = False) -> list[str]:
-        """Latencies that do not hold, if they may be `slack` times as long as on a quiet machine; `cpu`: as
-        far as the CPU time of the node's loop is to blame.
+        """Return the latencies that are too long, if they may be `slack` times as long as on a quiet machine.
+        With `cpu`, only those count that the CPU time of the node's loop explains.
         """
         found = []
         most = P99_MAX_MS * slack + self.calm_p99_ms
@@ -123,7 +123,7 @@ class Verdict:
         return found
 
     def broken(self) -> list[str]:
-        """All else that does not hold."""
+        """Return all other broken limits."""
         found = list(self.failures)
         if self.resident_bytes > RESIDENT_MAX_BYTES:
             found.append(f"{self.resident_bytes // MIB} MiB resident, at most {RESIDENT_MAX_BYTES // MIB}")
@@ -137,7 +137,7 @@ class Verdict:
 def attacked(
     scene: Scene, directory: Path, size: float, options: Sequence[str] = (), *, watched: bool = False
 ) -> Verdict:
-    """Run a scene on a node of its own. `watched`: with a watch on the steps of its event loop."""
+    """Run a scene on a node of its own; `watched`: with a watch on the steps of its event loop."""
     with contextlib.ExitStack() as stack:
         beside: Any = None
         if scene.beside is not None:
@@ -197,7 +197,7 @@ def _attacked(
 
 
 def _what_is_left(status: Path, before: int) -> int:
-    """Return the memory that stays, bytes: the broker gives back what it does not use within some seconds."""
+    """Return the memory that stays, in bytes: the broker gives back unused memory within some seconds."""
     deadline = time.monotonic() + GIVEN_BACK_S
     while True:
         left = memory(status)["RssAnon"]
@@ -214,7 +214,7 @@ def _run(scene: Scene, target: Target, failures: list[str]) -> None:
 
 
 def _watched(node: Node, while_: Callable[[], None]) -> Seen:
-    """What a bystander sees meanwhile."""
+    """Return what a bystander measures meanwhile."""
     command = [sys.executable, "-m", "tests.attacks.bystander", str(node.port), str(node.http), str(node.pid)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None and process.stdout is not None

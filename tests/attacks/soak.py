@@ -1,8 +1,8 @@
 """python -m tests.attacks.soak: an hour of churn, after which the broker is as small as after five minutes.
 
 Connections, channels, users, queues of every kind, bindings, messages, transactions, dead letters, refusals
-and requests over HTTP come and go. Memory, descriptors, threads and the disk are sampled; the lowest values
-of the last twelfth of the time are compared with those of the second twelfth.
+and requests over HTTP come and go. The program samples memory, descriptors, threads and the disk, and
+compares the lowest values of the last twelfth of the time with those of the second twelfth.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MIB = 1 << 20
 SAMPLE_S = 1.0
 PARTS = 12
 WARM_ROUNDS = 5
-#: Growth that is no leak: a share of what there was, and pages that the allocator holds.
+#: Growth that is no leak: a share of the earlier value, and pages that the allocator holds.
 SHARE, SPARE_BYTES, SPARE_COUNT = 0.1, 12 * MIB, 4
 
 
@@ -59,7 +59,7 @@ def lowest(samples: Sequence[Sample]) -> Sample:
 
 
 def grown(early: Sample, late: Sample) -> list[str]:
-    """What grew by more than it may."""
+    """Return the figures that grew by more than they may."""
     found = []
     for field in fields(Sample):
         before, after = getattr(early, field.name), getattr(late, field.name)
@@ -70,7 +70,7 @@ def grown(early: Sample, late: Sample) -> list[str]:
 
 
 class Churn:
-    """One round after the other, of a kind that chance picks."""
+    """Runs one round after the other, each of a random kind."""
 
     def __init__(self, node: Node, seed: int) -> None:
         self._node = node
@@ -87,7 +87,7 @@ class Churn:
         )
 
     def warm(self) -> None:
-        """Every kind, some times: what the broker loads with the first request of its kind is no growth."""
+        """Run every kind some times: what the broker loads with the first request of a kind is no growth."""
         for _ in range(WARM_ROUNDS):
             for kind in self._rounds:
                 kind()
@@ -97,7 +97,7 @@ class Churn:
 
     @contextlib.contextmanager
     def _client(self) -> Iterator[Client]:
-        """Half of the clients leave without a word."""
+        """Half of the clients disconnect without connection.close."""
         client = Client(self._node.port)
         try:
             yield client
@@ -115,7 +115,7 @@ class Churn:
         return bytes(self._chance.choice((10, 1_000, 60_000)))
 
     def messages(self) -> None:
-        """A queue is filled, half consumed, and deleted, or left to its connection's end."""
+        """A queue is filled, half consumed, and deleted, or left until its connection ends."""
         queue, kind = self._name(), self._chance.choice(("classic", "quorum", "exclusive"))
         with self._client() as client:
             client.confirms()
@@ -148,14 +148,14 @@ class Churn:
 
     @staticmethod
     def _half(client: Client, count: int) -> int:
-        """Take half of the deliveries; the tag of the last one."""
+        """Take half of the deliveries; return the tag of the last one."""
         while True:
             for event in client.receive():
                 if isinstance(event, Delivery) and event.tag * 2 >= count:
                     return event.tag
 
     def expiring(self) -> None:
-        """A queue that its expiry ends."""
+        """A queue that is deleted by its expiry."""
         with self._client() as client:
             queue = self._name()
             arguments: Any = {"x-expires": 200}
@@ -198,7 +198,7 @@ class Churn:
 
 
 def soak(node: Node, seconds: float, seed: int) -> list[Sample]:
-    """Churn for so long; samples of the whole time."""
+    """Churn for this long; return samples of the whole time."""
     churn = Churn(node, seed)
     churn.warm()
     samples = [sample(node)]

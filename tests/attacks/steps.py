@@ -1,8 +1,8 @@
 """python -m tests.attacks.steps REPORT OPTIONS…: mqd with a watch on its event loop.
 
-The longest steps between two waits of a task go to REPORT as JSON, each with its CPU time and where it was
-spent. CPU time, because a busy machine stretches the wall clock. `forget` begins anew, for what has to be
-judged by itself.
+The longest steps between two waits of a task go to REPORT as JSON, each with its CPU time and its stacks. It
+uses CPU time because a busy machine stretches the wall clock. `forget` begins anew, so that an attack can be
+judged separately.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import trio
 
 _HERE = os.getcwd() + os.sep
-#: From here on a step is looked at, CPU seconds, and how often.
+#: CPU seconds from which on a step is sampled, and the interval of samples.
 LONG_S, SAMPLE_S = 0.004, 0.002
 #: Steps that are kept, stacks of each, and frames of each stack.
 KEPT, STACKS, FRAMES = 5, 4, 14
@@ -66,7 +66,7 @@ class Watch(trio.abc.Instrument):
             self._collected += time.thread_time() - self._collection_began
 
     def sample(self, _: int, frame: FrameType | None) -> None:
-        """A handler of SIGPROF, which comes after each SAMPLE_S of CPU time."""
+        """The handler of SIGPROF, which comes after each SAMPLE_S of CPU time."""
         if self._began and time.thread_time() - self._began > LONG_S:
             self._samples[_stack(frame)] += 1
 
@@ -108,12 +108,12 @@ def _stack(frame: FrameType | None) -> tuple[str, ...]:
 
 
 def read(report: Path) -> list[Step]:
-    """The longest steps since the last `forget`, the longest one first."""
+    """Return the longest steps since the last `forget`, the longest one first."""
     return [Step(**one) for one in json.loads(report.read_text())] if report.exists() else []
 
 
 def program(report: Path) -> list[str]:
-    """What to run instead of `mqd`."""
+    """The command to run instead of `mqd`."""
     return [sys.executable, "-m", "tests.attacks.steps", str(report)]
 
 
@@ -126,7 +126,7 @@ def main() -> None:
     from amqp_server import start
     from amqp_server.connection import waiting
 
-    # The node waits by way of Trio, so that each turn of clients is a step of its own.
+    # The node waits with Trio, so that each turn of clients is a step of its own.
     waiting._trio_fd = lambda: None
     watch = Watch(Path(sys.argv[1]))
     del sys.argv[1]

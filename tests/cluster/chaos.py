@@ -1,8 +1,9 @@
 """A cluster under faults, fault by fault: `python -m tests.cluster.chaos [--broker rabbitmq] [--faults "kill
 leader" …]`.
 
-Prints a table as it goes; the exit code says whether all held. Links to RabbitMQ's nodes are cut by packet
-filters, for which this program moves into a network namespace of its own, so it has to be root there.
+Prints a table as it goes; the exit code says whether all checks held. Packet filters cut the links to
+RabbitMQ's nodes. For these this program moves into a network namespace of its own, so it must run as root
+there.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def row(outcome: Outcome) -> str:
 
 
 class Series:
-    """Fault after fault on one cluster, or on a new one where the last did not come out of it well."""
+    """Fault after fault on one cluster, or on a new one if the last did not recover well."""
 
     def __init__(self, broker: str, directory: Path, seed: int, logs: Path | None) -> None:
         self._broker = broker
@@ -93,7 +94,7 @@ class Series:
             print(f"    logs: {place}", flush=True)
 
     def run(self, name: str) -> bool:
-        """Whether it held, or is not for this broker or machine."""
+        """Return True if all checks held, or if the fault is not for this broker or machine."""
         began = time.monotonic()
         try:
             outcome = run(self._ready(), name, FAULTS[name], seed=self._seed, slow_disks=self._slow_disks)
@@ -127,7 +128,7 @@ class Series:
 
 
 def cluster_faults(broker: str, names: Iterable[str], seeds: Iterable[int], logs: Path | None = None) -> bool:
-    """Print the table; whether all held."""
+    """Print the table; return whether all checks held."""
     held, seeds = True, list(seeds)
     if seeds:
         print(f"{broker}, three nodes. {LEGEND}\n{heading()}", flush=True)

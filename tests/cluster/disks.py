@@ -1,4 +1,4 @@
-"""What may befall a node's disk: syncs that take long, no room, a bit that is not what it was."""
+"""Faults of a node's disk: syncs that take long, no room, a flipped bit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BALLAST_BLOCK = bytes(1 << 16)
 
 
 class SlowDisks:
-    """A switch for each node's syncs. It has to be there before the nodes are launched."""
+    """A switch for each node's syncs. It must exist before the nodes are launched."""
 
     def __init__(self, directory: Path) -> None:
         compiler = shutil.which("cc") or shutil.which("gcc")
@@ -41,14 +41,14 @@ class SlowDisks:
         cluster.preload(self.library, lambda name: {"SLOW_SYNC_SWITCH": str(self._switch(name))})
 
     def environment(self, name: str) -> dict[str, str]:
-        """What a process that is not a node of a cluster has to be started with."""
+        """Return the environment for a process that is not a node of a cluster."""
         return {"LD_PRELOAD": str(self.library), "SLOW_SYNC_SWITCH": str(self._switch(name))}
 
     def slow(self, name: str, ms: int) -> None:
         self._say(name, str(ms))
 
     def hold(self, name: str) -> Path:
-        """From now on no sync ends before `heal`. Return the file that is there as soon as one waits."""
+        """From now on no sync ends before `heal`. Return the file that appears as soon as one waits."""
         self._say(name, "hold")
         return Path(f"{self._switch(name)}.held")
 
@@ -62,7 +62,7 @@ class SlowDisks:
 
 
 def fill(place: Path) -> None:
-    """Take what is left of a file system."""
+    """Take the room that is left on a file system."""
     with (place / BALLAST).open("ab", buffering=0) as ballast:
         block = BALLAST_BLOCK
         while block:
@@ -81,10 +81,10 @@ def used_bytes(place: Path) -> int:
 
 
 def in_store(place: Path, stored: bytes) -> bool:
-    """Return whether a committed state of a store below has these bytes. Before, only the write-ahead log may
-    have them.
+    """Return whether a committed state of a store below has these bytes. Before that, only the write-ahead
+    log may have them.
 
-    It does not look into the file: the pages of a transaction are there before they count.
+    The check does not search the raw file: the pages of a transaction are there before they count.
     """
     return any(_in_environment(path.parent, stored) for path in place.rglob("data.mdb"))
 
@@ -100,13 +100,13 @@ def _in_environment(directory: Path, stored: bytes) -> bool:
                     for value in txn.cursor(db=table).iternext(keys=False, values=True)
                 )
     except lmdb.Error:
-        # It is not there yet, or its node has committed twice meanwhile.
+        # The file is not there yet, or its node has committed twice meanwhile.
         return False
 
 
 def flip(place: Path, stored: bytes, at: int, *, name: str = "*") -> int:
-    """Flip one bit, `at` bytes into each place of these files where these bytes are stored; how many places
-    there were.
+    """Flip one bit, `at` bytes into each place of these files where these bytes are stored; return how many
+    places there were.
     """
     found = 0
     for path in place.rglob(name):

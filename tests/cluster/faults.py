@@ -1,4 +1,4 @@
-"""The faults, each of which ends healed."""
+"""The faults. Each of them heals before it returns."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tests.reliability.bodies import body
 Fault = Callable[[Scene], None]
 
 HOLD_S = 3.0
-#: Longer than any broker here takes to give a silent node up.
+#: Longer than any broker here waits before it gives a silent node up.
 ABSENT_S = 12.0
-#: Much longer than it takes to notice, and to wait for any time-out of a change.
+#: Much longer than nodes need to notice, and than any time-out of a change.
 LINK_S = 20.0
 LINK_FLAPS = 12
 FLAPS = 6
@@ -35,11 +35,11 @@ THROTTLE_BYTES_PER_S = 200_000
 MIXED_ROUNDS = 10
 KILLS = 3
 STEP_KILLS = 12
-#: Kills at any step: share of them with which a disk is lost, and the files whose coming or going is waited
-#: for.
+#: For kills at any step: the share of them that also lose a disk, and the files whose coming or going starts
+#: a kill.
 STEP_LOST_DISKS = 0.2
 STEP_FILES = (".segment", ".index", ".new", "first", "compacted", "sealed")
-#: A damage is far from the end, in a segment that is not written any more.
+#: Damage is placed far from the end, in a segment that is not written any more.
 DAMAGED_MIN = 200
 
 
@@ -84,7 +84,7 @@ def partition_follower(scene: Scene) -> None:
 
 
 def mute_leader(scene: Scene) -> None:
-    """It hears the others, and they do not hear it."""
+    """The leader hears the others, and they do not hear it."""
     with scene.cut_off(scene.leader(), mute):
         scene.hold(ABSENT_S)
 
@@ -100,13 +100,13 @@ def mute_follower(scene: Scene) -> None:
 
 
 def reset_leader(scene: Scene) -> None:
-    """Links are refused, so that everybody knows at once."""
+    """Connections are refused, so that all nodes know at once."""
     with scene.cut_off(scene.leader(), isolate, cut=True):
         scene.hold(HOLD_S)
 
 
 def split_everybody(scene: Scene) -> None:
-    """No two nodes see each other: nothing may be confirmed."""
+    """No two nodes see each other: no node may confirm anything."""
     with ExitStack() as split:
         for name in scene.cluster.names:
             split.enter_context(scene.cut_off(name))
@@ -122,7 +122,7 @@ def flap(scene: Scene) -> None:
 
 
 def cut_link(scene: Scene) -> None:
-    """Two nodes that lead do not reach each other; both reach the third."""
+    """Two nodes that lead do not reach each other; both reach the third node."""
     with scene.link_cut(*scene.ends()):
         scene.hold(LINK_S)
 
@@ -139,7 +139,9 @@ def cut_link_to_leader(scene: Scene) -> None:
 
 
 def flap_link(scene: Scene) -> None:
-    """It breaks again and again, for long enough to be noticed, and works for a while each time."""
+    """The link breaks again and again, each time for long enough to be noticed, and then works for a
+    while.
+    """
     one, two = scene.ends()
     scene.strike()
     with scene.asked():
@@ -152,7 +154,7 @@ def flap_link(scene: Scene) -> None:
 
 
 def delay(scene: Scene) -> None:
-    """Nobody is cut off, so all clients must go on."""
+    """No node is cut off, so all clients must go on."""
     leader = scene.leader()
     scene.strike()
     isolate(scene.cluster.links, leader, scene.cluster.names, delay_ms=DELAY_MS)
@@ -197,7 +199,7 @@ def full_disk(scene: Scene) -> None:
 
 
 def in_data_files(scene: Scene, stored: dict[str, bytes]) -> None:
-    """Wait until the data files of these nodes have it; mqd writes it to another file first."""
+    """Wait until the data files of these nodes have these bytes; mqd writes them to another file first."""
     if scene.cluster.broker == "mqd":
         for name, content in stored.items():
             there = partial(disks.in_store, scene.cluster.data(name), content)
@@ -205,12 +207,14 @@ def in_data_files(scene: Scene, stored: dict[str, bytes]) -> None:
 
 
 def _data_files(scene: Scene) -> str:
-    """Not mqd's write-ahead log: with a damage in what it still needs of that, a node does not start."""
+    """Return a pattern that leaves out mqd's write-ahead log: with damage in a part that it still needs, a
+    node does not start.
+    """
     return "data.mdb" if scene.cluster.broker == "mqd" else "*"
 
 
 def flip_bit(scene: Scene) -> None:
-    """In a message that is queued, on one node; then that node is asked to lead."""
+    """Flip a bit in a queued message, on one node; then ask that node to lead."""
     scene.strike()
     scene.load.pause(True)
     wait_for("a backlog", lambda: all(ledger.waiting() > 100 for ledger in scene.ledgers))
@@ -232,7 +236,7 @@ def flip_bit(scene: Scene) -> None:
 
 
 def flip_two(scene: Scene) -> None:
-    """In different small messages, on the disks of two nodes, while all are down."""
+    """Flip bits in different small messages, on the disks of two nodes, while all nodes are down."""
     scene.strike()
     scene.load.pause(True)
     wait_for("a backlog", lambda: all(ledger.waiting() > 100 for ledger in scene.ledgers))
@@ -254,7 +258,7 @@ def flip_two(scene: Scene) -> None:
 
 
 def _set_leaders_clock(scene: Scene, wrong_s: float) -> None:
-    """Nobody is cut off, so all clients must go on; also when the clock is right again."""
+    """No node is cut off, so all clients must go on; also when the clock is right again."""
     name = scene.leader()
     scene.strike()
     scene.cluster.set_clock(name, wrong_s)
@@ -273,8 +277,8 @@ def set_clock_forward(scene: Scene) -> None:
 
 
 def fail_leader(scene: Scene) -> None:
-    """A queue raises on the node that leads it, twice: it comes back from
-    what is stored, or from the others.
+    """A queue raises on the node that leads it, twice: it is restored from stored data, or from the other
+    nodes.
     """
     cluster, queue = scene.cluster, scene.queues[0]
     name = cluster.leader(queue)
@@ -287,8 +291,8 @@ def fail_leader(scene: Scene) -> None:
 
 
 def fail_for_good(scene: Scene) -> None:
-    """A queue raises on one node whenever it applies anything: it is set aside until an operator has it tried
-    again.
+    """A queue raises on one node whenever it applies anything: it is set aside until an operator has the node
+    try it again.
     """
     cluster, queue = scene.cluster, scene.queues[0]
     name = next(member.node for member in cluster.members(queue) if not member.leads)
@@ -314,7 +318,7 @@ def wipe(scene: Scene) -> None:
 
 
 def wipe_and_set_clock_back(scene: Scene) -> None:
-    """The other nodes know of starts of this one that are later than the present time there."""
+    """The other nodes know of starts of this node that are later than the present time there."""
     name = scene.followers()[0]
     scene.cluster.set_clock(name, -CLOCK_WRONG_S)
     scene.caught_up()
@@ -338,8 +342,8 @@ def move_queues(scene: Scene) -> None:
     """Each node is taken out of the queues and comes back, while its clients publish, with confirms and in
     transactions.
 
-    Then once more for one of them, whose clients an alarm blocks before the queues go; they go on when these
-    are back.
+    Then the same once more for one of them. An alarm blocks its clients before the queues go; they continue
+    when the queues are back.
     """
     cluster = scene.cluster
     with scene.load.committing():
@@ -368,12 +372,14 @@ def _streams(scene: Scene) -> tuple[MqdCluster, LogLoad]:
 
 
 def _busy(logs: LogLoad) -> list[Log]:
-    """Return a stream, and the partition that has most: keys are few, so it may be all of them."""
+    """Return a stream, and the partition with the most messages: there are few keys, so it may have all of
+    them.
+    """
     return [logs.topics.logs[0], max(logs.topics.topics[1].logs, key=lambda log: len(log.messages))]
 
 
 def _segment_with(cluster: MqdCluster, name: str, log: Log) -> tuple[Path, bytes]:
-    """Return a sealed segment of a node's, and a message in it."""
+    """Return a sealed segment of a node, and a message in it."""
     wait_for(f"{log.name} has some segments", lambda: len(log.messages) >= DAMAGED_MIN)
     stored = body(log.messages[DAMAGED_MIN // 2], BODY_BYTES)
     found: list[Path] = []
@@ -388,7 +394,7 @@ def _segment_with(cluster: MqdCluster, name: str, log: Log) -> tuple[Path, bytes
 
 
 def flip_segment(scene: Scene) -> None:
-    """A bit in a message, in a segment of a stream on each of two nodes, which lead the stream afterwards."""
+    """Flip a bit of a message in a segment of a stream, on each of two nodes, which then lead the stream."""
     cluster, logs = _streams(scene)
     scene.strike()
     scene.damaged = True
@@ -404,7 +410,9 @@ def flip_segment(scene: Scene) -> None:
 
 
 def delete_segment(scene: Scene) -> None:
-    """While the node is down: first with its index, then without; a stream's, and a partition's."""
+    """Delete a segment while the node is down: first with its index, then without; of a stream, and of a
+    partition.
+    """
     cluster, logs = _streams(scene)
     scene.strike()
     scene.damaged = True
@@ -419,7 +427,9 @@ def delete_segment(scene: Scene) -> None:
 
 
 def delete_segment_of_running(scene: Scene) -> None:
-    """Readers come to it, of this node and, by way of it, of others."""
+    """Delete a segment of a running node. Readers reach it, on this node and, through this node, on
+    others.
+    """
     cluster, logs = _streams(scene)
     scene.strike()
     scene.damaged = True
@@ -431,7 +441,7 @@ def delete_segment_of_running(scene: Scene) -> None:
 
 
 def _kill_during(scene: Scene, what: Callable[[set[str]], object]) -> None:
-    """Kill the leader as soon as `what` the names of files tell is another."""
+    """Kill the leader as soon as `what`, called with the names of files, returns something else."""
     cluster, _ = _streams(scene)
     for _ in range(KILLS):
         name = scene.leader()
@@ -465,7 +475,7 @@ def kill_during_compaction(scene: Scene) -> None:
 
 
 def kill_during_fill(scene: Scene) -> None:
-    """A wiped node is killed again and again while it gets back what the others have."""
+    """A wiped node is killed again and again while the others fill it."""
     cluster, _ = _streams(scene)
     scene.caught_up()
     name = scene.followers()[0]
@@ -478,10 +488,10 @@ def kill_during_fill(scene: Scene) -> None:
 
 
 def kill_at_any_step(scene: Scene) -> None:
-    """Any node, as soon as anything changes among the files of its streams; now and then its disk is lost
-    with it.
+    """Kill any node, as soon as anything changes among the files of its streams; at times it also loses its
+    disk.
 
-    Nobody waits for replicas to agree in between, unless a disk was lost.
+    The test does not wait in between until replicas agree, unless a disk was lost.
     """
     cluster, _ = _streams(scene)
     whole = True
@@ -498,7 +508,7 @@ def kill_at_any_step(scene: Scene) -> None:
         if not whole:
             whole = True
             if scene.random.random() < 0.5:
-                # Once more, while it is filled.
+                # Once more, while the node is filled.
                 changed(cluster, name, ".segment")
                 with scene.killed(name):
                     pass
@@ -513,7 +523,9 @@ def rolling_restart(scene: Scene) -> None:
 
 
 def mixed(scene: Scene) -> None:
-    """Faults drawn by the seed, one upon the other, without waiting for replicas to agree in between."""
+    """Faults drawn from the seed, one upon the other; the test does not wait in between until replicas
+    agree.
+    """
     for _ in range(MIXED_ROUNDS):
         with _drawn(scene):
             scene.hold(scene.random.uniform(0.2, 4.0))

@@ -1,22 +1,23 @@
-"""What clients of a cluster were told and what they saw, and whether the two agree.
+"""What the broker told the clients of a cluster, what they saw, and whether the two agree.
 
 A message is `stream << 32 | number`: a stream is one connection of one publisher, and numbers rise within it.
-So any body that comes out of a queue says where its place is. Rules, each counted by itself:
+So each body that comes out of a queue shows its place. The rules, each counted separately:
 
 - lost: confirmed, and never delivered although the queue was drained;
 - strange: delivered, and never published to this queue;
 - unflagged: delivered twice without `redelivered`, or twice at all when nothing had been done to the cluster;
-- order: of what one consumer's connection gets for the first time, numbers of a stream fall;
+- order: among the messages that one consumer's connection gets for the first time, the numbers of a stream
+  fall;
 - returned: delivered after its ack was certain to have been taken.
 
 An ack is certain in two ways. A broker never has more than `prefetch` messages out with a consumer, so when
 the consumer has received D messages, the first D − prefetch of its acks are settled. And where a broker's
-answers vouch for what was sent before them on the channel, an answer does.
+answers vouch for earlier frames on the channel, an answer makes the acks before it certain.
 
-A frozen node that wakes, and one that is cut off, may still hand out what it had in its hands when the others
-gave it up. No broker can call that back. Such a delivery is counted as late, but only from a node that was in
-that state. The same way round: what its consumers held went to others, so their acks come too late, and its
-answers say nothing of them.
+A frozen node that wakes, and one that is cut off, may still hand out messages that it held when the others
+gave it up. No broker can call these back. Such a delivery counts as late, but only from a node that was in
+that state. In the same way, the messages of its consumers went to others, so their acks come too late, and
+its answers say nothing about them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from itertools import count
 
 STREAM_BITS = 32
 RULES = ("lost", "strange", "unflagged", "order", "returned")
-#: Of each rule this many cases are told in full.
+#: For each rule, this many cases are reported in full.
 TOLD_MAX = 10
 
 
@@ -39,10 +40,10 @@ class Reader:
         self.node = node
         self.prefetch = prefetch
         self.received = 0
-        #: In the order in which they were sent; the first `settled` of them are certain.
+        #: In the order of sending; the first `settled` of them are certain.
         self.acks: list[int] = []
         self.settled = 0
-        #: Highest first delivery of each stream.
+        #: By stream, the highest number delivered for the first time.
         self.highest: dict[int, int] = {}
 
 
@@ -58,12 +59,12 @@ class Ledger:
         self.nacked: set[int] = set()
         #: Deliveries of each message without the flag.
         self._first: dict[int, int] = {}
-        #: Messages whose acks were taken, and how that is known.
+        #: Messages whose acks were taken, and how the ledger knows it.
         self._certain: dict[int, str] = {}
         self.broken: dict[str, list[str]] = defaultdict(list)
         self.counts: dict[str, int] = dict.fromkeys(RULES, 0)
         self.deliveries = self.redelivered = self.late = 0
-        #: Set as soon as anything is done to the cluster.
+        #: Set by the first fault.
         self.disturbed = False
 
     def publish(self, messages: Iterable[int]) -> None:
@@ -111,12 +112,12 @@ class Ledger:
             self._break("unflagged", reader, message, redelivered)
 
     def ack(self, reader: Reader, messages: Iterable[int]) -> None:
-        """They are about to be sent."""
+        """The consumer is about to send these acks."""
         with self._lock:
             reader.acks.extend(messages)
 
     def vouch(self, reader: Reader, acks: int) -> None:
-        """An answer came to a question that was asked after so many acks."""
+        """The broker answered a request that was sent after this many acks."""
         with self._lock:
             self._settle(reader, acks, "answer")
 
@@ -137,18 +138,18 @@ class Ledger:
             self.broken[rule].append(f"{self.queue}: {rule}: {place}{flag} at {reader.node}{how}")
 
     def waiting(self) -> int:
-        """Confirmed, and not yet seen by anybody."""
+        """Return the number of messages that are confirmed, and that no consumer has seen yet."""
         with self._lock:
             return len(self.confirmed - self._first.keys())
 
     def some_waiting(self, part: int = 2) -> int:
-        """One of these, from the middle, or after another part of them."""
+        """Return one of these, from the middle, or after another part of them."""
         with self._lock:
             waiting = sorted(self.confirmed - self._first.keys())
             return waiting[len(waiting) // part]
 
     def close(self) -> None:
-        """The queue was drained: what has not come will not come."""
+        """The queue was drained: messages that have not come will not come."""
         with self._lock:
             lost = sorted(self.confirmed - self._first.keys())
             self.counts["lost"] = len(lost)

@@ -1,4 +1,4 @@
-"""The links between the nodes of a cluster, and what may befall them."""
+"""The links between the nodes of a cluster, and their faults."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CLONE_NEWNET = 0x4000_0000
 
 
 class Links(Protocol):
-    """Conditions hold for one direction until they are set anew."""
+    """Conditions of links. A condition holds for one direction until it is set anew."""
 
     def set(
         self,
@@ -29,12 +29,12 @@ class Links(Protocol):
 
 
 class Unsupported(Exception):
-    """This cannot be done here, or not to this broker; the text says why."""
+    """This fault is not possible here, or not for this broker; the text says why."""
 
 
 class FilteredLinks:
-    """By packet filters, where each node has an address of its own. Only in a network namespace that nobody
-    else uses.
+    """Packet filters, for nodes with an address each. Only in a network namespace that no other program
+    uses.
     """
 
     def __init__(self, addresses: dict[str, str]) -> None:
@@ -84,7 +84,7 @@ def private_network() -> bool:
 
 
 def enter_private_network() -> None:
-    """From here on this process and its children have a loopback interface of their own, and nothing else."""
+    """From here on this process and its children have only a loopback interface of their own."""
     global _private
     if os.geteuid() != 0:
         raise Unsupported("only root may make a network namespace")
@@ -95,7 +95,7 @@ def enter_private_network() -> None:
 
 
 def isolate(links: Links, name: str, others: Sequence[str], **conditions: Any) -> None:
-    """The same conditions in both directions between one node and all others."""
+    """Set the same conditions in both directions between one node and all others."""
     for other in others:
         if other != name:
             links.set(name, other, **conditions)
@@ -103,20 +103,20 @@ def isolate(links: Links, name: str, others: Sequence[str], **conditions: Any) -
 
 
 def sever(links: Links, one: str, two: str, **conditions: Any) -> None:
-    """The same conditions in both directions between two nodes."""
+    """Set the same conditions in both directions between two nodes."""
     links.set(one, two, **conditions)
     links.set(two, one, **conditions)
 
 
 def mute(links: Links, name: str, others: Sequence[str], **conditions: Any) -> None:
-    """Only what the node sends."""
+    """Set conditions only for what the node sends."""
     for other in others:
         if other != name:
             links.set(name, other, **conditions)
 
 
 def deafen(links: Links, name: str, others: Sequence[str], **conditions: Any) -> None:
-    """Only what the node is sent."""
+    """Set conditions only for what the node receives."""
     for other in others:
         if other != name:
             links.set(other, name, **conditions)

@@ -1,7 +1,7 @@
-"""Publishers with confirms and consumers with acks on all nodes, which go on whatever happens to the nodes.
+"""Publishers with confirms and consumers with acks on all nodes, which go on whatever faults the nodes have.
 
-A client belongs to one node. When its connection breaks it connects to the same node again. It counts as a
-failure if the connection breaks although nothing was done to that node, or if a channel is closed at all.
+A client belongs to one node. When its connection breaks it connects to the same node again. It is a failure
+if the connection breaks although the node had no fault, or if a channel is closed at all.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ VOUCH_EVERY_S = 0.3
 RECONNECT_S = 0.05
 LOOK_S = 0.2
 ACK, NACK = 80, 120
-#: Outstanding confirms are waited for so long when publishing ends.
+#: How long publishers wait for outstanding confirms when publishing ends.
 FINISH_S = PATIENCE_S
 JOIN_MAX_S = 1.5 * PATIENCE_S
 NOTHING_COMES_S = 4.0
@@ -40,10 +40,10 @@ BROKEN = (Gone, OSError, TimeoutError)
 
 
 class Judge(Protocol):
-    """Who knows what is being done to which node."""
+    """Knows which faults each node has."""
 
     def down(self, name: str, since: float) -> bool:
-        """A client that has been with this node since then may lose its connection."""
+        """Return whether a client that has been connected to this node since then may lose its connection."""
 
     def fail(self, text: str) -> None: ...
 
@@ -57,7 +57,7 @@ class Worker:
         self.ledger = ledger
         self.judge = judge
         self.stopping = threading.Event()
-        #: When confirms came, or deliveries.
+        #: Times of confirms, or of deliveries.
         self.heard: list[float] = []
         self._thread = threading.Thread(target=self._guarded, daemon=True)
 
@@ -83,18 +83,18 @@ class Worker:
             self.judge.fail(f"{self.name}: {type(error).__name__}: {error}")
 
     def _once(self) -> None:
-        """One connection, from its beginning to its end."""
+        """Serve one connection, from its beginning to its end."""
         client: Client | None = None
         began = time.monotonic()
         try:
             client = Client(self.cluster.port(self.node))
             self.session(client)
         except BROKEN as error:
-            # Asked afterwards: a connection may notice before whoever did it has noted it down.
+            # Asked only now: a connection may notice a fault before the test has noted it down.
             if not self.judge.down(self.node, began) and not self.stopping.is_set():
                 self.judge.fail(f"{self.node} lives, and drops or refuses clients: {error}")
         except ChannelClosed as error:
-            # A question that was on its way when the node left the queue is refused.
+            # A request that was under way when the node left the queue is refused.
             if MOVED not in str(error) and not self.judge.down(self.node, began):
                 self.judge.fail(f"{self.node}: {error}")
         finally:
@@ -103,14 +103,14 @@ class Worker:
                 client.close()
 
     def wanted(self) -> bool:
-        """Whether there is to be a connection now."""
+        """Whether the worker should have a connection now."""
         return True
 
     def session(self, client: Client) -> None:
         raise NotImplementedError
 
     def ended(self) -> None:
-        """The connection is gone; another may follow."""
+        """The connection is gone; another one may follow."""
 
     def silence(self, since: float, until: float) -> float:
         """The longest time without a confirm or a delivery, in seconds."""
@@ -119,7 +119,7 @@ class Worker:
 
 
 class Publisher(Worker):
-    """Publishes at a steady rate, as far as its window of unconfirmed messages allows."""
+    """Publishes at a steady rate, as far as the number of unconfirmed messages may grow."""
 
     def __init__(
         self, cluster: Cluster, node: str, ledger: Ledger, judge: Judge, streams: Streams, size: int
@@ -173,7 +173,7 @@ class Publisher(Worker):
             self.heard.append(time.monotonic())
 
     def ended(self) -> None:
-        # Whether they arrived nobody can say; the ledger lets either be.
+        # Nobody can say whether these arrived; the ledger accepts both.
         self._unconfirmed = {}
 
 
@@ -188,7 +188,7 @@ class Committer(Worker):
         self._size = size
         self._address = Address("", ledger.queue)
         self.committed = 0
-        #: Commits that were answered by closing the channel: of these nobody knows.
+        #: Commits answered by closing the channel: nobody knows whether these took place.
         self.refused = 0
 
     def session(self, client: Client) -> None:
@@ -199,7 +199,7 @@ class Committer(Worker):
             last += COMMIT_MESSAGES
             self.ledger.publish(messages)
             client.send(b"".join(self._address.message(body(each, self._size)) for each in messages))
-            # The queue may move meanwhile.
+            # Meanwhile the queue may move.
             self.stopping.wait(COMMIT_EVERY_S)
             try:
                 client.call(commands.Tx.Commit(), commands.Tx.CommitOk)
@@ -212,13 +212,13 @@ class Committer(Worker):
 
 
 class Consumer(Worker):
-    """Acks one by one what it gets."""
+    """A consumer that acks its messages one by one."""
 
     def __init__(self, cluster: Cluster, node: str, ledger: Ledger, judge: Judge) -> None:
         super().__init__(cluster, node, ledger, judge)
-        #: While it is set, nothing new is consumed, and what was taken goes back.
+        #: While this is set, the consumer consumes nothing, and its unacked messages go back.
         self.paused = threading.Event()
-        #: Consumes now.
+        #: Set while it consumes.
         self.attached = threading.Event()
 
     def wanted(self) -> bool:
@@ -228,7 +228,7 @@ class Consumer(Worker):
         reader = Reader(self.node, PREFETCH)
         client.consume(self.ledger.queue, PREFETCH)
         self.attached.set()
-        #: How many acks had been sent when each open question was asked.
+        #: For each open request, the number of acks that had been sent before it.
         asked: list[int] = []
         next_question = time.monotonic() + VOUCH_EVERY_S
         while not self.stopping.is_set() and not self.paused.is_set():
@@ -268,10 +268,10 @@ class Load:
         streams = self.connections = Streams()
         places = [(node, ledger) for ledger in ledgers for node in cluster.names]
         self.publishers = [Publisher(cluster, node, ledger, judge, streams, size) for node, ledger in places]
-        #: Not started with the others.
+        #: These are not started with the others.
         self.committers = [Committer(cluster, node, ledger, judge, streams, size) for node, ledger in places]
         self.consumers = [Consumer(cluster, node, ledger, judge) for node, ledger in places]
-        #: Those of streams, which are not paused.
+        #: Consumers of streams, which are not paused.
         self.consumers_of_logs: list[Worker] = []
 
     def start(self) -> None:
@@ -280,7 +280,9 @@ class Load:
         self.wait_all_confirmed("at the start", since=time.monotonic())
 
     def wait_all_confirmed(self, when: str, since: float, within_s: float = PATIENCE_S) -> float:
-        """Until every publisher got a confirm after `since`; how long after it the last one did."""
+        """Wait until every publisher got a confirm after `since`; return how long after it the last one
+        did.
+        """
 
         def silent() -> list[str]:
             return [p.name for p in self.publishers if not p.heard or p.heard[-1] <= since]
@@ -291,7 +293,7 @@ class Load:
         return max(next(at for at in p.heard if at > since) for p in self.publishers) - since
 
     def pause(self, paused: bool) -> None:
-        """Consumers give back what they have and take nothing, or take again."""
+        """Have consumers give back their messages and consume nothing, or consume again."""
         for consumer in self.consumers:
             if paused:
                 consumer.paused.set()
@@ -304,7 +306,7 @@ class Load:
 
     @contextmanager
     def committing(self) -> Iterator[None]:
-        """There are publishers with transactions, too."""
+        """Within this, publishers with transactions run, too."""
         for committer in self.committers:
             committer.start()
         try:
@@ -316,8 +318,8 @@ class Load:
         _end(self.publishers)
 
     def drain(self, within_s: float = PATIENCE_S) -> None:
-        """Until consumers have had all that was confirmed and the queues say that they are empty. What is
-        missing then is told by the ledger; if queues are empty and nothing comes any more, nothing will.
+        """Wait until consumers have had all confirmed messages, and the queues say that they are empty. The
+        ledger reports the missing ones: if queues are empty and no message comes any more, none will.
         """
         moved, seen = time.monotonic(), -1
 
@@ -349,5 +351,5 @@ def _end(workers: Sequence[Worker]) -> None:
 def longest_silence(
     workers: Sequence[Worker], since: float, until: float, wanted: Callable[[str], bool]
 ) -> float | None:
-    """Over the publishers, or consumers, of the nodes that are wanted; None if there are none."""
+    """For the publishers, or consumers, of the wanted nodes; None if there are none."""
     return max((one.silence(since, until) for one in workers if wanted(one.node)), default=None)

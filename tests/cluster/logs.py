@@ -1,5 +1,5 @@
-"""Streams and a super stream under the faults of a cluster: publishers and readers at all nodes, and what is
-judged.
+"""Streams and a super stream under the faults of a cluster: publishers and readers at all nodes, and the
+checks.
 
 Messages are numbered as in the ledger of queues: `connection << 32 | number`. Rules, each counted by itself:
 
@@ -7,7 +7,7 @@ Messages are numbered as in the ledger of queues: `connection << 32 | number`. R
 - strange: delivered, and never published to this stream;
 - changed: an offset with two messages, a message at two offsets, a key in two partitions;
 - back: a reader gets an offset below its next one;
-- skipped: a reader passes over a message that neither retention nor compaction has taken;
+- skipped: a reader skips a message that neither retention nor compaction has taken;
 - order: numbers of one connection fall from one offset to a higher one.
 """
 
@@ -34,14 +34,14 @@ LOG_RULES = ("lost", "strange", "changed", "back", "skipped", "order")
 PARTITIONS = 3
 KEYS = 5
 PREFETCH = 100
-#: Messages of one topic that follow each other: a batch of the publisher.
+#: This many successive messages have one topic: a batch of the publisher.
 NEIGHBOURS = 2
 #: Small segments, so that they are rolled, trimmed and compacted all the time.
 STREAM: dict[str, Any] = {"x-queue-type": "stream", "x-stream-max-segment-size-bytes": 16_384}
 TRIMMED = {"x-max-length-bytes": 60_000}
 COMPACTED = {"x-stream-compaction": "header:key"}
 PACKED = {"x-stream-compression": "zstd"}
-#: Options of a node with which what is published is in the segments soon.
+#: Options of a node with which messages are soon in the segments.
 OPTIONS = ("--stream-flush-ms", "50", "--stream-compaction-dirty-percent", "25")
 _OFFSET = b"\x0fx-stream-offsetl"
 
@@ -64,7 +64,7 @@ class Log:
         self.published: set[int] = set()
         self.messages: dict[int, int] = {}
         self._offsets: dict[int, int] = {}
-        #: Next offsets of those who read it as it grows, by node.
+        #: By node, the next offsets of readers that follow the stream.
         self.next: dict[str, int] = {}
         self._jumps: list[tuple[str, int, int]] = []
         self.counts: dict[str, int] = dict.fromkeys(LOG_RULES, 0)
@@ -94,7 +94,7 @@ class Log:
             self.told[rule].append(f"{self.name}: {rule}: {text}")
 
     def close(self, confirmed: Iterable[int], first: int, stop: int) -> None:
-        """All was read. The stream begins and ends at these offsets now."""
+        """Everything was read; the stream begins and ends at these offsets now."""
         latest = {key_of(self.messages[offset]): offset for offset in sorted(self.messages)}
         for reader, low, high in self._jumps:
             missed = [offset for offset in range(low, high) if not self._may_be_gone(offset, first, latest)]
@@ -115,7 +115,7 @@ class Log:
         if not self.compacted:
             return False
         message = self.messages.get(offset)
-        # What nobody has seen is judged by what was confirmed.
+        # A message that no reader has seen is judged by the confirmed ones.
         return message is None or latest[key_of(message)] > offset
 
     def _close_lost(
@@ -123,7 +123,7 @@ class Log:
     ) -> None:
         unseen = sorted(message for message in confirmed if message not in self._offsets)
         if self.trimmed:
-            # So many were gone before anybody read them.
+            # This many were gone before anybody read them.
             gone = sum(offset not in self.messages for offset in range(min(first, stop)))
             unseen = unseen[gone:]
         if self.compacted:
@@ -133,7 +133,7 @@ class Log:
             self._break("lost", place(message))
 
     def missing(self, offsets: set[int], stop: int) -> list[int]:
-        """Return what one reading from the first to the last offset should have had."""
+        """Return the offsets that are missing in one reading from the first to the last offset."""
         if self.compacted:
             latest = {key_of(self.messages[offset]): offset for offset in sorted(self.messages)}
             wanted = set(latest.values())
@@ -158,7 +158,7 @@ class Topic(Ledger):
 
 
 class Topics(Ledger):
-    """All of them as one ledger: the number of a message says where it goes."""
+    """All of them as one ledger: the number of a message says to which topic it belongs."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"{name}-streams", lambda node: False)
@@ -229,7 +229,7 @@ def _address(exchange: str, queue: str, key: bytes) -> Any:
 
 
 class LogPublisher(Publisher):
-    """Publishes to all of them in turn."""
+    """A publisher that publishes to all of them in turn."""
 
     def frames(self, messages: Sequence[int]) -> bytes:
         topics = self.ledger
@@ -238,7 +238,7 @@ class LogPublisher(Publisher):
 
 
 class LogReader(Worker):
-    """Reads all streams at one node, and goes on behind the last message that it got, whatever happens."""
+    """Reads all streams at one node, and continues behind the last message that it got, whatever happens."""
 
     def session(self, client: Client) -> None:
         topics = self.ledger
@@ -376,7 +376,7 @@ class LogLoad:
 
 
 def changed(cluster: MqdCluster, node: str, suffix: str) -> None:
-    """Wait until a file of the node's streams, whose name ends so, comes, goes or is written."""
+    """Wait until a file of the node's streams with this ending comes, goes or is written."""
     directory = cluster.data(node) / "streams"
 
     def written() -> dict[str, int]:
@@ -391,8 +391,8 @@ def changed(cluster: MqdCluster, node: str, suffix: str) -> None:
 
 
 def watched(cluster: MqdCluster, node: str, what: Callable[[set[str]], object]) -> None:
-    """Look at the names in the node's streams in a close loop until `what` they tell is another than at
-    first.
+    """Look at the names of the node's stream files in a tight loop, until `what` returns something else for
+    them than at first.
     """
     directory = cluster.data(node) / "streams"
 

@@ -27,21 +27,21 @@ from tests.reliability.node import Node
 
 HOST = "127.0.0.1"
 ROOT = Path(__file__).parents[2]
-#: This version, and tests can set its clock and have its queues fail.
-# The tree comes last: if mqd is installed compiled, that is the one to test.
+#: The present version; tests can set its clock and have its queues fail.
+# The tree comes last in the path: if mqd is installed compiled, that is the one to test.
 _START = f"import sys; sys.path.append({str(ROOT)!r}); from {troubled_mqd.__name__} import main; raise SystemExit(main())"
 TROUBLED = (programs.python(), "-P", "-c", _START)
-#: Of our own interpreter, which is pure in `make test`: methods of a compiled class cannot be replaced.
+#: The present interpreter, which is pure in `make test`: methods of a compiled class can't be replaced.
 PURE = (sys.executable, "-P", "-c", _START)
-#: Less than a node is frozen for.
+#: Shorter than the time for which a node is frozen.
 API_MAX_S = 3.0
-#: Less than by default, because one of the faults is a small disk.
+#: Less than the default, because one of the faults is a small disk.
 DISK_FLOOR_BYTES = 8 << 20
 _LOGIN = "Basic " + base64.b64encode(b"guest:guest").decode()
 
 
 class ApiFailed(Exception):
-    """The management interface did not answer, or not with what was asked for."""
+    """The management interface did not answer, or not as asked."""
 
 
 class MqdCluster(Cluster):
@@ -198,29 +198,29 @@ class MqdCluster(Cluster):
         return True
 
     def _try(self, method: str, name: str, path: str) -> Any:
-        """None instead of a failure."""
+        """Return None instead of a failure."""
         try:
             return self._api(method, name, path)
         except ApiFailed:
             return None
 
     def status(self, name: str) -> dict[str, Any]:
-        """Return how a node sees the cluster. Raises ApiFailed."""
+        """Return the cluster as a node sees it. Raises ApiFailed."""
         told: dict[str, Any] = self._api("GET", name, "/api/cluster")
         return told
 
     def queue(self, name: str, queue: str) -> dict[str, Any]:
-        """Return what a node tells of a quorum queue. Raises ApiFailed."""
+        """Return a node's report on a quorum queue. Raises ApiFailed."""
         told: dict[str, Any] = self._api("GET", name, f"/api/cluster/queues/%2F/{quote(queue, safe='')}")
         return told
 
     def row(self, name: str, queue: str) -> dict[str, Any]:
-        """Return what the list of queues says of one. Raises ApiFailed."""
+        """Return the row of one queue in the list of queues. Raises ApiFailed."""
         told: dict[str, Any] = self._api("GET", name, f"/api/queues/%2F/{quote(queue, safe='')}")
         return told
 
     def members(self, queue: str) -> list[Member]:
-        """By each member's own account; who leads is known best by the one with the highest term."""
+        """As each member reports it; the one with the highest term knows the leader best."""
         told = [(name, one) for name in self._nodes if (one := self._queue(name, queue))]
         if not told:
             return []
@@ -231,7 +231,7 @@ class MqdCluster(Cluster):
         ]
 
     def _queue(self, name: str, queue: str) -> Any:
-        """What a node says of a queue that it is a member of."""
+        """Return a node's report on a queue that it is a member of."""
         told = self._try("GET", name, f"/api/cluster/queues/%2F/{quote(queue, safe='')}")
         return told if told and "applied" in told else None
 
@@ -243,7 +243,7 @@ class MqdCluster(Cluster):
         return None
 
     def depth(self, queue: str) -> tuple[int, int]:
-        """By the account of the leader."""
+        """As the leader reports it."""
         for name in self._nodes:
             told = self._queue(name, queue)
             if told and told["leader"] == name:

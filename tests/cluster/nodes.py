@@ -1,4 +1,6 @@
-"""A cluster of real processes, seen from outside: what tests do to it, and what they ask it."""
+"""A cluster of real processes, seen from outside: the faults that tests cause, and the questions that they
+ask.
+"""
 
 from __future__ import annotations
 
@@ -22,23 +24,23 @@ COMMAND_MAX_S = PATIENCE_S
 
 @dataclass(frozen=True)
 class Member:
-    """One replica of a queue, by its own account or its leader's."""
+    """One replica of a queue, as it or its leader reports it."""
 
     node: str
     leads: bool
     online: bool
-    #: Index of the last entry that it applied.
+    #: Index of the last applied entry.
     applied: int
-    #: Of the state at `applied`; None where a broker has none to tell.
+    #: Digest of the state at `applied`; None if the broker has none to report.
     digest: str | None
 
 
 class Cluster(ABC):
-    """Nodes by name. Every method that waits is bounded, and raises AssertionError when its time is up."""
+    """Nodes by name. Every method that waits is bounded, and raises AssertionError when its time is over."""
 
     broker: str
     links: Links
-    #: An answer on a channel says that what was sent there before it is durable.
+    #: True if an answer on a channel says that everything sent there before it is durable.
     answers_vouch: bool
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -60,7 +62,7 @@ class Cluster(ABC):
 
     @property
     def tainted(self) -> bool:
-        """What was done to it left traces that do not go away by themselves, and would be found by the next
+        """True if faults have left traces that do not go away by themselves, and that would disturb the next
         test.
         """
         return False
@@ -69,7 +71,7 @@ class Cluster(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """All nodes, until each serves and knows the others."""
+        """Start all nodes, and wait until each serves and knows the others."""
 
     @abstractmethod
     def close(self) -> None: ...
@@ -80,14 +82,14 @@ class Cluster(ABC):
 
     @abstractmethod
     def ready(self, name: str) -> None:
-        """Until a launched node serves clients."""
+        """Wait until a launched node serves clients."""
 
     @abstractmethod
     def kill(self, name: str) -> None: ...
 
     @abstractmethod
     def stop(self, name: str) -> None:
-        """SIGTERM, and wait for the end."""
+        """Send SIGTERM, and wait for the end."""
 
     @abstractmethod
     def freeze(self, name: str) -> None: ...
@@ -97,7 +99,7 @@ class Cluster(ABC):
 
     @abstractmethod
     def port(self, name: str) -> int:
-        """Where clients of this node connect; after a restart it may be another."""
+        """The port for clients of this node; after a restart it may be another one."""
 
     @abstractmethod
     def data(self, name: str) -> Path: ...
@@ -107,36 +109,38 @@ class Cluster(ABC):
 
     @abstractmethod
     def preload(self, library: Path, environment: Callable[[str], dict[str, str]]) -> None:
-        """From the next launch on, processes load this library first; the environment is by node."""
+        """From the next launch on, processes load this library first; the environment is given by node."""
 
     # -- queues ----------------------------------------------------------------------------------------------
 
     @abstractmethod
     def members(self, queue: str) -> list[Member]:
-        """Replicas as far as they can be asked; empty if nobody can."""
+        """Return the replicas that can be asked; empty if none can."""
 
     @abstractmethod
     def depth(self, queue: str) -> tuple[int, int]:
-        """Ready messages, and those that are with consumers."""
+        """Return the ready messages, and those that consumers hold."""
 
     def transfer(self, queue: str, name: str) -> None:
         """Make this node the queue's leader."""
         raise Unsupported(f"{self.broker} is not asked to move leaders here")
 
     def wipe(self, name: str) -> None:
-        """Take a dead node's data away."""
+        """Delete the data of a dead node."""
         shutil.rmtree(self.data(name))
 
     def plant(self, name: str, queue: str, count: int) -> None:
-        """Have the next entries that this queue applies on one node raise."""
+        """Have the next entries raise that this queue applies on one node."""
         raise Unsupported(f"nothing can be planted in {self.broker}")
 
     def failed(self, name: str) -> dict[str, str]:
-        """Return the queues that have failed on a node and are stopped there, and what is done about them."""
+        """Return the queues that have failed on a node and are stopped there, and what the node does about
+        them.
+        """
         raise Unsupported(f"{self.broker} does not tell")
 
     def retry_failed(self, name: str, queue: str) -> None:
-        """Have such a queue tried again."""
+        """Have the node try such a queue again."""
         raise Unsupported(f"{self.broker} does not do that")
 
     def set_clock(self, name: str, wrong_s: float) -> None:
@@ -144,7 +148,7 @@ class Cluster(ABC):
         raise Unsupported(f"clocks of {self.broker} are not set here")
 
     def grow(self) -> str:
-        """Start one more node and make it a member of the cluster and of all queues; its name."""
+        """Start one more node and make it a member of the cluster and of all queues; return its name."""
         raise Unsupported(f"membership of {self.broker} is not changed here")
 
     def shrink(self, name: str) -> None:
@@ -152,23 +156,23 @@ class Cluster(ABC):
         raise Unsupported(f"membership of {self.broker} is not changed here")
 
     def set_alarm(self, name: str, *, raised: bool) -> None:
-        """Have a node say that its memory is low, so that it blocks publishers, or that it is not."""
+        """Set or clear the memory alarm of a node, which blocks publishers."""
         raise Unsupported(f"alarms of {self.broker} are not raised here")
 
     def leave_queues(self, name: str) -> None:
-        """Take a node out of all queues; it goes on serving clients."""
+        """Take a node out of all queues; it still serves clients."""
         raise Unsupported(f"membership of {self.broker} is not changed here")
 
     def join_queues(self, name: str) -> None:
-        """Make it a member of all queues again."""
+        """Make the node a member of all queues again."""
         raise Unsupported(f"membership of {self.broker} is not changed here")
 
     def is_ready(self, name: str) -> bool | None:
-        """What the node tells a probe; None if it tells nothing."""
+        """Return the node's answer to a readiness probe; None if it does not answer."""
         return None
 
     def topology_leader(self) -> str | None:
-        """The node through which all declarations go; None if there is none, or nobody tells."""
+        """Return the node through which all declarations go; None if there is none, or no node says so."""
         return None
 
     # -- what follows from these -----------------------------------------------------------------------------
@@ -205,7 +209,7 @@ class Cluster(ABC):
         _move(aside, place)
 
     def release(self, name: str) -> None:
-        """The opposite."""
+        """Undo `confine`."""
         place = self.data(name)
         aside = place.with_name(place.name + ".aside")
         shutil.copytree(place, aside, copy_function=_copy_sparse)
@@ -218,13 +222,13 @@ class Cluster(ABC):
         self._small.remove(place)
 
     def unmount(self) -> None:
-        """Whatever a test that failed left mounted."""
+        """Unmount whatever a failed test left mounted."""
         for place in sorted(self._small):
             self._unmount(place)
 
 
 def _copy_sparse(source: str, target: str) -> str:
-    """A store's file is as long as its map, and mostly holes."""
+    """Copy sparsely: a store's file is as long as its map, and mostly holes."""
     subprocess.run(["cp", "-p", "--sparse=always", source, target], check=True, timeout=COMMAND_MAX_S)
     return target
 
@@ -237,7 +241,7 @@ def _move(source: Path, target: Path) -> None:
 def wait_for(
     what: str, holds: Callable[[], bool], within_s: float = PATIENCE_S, state: Callable[[], str] = lambda: ""
 ) -> float:
-    """Poll a condition of other processes, for which there is no event; how long it took."""
+    """Poll a condition of other processes, for which there is no event; return how long it took."""
     began = time.monotonic()
     while not holds():
         if time.monotonic() - began > within_s:

@@ -1,4 +1,4 @@
-"""Defects that tests plant in a process of mqd's; see troubled_mqd.
+"""Defects that tests plant in an mqd process; see troubled_mqd.
 
 The file named by MQD_TEST_PLANT holds "COUNT QUEUE": the next COUNT entries that this queue applies raise,
 half of them before they are applied and half of them after. It may be changed at any time.
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 VARIABLE = "MQD_TEST_PLANT"
-#: Between two looks at the file, s.
+#: Seconds between two looks at the file.
 LOOK_S = 0.02
 
 
@@ -27,7 +27,7 @@ def plant(file: Path, queue: str, count: int) -> None:
 
 
 def install(file: Path) -> None:
-    """Have the queues of this process fail as the file says."""
+    """Make the queues of this process fail as the file says."""
     from quorum_queue.cluster.group_host import GroupHost
 
     left, name, known = 0, "", ""

@@ -1,5 +1,5 @@
-"""What clients of every node ask while a fault lasts: they declare queues, and probes ask whether the node is
-ready.
+"""Requests of clients of every node while a fault lasts: they declare queues, and probes ask whether the node
+is ready.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Questions:
             for node in cluster.names
         ]
         self._threads.append(threading.Thread(target=self._guarded, args=(self._probe,), daemon=True))
-        #: How long each declare took, by node.
+        #: The time that each declare took, by node.
         self.declares: dict[str, list[float]] = {node: [] for node in cluster.names}
-        #: The longest time in which some nodes said that they were ready and others that they were not.
+        #: The longest time in which some nodes said that they were ready, and others that they were not.
         self.differed_s = 0.0
-        #: What the nodes said last.
+        #: The last answers of the nodes.
         self.ready: dict[str, bool | None] = {}
 
     def __enter__(self) -> Self:

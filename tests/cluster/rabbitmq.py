@@ -1,6 +1,4 @@
-"""RabbitMQ in mqd's place: the same tests judge both, so that they test a
-cluster and not our reading of one.
-"""
+"""RabbitMQ instead of mqd: the same tests judge both, so that they test a cluster and not our idea of one."""
 
 from __future__ import annotations
 
@@ -86,7 +84,7 @@ class RabbitMQCluster(Cluster):
             node.environment = {"LD_PRELOAD": str(library)} | environment(node.name)
 
     def members(self, queue: str) -> list[Member]:
-        """By the account of whichever node knows most of them."""
+        """As reported by the node that knows most of them."""
         best: list[Member] = []
         for node in self._asked():
             with suppress(BrokerFailed):

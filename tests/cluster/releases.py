@@ -1,7 +1,6 @@
-"""Earlier releases of mqd, run from their wheels beside the present version.
+"""Earlier releases of mqd, run from their wheels next to the present version.
 
-A wheel of each release stays in tests/releases; the newest of them is the version that a cluster is upgraded
-from.
+A wheel of each release stays in tests/releases; clusters are upgraded from the newest of them.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from pathlib import Path
 
 WHEELS = sorted((Path(__file__).parents[1] / "releases").glob("mqd-*.whl"))
 
-#: The wheel comes before whatever is installed; `python -m` would look into the working directory first.
+#: The wheel comes before any installed package; `python -m` would look into the working directory first.
 _START = "import sys; sys.path.insert(0, sys.argv.pop(1)); from amqp_server.start import main; main()"
 
 

@@ -25,15 +25,15 @@ from tests.reliability.bodies import number
 from tests.reliability.client import ChannelClosed, Client, Delivery, Gone
 
 QUEUES = 3
-#: Led by the node through which it is declared, so that the test spreads leaders.
+#: The node through which a queue is declared leads it, so that the test spreads leaders.
 QUORUM: dict[str, Any] = {"x-queue-type": "quorum", "x-queue-leader-locator": "client-local"}
 BEFORE_S = 1.0
 AFTER_S = 1.0
-#: Less would prove little.
+#: Fewer would prove little.
 CONFIRMED_MIN = 500
-#: What a node of ours logs of an entry that its disk has lost.
+#: mqd's log line about an entry that its disk has lost.
 LOST_ENTRY = "cannot be read"
-#: A delivery may lie so long in a node that was not there.
+#: How long a delivery may be held by a node that was away.
 LATE_S = 20.0
 RECOVER_MAX_S = QUIET_MAX_S = PATIENCE_S
 FETCH_SILENCE_S = 2.0
@@ -42,9 +42,7 @@ FAILURE_CHARS = 700
 
 
 class Scene:
-    """What faults act through. It keeps track of what is being done to whom, and so of what clients may
-    suffer.
-    """
+    """Faults act through this. It notes the faults of each node, and so what clients may suffer."""
 
     def __init__(
         self,
@@ -61,23 +59,23 @@ class Scene:
         self.queues = [f"{name}-{i}" for i in range(QUEUES)]
         self.ledgers = [Ledger(queue, self.excused) for queue in self.queues]
         self.load = Load(cluster, self.ledgers, self)
-        #: Streams and a super stream, where the broker has them as mqd does.
+        #: Streams and a super stream, if the broker has them as mqd does.
         self.logs: LogLoad | None = None
         if streams and isinstance(cluster, MqdCluster):
             self.logs = LogLoad(cluster, name, self, self.load.connections)
             self.load.publishers += self.logs.publishers
             self.load.consumers_of_logs += self.logs.readers
         self.failures: list[str] = []
-        #: What was asked while one link was dead.
+        #: The requests while one link was dead.
         self.questions: Questions | None = None
         self._name = name
         #: Nodes that were down, frozen or cut off at some time.
         self.hit: set[str] = set()
         self.struck_at = self.healing_at = 0.0
-        #: Something that was stored has been damaged.
+        #: True if stored data has been damaged.
         self.damaged = False
         self._log_chars = {name: len(cluster.log(name)) for name in cluster.names}
-        #: Until when each node was down.
+        #: By node, until when it was down.
         self._down: dict[str, float] = {}
         self._absent: dict[str, float] = {}
         self._lock = threading.Lock()
@@ -99,7 +97,7 @@ class Scene:
     # -- what is done ----------------------------------------------------------------------------------------
 
     def strike(self, *names: str) -> None:
-        """Something begins to be done to the cluster; clients of these nodes will feel it."""
+        """A fault begins; clients of these nodes will notice it."""
         if not self.struck_at:
             self.struck_at = time.monotonic()
         for ledger in self.ledgers:
@@ -166,7 +164,7 @@ class Scene:
 
     @contextlib.contextmanager
     def link_cut(self, one: str, two: str, *, both: bool = True, **conditions: object) -> Iterator[None]:
-        """Nothing gets from `one` to `two`, nor back if `both`. Nobody is excused: all clients must go on."""
+        """Nothing gets from `one` to `two`, nor back if `both`. No client may fail: all must go on."""
         found = conditions or {"hold": True}
         self.strike()
         with self.asked():
@@ -180,7 +178,7 @@ class Scene:
 
     @contextlib.contextmanager
     def asked(self) -> Iterator[None]:
-        """Clients of all nodes declare meanwhile, and probes ask whether the nodes are ready."""
+        """Meanwhile clients of all nodes declare, and probes ask whether the nodes are ready."""
         with Questions(self.cluster, self, self._name) as self.questions:
             yield
         if not all(self.questions.ready.values()) and None not in self.questions.ready.values():
@@ -200,15 +198,17 @@ class Scene:
         return [name for name in self.cluster.names if name != leader]
 
     def ends(self) -> tuple[str, str]:
-        """Two nodes that lead: the first of them all declarations, where there is such a node, and each a
-        queue.
+        """Return two nodes that lead: the first leads all declarations, if there is such a node, and each
+        leads a queue.
         """
         first = self.cluster.topology_leader() or self.leader()
         leaders = [self.cluster.leader(queue) for queue in self.queues]
         return first, next(name for name in (*leaders, *self.cluster.names) if name != first)
 
     def caught_up(self, within_s: float = RECOVER_MAX_S) -> float:
-        """Until every replica has applied what its leader has applied now; seconds since the heal."""
+        """Wait until every replica has applied what its leader has applied now; return the seconds since the
+        heal.
+        """
         for queue in self.groups:
             found: list[Member] = []
 
@@ -257,7 +257,9 @@ class Scene:
             self.logs.delete()
 
     def rescue(self) -> None:
-        """What the load's consumers did not get is fetched by new ones: only what is nowhere is lost."""
+        """New consumers fetch the messages that the load's consumers did not get: a message is lost only if
+        no node has it.
+        """
         for queue, ledger in zip(self.queues, self.ledgers, strict=True):
             missing = ledger.waiting()
             if not missing:
@@ -279,7 +281,9 @@ class Scene:
             client.sync(0)
 
     def verify_quiet(self) -> None:
-        """Nobody is there any more: nothing is left, nobody holds anything, and replicas are equal."""
+        """All clients are gone: check that no message is left, that nobody holds one, and that replicas are
+        equal.
+        """
         for queue in self.queues:
             try:
                 wait_for(
@@ -298,7 +302,7 @@ class Scene:
                 self.fail(str(error))
 
     def verify_logs(self) -> None:
-        """A false alarm hides a real one: no entry is taken for lost where nothing was damaged."""
+        """A false alarm hides a real one: no node may report a lost entry where nothing was damaged."""
         for name, began in self._log_chars.items():
             alarms = [line for line in self.cluster.log(name)[began:].splitlines() if LOST_ENTRY in line]
             if alarms and not self.damaged:
@@ -314,24 +318,24 @@ def _equal(members: list[Member], how_many: int) -> bool:
 class Outcome:
     fault: str
     confirmed: int
-    #: By the rules of the ledger.
+    #: Counts by the rules of the ledger.
     counts: dict[str, int]
     late: int
     nacked: int
     redelivered: int
-    #: The longest time without a confirm: at nodes that nothing was done to, until the heal began, and after
-    #: that; at nodes to which something was done, all in all.
+    #: The longest time without a confirm: at nodes without a fault, until the heal began, and after that; at
+    #: nodes with a fault, in all.
     silent_s: float | None
     silent_after_s: float | None
     silent_hit_s: float | None
-    #: The longest time without a delivery at nodes that nothing was done to, until the heal began.
+    #: The longest time without a delivery at nodes without a fault, until the heal began.
     starved_s: float | None
     #: From the beginning of the heal.
     agreed_s: float
-    #: What was asked while one link was dead, if that was the fault.
+    #: The requests while one link was dead, if that was the fault.
     questions: Questions | None
     failures: list[str]
-    #: Of streams: what was confirmed, and by the rules of their judge.
+    #: For streams: the confirmed messages, and counts by the rules of their checks.
     log_confirmed: int
     log_counts: dict[str, int]
 

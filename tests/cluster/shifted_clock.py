@@ -1,7 +1,7 @@
-"""A wall clock that tests can set, for a process of mqd's; see troubled_mqd.
+"""A wall clock that tests can set, for an mqd process; see troubled_mqd.
 
-The file named by MQD_TEST_CLOCK holds by how many seconds the wall clock is wrong; it may be changed at any
-time. What else tells the time is as it is.
+The file named by MQD_TEST_CLOCK says by how many seconds the wall clock is wrong; it may be changed at any
+time. All other clocks are unchanged.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 VARIABLE = "MQD_TEST_CLOCK"
-#: Between two looks at the file, s.
+#: Seconds between two looks at the file.
 LOOK_S = 0.02
 
 
@@ -22,7 +22,7 @@ def set_clock(file: Path, wrong_s: float) -> None:
 
 
 def shift(file: Path) -> None:
-    """Have the process see the time that the file says."""
+    """Have the process see the time given by the file."""
     true_ns, wrong_ns = time.time_ns, 0
 
     def read() -> None:

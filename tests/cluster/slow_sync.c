@@ -1,6 +1,6 @@
-/* Loaded before the C library: every sync takes longer, by as many milliseconds as stand in the file that
-   SLOW_SYNC_SWITCH names, or until that file is gone if "hold" stands in it: then a file beside it, its name with
-   ".held" behind it, says that a sync waits. Without that file nothing changes. */
+/* Loaded before the C library. The file named by SLOW_SYNC_SWITCH says by how many milliseconds every sync
+   takes longer. If it says "hold", a sync waits until the file is gone; while it waits there is a file with the
+   same name and ".held" behind it. Without the switch file nothing changes. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>

@@ -30,7 +30,7 @@ def three() -> Iterator[MqdCluster]:
 
 
 class Scene:
-    """A super stream with a group, and what its members have seen."""
+    """A super stream with a group, and the record of its members."""
 
     def __init__(self, cluster: MqdCluster, name: str, **arguments: int) -> None:
         self.cluster = cluster
@@ -82,7 +82,7 @@ class Scene:
         return count
 
     def judge(self) -> None:
-        """Somebody acks what is left; then nothing is left, and all copies of the group are equal."""
+        """Members ack the rest; then no message is left, and all copies of the group are equal."""
         with self.crowd(0):
             self.wait("nothing is left", lambda: all(self.lag(name) == 0 for name in self.cluster.names))
         assert not self.record.errors, self.record.errors
@@ -154,7 +154,7 @@ def test_a_frozen_member_loses_its_partitions_and_comes_again(three: MqdCluster,
         scene.publish(count=60)
         scene.wait("it has all", lambda: process.deliveries == 60)
         process.freeze()
-        # It holds some of these, and does not know.
+        # The process holds some of these, and does not know.
         scene.publish(count=90)
         with scene.crowd(4):
             scene.seen_all()
@@ -171,7 +171,7 @@ def test_a_frozen_member_loses_its_partitions_and_comes_again(three: MqdCluster,
 
 
 class Held:
-    """A member that acks nothing until it is told to, and notes all that comes."""
+    """A member that acks only when the test says so, and notes all deliveries."""
 
     def __init__(self, scene: Scene, at: str, prefetch: int) -> None:
         self._connection = open_connection(scene.url(at))
@@ -190,7 +190,7 @@ class Held:
         self._connection.process_data_events(0.02)
 
     def ack_all(self) -> None:
-        """The answer comes when the group has them, and if the channel is open."""
+        """The answer comes when the group has the acks, and only if the channel is open."""
         for tag in self.tags:
             self.channel.basic_ack(tag)
         self.tags = []
@@ -236,7 +236,7 @@ def test_a_group_is_reset_by_force_at_a_node_that_leads_nothing(three: MqdCluste
             member.tags.clear()
         three.mqctl(asked, "reset_group", scene.group, "--to", "first", "--force")
         wait_for("all are at the beginning", lambda: not any(committed(scene, name) for name in three.names))
-        # What they hold is forgotten: acks of it neither move the group nor end the channel.
+        # The group has forgotten what they hold: acks of it neither move the group nor end the channel.
         for member, tags in zip(members, before, strict=True):
             assert tags
             for tag in tags:
@@ -250,7 +250,7 @@ def test_a_group_is_reset_by_force_at_a_node_that_leads_nothing(three: MqdCluste
                 seen += member.messages
                 member.messages.clear()
                 member.ack_all()
-        # The same members have each message once more, in order.
+        # The same members get each message once more, in order.
         for number in range(PARTITIONS):
             offsets = [offset for name, offset in seen if name == f"reset-{number}"]
             assert offsets == list(range(len(offsets)))
@@ -262,6 +262,6 @@ def test_a_group_is_reset_by_force_at_a_node_that_leads_nothing(three: MqdCluste
 
 
 def committed(scene: Scene, name: str) -> int:
-    """Return how many messages of all partitions are behind the group, by the account of a node."""
+    """Return how many messages of all partitions are behind the group, as a node reports it."""
     rows = scene.cluster.mqctl(name, "-q", "list_group_partitions", scene.group).splitlines()
     return sum(int(row.split("\t")[2]) for row in rows)

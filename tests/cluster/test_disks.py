@@ -1,4 +1,4 @@
-"""What befalls disks in these tests does befall them."""
+"""The disk faults of these tests really happen."""
 
 from __future__ import annotations
 

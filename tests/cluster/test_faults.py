@@ -1,4 +1,6 @@
-"""Load through all three nodes, one fault each, and every promise kept. The longer list is `make chaos`."""
+"""Load through all three nodes, with one fault each; all promises must hold. The longer list is `make
+chaos`.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,10 @@ HOLD_S = 1.5
 ABSENT_S = 4.0
 LINK_S = 9.0
 LINK_FLAPS = 8
-#: Much less than that, and much more than it takes: machines are slow at times.
+#: Much less than LINK_S, and much more than nodes need: machines are slow at times.
 LINK_SILENT_MAX_S = 6.0
 CLOCK_S = 8.0
-#: With streams beside the queues, which take longer; all others have them in the long version.
+#: These run with streams, too, which takes longer; in the long version all faults do.
 STREAMED = ("kill leader", "partition leader")
 CLOCK_SILENT_MAX_S = 2.5
 
@@ -47,13 +49,13 @@ def shorter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def purge(scene: Scene) -> None:
-    """Not a fault of the broker: it does what it is asked to, and the judge has to see that messages are
+    """This is no fault of the broker, which does what it is asked to; the judge must see that messages are
     gone.
     """
     scene.strike()
     scene.load.pause(True)
     wait_for("consumers are gone", lambda: not any(c.attached.is_set() for c in scene.load.consumers))
-    # Nothing is with anybody, so all that is confirmed and unseen will be purged.
+    # No consumer holds a message, so the purge takes all messages that are confirmed and unseen.
     wait_for("nothing is unacked", lambda: scene.cluster.depth(scene.queues[0])[1] == 0)
     wait_for("a backlog", lambda: scene.ledgers[0].waiting() >= 50)
     with contextlib.closing(Client(scene.cluster.port(scene.cluster.names[0]))) as client:
@@ -81,7 +83,7 @@ def test_kill_all(cluster: Cluster) -> None:
 
 @pytest.mark.long
 def test_freeze_leader(cluster: Cluster) -> None:
-    """Frozen for longer than the others wait: they go on, and it finds its place again."""
+    """The node is frozen for longer than the others wait: they go on, and it finds its place again."""
     judged(cluster, "freeze leader")
 
 

@@ -1,4 +1,4 @@
-"""The judge of storms over a group is judged: what it has to see, and what is no error."""
+"""Tests of the judge of group storms: the errors that it must see, and events that are no error."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ ANEW = """
 
 
 def test_a_member_that_asked_before_the_stream_was_deleted_may_be_heard_after_it_is_there_again() -> None:
-    """Its messages were missed once, as those that did not come after a reset: it had told that it joins
-    before the operator told that the stream was deleted, and was taken for a member of the old one.
+    """The judge once reported its messages as missing after a reset: the member wrote that it joins before
+    the operator wrote that the stream was deleted, and the judge took it for a member of the old stream.
     """
     assert judged(ANEW, {"s-0@1": 2}) == []
 

@@ -1,4 +1,4 @@
-"""The judge is judged: each way of breaking a promise is seen, and what is no breach is not."""
+"""Tests of the ledger: it sees each way of breaking a promise, and reports nothing else."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _order(led: Ledger, reader: Reader) -> None:
 
 
 def _returned_by_credit(led: Ledger, reader: Reader) -> None:
-    # Number 3 came although only two may be out: so one ack was taken.
+    # Number 3 came although only two messages may be out, so one ack was taken.
     take(led, reader, 1, 2, 3)
     take(led, Reader("n2", PREFETCH), 1, redelivered=True)
 
@@ -128,7 +128,7 @@ def test_late_delivery_of_a_node_that_was_away() -> None:
 
 
 def test_late_acks_at_a_node_that_was_away() -> None:
-    """Its consumers' messages went to others before it could tell of their acks."""
+    """The messages of the node's consumers went to others before the node could report their acks."""
     for name, returned in (("n1", {}), ("n3", {"returned": 2})):
         led, reader = ledger(away=name), Reader("n1", PREFETCH)
         take(led, reader, 1, 2, 3)

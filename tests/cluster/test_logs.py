@@ -1,4 +1,4 @@
-"""The judge of streams is judged: each way of breaking a promise is seen, and what is no breach is not."""
+"""Tests of the judge of streams: it sees each way of breaking a promise, and reports nothing else."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_compaction_leaves_the_latest_of_each_key() -> None:
     assert led.missing(set(range(STOP - KEYS, STOP)), STOP) == []
     led = log(compacted=True)
     read(led, 3, 9, *range(STOP - KEYS, STOP - 1))
-    # The two last messages of a key: what compaction took must have a later one.
+    # The last two messages of a key are missing: compaction may take a message only if there is a later one.
     assert broken(led) == {"lost": 2}
     led = log(compacted=True)
     read(led, *range(STOP))

@@ -1,4 +1,4 @@
-"""Without a majority nothing is confirmed, and everything goes on by itself when there is one again."""
+"""Without a majority nothing is confirmed, and everything continues by itself when there is one again."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from tests.cluster.links import isolate
 from tests.cluster.nodes import Cluster, wait_for
 from tests.cluster.scene import Scene
 
-#: What was on its way to the disks when the majority went may still be confirmed: until there is silence for
-#: so long, and that comes within so long, also where clients are slow to hear.
+#: Messages that were under way to the disks when the majority went may still be confirmed. The test waits
+#: until no confirm has come for SETTLED_S, which must happen within SETTLED_MAX_S, also if clients are slow
+#: to read.
 SETTLED_S = 1.0
 SETTLED_MAX_S = 20.0
 ALONE_S = 5.0
 
 
 def alone(scene: Scene, survivor: str) -> None:
-    """Clients of this node stay connected and are told nothing that is not true."""
+    """Clients of this node stay connected, and the node tells them nothing that is not true."""
     publishers = [each for each in scene.load.publishers if each.node == survivor]
 
     def settled() -> bool:

@@ -31,7 +31,7 @@ def cluster() -> Iterator[MqdCluster]:
 
 @pytest.fixture
 def client(cluster: MqdCluster) -> Iterator[Client]:
-    """A client at n2 and a queue that is kept by n1 alone."""
+    """A client at n2 and a queue that only n1 keeps."""
     with contextlib.closing(Client(cluster.port("n1"))) as first:
         first.declare(QUEUE, **ARGUMENTS)
         assert members(cluster) == {"n1"}
@@ -55,7 +55,7 @@ def grow(cluster: MqdCluster) -> None:
 
 
 def taken(cluster: MqdCluster) -> list[bytes]:
-    """What is in the queue, taken at a third node."""
+    """Return the messages of the queue, taken at a third node."""
     with contextlib.closing(Client(cluster.port("n3"))) as third:
         count = third.count(QUEUE)
         third.consume(QUEUE, 0)

@@ -1,4 +1,4 @@
-"""The wire of the tests does what it says, or nothing that they say of a network would be true."""
+"""The tests' proxy does what it says. Otherwise nothing would be true that tests say about a network."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from amqp_server.testing.relays import Relays
 from conformance_tests.patience import PATIENCE_S
 
 SOON_S = PATIENCE_S
-#: Long enough for what is not held back to arrive many times over.
+#: Long enough for anything that is not held back to arrive many times over.
 NOTHING_S = 0.3
 
 
 class Wire:
-    """n1 dials n2."""
+    """The link on which n1 dials n2."""
 
     def __init__(self) -> None:
         self.links = Relays(PATIENCE_S)

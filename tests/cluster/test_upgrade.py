@@ -1,6 +1,6 @@
 """A cluster of the last release is upgraded node by node under load, and stays mixed for a while. Nothing is
-lost, nobody reads what it does not know, and a node of the last release does not come back once the others
-have gone on.
+lost, no node reads anything that it does not know, and a node of the last release does not come back once the
+others have gone on.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tests.cluster.scene import CONFIRMED_MIN, Scene, run
 from tests.reliability.client import Client
 
 OLD = releases.program(releases.WHEELS[-1])
-#: Both versions serve side by side for so long, s.
+#: Seconds for which both versions serve together.
 MIXED_S = 4.0
-#: A node that is refused would have been let in many times by then, s.
+#: Seconds; within this time a node would have been let in many times.
 REFUSED_S = 5.0
-#: The others refuse it, unless its own disk has a snapshot of a newer version by now: that ends it at its
-#: start.
+#: The others refuse the node, unless its own disk has a snapshot of a newer version by now: then it ends at
+#: its start.
 UNREADABLE = ", this mqd reads version 1"
 
 
@@ -48,14 +48,14 @@ def upgrade(scene: Scene) -> None:
             version(cluster, other) > versions.FIRST for other in cluster.names[: at + 1]
         )
         for queue, leader in zip(scene.queues, cluster.names, strict=True):
-            # A new leader, and an old one, and one that has just been upgraded.
+            # The leaders are a new node, an old one, and one that has just been upgraded.
             with contextlib.suppress(AssertionError):
                 cluster.transfer(queue, leader)
         scene.hold(MIXED_S)
 
 
 def version(cluster: MqdCluster, name: str) -> int:
-    """Return the version of queues that the cluster has, as a new node tells."""
+    """Return the version of queues that the cluster has, as a new node reports it."""
     return int(cluster.status(name)["machine_version"])
 
 

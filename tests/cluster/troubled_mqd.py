@@ -15,7 +15,7 @@ def main() -> int | None:
     from amqp_server.build import BUILD
 
     if BUILD == "pure":
-        # A method of a compiled class cannot be replaced.
+        # A method of a compiled class can't be replaced.
         planted.install(Path(os.environ[planted.VARIABLE]))
     from amqp_server.app import main as run
 

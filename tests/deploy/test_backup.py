@@ -1,4 +1,4 @@
-"""deploy/backup.sh, as docs/backup.md tells to use it."""
+"""deploy/backup.sh, used as docs/backup.md says."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PERSISTENT = pika.BasicProperties(delivery_mode=2)
 
 
 def shell(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a line as somebody whose path has the programs."""
+    """Run a line with the programs in the path."""
     path = f"{programs.directory()}:{os.environ['PATH']}"
     return subprocess.run(
         ["bash", "-c", line],
@@ -69,7 +69,7 @@ def bodies(node: Node) -> list[bytes]:
 
 
 def files(directory: Path) -> dict[str, bytes]:
-    """But for the file that says which process uses the directory."""
+    """Return all files except the one that says which process uses the directory."""
     return {
         str(path.relative_to(directory)): path.read_bytes()
         for path in directory.rglob("*")
@@ -87,7 +87,7 @@ def test_what_the_page_tells(tmp_path: Path) -> None:
         copy = saved.stdout.strip()
         assert saved.returncode == 0 and re.fullmatch(rf"{backups}/mqd-\d{{8}}T\d{{6}}Z", copy), saved.stderr
         before = files(Path(copy))
-        # On other ports than those of the node, which goes on meanwhile.
+        # The copy uses other ports than the node, which goes on meanwhile.
         checked = shell(check.replace("COPY", copy))
         assert (checked.returncode, checked.stdout) == (0, "recovered 1 queues with 2 messages\n"), (
             checked.stderr
@@ -105,7 +105,7 @@ def test_what_the_page_tells(tmp_path: Path) -> None:
         node.start()
         assert bodies(node) == [b"one", b"two"]
         assert files(Path(copy)) == before
-    # What was there before is beside it.
+    # The earlier data is next to it.
     (earlier,) = tmp_path.glob("data.before-*")
     (tmp_path / "earlier").mkdir()
     earlier.rename(tmp_path / "earlier" / "data")
@@ -129,7 +129,7 @@ def test_old_copies_go_when_the_new_one_is_there(tmp_path: Path) -> None:
         Path(saved.stdout.strip()).name,
         "mqd-of-another-kind",
     ]
-    # A failure deletes none.
+    # A failed backup deletes no earlier one.
     (node.data / "main" / "data.mdb").unlink()
     failed = shell(f"deploy/backup.sh save {node.data} {backups}", KEEP="1")
     assert failed.returncode == 1 and "no copy was made" in failed.stderr
@@ -175,7 +175,7 @@ def test_it_says_how_it_is_used(arguments: str) -> None:
 
 
 def test_the_unit_saves_and_checks(tmp_path: Path) -> None:
-    """What it starts, with other directories."""
+    """The unit starts the script with its own directories."""
     text = (ROOT / "deploy" / "mqd-backup.service").read_text()
     started = re.search(r"^ExecStart=/bin/bash -c '(.*)'$", text, re.MULTILINE)
     assert started is not None
@@ -188,7 +188,7 @@ def test_the_unit_saves_and_checks(tmp_path: Path) -> None:
         done = shell(line)
     assert (done.returncode, done.stdout) == (0, "recovered 1 queues with 1 messages\n"), done.stderr
     assert len([*(tmp_path / "copies").iterdir()]) == 1
-    # A failure is one of the unit.
+    # If the script fails, the unit fails.
     (node.data / "main" / "data.mdb").unlink()
     assert shell(line).returncode == 1
 

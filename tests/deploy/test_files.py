@@ -1,4 +1,4 @@
-"""The files that others start mqd with name only what there is."""
+"""The files with which others start mqd name only options, programs and ports that exist."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def test_only_options_that_there_are() -> None:
         (path.name, name)
         for path in FILES
         for name in re.findall(r"\bMQD_([A-Z0-9_]+)", path.read_text())
-        # Switches of the tests, for those who run them.
+        # Variables for people who run the tests.
         if not name.startswith("TEST_")
     }
     assert {name for _, name in named} >= {"PEERS", "NODE", "CLUSTER_SECRET_FILE", "DATA_DIR"}
-    # Those of the program, and of setup.py.
+    # Variables of the program, and of setup.py.
     known = OPTIONS | {"config", "pure", "build_jobs", "build_cache"}
     assert {pair for pair in named if pair[1].lower() not in known} == set()
 
@@ -50,7 +50,7 @@ def test_only_options_that_there_are() -> None:
 def test_the_example_is_what_the_options_say() -> None:
     found = (DEPLOY / "mqd.example.toml").read_text()
     assert found == example()
-    # With all its lines taken in, it is a configuration.
+    # With all its commented lines enabled, the file is a configuration.
     settings = tomllib.loads(re.sub(r"^#(\w+ = )", r"\1", found, flags=re.MULTILINE))
     assert {*settings} == OPTIONS
     values: dict[str, Any] = {
@@ -60,7 +60,7 @@ def test_the_example_is_what_the_options_say() -> None:
 
 
 def environment(pairs: dict[str, str]) -> Config:
-    """The configuration of a process with this environment. Raises InvalidOption."""
+    """Return the configuration of a process with this environment. Raises InvalidOption."""
     values: dict[str, Any] = {
         name.removeprefix("MQD_").lower(): value for name, value in pairs.items() if name.startswith("MQD_")
     }
@@ -85,7 +85,7 @@ def test_compose() -> None:
     for name, config in configs.items():
         service = told["services"][name]
         assert config.node == name
-        # Each is reached by its own name, at the port where it listens.
+        # Each node is reached by its own name, at the port where it listens.
         assert config.peer_addresses[name] == (name, int(config.cluster_listen.rpartition(":")[2]))
         assert {*config.peer_addresses} == {*configs}
         secret = service["secrets"][0]
@@ -104,7 +104,7 @@ def container_user() -> int:
 
 
 def commands_in(path: Path, opening: str) -> list[str]:
-    """What the comments at the head of a file tell to run."""
+    """Return the commands in the comments at the head of a file."""
     lines = [line[1:].strip() for line in path.read_text().splitlines() if line.startswith("#")]
     return [line for line in lines if line.startswith(opening)]
 
@@ -116,7 +116,7 @@ def test_the_secret_of_compose_is_for_the_user_of_the_container_only(tmp_path: P
     told = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
     subprocess.run(["bash", "-ec", f'sudo() {{ "$@"; }}; {command}'], cwd=tmp_path, check=True, timeout=60)
     secret = tmp_path / "deploy" / told["secrets"]["cluster_secret"]["file"]
-    # Compose mounts the file as it is.
+    # Compose mounts the file unchanged.
     state = secret.stat()
     assert (state.st_uid, state.st_mode & 0o777) == (container_user(), 0o400)
     assert len(secret.read_text().strip()) >= 16
@@ -164,13 +164,13 @@ def test_kubernetes() -> None:
         before = container["lifecycle"]["preStop"]["exec"]["command"]
         wait_s = float(before[before.index("--wait") + 1])
         assert pod["terminationGracePeriodSeconds"] > wait_s + config.drain_timeout_s + 1
-    # The check before a stop is a command that there is, and has a login.
+    # The check before a stop is an existing command, and has a login.
     assert before[:3] == ["mqctl", "check", "quorum-critical"]
     with mqctl.make_context("mqctl", before[1:], resilient_parsing=False) as context:
         name, command, rest = mqctl.resolve_command(context, before[1:])
         assert name == "check" and command is not None
     assert {"MQCTL_USER", "MQCTL_PASSWORD"} <= {*given}
-    # A first start waits for the other nodes, and they must be found before they serve.
+    # At a first start a node waits for the others, and must find them before they serve.
     assert stateful["podManagementPolicy"] == "Parallel"
     assert told["Service", "mqd-nodes"]["spec"]["publishNotReadyAddresses"] is True
 
@@ -199,7 +199,7 @@ def test_unit() -> None:
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
 @pytest.mark.parametrize("cluster", [False, True])
 def test_systemd_understands_it(tmp_path: Path, cluster: bool) -> None:
-    """But for the program, which need not be installed here."""
+    """Ignore the path of the program, which need not be installed here."""
     if cluster:
         shutil.copytree(DEPLOY / "mqd.service.d", tmp_path / "mqd.service.d")
     text = (DEPLOY / "mqd.service").read_text().replace("/opt/mqd/bin/mqd", "/bin/true")
@@ -224,7 +224,7 @@ def test_dockerfile_copies_what_the_build_needs() -> None:
     exposed = re.search(r"^EXPOSE (.*)$", text, re.MULTILINE)
     assert exposed is not None and exposed[1].split() == ["5672", "15672", "25672"]
     assert f"urlopen('http://{Config().http}/health'" in text
-    # The version of Python that it brings is one that mqd runs on.
+    # The image's version of Python is one that mqd runs on.
     required = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
     versions = re.findall(r"^FROM python:3\.(\d+)", text, re.MULTILINE)
     assert versions and all(int(version) >= int(required.removeprefix(">=3.")) for version in versions)

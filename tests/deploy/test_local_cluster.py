@@ -1,4 +1,4 @@
-"""`make cluster`: three nodes from one command, gone with it, their data kept."""
+"""`make cluster`: one command runs three nodes, its end stops them, and their data stays."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.reliability.node import wait_until
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("n1", "n2", "n3")
-#: Each node may take its time.
+#: Each node may take its full time to stop.
 STOP_S = len(NAMES) * STOP_TIMEOUT_S + PATIENCE_S
 UP = re.compile(r" (n\d) up, pid (\d+), .*, majority, leads \d of \d quorum queues$")
 
@@ -49,7 +49,7 @@ class LocalCluster:
             self.lines.append(line.strip())
 
     def says(self, pattern: str, since: int = 0) -> None:
-        """Wait for a line, not counting the first so many."""
+        """Wait for a line, without counting the first lines."""
 
         def said() -> bool:
             assert self.process.poll() is None, self.lines
@@ -58,8 +58,8 @@ class LocalCluster:
         wait_until(f"it says {pattern}", said, state=lambda: "\n".join(self.lines))
 
     def up(self) -> dict[str, int]:
-        """Wait until each node has said that it sees a majority; their processes. A line comes with each
-        change of state, so one node may have more of them than another.
+        """Wait until each node has said that it sees a majority; return their processes. A node prints a line
+        at each change of state, so one node may have more of them than another.
         """
         found: dict[str, int] = {}
 
@@ -111,7 +111,7 @@ def test_starts_stops_and_keeps(tmp_path: Path, ends: tuple[signal.Signals, ...]
                 assert channel.basic_get("kept", auto_ack=True)[2] == b"kept"
             channel.basic_publish("", "kept", b"kept", pika.BasicProperties(delivery_mode=2), mandatory=True)
             connection.close()
-            # A line for whatever changes.
+            # A line comes with each change.
             known = len(running.lines)
             os.kill(pids["n3"], signal.SIGKILL)
             running.says(r" n3 down \(killed by signal 9\): .*mqd\.log$", known)

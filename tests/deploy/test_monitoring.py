@@ -1,4 +1,4 @@
-"""The board, the alerts and their runbook name only what a broker exports."""
+"""The board, the alerts and their runbook name only metrics that a broker exports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `make docs` gives to mkdocs: all pages, with links that hold within the site."""
+"""The input of `make docs` for mkdocs: all pages, with links that hold within the site."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from deploy import site
 
 
 class Loader(yaml.SafeLoader):
-    """Knows the one object of mkdocs.yml, which makes anchors."""
+    """Knows the one custom object of mkdocs.yml, which makes anchors."""
 
 
 Loader.add_multi_constructor("tag:yaml.org,2002:python/object/apply:", lambda loader, suffix, node: suffix)
@@ -42,7 +42,7 @@ def test_the_navigation_has_every_page_once(pages: Path) -> None:
     decisions = {path for path in there if path.startswith("adr/") and path != "adr/index.md"}
     named = nav(CONFIGURATION["nav"])
     assert sorted(named) == sorted(there - decisions)
-    # Those have a page that lists them.
+    # One page lists the decision records.
     index = (pages / "adr" / "index.md").read_text()
     assert len(decisions) > 30 and all(f"]({path.removeprefix('adr/')})" in index for path in decisions)
 

@@ -31,7 +31,7 @@ def matcher_of(weights: dict[str, str]) -> ConsistentHashMatcher:
 
 
 def points(matcher: ConsistentHashMatcher) -> list[int]:
-    """Return all points of the ring in its order."""
+    """Return all points of the ring, in order."""
     owner(matcher, "k")
     found = matcher._ring._points
     assert found == sorted(matcher._ring._owner_of_point)

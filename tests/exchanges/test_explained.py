@@ -1,4 +1,4 @@
-"""What is told of a route is what the router does."""
+"""The explanation of a route says what the router does."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -80,7 +80,7 @@ def test_it_agrees_with_the_specification(
 def test_many_bindings_under_one_header_agree_with_it_too(
     arguments: list[Table], removed: int, messages: list[Table], queues: int
 ) -> None:
-    """Where they are kept as bits, and where they lead to few queues."""
+    """Also where bindings are kept as bits, and where they lead to few queues."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(headers_module, "MASK_FROM", 2)
         test_it_agrees_with_the_specification.hypothesis.inner_test(arguments, removed, messages, queues)  # type: ignore[attr-defined]

@@ -12,7 +12,7 @@ from tests.work import steps
 
 
 def router_of(*exchanges: str, queues: tuple[str, ...] = ()) -> Router:
-    """Exchanges as `name:type` or `name:type>alternate`."""
+    """Return a router with exchanges given as `name:type` or `name:type>alternate`."""
     router = Router(set(queues).__contains__)
     for exchange in exchanges:
         name, _, rest = exchange.partition(":")
@@ -292,7 +292,8 @@ def test_what_a_route_depends_on() -> None:
     assert router.route("key2", "a").depends == Depends.HEADERS
     router.bind(to_queue("key2", "q", "a"))
     assert router.route("key2", "a").depends == Depends.KEY
-    # Chance could lead to either, and one of them looks at headers, though this message met neither's.
+    # Chance may choose either queue, and one of the bindings looks at headers, though this message matched
+    # neither's.
     router.bind(to_queue("r2", "q"))
     router.bind(to_exchange("r2", "beyond"))
     assert router.route("r2", "k", nonce=1).depends == Depends.NONCE | Depends.HEADERS

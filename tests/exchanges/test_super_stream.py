@@ -20,7 +20,7 @@ def make(count: int) -> Router:
 
 
 def test_a_key_goes_where_stream_clients_send_it() -> None:
-    # What the tests of the Go and the .NET client expect of three partitions.
+    # The tests of the Go and the .NET client expect these for three partitions.
     expected = [1, 0, 1, 2, 0, 2, 0, 1, 0, 2]
     router = make(3)
     for number, partition in enumerate(expected, 1):
@@ -65,7 +65,8 @@ def test_a_partition_is_bound_with_its_number(key: str) -> None:
 def test_without_a_partition() -> None:
     router = make(2)
     router.unbind(Binding("s", "s-0", "queue", "0"))
-    # One is left, and it has another number: as in RabbitMQ nobody gets what would be of the first one.
+    # One partition is left, and it has another number: as in RabbitMQ, messages for the missing first one go
+    # nowhere.
     assert router.route("s", "hello1").queues == ()
     router.unbind(Binding("s", "s-1", "queue", "1"))
     assert router.route("s", "hello1").queues == ()

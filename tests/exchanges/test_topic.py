@@ -21,7 +21,7 @@ def matched(matcher: TopicMatcher, routing_key: str) -> set[str]:
 
 
 def model_matches(pattern: list[str], words: list[str]) -> bool:
-    """The specification, word by word."""
+    """The rule of the specification, word by word."""
     if not pattern:
         return not words
     if pattern[0] == "#":
@@ -103,7 +103,7 @@ def test_the_worst_keys_cost_little() -> None:
     key = ".".join(["a"] * 127)
     started = time.process_time()
     assert matched(matcher, key) == set()
-    assert time.process_time() - started < 5  # a walk that backtracks would need years
+    assert time.process_time() - started < 5  # a backtracking matcher would need years
 
 
 @pytest.mark.pure

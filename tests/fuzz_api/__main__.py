@@ -1,14 +1,14 @@
-"""Requests by chance to every path of the management API, on brokers of its own: `make fuzz-api`, in four
+"""Random requests to every path of the management API, on brokers of its own: `make fuzz-api`, in four
 minutes.
 
     python -m tests.fuzz_api [--seconds 200] [--nodes 1 3] [--seed N] [arguments of schemathesis]
 
-schemathesis makes them from docs/openapi.json, right ones and wrong ones; names are those of things that
-there are, every other time. It is a user of each tag in turn, and a user without one; of a cluster it asks
-each node, with all nodes up, with one killed, and with one that stands still. A defect is an answer with 500,
-one whose status, headers or body are not as described, success where the tag is missing, an answer that does
-not come, a request that ends the node or fills its memory, and a traceback in its log. A finding ends with a
-curl command that does it again.
+schemathesis makes them from docs/openapi.json, valid and invalid ones; every other name is that of an
+existing object. The requests come from a user of each tag in turn, and from a user without one; in a cluster
+each node gets them, with all nodes up, with one killed, and with one suspended. A defect is an answer with
+500, one whose status, headers or body are not as described, success where the tag is missing, an answer that
+does not come, a request that ends the node or fills its memory, and a traceback in its log. A finding ends
+with a curl command that repeats it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.reliability.node import MemoryWatch
 ROOT = Path(__file__).parents[2]
 CONFIGURATION = Path(__file__).with_name("schemathesis.toml")
 PROGRAM = ROOT / "build" / "fuzz-api" / "bin" / "schemathesis"
-#: Beyond the time that it is given, s: it ends what it has begun.
+#: Seconds beyond its given time in which it ends the requests that it has begun.
 GRACE_S = 240
 #: A node at rest has about 70 MiB, and a body may be some MiB.
 MEMORY_MAX_MIB = 400
@@ -40,10 +40,10 @@ MARKS = ("Traceback", " CRITICAL ")
 
 @dataclass(frozen=True)
 class Round:
-    """A user's requests to one node."""
+    """The requests of one user to one node."""
 
     tag: str
-    #: Part of the time.
+    #: This round's share of the time.
     share: float
     asked: str = "n1"
     killed: str = ""
@@ -123,7 +123,7 @@ class Run:
             return 1
 
     def end(self) -> None:
-        """Have the nodes stop, and read what they have logged."""
+        """Stop the nodes, and read their logs."""
         self._nodes.formed()
         for node in self._nodes.each():
             if node.stop() != 0:
@@ -140,7 +140,7 @@ class Run:
 
 
 def run(count: int, seconds: int, seed: int, rest: list[str]) -> int:
-    """Return how many defects were found on so many nodes."""
+    """Return the number of defects found on this many nodes."""
     with tempfile.TemporaryDirectory() as directory, running(count, Path(directory)) as nodes:
         done = Run(nodes, Path(directory), seed, rest)
         for one in ROUNDS[count]:

@@ -1,5 +1,5 @@
-"""What requests are made of: docs/openapi.json, with names of what there is, bodies that get far, and what a
-tag is refused.
+"""The source of the requests: docs/openapi.json, with names of existing objects, bodies that get far, and the
+refusals for users without a tag.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from amqp_server.management.endpoints import ANYBODY, ENDPOINTS
 from amqp_server.reference.arguments import QUEUES
 
 DESCRIPTION = Path(__file__).parents[2] / "docs" / "openapi.json"
-#: They would end the run: the node stops, leaves the others, or blocks its publishers.
+#: These would end the run: the node stops, leaves the others, or blocks its publishers.
 LEFT_OUT = (
     ("post", "/api/nodes/{node}/stop"),
     ("put", "/api/nodes/{node}/memory-limit"),
@@ -33,11 +33,11 @@ NAMES = {
     "unit": ["days"],
     "properties": ["~"],
 }
-#: What takes everything away with it is tried on what nobody needs.
+#: Requests that delete everything below an object are tried on objects that nothing else needs.
 LOSING = (("delete", "/api/vhosts/{vhost}"), ("delete", "/api/users/{user}"))
 PASSING = {"vhost": ["passing"], "user": ["passing"]}
 UNHEALTHY = {"$ref": "#/components/responses/Unhealthy"}
-#: What a user may be told who lacks the tag for a path.
+#: The answers that a user without a path's tag may get.
 FORBIDDEN = ("401", "413", "414", "415", "429", "503")
 LIMITS = ["max-connections", "max-queues", "max-channels"]
 #: Values that get further than most: fields of bodies, by the name of the schema.
@@ -102,10 +102,10 @@ DEFINITIONS: dict[str, Any] = {
 
 
 def described(tag: str, seed: int, *, alone: bool) -> dict[str, Any]:
-    """The description for a user with this tag, "" for none; in an order of chance, because the time may be
-    up early.
+    """The description for a user with this tag, "" for none; in random order, because the time may be up
+    early.
 
-    A node that stands `alone` has no other one to wait for: nothing is unavailable there but health.
+    A node that stands `alone` waits for no other one: only health may answer "unavailable" there.
     """
     told: dict[str, Any] = json.loads(DESCRIPTION.read_text())
     for method, path in LEFT_OUT:
@@ -134,8 +134,8 @@ def _name(operation: dict[str, Any], names: dict[str, list[str]]) -> None:
 
 
 def _forbid(told: dict[str, Any], tag: str) -> None:
-    """Who lacks the tag is refused, and learns nothing: neither what there
-    is, nor what is wrong with a body.
+    """Refuse a user without the tag. The answer reveals nothing: neither which objects exist, nor what is
+    wrong with a body.
     """
     for endpoint in ENDPOINTS:
         operation = told["paths"][endpoint.path].get(endpoint.method.lower())
@@ -146,7 +146,9 @@ def _forbid(told: dict[str, Any], tag: str) -> None:
 
 
 def _deepen(told: dict[str, Any]) -> None:
-    """Describe bodies and names more closely than the API does: what is refused at once tries little."""
+    """Describe bodies and names more closely than the API does: requests that are refused at once test
+    little.
+    """
     schemas, paths = told["components"]["schemas"], told["paths"]
     schemas["ExchangeRequest"]["properties"]["type"] = {"anyOf": [{"enum": TYPES}, {"type": "string"}]}
     arguments: dict[str, Any] = {

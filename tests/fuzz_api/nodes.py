@@ -1,4 +1,4 @@
-"""The brokers that are asked: one, or three of a cluster."""
+"""The brokers that get the requests: one, or three of a cluster."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from tests.cluster.mqd import MqdCluster
 from tests.cluster.nodes import wait_for
 from tests.reliability.node import Node, command
 
-#: A shovel that is made by chance connects to nobody; wrong logins are tried on purpose, and nobody is to
-#: wait for that.
+#: A random shovel connects to nothing; wrong logins are made on purpose, and no request must wait for that.
 OPTIONS = (
     *("--disk-free-min-bytes", "0", "--log-level", "warning", "--shovel-hosts", "127.0.0.1"),
     *("--login-failures-free", "1000000"),
@@ -25,7 +24,7 @@ class Nodes(Protocol):
     def node(self, name: str) -> Node: ...
 
     def formed(self) -> None:
-        """Wait until all of them run and see each other. Raises AssertionError."""
+        """Wait until all nodes run and see each other. Raises AssertionError."""
 
     def kill(self, name: str) -> None: ...
 
@@ -35,7 +34,7 @@ class Nodes(Protocol):
 
 
 class One:
-    """A node that stands alone, so that nothing is done to it."""
+    """A node that stands alone; this part of the run causes no faults."""
 
     def __init__(self, node: Node) -> None:
         self._node = node

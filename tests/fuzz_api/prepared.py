@@ -1,4 +1,4 @@
-"""What there is before requests by chance come, and the users who make them."""
+"""The objects that exist before the random requests, and the users who send these."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PASSWORD = "fuzzer"
 #: By the name of the user; "" is a user without a tag.
 TAGS = (ADMINISTRATOR, POLICYMAKER, MONITORING, MANAGEMENT, "")
 ALL = {"configure": ".*", "write": ".*", "read": ".*"}
-#: So that there is something that they may not do.
+#: Some permissions, so that there are objects that the users may not use.
 SOME = {"configure": "^(new|q|x|g|.{0,3})$", "write": "^[^s]", "read": "^[^x]"}
 VHOST = "/api/{}/%2F/"
 
@@ -69,7 +69,9 @@ THINGS: list[tuple[str, str, Any]] = [
 
 
 def prepare(port: int) -> None:
-    """Make what is not there, by way of one node. What chance has made of the same name instead stays."""
+    """Make the missing objects through one node. An object that a random request has made under the same name
+    stays.
+    """
     api = Api(HOST, port, "guest", "guest")
     try:
         for vhost in ("%2F", "other", "passing"):

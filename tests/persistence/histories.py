@@ -1,4 +1,4 @@
-"""What the generated histories of both kinds of data, over both stores, have in common."""
+"""The common parts of the generated histories of both kinds of data, over both stores."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,7 +25,7 @@ class Histories(RuleBasedStateMachine):
     environment: Any
 
     def begin_on(self, environment: Any) -> None:
-        """Look at the store, which was just opened, anew."""
+        """Start the checks anew on the store, which was just opened."""
         raise NotImplementedError
 
     def open(self) -> None:
@@ -35,9 +35,7 @@ class Histories(RuleBasedStateMachine):
         raise NotImplementedError
 
     def log_all(self) -> bool:
-        """Make all durable that was submitted, in the write-ahead log; false
-        if something has no room there.
-        """
+        """Make everything submitted durable in the write-ahead log; false if some of it has no room there."""
         pending = self.environment.pending
         while pending.unsynced:
             layer = pending.take()
@@ -60,7 +58,7 @@ class InMemory(Histories):
 
 
 class InLmdb(Histories):
-    #: Small, so that chunks, several layers and carried-over erasures happen in short histories.
+    #: Small bounds, so that short histories have chunks, several layers and carried-over erasures.
     bounds: tuple[tuple[ModuleType, str, int], ...]
 
     def __init__(self) -> None:
@@ -78,7 +76,7 @@ class InLmdb(Histories):
         self.directory.cleanup()
 
     def open(self) -> None:
-        # Few blocks, so that they are used again, and that there is no room left.
+        # Few blocks, so that they are used again, and that at times there is no room left.
         self.environment = Environment.open(
             Path(self.directory.name) / "data", map_bytes=1 << 30, log_bytes=6 * BLOCK_BYTES
         )

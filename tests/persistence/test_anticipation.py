@@ -1,4 +1,4 @@
-"""Commits that wait a moment for acks that make them needless."""
+"""Commits that wait a moment for acks that make them unnecessary."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Clock:
 
 
 class Node(OwnTurns):
-    """A commit whose disk is memory, and somebody who looks for acks after each turn."""
+    """A commit whose disk is memory, and a task that looks for acks after each turn."""
 
     def __init__(self) -> None:
         self.store, self.clock = MemoryEnvironment(), Clock()
@@ -39,7 +39,7 @@ class Node(OwnTurns):
         self.done: list[int] = []
 
     def publish(self, seq: int, queue_id: int = 1, *, alone: bool = True) -> None:
-        """A turn that takes one message."""
+        """Take one message in a turn."""
 
         self.run(self._append, queue_id, seq, alone)
 
@@ -48,7 +48,7 @@ class Node(OwnTurns):
         self.commit.request(partial(self.done.append, seq), alone=(queue_id, seq) if alone else None)
 
     def ack(self, seq: int, queue_id: int = 1) -> None:
-        """A turn that takes its ack."""
+        """Take its ack in a turn."""
         self.run(self._settle, queue_id, seq)
 
     def _settle(self, queue_id: int, seq: int) -> None:
@@ -102,7 +102,7 @@ async def test_what_is_not_acked_in_time_is_written_then() -> None:
         assert node.commits == 0
         node.wait_in_vain()
         await node.until(0)
-        # Too late to be taken back.
+        # Too late to take it back.
         node.ack(0)
         assert node.commit.unsynced
     assert node.commits >= 2
@@ -118,7 +118,7 @@ async def test_what_waits_for_the_disk_takes_the_others_along() -> None:
 
 
 async def test_nobody_looks() -> None:
-    """A turn that no sockets began."""
+    """A turn begins without sockets."""
     async with running() as node:
         node.commit.may_wait = False
         node.publish(0)
@@ -138,7 +138,7 @@ async def test_some_are_acked_and_the_others_written() -> None:
 
 
 async def test_only_the_last_message_of_a_queue_is_taken_back() -> None:
-    """What else was noted of it stays with it."""
+    """Its other notes stay with it."""
     async with running() as node:
         node.publish(0)
         node.publish(1)
@@ -162,7 +162,7 @@ def test_waits_in_vain_become_rare() -> None:
     anticipation = Anticipation(WAIT_S, clock)
 
     def skipped() -> int:
-        """How many commits begin at once before the next wait."""
+        """Return how many commits begin at once before the next wait."""
         count = 0
         while not anticipation.worth_it():
             count += 1
@@ -173,7 +173,7 @@ def test_waits_in_vain_become_rare() -> None:
         found.append(skipped())
         anticipation.over(in_vain=True)
     assert found == [0, 1, 3, 7, 15, 31, 63, 127, 255, 511, 1023, SKIPS_MAX]
-    # And soon worth it again where the acks come.
+    # And waits are soon worth it again where acks come.
     assert skipped() == SKIPS_MAX
     for _ in range(11):
         anticipation.over(in_vain=False)

@@ -190,13 +190,13 @@ async def test_full_map_alarms_and_recovers_by_settling(
         seq = 0
         with trio.fail_after(PATIENCE_S):
             while not alarms:
-                # As much as the map can't hold; then it is for the disk to find out.
+                # More than the map can hold; after that the disk has to find out.
                 if seq < 100:
                     journal.append(1, seq, 1, body)
                     seq += 1
                     commit.request()
                 await trio.sleep(0.005)
-        # Publishers of another queue are caught in the full layer; consumers drain the first one.
+        # Publishers of another queue wait in the full layer; consumers drain the first queue.
         journal.append(2, 0, 1, body)
         durable = trio.Event()
         commit.request(durable.set)
@@ -218,7 +218,7 @@ async def test_full_map_alarms_and_recovers_by_settling(
 
 
 async def test_reads_while_commits_run(environment: Any) -> None:
-    """Reads on the loop's thread during the sync see all that was appended, every byte right."""
+    """During the sync, reads on the loop's thread see everything appended, and every byte is right."""
     journal, commit = Journal(environment), Commit(environment)
 
     def payload(seq: int) -> bytes:
@@ -266,7 +266,7 @@ async def test_spill_needs_no_sync_and_frees(environment: Any) -> None:
 
 
 class Slow(MemoryEnvironment):
-    """Its housekeeping has to wait for the disk."""
+    """A store whose housekeeping has to wait for the disk."""
 
     def __init__(self) -> None:
         super().__init__()

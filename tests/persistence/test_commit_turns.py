@@ -1,4 +1,6 @@
-"""Commits that the end of a turn begins, without the commit task, and what it leaves to that task."""
+"""Commits that the end of a turn begins without the commit task, and the commits that it leaves to that
+task.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ class SlowTransaction(MemoryTransaction):
 
 
 class Slow(MemoryEnvironment):
-    """Its commits take until they may end."""
+    """A store whose commits take until they may end."""
 
     def __init__(self, faults: Faults | None = None) -> None:
         super().__init__(faults)
@@ -58,7 +60,7 @@ class Turns(OwnTurns):
         self._changed = trio.Event()
 
     def end(self, *seqs: int) -> None:
-        """A turn that appends these messages."""
+        """End a turn that appends these messages."""
         self.run(self.append, *seqs)
 
     def append(self, *seqs: int) -> None:
@@ -99,7 +101,7 @@ async def test_the_end_of_a_turn_begins_a_commit_and_its_end_the_next() -> None:
         store.may_end.set()
         await turns.until(4)
         assert turns.done == [0, 1, 2, 3]
-        # What came while the first was under way went together.
+        # Messages that came while the first commit was under way went together.
         assert store.begun == 2
     assert store.messages() == {0, 1, 2, 3}
 
@@ -113,7 +115,7 @@ async def test_submissions_of_several_turns_go_in_one_transaction() -> None:
         turns.end(0)
         await trio.testing.wait_all_tasks_blocked()
         turns.end(1)
-        # Asked for outside of turns, too.
+        # A commit requested outside of turns, too.
         turns.append(2)
         await trio.testing.wait_all_tasks_blocked()
         assert (store.begun, turns.done, granted) == (0, [], ["first"])
@@ -169,7 +171,7 @@ async def test_a_request_outside_a_turn_goes_after_the_commit_that_is_under_way(
         turns.commit.request(durable.set)
         await trio.testing.wait_all_tasks_blocked()
         assert not durable.is_set() and turns.done == []
-        # The task waits for what the turn began; turns leave everything to it meanwhile.
+        # The task waits for the commit that the turn began; meanwhile turns leave everything to the task.
         turns.end(2)
         assert store.begun == 1
         store.may_end.set()
@@ -253,7 +255,7 @@ async def test_a_commit_that_is_under_way_is_seen_through_when_the_task_is_cance
         store.may_end.clear()
         turns.end(0)
         nursery.cancel_scope.cancel()
-        # The loop ends this task's wait only when the worker, which waits for another thread, is done.
+        # The loop ends this task's wait only after the worker, which waits for another thread.
         threading.Timer(0.05, store.may_end.set).start()
     assert store.messages() == {0}
     assert not store.writing

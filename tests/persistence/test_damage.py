@@ -1,5 +1,5 @@
-"""Real data files whose bits flip or whose end is cut off: what was written is read, or it is said that it is
-not there.
+"""Real data files whose bits flip or whose end is cut off: the store returns the written data, or says that
+it is missing.
 """
 
 import logging
@@ -52,7 +52,7 @@ def entry(index: int) -> StoredEntry:
 
 
 def make(path: Path) -> Path:
-    """A directory with something of everything; its data file."""
+    """Make a directory with data of all kinds; return its data file."""
     environment = Environment.open(path, map_bytes=MAP_BYTES)
     journal, groups = Journal(environment), Groups(environment)
     for seq in range(MESSAGES):
@@ -70,7 +70,7 @@ def make(path: Path) -> Path:
 
 
 def read_everything(path: Path) -> None:
-    """Raises AssertionError if anything is not what was written. What is missing is missing."""
+    """Raises AssertionError if anything differs from the written data. Missing data counts as missing."""
     environment = Environment.open(path, map_bytes=MAP_BYTES)
     journal, groups = Journal(environment), Groups(environment)
     for key, value in environment.items("table"):
@@ -79,8 +79,7 @@ def read_everything(path: Path) -> None:
         for record in queue.records:
             assert record.head_corrupt or bytes(record.head).startswith(b"head")
     found = {group.group: group for group in groups.recover()}
-    # A damaged key may make an entry one of an unknown group. The group itself is there, and as long as it
-    # was.
+    # A damaged key may put an entry into an unknown group. The group itself is there, with its full length.
     assert found[2].hard_lost or (found[2].term, found[2].vote) == (4, "n1")
     assert found[2].last_index == ENTRIES
     for seq in range(MESSAGES):
@@ -99,12 +98,12 @@ def read_everything(path: Path) -> None:
 
 
 def outcome(path: Path) -> str:
-    """Of `read_everything`, in a process of its own: a page that is broken may well kill it."""
+    """Return the outcome of `read_everything` in a process of its own: a broken page may kill it."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         said = "read"
-        # An assertion of LMDB's is of no interest here.
+        # The test does not need LMDB's message about an assertion.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         try:
             read_everything(path)
@@ -122,7 +121,7 @@ def outcome(path: Path) -> str:
 
 
 def struck(path: Path, where: Callable[[Random, int], int]) -> dict[str, int]:
-    """Flip one bit after the other, each in a copy; how often each outcome was."""
+    """Flip one bit after the other, each in a copy; return how often each outcome was."""
     data_file = make(path / "whole")
     whole = data_file.read_bytes()
     count: dict[str, int] = {}
@@ -149,7 +148,9 @@ def test_a_bit_that_flips_anywhere_is_never_served(tmp_path: Path) -> None:
 
 
 def test_a_bit_that_flips_in_the_head_of_a_page_ends_in_a_refusal(tmp_path: Path) -> None:
-    """LMDB itself crashes on some of them. Nothing else may come of it: above all nobody goes on."""
+    """LMDB itself crashes on some of these bits. No other outcome is permitted: above all the node must not
+    go on.
+    """
 
     def head(random: Random, size: int) -> int:
         return random.randrange(size // PAGE_BYTES) * PAGE_BYTES + random.randrange(HEADER_BYTES)
@@ -167,7 +168,7 @@ def test_a_bit_that_flips_in_the_head_of_a_page_ends_in_a_refusal(tmp_path: Path
 
 
 def churned(path: Path, seed: int) -> Iterator[Path]:
-    """A data file as transactions leave it that put much and delete much of it again."""
+    """Make a data file by transactions that put much and delete much of it again."""
     random = Random(seed)
     path.mkdir()
     environment = lmdb.open(str(path), map_size=MAP_BYTES, max_dbs=2, lock=False, sync=False)
@@ -189,7 +190,7 @@ def churned(path: Path, seed: int) -> Iterator[Path]:
 
 
 def last_page(data_file: Path) -> int:
-    """As the newest meta page has it."""
+    """Return the last page according to the newest meta page."""
     raw = data_file.read_bytes()
     metas = [struct.unpack_from("=QQ", raw, page * PAGE_BYTES + 136) for page in (0, 1)]
     return int(max((transaction, last) for last, transaction in metas)[1])
@@ -212,11 +213,11 @@ def test_a_file_without_pages_that_are_used_is_refused(tmp_path: Path) -> None:
         cut.write_bytes(whole[:size])
         with pytest.raises(StoreCorrupt, match=f"cut is damaged: it was cut off, it has {size} bytes"):
             check_length(cut, was_used=True)
-    # One that was never used is made again.
+    # A file that was never used is made again.
     cut.write_bytes(b"")
     check_length(cut, was_used=False)
     check_length(tmp_path / "none", was_used=True)
-    # What is no file of LMDB is for LMDB to refuse.
+    # A file that is not LMDB's is left for LMDB to refuse.
     cut.write_bytes(b"no LMDB " * PAGE_BYTES)
     check_length(cut, was_used=True)
 

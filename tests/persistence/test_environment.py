@@ -41,8 +41,8 @@ def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_new_directory_takes_two_transactions(tmp_path: Path) -> None:
-    """All tables, and the note of who this is: each is a sync, and syncs are most of the time of a first
-    start.
+    """One for all tables, and one for the node's identity: each is a sync, and syncs are most of the time of
+    a first start.
     """
     environment = open_environment(tmp_path)
     assert environment.written == 2
@@ -64,7 +64,7 @@ def test_an_unusable_directory_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["lock", "marks"])
 def test_a_link_in_the_directory_is_not_followed(tmp_path: Path, name: str) -> None:
-    """Whoever could make it would choose a file for the node to overwrite."""
+    """Otherwise a user who can make a link would choose a file for the node to overwrite."""
     victim = tmp_path / "victim"
     victim.write_text("precious")
     (tmp_path / "data").mkdir()
@@ -147,7 +147,7 @@ def test_sizes(tmp_path: Path, size: int, head_bytes: int) -> None:
     assert record.payload == payload
     assert record.head == (payload if size <= INLINE_BYTES else head)
     assert not record.corrupt
-    # Dropping the references before the map goes.
+    # Drop the references before the map goes.
     del record, queue
     environment.close()
 
@@ -276,8 +276,8 @@ def test_intervals() -> None:
 
 @pytest.mark.parametrize("later", [range(10), range(40)])
 def test_an_erasure_is_never_shortened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: range) -> None:
-    """A range that waits to be deleted is settled again from the same start on, as a full disk brings it
-    about.
+    """A range that waits to be deleted is settled again from the same start on, which a full disk may
+    cause.
     """
     monkeypatch.setattr("persistence.transaction.ERASE_KEYS_MAX", 0)
     environment = open_environment(tmp_path)
@@ -302,7 +302,7 @@ def test_an_erasure_is_never_shortened(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def commit_once(environment: Environment) -> None:
-    """One transaction, as the commit task makes it; a flush would go on until all is erased."""
+    """Commit one transaction, as the commit task does; a flush would go on until all is erased."""
     steps = SteppedCommit(environment)
     assert steps.begin()
     steps.end()

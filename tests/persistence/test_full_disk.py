@@ -1,4 +1,4 @@
-"""Deletions always get through, on a disk that this node or another program has filled."""
+"""Deletions always succeed, on a disk that this node or another program has filled."""
 
 import os
 import subprocess
@@ -45,7 +45,7 @@ def free_bytes(disk: Path) -> int:
 
 
 def fill(disk: Path) -> None:
-    """Another program takes all that is left."""
+    """Let another program take all room that is left."""
     with (disk / "foreign").open("wb", buffering=0) as file:
         try:
             while file.write(bytes(4096)):
@@ -55,7 +55,7 @@ def fill(disk: Path) -> None:
 
 
 class Traffic:
-    """Appends, and settles what came first."""
+    """Appends messages, and settles the oldest ones."""
 
     def __init__(self, journal: Journal, commit: Commit, seed: int) -> None:
         self._journal = journal

@@ -1,4 +1,6 @@
-"""Raft groups under the commit task: one transaction for all, a full disk, and what may go ahead of it."""
+"""Raft groups in the commit task: one transaction for all, a full disk, and the changes that may go ahead of
+it.
+"""
 
 from collections.abc import Iterator
 from functools import partial
@@ -127,7 +129,7 @@ async def test_a_full_map_is_drained_by_dropping_entries(
             assert index < 100
             index += 1
             groups.append(1, [entry(index, body)])
-            # What is applied is below a snapshot at once; its messages are not settled.
+            # Applied entries are below a snapshot at once; their messages are not settled.
             groups.snapshot(1, index, 1, b"state")
             with trio.move_on_after(0.2):
                 await commit.barrier()
@@ -149,7 +151,7 @@ async def test_a_full_map_is_drained_by_dropping_entries(
     assert (found[1].stored, found[1].snapshot) == ([], (index, 1))
     assert groups.read_one(2, 1) == entry(1, body)
     environment.close()
-    # A start needs a little room, too, for the incarnation.
+    # A start needs a little room, too, for its incarnation.
     environment = Environment.open(tmp_path, map_bytes=1 << 16)
     assert environment.incarnation == 2
     environment.close()

@@ -1,4 +1,4 @@
-"""kill -9 at random moments: what was said to be durable of a group is there, and nothing else is.
+"""kill -9 at random moments: everything reported as durable of a group is there, and nothing else.
 
 This file is also the process that is killed: it appends to its groups, cuts their tails off, takes snapshots
 and drops entries, and prints a line `durable GROUP LAST TERM SNAPSHOT` for each group that was committed.
@@ -48,7 +48,7 @@ async def write(directory: str) -> None:
             lines = ""
             for group, (term, last, snapshot) in logs.items():
                 if choices.random() < 0.2:
-                    # Another leader: the tail that was not committed is replaced.
+                    # Another leader replaces the tail that was not committed.
                     term += 1
                     last = max(last - choices.randint(0, 4), snapshot)
                 first, last = last + 1, last + choices.randint(1, 5)
@@ -69,7 +69,7 @@ async def write(directory: str) -> None:
 
 
 def run_and_kill(directory: Path, seconds: float) -> dict[int, tuple[int, int, int]]:
-    """What was said of each group at last: last index, term, snapshot."""
+    """Return the last report about each group: last index, term, snapshot."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, __file__, str(directory)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as writer:
@@ -101,7 +101,7 @@ def test_what_is_durable_of_groups_survives_kill(tmp_path: Path) -> None:
             for number, (last, term, snapshot) in durable.items():
                 group = recovered[number]
                 assert (group.lost, group.hard_lost, group.snapshot_lost) == ([], False, False)
-                # More may have been synced than could be said.
+                # More may have been synced than reported.
                 assert group.term >= term and group.vote == f"n{group.term % 3}"
                 assert group.snapshot is None or group.snapshot[0] >= snapshot
                 assert group.last_index >= last or group.term > term

@@ -1,4 +1,4 @@
-"""Raft groups on disk: damage, sizes, erasing in portions, what a start reads."""
+"""Raft groups on disk: damage, sizes, erasing in portions, and the reads of a start."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -57,7 +57,7 @@ def test_a_flipped_bit_is_never_served_and_can_be_repaired(tmp_path: Path, size:
     environment = open_environment(tmp_path)
     groups = Groups(environment)
     (group,) = groups.recover()
-    # A start reads no page that holds nothing but a body.
+    # A start does not read pages that hold only a body.
     small = size < 1000
     assert group.lost == ([3] if small else [])
     assert (group.terms, group.last_index) == ([(1, 1), (4 if small else 3, 2)], 4)
@@ -79,7 +79,7 @@ def test_a_flipped_bit_is_never_served_and_can_be_repaired(tmp_path: Path, size:
 @pytest.mark.parametrize("where", ["middle", "first", "last", "only"])
 @pytest.mark.parametrize("byte", [15, 16, 17, 28, 29, 33])
 def test_a_damaged_head_is_a_lost_entry(tmp_path: Path, where: str, byte: int) -> None:
-    """The bytes are of the index, the version, the checksum, the term, the kind and the size."""
+    """The bytes belong to the index, the version, the checksum, the term, the kind and the size."""
     index = {"middle": 12, "first": 11, "last": 14, "only": 11}[where]
     last = 11 if where == "only" else 14
     environment = open_environment(tmp_path)
@@ -101,7 +101,7 @@ def test_a_damaged_head_is_a_lost_entry(tmp_path: Path, where: str, byte: int) -
     assert groups.last_index(7) == last
     with pytest.raises(EntryLost):
         groups.read_one(7, index)
-    # A truncation takes the damaged one with it.
+    # A truncation removes the damaged entry, too.
     groups.append(7, entries(11, 2, term=4))
     environment.flush()
     (group,) = groups.recover()
@@ -245,7 +245,7 @@ def test_a_large_erasure_is_durable_at_once_and_carried_on(tmp_path: Path, how: 
     with pytest.raises(EntryLost):
         groups.read_one(1, many // 2)
     if how == "drop":
-        # The number is used again before the old entries are all deleted.
+        # The number is used again before all old entries are deleted.
         assert groups.last_index(1) == 0
         groups.append(1, entries(1, 2, term=9))
         expected[1] = [range(1, 3)]
@@ -288,7 +288,7 @@ def test_of_two_erasures_from_one_index_on_the_longer_one_holds(
     groups.drop_entries(1, [range(1, 20)])
     assert disk.begin()
     disk.end()
-    # The other group uses up what one transaction may delete.
+    # The other group uses up the deletions of one transaction.
     groups.drop_entries(2, [range(1, 3)])
     groups.drop_entries(1, [range(3, 5)])
     assert disk.begin()
@@ -305,7 +305,7 @@ def test_what_is_replaced_leaves_no_chunks_behind(environment: Environment) -> N
     large = bytes(3 * CHUNK_BYTES)
     groups.append(1, entries(1, 4, data=large))
     environment.flush()
-    # Twice in one transaction, the second time from further on.
+    # Twice in one transaction, the second time from a later index on.
     groups.append(1, entries(2, 3, term=2))
     groups.append(1, entries(4, 1, term=3))
     environment.flush()

@@ -25,10 +25,10 @@ BODIES = st.binary(max_size=20) | st.integers(0, 5000).map(lambda size: b"b" * s
 
 @dataclass
 class Model:
-    """A group: all of it in dictionaries."""
+    """A group, kept in dictionaries."""
 
     entries: dict[int, StoredEntry] = field(default_factory=dict)
-    terms: dict[int, int] = field(default_factory=dict)  # of all indexes that ever were, as they are now
+    terms: dict[int, int] = field(default_factory=dict)  # of all indexes ever seen, with their present terms
     hard: tuple[int, str] = 0, ""
     snapshot: tuple[int, int, bytes] | None = None
     last: int = 0
@@ -128,7 +128,7 @@ class Rules(Histories):
 
     @rule(group=GROUPS, back=st.integers(0, 4), beyond=st.integers(1, 5), state=BODIES)
     def install(self, group: int, back: int, beyond: int, state: bytes) -> None:
-        """A snapshot from another node, after which the log begins anew."""
+        """Install a snapshot from another node, after which the log begins anew."""
         model = self.model(group)
         commit = max(model.last - back, model.first - 1)
         index, term = model.last + beyond, model.terms.get(model.last, 0) + 1
@@ -186,14 +186,16 @@ class Rules(Histories):
 
     @rule()
     def commit_to_the_log(self) -> None:
-        """The store has it later, or at the next start."""
+        """The store gets it later, or at the next start."""
         if not self.log_all():
             self.commit()
         self.durable = deepcopy(self.present)
 
     @rule()
     def commit_merged(self) -> None:
-        """All layers in one transaction, as after a full disk, and perhaps with an erasure left half done."""
+        """Commit all layers in one transaction, as after a full disk, perhaps with an erasure left half
+        done.
+        """
         pending = self.environment.pending
         layer = pending.take_all()
         pending.merge(pending.behind())
@@ -213,9 +215,9 @@ class Rules(Histories):
 
     @rule()
     def commit_erasures_ahead(self) -> None:
-        """As on a full disk: the oldest layer does not fit, what only erases goes ahead of it."""
+        """As on a full disk: the oldest layer does not fit, and layers that only erase go ahead of it."""
         pending = self.environment.pending
-        # That layer has what only the write-ahead log has.
+        # That layer has data that only the write-ahead log has.
         logged = pending.take_all().sequence > 0
         erasing = pending.erasures(pending.behind(), self.environment.groups.snapshot_index)
         transaction = self.environment.transaction(erasing)
@@ -239,7 +241,7 @@ class Rules(Histories):
         self.crash_store()
         self.check_durable()
         if self.ahead:
-            # What was erased ahead lies below the snapshots, and is all that may be missing.
+            # Entries erased ahead lie below the snapshots, and only those may be missing.
             for number, model in self.durable.items():
                 for index in range(1, model.first):
                     try:
@@ -253,7 +255,7 @@ class Rules(Histories):
     def check_durable(self) -> None:
         found = recovered(self.groups)
         for number in found:
-            # Recovery tells where logs end; the disk, asked for one of them, says the same.
+            # Recovery returns where logs end; the disk returns the same for each log.
             first, last = self.groups._store.bounds(number)
             assert (found[number].first_index - 1, found[number].last_index) == (first, last)
         expected = {
@@ -315,7 +317,9 @@ class LmdbRules(InLmdb, Rules):
     )
 
     def check_nothing_is_left_behind(self) -> None:
-        """No chunk without its entry, no entry that nobody sees: once all is erased."""
+        """Once everything is erased, there is no chunk without its entry, and no entry that nothing refers
+        to.
+        """
         tables, snapshot = self.environment.tables, self.environment.snapshot()
         stored = [entry for model in self.present.values() for entry in model.entries.values()]
         large = [e for e in stored if len(e.data) > INLINE_BYTES - ENTRY_HEAD.size]
@@ -334,7 +338,7 @@ TestLmdb.settings = IN_LMDB
 
 
 def test_steps_of_a_simulated_disk() -> None:
-    """What is under way at a crash is gone, what ended is there, and done() comes only at the end."""
+    """A commit under way at a crash is gone, one that ended is there, and done() comes only at the end."""
     environment = MemoryEnvironment()
     groups, disk = Groups(environment), SteppedCommit(environment)
     done: list[str] = []

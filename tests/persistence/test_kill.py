@@ -1,4 +1,4 @@
-"""kill -9 at random moments: what was said to be durable is there, what was settled is not.
+"""kill -9 at random moments: messages reported as durable are there, and those reported as settled are not.
 
 This file is also the process that is killed: it appends and settles as fast as it can and prints a line
 `durable STOP SETTLED` when all before STOP is durable and all before SETTLED is settled.
@@ -100,7 +100,7 @@ def test_what_is_durable_survives_kill(tmp_path: Path, batches: int) -> None:
                         if seq not in gone:
                             left.add(seq)
             lowest = min(left)
-            # More may have been settled and synced than could be said, but nothing may be missing in between.
+            # More may have been settled and synced than reported, but nothing may be missing in between.
             assert lowest >= settled
             assert sorted(left) == list(range(lowest, max(left) + 1))
             assert max(left) >= stop - 1

@@ -43,7 +43,7 @@ class Turns(OwnTurns):
         self.journal, self.commit = Journal(environment), Commit(environment)
 
     async def turn(self, call: Callable[..., object], *arguments: Any, to_store: bool = False) -> None:
-        """Return when what the turn submitted is durable."""
+        """Run a turn; return when its changes are durable."""
         durable = trio.Event()
 
         def submit() -> None:
@@ -69,7 +69,7 @@ class Turns(OwnTurns):
         await self.turn(submit)
 
     def stored(self) -> list[int]:
-        """What LMDB has."""
+        """Return the messages that LMDB has."""
         return [record.first_seq for record in self.environment.records(1, 0, 1 << 40)]
 
     def read(self) -> list[int]:
@@ -83,7 +83,7 @@ async def running(environment: Environment) -> AsyncIterator[Turns]:
         nursery.start_soon(turns.commit.run, turns.run)
         await trio.testing.wait_all_tasks_blocked()
         yield turns
-        # As kill -9: no last commit.
+        # As with kill -9: no last commit.
         nursery.cancel_scope.cancel()
     environment.close()
 
@@ -114,7 +114,7 @@ async def test_a_small_commit_is_durable_before_lmdb_has_it(path: Path) -> None:
         assert turns.journal.pending_bytes == 0 and not turns.commit.unsynced
         assert turns.environment.written == before + 2
     assert recovered(path) == {seq: b"%d" % seq + bytes(10) for seq in range(3)}
-    # The second start has it from LMDB.
+    # The second start reads it from LMDB.
     assert list(recovered(path)) == [0, 1, 2]
 
 
@@ -135,7 +135,7 @@ async def test_what_was_settled_is_let_go_of_while_only_the_log_has_it(path: Pat
         await turns.append(*range(10), to_store=True)
         await turns.append(*range(20, 40))
         await turns.append(*range(45, 80))
-        # Some of these are in LMDB, and some are nowhere.
+        # Some of these messages are in LMDB, and some are nowhere.
         await turns.turn(settle, 5, 60)
         await turns.turn(settle, 62, 79)
         logged = turns.environment.pending.logged
@@ -143,7 +143,7 @@ async def test_what_was_settled_is_let_go_of_while_only_the_log_has_it(path: Pat
         left = [60, 61, 79]
         assert [first for first, *_ in logged.queues[1].appends] == left
         assert turns.read() == [*range(10), *left]
-        # As after a crash here.
+        # Like a crash at this point.
         shutil.copytree(path, path.parent / "crashed")
         await turns.append(80, to_store=True)
         assert turns.stored() == [*range(5), *left, 80]
@@ -283,7 +283,7 @@ async def test_a_stopped_node_leaves_nothing_in_the_log(path: Path) -> None:
         assert turns.stored() == []
         turns.commit.stop()
     environment.close()
-    # So a program that knows nothing of the log can read the directory.
+    # So a program that does not know the log can read the directory.
     (path / "main" / LOG_FILE).unlink()
     assert list(recovered(path)) == [0]
 
@@ -305,7 +305,7 @@ async def test_a_log_that_is_gone_is_missed(path: Path, caplog: pytest.LogCaptur
     log.unlink()
     with pytest.raises(DataDirectoryUnusable, match=f"lacks the file {log}"):
         open_at(path)
-    # The operator says that it is lost.
+    # With this the operator accepts the loss.
     log.touch()
     with caplog.at_level(logging.CRITICAL):
         assert list(recovered(path)) == [0]
@@ -347,7 +347,7 @@ async def test_a_copy_has_the_log(path: Path, tmp_path: Path) -> None:
 
 
 async def test_a_full_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the log has taken is durable, and comes into LMDB when there is room."""
+    """Changes in the log are durable, and come into LMDB when there is room."""
     monkeypatch.setattr("persistence.commit_task.RETRY_SECONDS", 0.01)
     environment = open_at(path)
     async with running(environment) as turns:
@@ -371,7 +371,7 @@ async def test_a_full_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_log_that_cannot_be_written_for_want_of_room(
     path: Path, monkeypatch: pytest.MonkeyPatch, while_the_task_waits: bool
 ) -> None:
-    """As on a file system that writes to other blocks than those that the file has."""
+    """As on a file system that writes to other blocks than the file's own."""
     async with running(open_at(path)) as turns:
         await turns.append(0)
         write = os.pwrite
@@ -392,7 +392,7 @@ async def test_a_log_that_cannot_be_written_for_want_of_room(
 
 
 async def test_records_without_anything_in_them_count_as_well(path: Path) -> None:
-    """The next record has the next number, though a start had nothing to bring into LMDB."""
+    """The next record has the next number, though a start had nothing to put into LMDB."""
     for number in range(2):
         environment = open_at(path)
         layer = environment.pending.take()

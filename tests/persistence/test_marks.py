@@ -94,8 +94,8 @@ def test_flushes_sync_the_file(tmp_path: Path) -> None:
 
 
 def test_other_threads_run_while_the_disk_does_not_answer(tmp_path: Path) -> None:
-    """A thread that keeps the interpreter's lock while it waits would stop the loop, and the heartbeats with
-    it.
+    """A thread that keeps the interpreter's lock while it waits would stop the loop, and so the
+    heartbeats.
     """
     try:
         disks = SlowDisks(tmp_path)

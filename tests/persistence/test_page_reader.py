@@ -1,4 +1,4 @@
-"""Pages that are not in memory: they are found without LMDB, and read in a thread."""
+"""Pages that are not in memory: they are found without LMDB, and a thread reads them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def bodies(queue_id: int, first: int, last: int) -> KeyRange:
 
 
 def marked(queue_id: int, seq: int, size: int) -> bytes:
-    """A payload that no other has any part of."""
+    """A payload that shares no part with any other."""
     return Random(queue_id * 1_000_003 + seq).randbytes(size)
 
 
@@ -76,7 +76,7 @@ def test_the_places_of_values_are_those_that_lmdb_reads(environment: Environment
         assert there
         for seq in there:
             payload = marked(queue_id, seq, sizes[queue_id, seq])
-            # Of what is in the head there is no body; that lies in another table.
+            # A payload in the head of a record has no body, which would lie in another table.
             assert sizes[queue_id, seq] <= 511 or payload in touched, (queue_id, seq)
         wanted = sum(sizes[queue_id, seq] for seq in there)
         assert sum(span.size for span in spans) <= wanted + 30_000 + 4096 * len(there)
@@ -158,7 +158,7 @@ async def test_nobody_is_called_after_the_end(environment: Environment, slow: No
     for _ in range(20):
         await trio.sleep(0.005)
     assert called == []
-    # Nobody reads any more, so nobody could be told.
+    # The reader has stopped, so nobody could be told.
     assert Journal(environment).warm(1, [(0, 0)], lambda: called.append("late"))
 
 
@@ -175,7 +175,7 @@ async def test_what_a_turn_raises_ends_the_task(environment: Environment, slow: 
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is ever in memory."""
+    """Make all pages count as not in memory."""
     monkeypatch.setattr(PageReader, "_at_hand", lambda self, ranges: False)
 
 
@@ -229,12 +229,12 @@ async def test_a_commit_has_a_thread_wait_for_the_pages_of_what_it_deletes(
         await durable.wait()
         while environment.has_erasures():
             await commit.barrier()
-    # What a commit reads in any case: where pages are free, and the last pages of its tables.
+    # A commit reads these pages in any case: the list of free pages, and the last pages of its tables.
     assert _waits_for_the_disk() - waited < 40
     assert journal.read(1, 0, RECORDS) == []
     commit.stop()
 
 
 def _waits_for_the_disk() -> int:
-    """Of this thread, so far."""
+    """Return the waits of this thread so far."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt

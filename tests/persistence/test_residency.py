@@ -30,7 +30,7 @@ def test_pages_are_given_back_and_come_again(tmp_path: Path) -> None:
     drop_mapped_pages(tmp_path / "main" / "data.mdb")
     assert resident_shared_bytes() - before < 5 * MEGABYTE
     assert all(record.payload == payload for record in journal.read(1, 0, 63))
-    # In the middle of a write transaction, too, nothing is lost.
+    # Nothing is lost in the middle of a write transaction either.
     journal.append(1, 64, 1, payload)
     layer = environment.pending.take()
     transaction = environment.transaction(layer)
@@ -61,7 +61,7 @@ def test_tend_acts_above_the_bound_only(tmp_path: Path) -> None:
 
 @pytest.fixture
 def large(tmp_path: Path) -> Iterator[Environment]:
-    """64 records of one message of 1 MB, none of it resident, nor in the page cache if that can be had."""
+    """64 records, each a message of 1 MB, none of it resident, and if possible none in the page cache."""
     environment = Environment.open(tmp_path, map_bytes=1 << 32, resident_bytes_max=1 << 40)
     journal = Journal(environment)
     for seq in range(64):
@@ -80,7 +80,9 @@ def test_a_start_reads_no_bodies(large: Environment) -> None:
 
 
 def forget_pages(path: Path) -> None:
-    """Out of the resident set and of the page cache: the kernel maps around a page whatever it has there."""
+    """Drop pages from the resident set and from the page cache: around a page that it reads, the kernel also
+    maps the cached ones.
+    """
     drop_mapped_pages(path)
     with path.open("rb") as file:
         os.fsync(file.fileno())
@@ -88,7 +90,7 @@ def forget_pages(path: Path) -> None:
 
 
 def mapped_by_touching(path: Path, step: int) -> int:
-    """What becomes resident of a file by reading a byte in each stretch of it."""
+    """Return how many bytes of a file become resident by reading one byte in each step of it."""
     with path.open("rb") as file, mmap(file.fileno(), 0, prot=PROT_READ) as mapped:
         mapped.madvise(MADV_RANDOM)
         before = resident_shared_bytes()
@@ -99,7 +101,7 @@ def mapped_by_touching(path: Path, step: int) -> int:
 
 @pytest.mark.parametrize("how", ["settle", "settle one by one", "drop"])
 def test_settling_reads_no_bodies(large: Environment, how: str) -> None:
-    """LMDB reads the first page of each value that it deletes, and no more than those may become resident."""
+    """LMDB reads the first page of each value that it deletes, and no other pages may become resident."""
     journal = Journal(large)
     data = large.directory / "main" / "data.mdb"
     first_pages = mapped_by_touching(data, CHUNK_BYTES)
@@ -118,7 +120,7 @@ def test_settling_reads_no_bodies(large: Environment, how: str) -> None:
 
 
 def test_a_bounded_set_at_the_usual_bound(tmp_path: Path) -> None:
-    """Thousands of small records are gone through, and the bound holds meanwhile."""
+    """Thousands of small records are read, and the bound holds meanwhile."""
     bound = 4 * MEGABYTE
     environment = Environment.open(tmp_path, map_bytes=1 << 32, resident_bytes_max=bound)
     journal = Journal(environment)
@@ -134,6 +136,6 @@ def test_a_bounded_set_at_the_usual_bound(tmp_path: Path) -> None:
             if count % 100 == 0:
                 most = max(most, resident_shared_bytes() - before)
     assert count == 40_000
-    # Looked at after each quarter of the bound, and some is mapped around each page.
+    # The bound is checked after each quarter of it, and the kernel maps some pages around each page.
     assert most < 2 * bound
     environment.close()

@@ -129,7 +129,7 @@ class Rules(Histories):
 
     @rule(queue_id=QUEUES, random=st.randoms(use_true_random=False))
     def traffic(self, queue_id: int, random: Random) -> None:
-        """A stretch of ordinary life: the rules alone seldom meet the same record several times."""
+        """A stretch of ordinary traffic: the rules alone seldom hit the same record several times."""
         for _ in range(20):
             left = sorted(self.present.left.get(queue_id, ()))
             step = random.choice(["append", "settle", "settle", "settle", "annotate", "commit", "log"])
@@ -171,7 +171,7 @@ class Rules(Histories):
 
     @rule()
     def close_layer(self) -> None:
-        """The turn is over, and what it submitted is large."""
+        """The turn is over, and its changes are large."""
         self.environment.pending.close_layer()
 
     @rule()
@@ -183,14 +183,14 @@ class Rules(Histories):
 
     @rule()
     def commit_to_the_log(self) -> None:
-        """The store has it later, or at the next start."""
+        """The store gets it later, or at the next start."""
         if not self.log_all():
             self.commit()
         self.durable = self.present.copy()
 
     @rule()
     def commit_first_layer(self) -> None:
-        """One transaction only, so that an erasure may be left half done."""
+        """Commit one transaction only, so that an erasure may be left half done."""
         store = self.environment
         layer = store.pending.take_all()
         store.pending.merge(store.pending.behind())

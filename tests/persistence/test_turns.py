@@ -1,6 +1,4 @@
-"""What one turn submits is durable altogether or not at all, however large the layers are and however full
-the disk.
-"""
+"""All changes of one turn are durable or none, however large the layers are and however full the disk."""
 
 import threading
 from collections.abc import Callable
@@ -36,7 +34,7 @@ class WatchedTransaction(MemoryTransaction):
 
 
 class Watched(MemoryEnvironment):
-    """Calls `on_state` with each state that a crash would leave behind."""
+    """Calls `on_state` with each state that a crash could leave behind."""
 
     def __init__(self, faults: Faults | None = None) -> None:
         super().__init__(faults)
@@ -114,7 +112,8 @@ async def test_a_large_turn_is_one_transaction_and_the_next_turns_are_others() -
             commit.request()
 
     async with trio.open_nursery() as nursery:
-        # None of them waits for the disk: the layers are closed while the commit task does something else.
+        # None of these turns waits for the disk: the layers are closed while the commit task does something
+        # else.
         nursery.start_soon(commit.run)
         await trio.testing.wait_all_tasks_blocked()
         store.may_end.clear()

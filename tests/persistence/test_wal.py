@@ -1,4 +1,4 @@
-"""The write-ahead log by itself: what a restart finds of it."""
+"""The write-ahead log by itself: the records that a restart finds."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,7 +104,7 @@ def test_any_order_of_writes_crashes_and_stores(path: Path, seed: int) -> None:
             log.close()
             log = WriteAheadLog.open(path, BLOCKS * BLOCK_BYTES)
             assert log.recover(stored) == [contents[n] for n in sorted(contents) if n > stored], step
-            # As a start does: LMDB has them now.
+            # A start does the same: LMDB has these records now.
             stored = max([stored, *contents])
             log.stored(stored)
     assert stored > 20
@@ -132,7 +132,7 @@ def test_one_that_is_damaged_before_others_is_told(log: WriteAheadLog, path: Pat
 def test_what_clients_publish_cannot_look_like_a_record(log: WriteAheadLog, path: Path) -> None:
     write(log, b"a")
     record = path.read_bytes()[BLOCK_BYTES : 2 * BLOCK_BYTES]
-    # One with everything right but the salt, which nobody outside knows.
+    # A forged record with everything right except the salt, which no client knows.
     forged = bytes(HEADER.size) + record[HEADER.size :]
     block = write(log, bytes(BLOCK_BYTES - RECORD.size) + forged)
     assert path.read_bytes()[(block + 1) * BLOCK_BYTES :].startswith(forged[:100])

@@ -1,4 +1,4 @@
-"""A turn of a node that is nothing but a commit."""
+"""Turns of a node that consists of a commit only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from persistence.commit import Commit
 
 
 class OwnTurns:
-    """Runs calls as turns of the commit that it has."""
+    """Runs calls as turns of its commit."""
 
     commit: Commit
 

@@ -1,6 +1,6 @@
-"""Logs of commands drawn at random, and what applying them does, as plain data.
+"""Logs of random commands, and the effects of applying them, as plain data.
 
-Run as a program it prints the digest after each batch: the same in every process, whatever its hash seed.
+Run as a program, it prints the digest after each batch: the same in every process, whatever its hash seed.
 """
 
 from __future__ import annotations
@@ -77,16 +77,16 @@ def _random_command(random: Random) -> Plain:
 
 
 class Reader:
-    """A machine fed from a log."""
+    """A machine that reads commands from a log."""
 
     def __init__(self, machine: Machine, number: int = 1, getter_id: int = 0) -> None:
         self.machine = machine
-        #: The publisher's next number, also what the contents say.
+        #: The publisher's next number, which is also in the contents.
         self.number = number
         self.getter_id = getter_id
 
     def apply(self, batch: Batch) -> dict[str, Any]:
-        """Apply a batch; return its effects, told message by message."""
+        """Apply a batch; return its effects, listed message by message."""
         now, plain = batch
         effects = Effects()
         attached = {consumer.key for consumer in self.machine.consumers.by_key.values()}
@@ -118,7 +118,7 @@ class Reader:
                 self.getter_id += 1
             return verb, consumer
         if verb in ("settle", "return", "discard"):
-            # Nobody can know a delivery of the very batch that his command is in.
+            # A client can't know a delivery from the same batch that has its command.
             _, key, low, high = command
             held = self.machine.consumers.by_key.get(key)
             return (verb, key, low, min(high, held.next_id - 1)) if held is not None else None
@@ -126,7 +126,7 @@ class Reader:
 
 
 def told(effects: Effects) -> dict[str, Any]:
-    """Effects without regard to how runs are cut."""
+    """The effects, however runs are cut."""
     deliveries: dict[str, list[Plain]] = {}
     for consumer, run, first_id in effects.deliveries:
         deliveries.setdefault(consumer.key, []).extend(

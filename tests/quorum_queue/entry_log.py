@@ -1,7 +1,6 @@
-"""Logs of entries drawn at random: batches of three nodes, some sent twice, some lost, nodes that start
-again.
+"""Logs of random entries: batches of three nodes, some sent twice, some lost, and nodes that start again.
 
-Run as a program it prints the digest after each entry: the same in every process, whatever its hash seed.
+Run as a program, it prints the digest after each entry: the same in every process, whatever its hash seed.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def random_settings(random: Random) -> Settings:
 
 
 class Sender:
-    """A node as its commands show it: consumers with keys of its own, and batches that it keeps to send
+    """A node as its commands show it: consumers with its own keys, and batches that it keeps to send
     again.
     """
 
@@ -137,7 +136,7 @@ class Sender:
 
 
 def random_log(random: Random, entries: int) -> list[bytes]:
-    """Entries as a leader would make them, from what reaches it."""
+    """Make entries as a leader would, from the batches that reach it."""
     senders = [Sender(name) for name in NODES]
     log: list[bytes] = []
     now = 0
@@ -153,7 +152,7 @@ def random_log(random: Random, entries: int) -> list[bytes]:
                 continue
             batch = sender.batch(random)
             if fate < 0.15:
-                # Lost, with those behind it, until all of them are sent again.
+                # This batch is lost with those behind it, until all of them are sent again.
                 lost = sender.sent[-1:] + [sender.batch(random) for _ in range(random.randint(0, 2))]
                 batches += lost[1:] + lost
             elif fate < 0.2:
@@ -166,7 +165,7 @@ def random_log(random: Random, entries: int) -> list[bytes]:
 
 
 def told(applied: Applied) -> dict[str, Any]:
-    """What an entry led to on one node, without regard to how runs are cut."""
+    """The effects of an entry on one node, however runs are cut."""
     deliveries: dict[Any, list[tuple[Any, ...]]] = {}
     for consumer, run, first_id in applied.deliveries:
         deliveries.setdefault(consumer.key, []).extend(

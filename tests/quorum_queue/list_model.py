@@ -1,4 +1,4 @@
-"""What a queue must do, one message at a time, in lists: simple enough to be believed."""
+"""A model of a queue, one message at a time, in lists: simple enough to trust."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Message:
 
 @dataclass
 class Holder:
-    """A consumer, or what is left of one: somebody who may hold messages."""
+    """A consumer, or the rest of one: it may still hold messages."""
 
     key: Key
     no_ack: bool = False
@@ -48,7 +48,7 @@ class Holder:
 
 @dataclass
 class Outcome:
-    """What one batch led to."""
+    """The effects of one batch."""
 
     accepted: list[int] = field(default_factory=list)
     deliveries: dict[Key, list[tuple[int, int, bool, int]]] = field(default_factory=dict)
@@ -72,9 +72,9 @@ class ListModel:
         self.now = 0
         self.ready: list[Message] = []
         self.holders: dict[Key, Holder] = {}
-        #: Attached consumers; within a priority the one whose turn it is comes first.
+        #: Attached consumers; within a priority the next one to be served comes first.
         self.turns: list[Holder] = []
-        #: With a single active consumer: the one, until it goes.
+        #: With a single active consumer: the active one, until it goes.
         self.active: Holder | None = None
         self.window_limit = self.window_used = 0
         self.dead_lettering: dict[int, Message] = {}
@@ -153,7 +153,7 @@ class ListModel:
     def assign(self) -> None:
         while self.ready:
             head = self.ready[0]
-            # With a TTL of 0 it is handed out when it comes, but not when it comes back.
+            # A message with a TTL of 0 is handed out when it comes, but not when it comes back.
             if head.expires_at is not None and head.expires_at < self.now + head.redelivered:
                 self.drop(head, "expired")
                 continue

@@ -1,4 +1,4 @@
-"""A node without sockets and disk: what the hosts of queues need, over the store in memory."""
+"""A node without sockets and disk: the services that the hosts of queues need, over the store in memory."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from tests.clocks import ManualClock
 
 QUEUE_ID = 7
 PERSISTENT = Attributes(persistent=True)
-#: For nodes that are made from now on.
+#: Used by nodes that are made from now on.
 READ_AHEAD = ReadAhead()
 
 
 class Wakes:
-    """Timers: a list of who wants to be woken when."""
+    """Timers: a list of hosts and the times at which they want to be woken."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[int, Any]] = []
@@ -48,7 +48,7 @@ class Wakes:
 
 
 class Letters:
-    """The dead-letter sender: keeps what it is given, if its target is there."""
+    """The dead-letter sender: keeps the letters it gets, if their target is there."""
 
     def __init__(self) -> None:
         self.taken: list[tuple[bytes, str]] = []
@@ -99,7 +99,7 @@ class Requests:
 
 
 class Marks:
-    """As persistence.marks: what was marked last, whatever was marked before."""
+    """As persistence.marks: the last marks of each slot, whatever was there before."""
 
     def __init__(self) -> None:
         self.slots: dict[int, int] = {}
@@ -123,7 +123,7 @@ class Marks:
 
 
 class Publisher:
-    """Counts what it is answered; no number twice."""
+    """Counts its answers; no number may come twice."""
 
     def __init__(self) -> None:
         self.confirms: set[int] = set()
@@ -164,7 +164,7 @@ class Receiver:
 
 
 class OnceOnly:
-    """A journal that sees to its own rule: a sequence number is written once in a queue's life."""
+    """A journal that checks its own rule: a sequence number is written once in a queue's life."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -188,7 +188,7 @@ def once_only(store: MemoryStore) -> Journal:
 
 
 class HostedQueue:
-    """The topology's queue: notes what its host tells it."""
+    """The topology's queue: notes what its host reports."""
 
     name = "q"
     vhost = SimpleNamespace(name="/")
@@ -243,12 +243,12 @@ class QueueNode:
         )
 
     def commit(self) -> None:
-        """Make all that was submitted durable; the waiting confirms follow."""
+        """Make all submitted changes durable; the waiting confirms follow."""
         self.environment.flush()
         self.environment.spill.flush()
 
     def crash(self, arguments: dict[str, object], producers: int = 100_000) -> LocalHost:
-        """Kill -9 and start again: what was not committed is gone, the marks are not."""
+        """Kill -9 and start again: uncommitted changes are gone, the marks are not."""
         self.environment.crash()
         self.wakes = Wakes()
         self.services = self._services()
@@ -270,7 +270,7 @@ def publish(
 
 
 def resident_bytes(host: LocalHost) -> int:
-    """The bodies that the queue really has in memory."""
+    """Return the size of the bodies that the queue really has in memory."""
     machine = host.machine
     runs = list(machine.ready.runs())
     runs += [run for consumer in machine.consumers.by_key.values() for run in consumer.checkout.runs]

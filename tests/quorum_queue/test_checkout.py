@@ -1,4 +1,4 @@
-"""What a consumer holds, against a dictionary."""
+"""The messages that a consumer holds, checked against a dictionary."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from hypothesis import given
 from quorum_queue.machine.consumers import Checkout
 from quorum_queue.machine.run import Run
 
-#: How long each delivered run is and by which step its positions rise, and how many ids lie between it and
-#: the last.
+#: Length of each delivered run, the step between its positions, and the number of ids between it and the run
+#: before.
 delivered = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 3), st.sampled_from([0, 0, 2])), max_size=8)
 
 

@@ -61,6 +61,6 @@ def test_a_node_that_serves_catches_up_slowly_and_never_goes_back() -> None:
         passed += 1_000
         assert time.heard(KNOWN, WALL_MS + HOUR_MS) == 1_000 // SLEW
     assert time.now_ms() == WALL_MS + passed + passed // SLEW
-    # The rest of the way is short.
+    # Only a short way is left.
     clock.now_ms += 1_000
     assert time.heard(KNOWN, time.now_ms() + 3) == 3

@@ -1,4 +1,4 @@
-"""Runs to bytes and back; bytes that are no runs."""
+"""Runs as bytes and back; and bytes that are no runs."""
 
 from __future__ import annotations
 

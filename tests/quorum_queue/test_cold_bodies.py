@@ -1,4 +1,4 @@
-"""A queue whose next bodies the disk has yet to give: they wait, and nothing else does."""
+"""The disk has not read a queue's next bodies yet: these messages wait, and nothing else does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.quorum_queue import node as node_module
 from tests.quorum_queue.node import PERSISTENT, Publisher, QueueNode, Receiver, publish, resident_bytes
 
 TRANSIENT = Attributes()
-#: Runs are smaller than a constant says, which is part of compiled code.
+#: These tests make runs smaller by patching a constant, which is part of compiled code.
 pytestmark = pytest.mark.pure
 SIZE = 1000
 
@@ -33,7 +33,7 @@ def small_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class ColdNode(QueueNode):
-    """The disk gives what `step` says, one after the other."""
+    """A node whose disk does one read for each `step`."""
 
     def __init__(self, budget_bytes: int = 1 << 30) -> None:
         super().__init__(budget_bytes)
@@ -46,10 +46,10 @@ class ColdNode(QueueNode):
         return len(self.environment.reader.waiting) + len(self.environment.spill.reader.waiting)
 
     def step(self) -> None:
-        """The disk has what it was asked for first."""
+        """Do the oldest read of the disk."""
         for store in (self.environment, self.environment.spill):
             if store.reader.waiting:
-                # `done` schedules, and the turn of these tests ends at once then.
+                # `done` schedules the queue, and the turn of these tests then ends at once.
                 store.reader.step()()
                 return
 
@@ -65,7 +65,7 @@ class ColdNode(QueueNode):
 def paged_out(
     node: QueueNode, last: int, *, journalled: bool = True, settings: Settings | None = None
 ) -> LocalHost:
-    """A queue of so many messages, all out of memory but the head, which is where it stays; that is taken
+    """Return a queue of this many messages. All except the head are out of memory, and the head is taken
     away.
     """
     host = node.host(settings or Settings(), journalled=journalled)
@@ -134,7 +134,7 @@ def test_the_disk_reads_on_while_deliveries_are_made() -> None:
     receiver = attach(host, prefetch=2)
     node.step()
     assert receiver.contents == numbered(1, 2)
-    # What comes after the bodies that are back is asked for before anybody wants it.
+    # The queue asks for the bodies behind these before any consumer needs them.
     assert node.asked == 1
     assert host.resident_bytes < 10 * SIZE
 
@@ -301,7 +301,7 @@ def test_order_whatever_happens_in_between(seed: int) -> None:
 
 @pytest.mark.parametrize("journalled", [True, False])
 def test_dead_letters_wait_for_the_disk_and_publishers_do_not(journalled: bool) -> None:
-    """Messages that a consumer holds have left memory, and are rejected."""
+    """Messages that a consumer holds have left memory, and the consumer rejects them."""
     node = ColdNode()
     host = paged_out(node, 6, journalled=journalled, settings=Settings(dead_letter=True))
     attach(host)
@@ -318,7 +318,7 @@ def test_dead_letters_wait_for_the_disk_and_publishers_do_not(journalled: bool) 
     publish(host, numbered(7, 7), publisher, attributes=PERSISTENT if journalled else TRANSIENT)
     node.commit()
     assert publisher.confirms == {1}
-    # What is rejected later, and is in memory, does not overtake them.
+    # A message that is rejected later, and is in memory, does not overtake them.
     host.submit(("discard", "c", 6, 6))
     assert node.letters.taken == []
     for _ in range(10):
@@ -355,7 +355,7 @@ def test_what_a_full_queue_drops_waits_for_the_disk() -> None:
 
 @pytest.mark.parametrize("journalled", [True, False])
 def test_what_waits_is_dead_lettered_though_its_queue_goes(journalled: bool) -> None:
-    """The disk keeps it for so long, and nobody waits for the disk."""
+    """The disk keeps the messages until then, and nothing waits for the disk."""
     node = ColdNode()
     host = paged_out(node, 8, journalled=journalled, settings=Settings(dead_letter=True, max_length=8))
     publish(host, numbered(9, 10))

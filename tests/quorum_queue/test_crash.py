@@ -24,8 +24,8 @@ class Sent:
 
 
 class QueueOnDisk(RuleBasedStateMachine):
-    """`left` are the messages that the queue has now, `durable` those that a restart must find, with their
-    attempts.
+    """`left` are the messages that the queue has now, `durable` the messages that a restart must find, with
+    their attempts.
     """
 
     @initialize(budget=st.sampled_from([0, 100, 1 << 30]), priorities=st.booleans(), quorum=st.booleans())
@@ -132,7 +132,7 @@ class QueueOnDisk(RuleBasedStateMachine):
         assert self.settled_durably.isdisjoint(found)
         self.left = {seq: by_seq[seq] for seq in self.durable}
         self.acknowledged = set(self.settled_durably)
-        # Numbers of messages that never reached the disk are given again.
+        # Numbers of messages that never reached the disk are used again.
         self.by_content = {sent.content: sent for sent in self.left.values()}
         self.check_memory()
 

@@ -1,4 +1,4 @@
-"""Deduplication: no message is taken twice, whatever is sent again, and whenever the node dies."""
+"""Deduplication: no message is taken twice, whatever a client sends again, and whenever the node dies."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DECLARED = Settings(
     deduplication_window_ms=WINDOW_MS, deduplication_count=4, deduplication_producers=PRODUCERS_MAX
 )
 
-#: What a publisher says of a message: nothing, its id, or its producer and sequence.
+#: How a publisher names a message: not at all, by an id, or by its producer and sequence.
 Said = str | tuple[str, int] | None
 said = (
     st.none()
@@ -51,7 +51,7 @@ def _in_a_row(producer: str, first: int, count: int) -> list[Said]:
     return [(producer, number) for number in range(first, first + count)]
 
 
-#: Messages of one publish: each with a name of its own, or numbered by one producer one after the other.
+#: Messages of one publish: each with a name of its own, or numbered in order by one producer.
 publishes = st.lists(said, min_size=1, max_size=8) | st.builds(
     _in_a_row, st.sampled_from(list("PQRST")), st.integers(-2, 9), st.integers(1, 8)
 )
@@ -64,7 +64,7 @@ def name_of(said: Said) -> bytes | None:
 
 
 def names_of(batch: list[Said]) -> Names:
-    """As the edge says it: a sequence where it is one."""
+    """Return the names as the edge gives them: as a sequence where they form one."""
     names = [name_of(message) for message in batch]
     if isinstance(batch[0], tuple) and batch == _in_a_row(*batch[0], len(batch)):
         assert names[0] is not None
@@ -73,13 +73,13 @@ def names_of(batch: list[Said]) -> Names:
 
 
 class Memory:
-    """What a queue must remember, one message at a time."""
+    """The names that a queue must remember, one message at a time."""
 
     def __init__(self, count: int) -> None:
         self.count = count
         #: (id, time), oldest first.
         self.ids: list[tuple[str, int]] = []
-        #: (producer, sequence, time), the one that was idle longest first.
+        #: (producer, sequence, time), the producer with the longest idle time first.
         self.producers: list[tuple[str, int, int]] = []
 
     def expire(self, now: int) -> None:
@@ -113,7 +113,7 @@ def small_limits() -> Any:
 
 
 class DedupComparison(RuleBasedStateMachine):
-    """The machine of a queue that may be full, against the list of what it must know."""
+    """The machine of a queue that may be full, compared with the list of names that it must know."""
 
     @initialize(count=st.integers(1, 5), max_length=st.none() | st.integers(0, 5),
                 overflow=st.sampled_from(["drop-head", "reject-publish", "reject-publish-dlx"]))  # fmt: skip
@@ -166,7 +166,7 @@ class DedupComparison(RuleBasedStateMachine):
 
     @rule()
     def purge(self) -> None:
-        """What is gone is remembered all the same."""
+        """Messages that are gone are remembered all the same."""
         self.machine.apply(Meta(self.now), [("purge",)], Effects())
 
     @rule()
@@ -181,7 +181,7 @@ TestDedup.settings = settings(max_examples=150, stateful_step_count=30, deadline
 
 
 class DedupOnDisk(RuleBasedStateMachine):
-    """A durable queue that is killed at any point: it knows what its last commit knew, and so do its
+    """A durable queue that is killed at any point: it knows the names of its last commit, like the
     messages.
     """
 
@@ -197,7 +197,7 @@ class DedupOnDisk(RuleBasedStateMachine):
 
     @rule(batches=st.lists(publishes, min_size=1, max_size=3))
     def publish(self, batches: list[list[Said]]) -> None:
-        """Batches of one turn."""
+        """Publish batches in one turn."""
         self.memory.expire(self.node.clock.now_ms)
         for batch in batches:
             first = self.number
@@ -276,7 +276,7 @@ def test_a_duplicate_is_confirmed_with_what_it_is_a_duplicate_of() -> None:
     assert publisher.confirms == set()
     node.commit()
     assert publisher.confirms == {1, 2}
-    # Nothing waits for the disk now, but the answer takes the same way.
+    # Nothing waits for the disk now, but the confirm takes the same way.
     once(host, [id_of(b"a")], publisher, 3)
     node.commit()
     assert publisher.confirms == {1, 2, 3}
@@ -363,7 +363,7 @@ def test_of_a_sequence_only_the_last_is_written() -> None:
     node, publisher = QueueNode(), Publisher()
     host = node.host(DECLARED, journalled=True)
     for first in (1, 3, 6):
-        # The first two of each are there already, but for the first time.
+        # After the first time, the first two of each run are duplicates.
         run = Run(range(5), [b"%d" % number for number in range(first, first + 5)], b"head", PERSISTENT)
         names = Sequence.from_first(sequence_of(b"P", first), 5)
         host.submit(("enqueue_once", run, publisher, 5 * first, names))
@@ -380,7 +380,7 @@ def test_names() -> None:
     long = b"x" * 500
     assert len(id_of(long)) < 50
     assert id_of(long) != id_of(long + b"x")
-    # What looks like a hash is none.
+    # A name that looks like a hash is not taken for one.
     assert id_of(id_of(long)[1:]) != id_of(long)
     for name in (id_of(b""), id_of(long), sequence_of(b"", -(1 << 63)), sequence_of(long, (1 << 63) - 1)):
         assert is_name(name)

@@ -1,4 +1,4 @@
-"""Entries of the log: commands to bytes and back, bodies by ordinal, bytes that are no entry."""
+"""Entries of the log: commands as bytes and back, bodies by ordinal, and bytes that are no entry."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def entry_of(made: list[tuple[str, int, int, list[Command]]], now_ms: int = 0) -
 
 
 def plain(command: Command, owner: tuple[str, int] | None, ordinal: int) -> tuple[object, ...]:
-    """A command as plain data; `owner` goes before keys as they are on their own node."""
+    """A command as plain data; `owner` goes in front of keys, which are given as on their own node."""
 
     def keyed(key: tuple[object, ...]) -> tuple[object, ...]:
         return key if owner is None else owner + key
@@ -172,7 +172,7 @@ def test_bodies_by_ordinal(made: list[tuple[str, int, int, list[Command]]], data
 def test_a_truncated_entry_is_refused(
     made: list[tuple[str, int, int, list[Command]]], data: st.DataObject
 ) -> None:
-    """Unless it ends between two batches: whole entries have checksums."""
+    """Except where it ends between two batches: checksums cover whole entries."""
     ends = {len(entry_of(made[:count])) for count in range(len(made) + 1)}
     entry = entry_of(made)
     cut = data.draw(st.integers(0, len(entry) - 1).filter(lambda cut: cut not in ends))
@@ -183,8 +183,8 @@ def test_a_truncated_entry_is_refused(
 
 @given(st.integers(0, 1 << 32).map(Random), st.data())
 def test_a_damaged_entry_is_refused_or_applied(random: Random, data: st.DataObject) -> None:
-    """CodecError is the only exception, and what is read can be applied: a bad entry must not stop every
-    node.
+    """CodecError is the only exception, and an entry that can be read can be applied: a bad entry must not
+    stop every node.
     """
     log = random_log(random, 4)
     replica = Replica(Settings(delivery_limit=2, max_length=9, deduplication_window_ms=9))
@@ -231,7 +231,7 @@ def test_there_is_no_fourth_level() -> None:
 
 
 def test_batches_with_the_same_names_are_told_apart_by_who_sent_them() -> None:
-    """What is remembered of names is that of one incarnation."""
+    """Names are remembered for one incarnation only."""
     for node in ("n1", "n2"):
         for incarnation in (1, 2):
             for key in (("c", 1), ("c", True), ("c", "1")):

@@ -1,4 +1,4 @@
-"""What a deleted queue had in memory is freed in parts: of many messages, and of large ones."""
+"""The memory of a deleted queue is freed in parts: of many messages, and of large ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quorum_queue.ports import Turn
 
 
 class ShortTurn:
-    """Over after each part."""
+    """A turn that is over after each part."""
 
     def __init__(self) -> None:
         self.left: list[Callable[[], None]] = []
@@ -44,7 +44,7 @@ class Holding:
 
 
 def freed(runs: deque[Run]) -> list[int]:
-    """Free them; return how many are left after each part."""
+    """Free the runs; return how many are left after each part."""
     turn = ShortTurn()
     Leftover(cast(Machine, Holding(runs)), cast(Turn, turn)).free()
     left = [len(runs)]

@@ -1,4 +1,4 @@
-"""A queue on its node: when it confirms, what it writes, what it keeps in memory, and how it comes back."""
+"""A queue on its node: when it confirms, what it writes, what it keeps in memory, and how it is restored."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def attach(host: LocalHost, key: str = "c", prefetch: int = 0, no_ack: bool = Fa
 
 
 def records(node: QueueNode) -> list[tuple[int, int]]:
-    """(first number, messages) of the records on disk."""
+    """Return (first number, messages) of the records on disk."""
     return [(record.first_seq, record.count) for record in node.environment.records(QUEUE_ID, 0, 1 << 40)]
 
 
@@ -79,7 +79,7 @@ def test_a_lone_message_that_is_acked_before_the_commit_is_confirmed_then() -> N
     publisher = Publisher()
     attach(host)
     for number in (1, 2):
-        # The second one, too: the first is waited for no more.
+        # This holds for the second message, too, when nothing waits for the first one any more.
         publish(host, numbered(number, number), publisher, number)
         assert number not in publisher.confirms
         host.submit(("settle", "c", number - 1, number - 1))
@@ -109,7 +109,7 @@ def test_a_lone_message_that_is_acked_while_it_is_written_is_settled() -> None:
 
 
 def test_confirms_come_in_the_order_of_the_messages() -> None:
-    """What is acked before the commit, behind others that wait for it, waits with them."""
+    """A message that is acked before the commit, behind others that wait for it, waits with them."""
     node = QueueNode()
     host = node.host(Settings(), journalled=True)
     publisher = Publisher()
@@ -127,7 +127,7 @@ def test_confirms_come_in_the_order_of_the_messages() -> None:
 
 @pytest.mark.parametrize("how", ["returned", "rejected", "dead-lettered", "purged"])
 def test_what_leaves_otherwise_waits_for_the_commit(how: str) -> None:
-    """A dead letter has to be on disk where it goes."""
+    """A dead letter must first be on the disk of its target."""
     node = QueueNode()
     host = node.host(Settings(dead_letter=how == "dead-lettered"), journalled=True)
     publisher = Publisher()
@@ -216,7 +216,7 @@ def test_a_queue_larger_than_memory(
     receiver = attach(host, prefetch=7)
     while len(receiver.received) < 300:
         last = receiver.received[-1][0]
-        # Some come back and are delivered again, in their place.
+        # Some messages come back and are delivered again, in their place.
         if last % 3 == 0 and not receiver.received[-1][2]:
             host.submit(("return", "c", last, last))
             assert receiver.received[-1][1:] == (receiver.received[-2][1], True)
@@ -224,7 +224,7 @@ def test_a_queue_larger_than_memory(
         host.submit(("settle", "c", 0, receiver.received[-1][0]))
         node.commit()
         assert node.services.memory.used == host.resident_bytes == resident_bytes(host)
-        # Beside the budget: what the consumer holds, and what is read ahead for it.
+        # In addition to the budget: the messages that the consumer holds, and those read ahead for it.
         assert node.services.memory.used <= budget + 7_000 + 4_000 + 3_000
     assert receiver.contents == sent
     host.submit(("settle", "c", 0, 1 << 40))
@@ -236,7 +236,7 @@ def test_a_queue_larger_than_memory(
 
 @pytest.mark.parametrize("persistent", [True, False])
 def test_paged_out_messages_come_back_one_by_one(persistent: bool) -> None:
-    """Single returns are joined into runs; what was joined must not be paged out twice."""
+    """Single returns are joined into runs; joined messages must not be paged out twice."""
     node = QueueNode(0)
     host = node.host(Settings(), journalled=True)
     receiver = attach(host, prefetch=6)
@@ -260,19 +260,21 @@ def test_paged_out_messages_come_back_one_by_one(persistent: bool) -> None:
 
 
 def test_what_was_spilled_is_not_spilled_again() -> None:
-    """The newest run comes back into memory, more is published behind it, and memory gets short again."""
+    """The newest run comes back into memory, more messages are published behind it, and memory gets short
+    again.
+    """
     node = QueueNode()
     host = node.host(Settings(), journalled=False)
     publish(host, numbered(1, 3), attributes=TRANSIENT)
-    # Another time to live, so that these are runs of their own.
+    # A different time to live, so that these are runs of their own.
     publish(host, numbered(4, 6), attributes=TRANSIENT._replace(ttl_ms=1_000))
     publish(host, numbered(7, 9), attributes=TRANSIENT)
     assert host.page_out(1 << 30) == 6
     receiver = attach(host, prefetch=3)
-    # Read ahead.
+    # These bodies are read ahead.
     assert resident_bytes(host) == 9
     publish(host, numbered(10, 12), attributes=TRANSIENT)
-    # What the consumer holds goes, too.
+    # The messages that the consumer holds leave memory, too.
     assert host.page_out(1 << 30) == 12
     assert node.services.memory.used == host.resident_bytes == resident_bytes(host)
     host.submit(("prefetch", "c", 0))
@@ -285,7 +287,7 @@ def test_what_was_spilled_is_not_spilled_again() -> None:
 
 @pytest.mark.parametrize("journalled", [False, True])
 def test_transient_bodies_that_consumers_hold_are_spilled(journalled: bool) -> None:
-    """Two consumers take turns, so that what each holds has gaps."""
+    """Two consumers take turns, so each holds messages with gaps."""
     node = QueueNode()
     host = node.host(Settings(), journalled=journalled)
     receivers = {key: attach(host, key, prefetch=10) for key in "ab"}
@@ -296,7 +298,7 @@ def test_transient_bodies_that_consumers_hold_are_spilled(journalled: bool) -> N
     assert node.services.memory.used == host.resident_bytes == resident_bytes(host) == 0
     node.commit()
     assert host.page_out(1 << 30) == 0
-    # One comes back and goes out again, one is settled, and a consumer ends with what it has left.
+    # One message comes back and goes out again, one is settled, and a consumer ends with those it has left.
     host.submit(("return", "a", 1, 1), ("settle", "a", 0, 0))
     host.submit(("detach", "b", False), ("detach", "b", True))
     seen = {content for _, content, _ in receivers["a"].received}
@@ -429,7 +431,7 @@ def test_marks_tell_what_was_delivered() -> None:
 
 
 def test_consumers_in_turn_are_marked_to_the_last() -> None:
-    """An odd number of messages: the consumer served last does not hold the newest."""
+    """An odd number of messages: the consumer that was served last does not hold the newest one."""
     node = QueueNode()
     host = node.host(Settings(), journalled=True)
     attach(host, "a")
@@ -466,7 +468,7 @@ def test_attempts_outlive_a_crash() -> None:
         host.submit(("return", "c", delivery_id, delivery_id))
     node.commit()
     host = node.crash({"x-queue-type": "quorum"})
-    # A delivery that the crash ended counts as one.
+    # A delivery that ended with the crash counts as one.
     assert state(host) == [(1, True, 3), (2, True, 1), (3, False, 0), (4, False, 0)]
 
 
@@ -485,7 +487,7 @@ def test_numbers_are_not_used_twice() -> None:
 
 @pytest.mark.parametrize("mixed", [True, False])
 def test_long_routing_keys_do_not_make_records_that_cannot_be_recovered(mixed: bool) -> None:
-    """A restart sees the beginning of a record only; all heads have to be in it."""
+    """A restart reads only the beginning of a record, so all heads must be in it."""
     node = QueueNode()
     host = node.host(Settings(), journalled=True)
     contents = numbered(1, 9_000)
@@ -512,7 +514,7 @@ def test_long_routing_keys_do_not_make_records_that_cannot_be_recovered(mixed: b
 
 
 class Kept(logging.Handler):
-    """What was logged."""
+    """The log lines."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -595,7 +597,7 @@ def test_a_dead_letter_that_is_lost_is_not_sent() -> None:
 def test_whatever_is_damaged_the_queue_goes_on_with_the_others(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """Bodies in and out of memory, durable and spilled, with damage drawn by the seed."""
+    """Bodies in and out of memory, durable and spilled, with random damage from the seed."""
     monkeypatch.setattr(paging, "RECORD_BYTES_MAX", 500)
     random = Random(seed)
     node = QueueNode(budget_bytes=random.choice([0, 2_000, 1 << 20]))

@@ -1,4 +1,4 @@
-"""Where bodies are, against a dictionary of single messages."""
+"""The places of bodies, checked against a dictionary of single messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class LocationsComparison(RuleBasedStateMachine):
     def start(self) -> None:
         self.locations = Locations()
         self.places: dict[int, tuple[int, int]] = {}
-        #: Settled since the last add.
+        #: Places settled since the last add.
         self.late: dict[int, tuple[int, int]] = {}
         self.next_seq, self.entry = 1, 0
 

@@ -86,7 +86,7 @@ def plain_of(message: Message) -> Plain:
 
 
 class MachineComparison(RuleBasedStateMachine):
-    """Commands gather in `pending`; a batch of them goes to both sides at once."""
+    """Commands gather in `pending`; both sides then get a batch of them at once."""
 
     @initialize(declared=queue_settings)
     def declare(self, declared: Settings) -> None:
@@ -148,8 +148,8 @@ class MachineComparison(RuleBasedStateMachine):
 
     @rule(limit=st.integers(0, 6))
     def share_window(self, limit: int) -> None:
-        """As basic.qos with global does: the window counts what its consumers
-        hold, and all of them get it.
+        """As basic.qos with global does: the window counts the messages that its consumers hold, and all of
+        them share it.
         """
         self.flush()
         model = self.model
@@ -189,7 +189,7 @@ class MachineComparison(RuleBasedStateMachine):
         if not holders:
             return
         holder = data.draw(st.sampled_from(holders))
-        # Mostly deliveries that were made, now and then such as never were.
+        # Mostly deliveries that were made, and now and then some that never were.
         last = holder.next_id - 1 + data.draw(st.sampled_from([0, 0, 0, 500]))
         low = data.draw(st.integers(0, last))
         high = data.draw(st.integers(low, last))

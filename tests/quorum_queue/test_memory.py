@@ -1,5 +1,5 @@
-"""The budget of bodies in memory: what one relief does, however large the
-budget and however many the queues.
+"""The budget of bodies in memory: the work of one relief, however large the budget and however many the
+queues.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def test_a_relief_is_short_however_large_the_budget() -> None:
     large = Queue(budget, (1 << 30) + 5)
     budget.relieve()
     assert budget.used == large.resident_bytes == (1 << 30) - budget.STEP_BYTES
-    # A small one goes as low as before.
+    # A small budget is relieved to the same level as before.
     budget = MemoryBudget(1_000)
     Queue(budget, 1_001)
     budget.relieve()
@@ -52,7 +52,7 @@ def test_the_largest_queues_are_paged_out_first() -> None:
 
 
 def test_a_relief_looks_at_some_of_very_many_queues_and_the_next_one_at_others() -> None:
-    """What is not on the disk yet can't leave memory."""
+    """A body that is not on the disk yet can't leave memory."""
     budget = MemoryBudget(1_000)
     stuck = [Queue(budget, 10, stuck=True) for _ in range(1_000)]
     free = Queue(budget, 5)

@@ -1,4 +1,4 @@
-"""One log, one state: in every process, and from every snapshot on."""
+"""The same log gives the same state: in every process, and from every snapshot on."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LOGS = 12
 
 
 def digests_of(hash_seed: str) -> str:
-    """The digests of the same logs, from a process of their own."""
+    """The digests of the same logs, from a process of its own."""
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "tests.quorum_queue.command_log", str(LOGS)]
     return subprocess.run(
@@ -45,7 +45,7 @@ def test_two_processes_reach_the_same_state() -> None:
 
 
 def through_bytes(machine: Machine) -> Machine:
-    """A machine restored from a snapshot."""
+    """Return the machine after a snapshot and restore."""
     return snapshot.decode(snapshot.encode(machine))
 
 
@@ -61,7 +61,7 @@ def test_a_snapshot_at_every_split(random: Random, batches: int) -> None:
         effects = original.apply(batch)
         expected = digest(original.machine)
         for copy in copies:
-            # Effects first: a digest cannot tell what was handed out where.
+            # Effects first: a digest cannot tell which consumer got which message.
             assert copy.apply(batch) == effects
             assert digest(copy.machine) == expected
             assert copy.machine.unacked_count == original.machine.unacked_count
@@ -92,7 +92,7 @@ def test_holders_are_in_the_order_of_detaching_whatever_came_before() -> None:
 
 
 def test_a_digest_sees_every_field() -> None:
-    """What a replica could have wrong shows in its digest."""
+    """Any error in a replica's state shows in its digest."""
 
     def machine() -> Machine:
         machine = Machine(Settings(priority_max=1, delivery_limit=3))

@@ -1,4 +1,4 @@
-"""Replicas of a queue: one log, one state, on every node and from every snapshot on."""
+"""Replicas of a queue: the same log gives the same state, on every node and from every snapshot on."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FULL_KEY = (*OWN, *KEY)
 
 
 class Log:
-    """A replica, and the entries that it was fed."""
+    """A replica, and the entries that it has applied."""
 
     def __init__(self, declared: Settings | None = None) -> None:
         self.replica = Replica(declared or Settings(keeps_all=True))
@@ -45,7 +45,7 @@ class Log:
         self.now_ms = 0
 
     def apply(self, *commands: Command, node: str = "n1", incarnation: int = 1, number: int = 0) -> Applied:
-        """Apply one entry of one batch, in its turn unless `number` says another."""
+        """Apply an entry with one batch, which has the next number unless `number` is given."""
         member = node, incarnation
         if not number:
             number = self.numbers[member] = self.numbers.get(member, 0) + 1
@@ -76,7 +76,7 @@ def attach(key: tuple[Any, ...] = KEY, **options: Any) -> Command:
 
 
 def digests_of(hash_seed: str) -> str:
-    """The digests of the same logs, from a process of their own."""
+    """The digests of the same logs, from a process of its own."""
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "tests.quorum_queue.entry_log", str(LOGS)]
     return subprocess.run(
@@ -112,8 +112,8 @@ def test_a_snapshot_at_every_split(random: Random, entries: int) -> None:
 @settings(deadline=None, max_examples=120)
 @given(st.integers(0, 1 << 32).map(Random), st.integers(1, 15))
 def test_every_message_has_a_place_until_it_is_settled(random: Random, entries: int) -> None:
-    """What is ready, held or waits for its dead letter's targets is found; every other entry is released,
-    once.
+    """Messages that are ready, held or waiting for their dead letters' targets are found; every other entry
+    is released, once.
     """
     replica = Replica(random_settings(random))
     log = [b"", *random_log(random, entries)]
@@ -151,7 +151,7 @@ def check_bodies(replica: Replica, log: list[bytes], run: Run) -> None:
 @settings(deadline=None, max_examples=50)
 @given(st.integers(0, 1 << 32).map(Random), st.integers(1, 12))
 def test_every_node_is_told_its_own_part(random: Random, entries: int) -> None:
-    """The parts of all nodes together are what one machine does, and no part is told twice."""
+    """Together the parts of all nodes are the effects of one machine, and no part comes twice."""
     declared = random_settings(random)
     log = random_log(random, entries)
     named = {(batch.node, batch.incarnation) for data in log for batch in decode_entry(data).batches}
@@ -185,7 +185,7 @@ def test_every_node_is_told_its_own_part(random: Random, entries: int) -> None:
 
 
 def held_by_consumers(replica: Replica) -> set[tuple[Any, int, int]]:
-    """(key, delivery id, position) of all that is handed out."""
+    """Return (key, delivery id, position) of all messages that are handed out."""
     return {
         (consumer.key, first + offset, seq)
         for consumer in replica.machine.consumers.in_turn()
@@ -195,10 +195,12 @@ def held_by_consumers(replica: Replica) -> set[tuple[Any, int, int]]:
 
 
 def test_what_was_handed_out_does_not_change_with_the_rest_of_its_entry() -> None:
-    """Another batch of the entry may settle and return parts of it, which join others in the queue."""
+    """Another batch of the entry may settle and return parts of the delivery, which join others in the
+    queue.
+    """
     log = Log()
     log.apply(enqueue(b"1", b"22", b"333"), attach(prefetch=3))
-    # One of the two in the queue is taken and comes back: they are one run again.
+    # One of the two messages in the queue is taken and comes back: they are one run again.
     log.apply(("pause", KEY, True), ("return", KEY, 0, 1))
     applied = log.apply(("get", Consumer((1, 1, None, 0))), ("return", (1, 1, None, 0), 0, 0))
     [(_, run, _)] = applied.deliveries
@@ -206,7 +208,7 @@ def test_what_was_handed_out_does_not_change_with_the_rest_of_its_entry() -> Non
     assert [(list(run.seqs), list(run.sizes or ())) for run in log.replica.machine.ready.runs()] == [
         ([1, 2], [1, 2])
     ]
-    # What is handed out whole is cut when a part of it is settled.
+    # A run that is handed out whole is cut when a part of it is settled.
     applied = log.apply(("pause", KEY, False), ("get", Consumer((1, 1, None, 0))), ("settle", KEY, 3, 3))
     assert [len(run.seqs) == len(run.sizes or ()) for _, run, _ in applied.deliveries] == [True, True]
 
@@ -242,7 +244,7 @@ def test_a_new_incarnation_begins_with_one_and_ends_the_old_one() -> None:
     assert log.replica.members() == [("n1", 2)]
     held = log.replica.machine.consumers.by_key["n1", 2, 9, 1, "new", 0]
     assert [(list(run.seqs), run.redelivered) for run in held.checkout.runs] == [([1, 2], True)]
-    # What still comes of the first incarnation comes too late.
+    # Later batches of the first incarnation are too late.
     late = log.apply(enqueue(b"late"), number=2)
     assert late.batches == []
     assert log.replica.machine.next_seq == 3
@@ -275,7 +277,7 @@ def test_a_node_that_is_down_gives_back_what_it_holds() -> None:
     far = log.replica.machine.consumers.by_key["n2", 1, 1, 1, "far", 0]
     held = {seq: (run.redelivered, run.attempts) for run in far.checkout.runs for seq in run.seqs}
     assert held == {1: (True, 1), 2: (True, 1), 3: (True, 1), 4: (False, 0)}
-    # It was not down: its next batch is still the next.
+    # The node was not down: its next batch is still the next one.
     assert log.apply(("settle", KEY, 0, 5)).batches == [3]
     assert log.replica.machine.unacked_count == 4
 

@@ -1,4 +1,4 @@
-"""Cutting and joining runs: messages keep what is theirs, whatever is done to the run."""
+"""Cutting and joining runs: messages keep their own data, whatever is done to the run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Plain = tuple[int, bytes | int, bytes, Attributes, int | None, bool, int]
 
 
 def plain(run: Run) -> list[Plain]:
-    """The messages one by one; where bodies are paged out, their sizes."""
+    """Return the messages one by one; where bodies are paged out, their sizes."""
     items: Any = run.contents if run.contents is not None else run.sizes
     assert len(items) == len(run)
     assert run.size == (sum(map(len, items)) if run.contents is not None else sum(items))

@@ -1,4 +1,4 @@
-"""Whose turn it is."""
+"""The order in which consumers are served."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quorum_queue.machine.settings import Settings
 
 
 def apply(machine: Machine, *commands: Command) -> dict[str, list[int]]:
-    """Apply a batch; return who got which positions."""
+    """Apply a batch; return the positions that each consumer got."""
     effects = Effects()
     machine.apply(Meta(0), commands, effects)
     handed: dict[str, list[int]] = {}
@@ -47,7 +47,9 @@ def test_consumers_alternate_however_messages_come(lengths: list[int], count: in
 
 
 class Turns:
-    """The rule, in the slow way: the first in turn who has room gets the next message and goes to the end."""
+    """The rule, written the slow way: the first consumer in turn that has room gets the next message and goes
+    to the end.
+    """
 
     def __init__(self) -> None:
         self.waiting: list[int] = []
@@ -76,7 +78,7 @@ class Turns:
 
 @given(st.lists(st.tuples(st.sampled_from("aaeeeeessspld"), st.integers(0, 9)), max_size=80))
 def test_turns_pass_as_the_rule_says(steps: list[tuple[str, int]]) -> None:
-    """Who is full is not looked at again until it has room, and nobody notices."""
+    """A full consumer is not looked at again until it has room, which changes no result."""
     machine, turns = queue([]), Turns()
     settled: dict[str, int] = {}
     attached = enqueued = 0
@@ -157,7 +159,7 @@ def test_a_single_active_consumer_stays_active_until_it_goes(prefetch: int) -> N
 
 
 def test_what_a_consumer_cancelled_under_its_key_still_holds_is_its_own() -> None:
-    """A detached consumer is forgotten when it holds nothing more, not before."""
+    """A detached consumer is forgotten when it holds no more messages, not before."""
     machine = queue([Consumer("a", prefetch=2)])
     apply(machine, enqueue(2))
     apply(machine, ("detach", "a", False))

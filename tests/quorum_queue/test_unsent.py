@@ -1,4 +1,4 @@
-"""Who waits until clients take what they are sent: in turns, and only while there is room."""
+"""Work that waits until clients take their output: it goes on in turns, and only while there is room."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from quorum_queue.unsent import Unsent
 
 
 class Waiting:
-    """Each that goes on is sent so much."""
+    """Each unit that goes on sends this many bytes."""
 
     def __init__(self, size: int, bytes_max: int = 100) -> None:
         self.unsent = Unsent(bytes_max)
@@ -45,7 +45,7 @@ def test_groups_take_turns_and_in_each_who_has_waited_longest() -> None:
     waiting = Waiting(0)
     for unit, group in (("a1", "a"), ("a2", "a"), ("a3", "a"), ("b1", "b"), ("c", None), ("b2", "b")):
         waiting.add(unit, group)
-    # Who waits already does not wait twice.
+    # A unit that waits already does not wait twice.
     waiting.add("a1", "a")
     waiting.unsent.take(50)
     assert waiting.gone == ["a1", "b1", "c", "a2", "b2", "a3"]

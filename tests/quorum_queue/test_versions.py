@@ -1,4 +1,4 @@
-"""Versions of the machine: what changes with one, and what the last release can read until then."""
+"""Versions of the machine: the changes of each, and the state that the last release can read until then."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def test_dead_letters_are_taken_once_from_their_version_on() -> None:
     assert [letter(machine, 5), letter(machine, 5)] == [1, 2]
     machine.apply(Meta(0), [("version", versions.LETTERS)], Effects())
     assert [letter(machine, 5), letter(machine, 5), letter(machine, 6), letter(machine, 6)] == [3, 3, 4, 4]
-    # The same position of another queue is another letter.
+    # The same position in another queue is another letter.
     assert letter(machine, 5, source=8) == 5
-    # A version is never taken back.
+    # A version is never lowered.
     machine.apply(Meta(0), [("version", versions.FIRST)], Effects())
     assert machine.version == versions.LETTERS
 

@@ -1,10 +1,10 @@
 """The longer proofs: `python -m tests.reliability.chaos`.
 
-4 GB of messages through one queue while the whole process keeps within 400 MB, durable and transient; then
-many rounds of kill -9 under load with seeds of their own; then three nodes under every fault of
-`tests.cluster.faults`; then a consumer group on three nodes, whose members are of many client libraries and
-die, freeze and come back; then Spark jobs whose drivers, executors and brokers are killed. Prints what it
-saw; the exit code says whether all held.
+4 GB of messages through one queue while the whole process stays within 400 MB, durable and transient; then
+many rounds of kill -9 under load, each with its own seed; then three nodes under every fault of
+`tests.cluster.faults`; then a consumer group on three nodes, whose members use many client libraries and die,
+freeze and come back; then Spark jobs whose drivers, executors and brokers are killed. Prints what it saw; the
+exit code says whether all checks held.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ LIMIT_BYTES = 400_000_000
 
 
 def memory(directory: Path, total_bytes: int) -> None:
-    """Raises AssertionError unless the resident set stayed below the limit
-    throughout, mapped files included.
+    """Raises AssertionError unless the resident set stayed below the limit all the time, mapped files
+    included.
     """
     print(Row.HEADING)
     for persistent in (True, False):

@@ -17,10 +17,10 @@ MIB = 1 << 20
 BODY = b"x" * 100_000
 #: Messages that a queue has when it is deleted.
 MESSAGES = 40
-#: What the collector and the heap may keep, with no difference made by how long it went on.
+#: Memory that the collector and the heap may keep, however long the run was.
 SLACK_BYTES = 24 * MIB
 SLACK_DESCRIPTORS = 8
-#: The first tenth of the rounds is not looked at: what is made once and kept is made in it.
+#: The first tenth of the rounds is not judged: objects that are made once and kept are made in it.
 WARM_SHARE = 0.1
 
 KINDS: tuple[tuple[bool, bool, bool, dict[str, Any]], ...] = (
@@ -49,7 +49,9 @@ def used(node: Node) -> Used:
 
 
 def one_round(node: Node, number: int) -> None:
-    """One client: a queue with a few MB, some of which it holds, given back or gone in one way or another."""
+    """One client with a queue of a few MB: it holds some of the messages, and gives them back or goes in
+    different ways.
+    """
     durable, exclusive, auto_delete, arguments = KINDS[number % len(KINDS)]
     name = f"churn-{number}"
     client = Client(node.port)
@@ -65,7 +67,7 @@ def one_round(node: Node, number: int) -> None:
     )
     client.confirms()
     to_queue = Address("", name, persistent=durable)
-    # Routes that nobody uses again, and headers.
+    # Routes that no client uses again, and headers.
     to_headers = Address("amq.headers", f"key-{number}", headers={"number": number, "text": "x" * 2_000})
     client.send(b"".join(to_queue.message(BODY) for _ in range(MESSAGES)) + to_headers.message(b"x"))
     client.sync(5)
@@ -78,7 +80,7 @@ def one_round(node: Node, number: int) -> None:
     elif number % 4 == 2:
         client.send(frame.marshal(commands.Connection.Close(200, "", 0, 0), 0))
     elif number % 4 == 3:
-        # In the middle of a message.
+        # The client goes in the middle of a message.
         client.send(to_queue.message(BODY)[:50_000])
     client.sock.close()
     if not exclusive and not auto_delete:
@@ -96,9 +98,7 @@ def _deliveries(client: Client, count: int) -> list[Delivery]:
 
 
 def churn(node: Node, rounds: int) -> None:
-    """Raises AssertionError unless all that is used is, in the end, what was used after a tenth of the
-    rounds.
-    """
+    """Raises AssertionError unless the resources in use at the end are those after a tenth of the rounds."""
     warm = max(1, int(rounds * WARM_SHARE))
     for number in range(warm):
         one_round(node, number)
@@ -108,5 +108,5 @@ def churn(node: Node, rounds: int) -> None:
     late = used(node)
     assert late.memory < early.memory + SLACK_BYTES, f"{early}, then {late}"
     assert late.descriptors < early.descriptors + SLACK_DESCRIPTORS, f"{early}, then {late}"
-    # The store keeps what it has grown to, and uses it again.
+    # The store keeps the size that it has grown to, and uses the room again.
     assert late.disk < 1.5 * early.disk + 16 * MIB, f"{early}, then {late}"

@@ -1,4 +1,4 @@
-"""A fast blocking AMQP client on one channel. It takes frames apart by hand where there are many of them."""
+"""A fast blocking AMQP client on one channel. It parses frames by hand where there are many of them."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ Method = TypeVar("Method", bound=base.Frame)
 
 
 class Gone(Exception):
-    """The broker hung up, or said goodbye."""
+    """The broker closed the connection, with or without connection.close."""
 
 
 class ChannelClosed(AssertionError):
-    """The broker closed the channel, which no test here gives it cause for."""
+    """The broker closed the channel; no test here gives it a reason."""
 
 
 class Delivery(NamedTuple):
@@ -56,7 +56,7 @@ Event = Delivery | Confirm | base.Frame
 
 @dataclass
 class _Content:
-    """A delivery whose frames are still coming."""
+    """A delivery with frames that are still to come."""
 
     tag: int
     redelivered: bool
@@ -83,7 +83,7 @@ class Client:
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._rest = b""
         self._content: _Content | None = None
-        #: Events received while something else was waited for.
+        #: Events received while the client waited for another one.
         self.events: deque[Event] = deque()
         self.blocked: list[str] = []
         self.unblocked = 0
@@ -111,8 +111,8 @@ class Client:
             raise Gone(str(error)) from error
 
     def send_some(self, data: bytes) -> bytes:
-        """Send what goes without a wait; return the rest. A broker that stops reading says so on the same
-        connection.
+        """Send as much as goes without a wait; return the rest. A broker that stops reading says so on the
+        same connection.
         """
         self.sock.settimeout(0)
         try:
@@ -132,7 +132,7 @@ class Client:
         return self.expect(answer)
 
     def expect(self, kind: type[Method]) -> Method:
-        """Wait for one method; what else comes meanwhile goes to `events`."""
+        """Wait for one method; all other events that come meanwhile go to `events`."""
         kept: list[Event] = []
         while True:
             for event in self.receive():
@@ -143,7 +143,7 @@ class Client:
                 kept.append(event)
 
     def receive(self, wait_s: float | None = None) -> Iterable[Event]:
-        """What has come, at least one event, or nothing if none comes within `wait_s`."""
+        """Return the events that have come, at least one, or none if none comes within `wait_s`."""
         deadline = time.monotonic() + (PATIENCE_S if wait_s is None else wait_s)
         while not self.events:
             left = deadline - time.monotonic()
@@ -174,7 +174,7 @@ class Client:
         return True
 
     def _take(self, data: bytes) -> bytes:
-        """Turn whole frames into events; return what is left."""
+        """Turn whole frames into events; return the remaining bytes."""
         at, end = 0, len(data)
         while end - at >= 7:
             kind, _, size = _FRAME.unpack_from(data, at)
@@ -232,7 +232,7 @@ class Client:
     # -- what tests ask for ----------------------------------------------------------------------------------
 
     def declare(self, queue: str, *, durable: bool = True, **arguments: Any) -> int:
-        """Declare a queue; return its ready messages."""
+        """Declare a queue; return the number of its ready messages."""
         answer = self.call(
             commands.Queue.Declare(queue=queue, durable=durable, arguments=arguments),
             commands.Queue.DeclareOk,
@@ -251,7 +251,7 @@ class Client:
         self.call(commands.Basic.Consume(queue=queue, consumer_tag=tag), commands.Basic.ConsumeOk)
 
     def sync(self, prefetch: int) -> None:
-        """A question whose answer says that everything sent before it was taken."""
+        """Send a request whose answer says that everything sent before it was taken."""
         self.call(commands.Basic.Qos(prefetch_count=prefetch), commands.Basic.QosOk)
 
     def cancel(self) -> None:
@@ -261,7 +261,7 @@ class Client:
         self.send(settle(80, tag, multiple))
 
     def deliveries(self, count: int) -> list[Delivery]:
-        """Wait for exactly so many."""
+        """Wait for exactly this many deliveries."""
         found: list[Delivery] = []
         while len(found) < count:
             events = self.receive()
@@ -271,12 +271,12 @@ class Client:
 
 
 def settle(method: int, tag: int, bits: int) -> bytes:
-    """basic.ack (80), nack (120; bits: 1 multiple, 2 requeue)."""
+    """basic.ack (80) or nack (120; bits: 1 multiple, 2 requeue)."""
     return _SETTLE.pack(1, CHANNEL, 13, 60, method, tag, bits, 0xCE)
 
 
 class Address:
-    """Where messages go, and with what properties; only bodies differ."""
+    """The exchange, routing key and properties of messages; only bodies differ."""
 
     def __init__(
         self, exchange: str, routing_key: str, *, persistent: bool = True, **properties: Any

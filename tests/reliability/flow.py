@@ -21,13 +21,15 @@ BLOCK_BYTES = 256 * 1024
 UNCONFIRMED_BYTES_MAX = 8 << 20
 PREFETCH = 500
 ACK_EVERY = 50
-#: A stall is a failure: nothing moved for this long.
+#: A stall is a failure: no message moved for this long.
 STALL_S = 60.0
 LARGE, SMALL = 16_384, 1_024
 
 
 def sizes() -> Iterator[int]:
-    """Large and small in turns, and sometimes several alike, so that no batch looks like the one before."""
+    """Large and small sizes in turns, and sometimes several equal ones, so that no batch looks like the one
+    before.
+    """
     turn = 0
     while True:
         for _ in range(1 + turn % 4):
@@ -126,7 +128,7 @@ class Flow:
         client.close()
 
     def wait(self, ready: object = None) -> None:
-        """Until `ready` holds, or until all is done."""
+        """Wait until `ready` holds, or until everything is done."""
         moved, before = time.monotonic(), (0, 0)
         while not (callable(ready) and ready()):
             if self.errors:
@@ -147,7 +149,7 @@ class Flow:
 
 
 class Row:
-    """What one flow cost."""
+    """The cost of one flow."""
 
     def __init__(self, name: str, flow: Flow, seconds: float, watch: MemoryWatch, disk: int) -> None:
         self.name = name

@@ -1,8 +1,8 @@
-"""Members of a consumer group that come and go in all ways, and what must hold of what they see.
+"""Members of a consumer group that come and go in all ways, and checks of what they see.
 
-`python -m tests.reliability.group_members URL GROUP PREFETCH HEARTBEAT_S` is a member with a process of its
-own, which can be frozen. It prints each delivery as `delivery PARTITION OFFSET again|new` and acks it when it
-is told to go on; when it has lost its place it prints `gone` and comes again.
+`python -m tests.reliability.group_members URL GROUP PREFETCH HEARTBEAT_S` is a member in a process of its
+own, which can be frozen. It prints each delivery as `delivery PARTITION OFFSET again|new` and acks it when
+the test lets it go on; when it has lost its place it prints `gone` and joins again.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ Message = tuple[str, int]
 
 
 class Record:
-    """What all members have seen of a group that began at the first message, in the order in which they saw
-    it.
+    """The messages that all members of a group have seen, in the order of their reports. The group began at
+    the first message.
 
-    Nothing is overtaken: of each partition the messages are seen for the first time one after the other.
+    Nothing is overtaken: within each partition, the messages are seen for the first time in order.
     """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        #: By partitions: the offset that is to be seen next.
+        #: By partition, the next offset to be seen.
         self.next: defaultdict[str, int] = defaultdict(int)
         self.redelivered = 0
         #: Messages whose acks are on the disks.
@@ -79,12 +79,12 @@ class Record:
 
 
 class Gone(Exception):
-    """The member has hung up, and sees nothing any more."""
+    """The member has closed its connection, and sees nothing any more."""
 
 
 class Visit:
-    """One member from its coming to its going. It acks most, some late, gives some back, and leaves in one of
-    three ways.
+    """One member from joining to leaving. It acks most messages, some late, gives some back, and leaves in
+    one of three ways.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Visit:
         self._late: list[tuple[int, Message]] = []
 
     def pay(self, messages: int) -> None:
-        """Stay for so many messages, or until all end."""
+        """Stay for this many messages, or until all members end."""
         with suppress(pika.exceptions.AMQPError, OSError, Gone):
             self._stay(messages)
 
@@ -113,7 +113,7 @@ class Visit:
                 self._take(channel, method, properties)
                 messages -= 1
             elif self._late:
-                # Its prefetch may be full of them.
+                # The prefetch may be full of late messages.
                 self._ack_late(channel)
             if self._ends.is_set() or messages <= 0:
                 break
@@ -122,7 +122,7 @@ class Visit:
             connection._impl._transport._sock.shutdown(socket.SHUT_RDWR)
             raise Gone
         if how == "ack":
-            # What it holds as a consumer that was cancelled may be acked yet.
+            # A cancelled consumer may still ack the messages that it holds.
             channel.cancel()
             self._ack_late(channel)
             self._sync(channel)
@@ -150,14 +150,14 @@ class Visit:
             self._acked.append(message)
 
     def _sync(self, channel: Any) -> None:
-        """The answer comes when all before it is on the disks."""
+        """The answer comes when everything before it is on the disks."""
         channel.queue_declare(self._group, passive=True)
         self._record.acked(self._acked)
         self._acked = []
 
 
 class Crowd:
-    """So many members at a time, and for each that goes another one comes, to a node that chance says."""
+    """This many members at a time. For each that leaves, another one joins, at a random node."""
 
     def __init__(
         self, urls: Callable[[], list[str]], group: str, record: Record, seed: int, size: int = 3
@@ -196,7 +196,9 @@ class Crowd:
 
 
 class Publisher:
-    """Puts numbered messages into a super stream; keys spread them over the partitions. All are confirmed."""
+    """Publishes numbered messages to a super stream; keys spread them over the partitions. All are
+    confirmed.
+    """
 
     def __init__(self, super_stream: str) -> None:
         self._super_stream = super_stream
@@ -215,13 +217,13 @@ class Publisher:
 
 
 class Process:
-    """A member with a process of its own. It acks each message when that is recorded, and comes again when it
-    is cancelled.
+    """A member in a process of its own. It acks each message after the message is recorded, and joins again
+    when it is cancelled.
     """
 
     def __init__(self, url: str, group: str, record: Record, *, prefetch: int, heartbeat_s: int = 0) -> None:
         self._record = record
-        #: What has come in all, and since it was thawed; and how often it was cancelled.
+        #: The number of messages in all, and since the process was thawed; and how often it was cancelled.
         self.deliveries = self.since = self.cancels = 0
         self._frozen = False
         self._process = subprocess.Popen(
@@ -246,7 +248,7 @@ class Process:
             self.deliveries += 1
             self.since += 1
             if not self._frozen:
-                # What it finds in its buffers after that was taken from it, and others have seen it.
+                # After a freeze, the messages in its buffers were taken from it, and others have seen them.
                 partition, offset, flag = rest
                 self._record.see("the process", (partition, int(offset)), again=flag == "again")
             with suppress(BrokenPipeError):
@@ -262,7 +264,7 @@ class Process:
 
     @property
     def code(self) -> int | None:
-        """The exit code, when it has ended."""
+        """Return the exit code, once the process has ended."""
         return self._process.poll()
 
     def close(self) -> None:
@@ -276,7 +278,7 @@ class Process:
 
 
 def stay(url: str, group: str, prefetch: int, heartbeat_s: int) -> None:
-    """As one member, until the broker cancels it. Raises AMQPError."""
+    """Be one member until the broker cancels it. Raises AMQPError."""
     parameters = patient(pika.URLParameters(url))
     parameters.heartbeat = heartbeat_s
     connection = pika.BlockingConnection(parameters)

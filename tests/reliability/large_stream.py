@@ -1,10 +1,10 @@
 """One stream that is much larger than memory: `python -m tests.reliability.large_stream --gigabytes 20`.
 
 It is filled, with confirms, for `--fill-max` seconds at most; then the node is killed and started again, and
-readers begin at offsets and times all over it. Prints memory, the time of the start, and how long the first
-message took, and the node's CPU of that. What threads waited for a core is told apart: how busy others keep
-the machine is no matter of the disk. With `--cold`, the kernel forgets the node's files before each start and
-each seek, so the disk is read. The data goes when it is over.
+readers begin at offsets and times all over it. Prints memory, the time of the start, how long each first
+message took, and the node's CPU time for it. The time for which threads waited for a core is shown
+separately: how busy others keep the machine has nothing to do with the disk. With `--cold`, the kernel
+forgets the node's files before each start and each seek, so the disk is read. The data is deleted at the end.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ARGUMENTS: dict[str, Any] = {"x-queue-type": "stream"}
 BATCH = 64
 WINDOW = 16 * BATCH
 MIB = 1 << 20
-#: A seek that waits less than that for a core says how long one takes on a machine of its own.
+#: Seeks that wait less than this for a core show the time that a seek takes on an idle machine.
 WAITED_S = 0.002
 
 
@@ -47,13 +47,13 @@ def cpu_s(pid: int) -> float:
 
 
 def waited_s(pid: int) -> float:
-    """Return how long the threads of a process were ready and had no core, all together."""
+    """Return the time for which the threads of a process were ready and had no core, summed up."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return sum([int((task / "schedstat").read_text().split()[1]) for task in tasks]) / 1e9
 
 
 def fill(node: Node, count: int, size: int, within_s: float) -> tuple[int, list[int]]:
-    """Return how many were confirmed, and the node's memory on the way."""
+    """Return how many messages were confirmed, and the node's memory meanwhile."""
     memory: list[int] = []
     address = Address("", STREAM)
     with contextlib.closing(Client(node.port)) as client:
@@ -79,7 +79,7 @@ def fill(node: Node, count: int, size: int, within_s: float) -> tuple[int, list[
 
 
 def forget(directory: Path) -> None:
-    """Have the kernel forget what it has read of these files."""
+    """Make the kernel forget these files' cached pages."""
     for path in directory.rglob("*"):
         if path.is_file():
             file = os.open(path, os.O_RDONLY)
@@ -91,9 +91,9 @@ def forget(directory: Path) -> None:
 
 class Seek(NamedTuple):
     took_s: float
-    #: That threads of both ends waited for a core, all together.
+    #: The time for which threads of both ends waited for a core, summed up.
     waited_s: float
-    #: Of the first message.
+    #: The number in the first message.
     number: int
 
 

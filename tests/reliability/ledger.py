@@ -1,4 +1,4 @@
-"""What a queue must hold after a crash, by what its clients were told before it.
+"""The messages that a queue must hold after a crash, given what its clients were told before it.
 
 A message must be there if it was confirmed and no ack for it was sent. It may be there if its confirm or the
 effect of its ack was still on the way. It must not be there if it was never published, or was acked for good:
@@ -17,7 +17,9 @@ class Found(NamedTuple):
 
 
 class Ledger:
-    """One queue. While there is load each set belongs to one thread; it is read when they have ended."""
+    """One queue. While there is load each set belongs to one thread; the test reads it when they have
+    ended.
+    """
 
     def __init__(self, queue: str, order: Callable[[int], object] = int) -> None:
         self.queue = queue
@@ -25,7 +27,7 @@ class Ledger:
         self.order = order
         self.published: set[int] = set()
         self.confirmed: set[int] = set()
-        #: Messages that clients have seen.
+        #: Messages that clients have received.
         self.received: set[int] = set()
         #: Acks sent, and those of them that are on disk for certain.
         self.acked: set[int] = set()
@@ -38,7 +40,7 @@ class Ledger:
         self.gone.update(seqs)
 
     def check(self, found: Sequence[Found], flagged_max: int) -> None:
-        """Compare with what is found."""
+        """Compare with the messages found."""
         name = self.queue
         seqs = [message.seq for message in found]
         there = set(seqs)
@@ -58,7 +60,7 @@ class Ledger:
         assert len(flagged) <= flagged_max, f"{name}: never handed out, but flagged: {flagged[:10]}"
 
     def adopt(self, found: Sequence[Found]) -> None:
-        """From now on the queue holds this, and all of it was seen."""
+        """From now on the queue holds these messages, and clients have seen all of them."""
         self.published = {message.seq for message in found}
         self.confirmed = set(self.published)
         self.received = set(self.published)

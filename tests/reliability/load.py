@@ -1,5 +1,5 @@
-"""Publishers and consumers that note in ledgers what they were told, until
-the broker goes away under them.
+"""Publishers and consumers that note the broker's answers in ledgers, until the broker is killed under
+them.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ ACK, NACK, REQUEUE = 80, 120, 2
 
 
 class Worker:
-    """A client in a thread of its own. Whatever goes wrong, except that the broker is gone, is the test's
-    failure.
-    """
+    """A client in a thread of its own. Any error is a failure of the test, unless the broker is gone."""
 
     def __init__(self, port: int) -> None:
         self.client = Client(port)
@@ -106,14 +104,16 @@ class Publisher(Worker):
 
 
 class TxPublisher(Worker):
-    """Publishes in transactions to two queues at once, and acks what it takes from the first in them, too."""
+    """Publishes in transactions to two queues at once, and in the same transactions acks messages that it
+    takes from the first one.
+    """
 
     PER_COMMIT = 7
 
     def __init__(self, port: int, numbers: count[int], first: Ledger, second: Ledger) -> None:
         self._numbers = numbers
         self._ledgers = (first, second)
-        #: The groups that must be there as a whole or not at all.
+        #: Groups of messages, each of which must be there as a whole or not at all.
         self.groups: list[list[int]] = []
         super().__init__(port)
 
@@ -134,7 +134,7 @@ class TxPublisher(Worker):
 
 
 class Consumer(Worker):
-    """Takes messages and settles them in a manner of its own."""
+    """Takes messages and settles them in a given way."""
 
     PREFETCH = 50
 
@@ -148,7 +148,7 @@ class Consumer(Worker):
         self._arguments = arguments
         self.ledger = ledger
         self._settling = settling
-        #: Acked, and the broker may not have seen it yet.
+        #: Messages acked, where the broker may not have seen the ack yet.
         self.in_flight: list[int] = []
         self.random = random.Random(ledger.queue)
         self.held: list[tuple[int, int]] = []
@@ -165,13 +165,13 @@ class Consumer(Worker):
                 self._settling(self, event, seq)
             if time.monotonic() - synced > SYNC_EVERY_S:
                 acks, self.in_flight = self.in_flight, []
-                # Declared again, it changes nothing; but its answer waits for the disk.
+                # A second declare changes nothing, but its answer waits for the disk.
                 self.client.declare(self.ledger.queue, **self._arguments)
                 self.ledger.taken_acks(acks)
                 synced = time.monotonic()
 
     def settle(self, method: int, tag: int, bits: int, seqs: Sequence[int]) -> None:
-        """Send it; `seqs` leave the queue by it."""
+        """Send the method, by which `seqs` leave the queue."""
         self.ledger.sent_acks(seqs)
         self.client.send(settle(method, tag, bits))
         self.in_flight += seqs
@@ -189,7 +189,7 @@ def multiple(consumer: Consumer, delivery: Delivery, seq: int) -> None:
 
 
 def returning(consumer: Consumer, delivery: Delivery, seq: int) -> None:
-    """Give every third back the first time; leave every tenth unacked for a while."""
+    """Give every third message back the first time; leave every tenth unacked for a while."""
     if not delivery.redelivered and seq % 3 == 0:
         consumer.settle(NACK, delivery.tag, REQUEUE, [])
     elif seq % 10 == 0 and len(consumer.held) < 30:
@@ -202,5 +202,5 @@ def returning(consumer: Consumer, delivery: Delivery, seq: int) -> None:
 
 
 def rejecting(consumer: Consumer, delivery: Delivery, seq: int) -> None:
-    """To the dead-letter exchange."""
+    """Reject messages, which go to the dead-letter exchange."""
     consumer.settle(NACK, delivery.tag, 0, [seq])

@@ -1,7 +1,7 @@
-"""What many streams cost one node: `python -m tests.reliability.many_streams`.
+"""The cost of many streams for one node: `python -m tests.reliability.many_streams`.
 
-Memory and CPU of a thousand idle streams beside those of a thousand idle quorum queues; then the syncs of a
-hundred streams with twenty messages a second each.
+Memory and CPU of a thousand idle streams, compared with those of a thousand idle quorum queues; then the
+syncs of a hundred streams with twenty messages a second each.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def command(name: str) -> str:
 
 
 class Node:
-    """One data directory, and the processes that follow one another on it."""
+    """One data directory, and the successive processes on it."""
 
     def __init__(self, directory: Path, *options: str) -> None:
         self.data = directory / "data"
@@ -36,9 +36,9 @@ class Node:
         self._options = options
         self._process: subprocess.Popen[str] | None = None
         self._log: IO[str] | None = None
-        #: What is run.
+        #: The program to run.
         self.program = [command("mqd")]
-        #: Beside our own.
+        #: In addition to the test's own environment.
         self.environment: dict[str, str] = {}
         self.port = self.http = 0
 
@@ -75,14 +75,14 @@ class Node:
         self.ready()
 
     def ready(self) -> None:
-        """Until it says that it serves."""
+        """Wait until the process says that it serves."""
         process = self._process
         assert process is not None and process.stdout is not None
         readable, _, _ = select.select([process.stdout], [], [], PATIENCE_S)
         ready = READY.match(process.stdout.readline()) if readable else None
         if ready is None:
             if not readable:
-                # It says in its log where its threads are, and ends.
+                # The process writes its threads' stacks to its log, and ends.
                 process.send_signal(signal.SIGABRT)
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(5)
@@ -91,13 +91,13 @@ class Node:
         self.port, self.http = int(ready[1]), int(ready[2])
 
     def kill(self) -> None:
-        """SIGKILL: nothing is said, nothing is flushed."""
+        """Send SIGKILL: nothing is logged, nothing is flushed."""
         if self._process is not None:
             self._process.kill()
             self._reap(self._process)
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
-        """Ask it to stop; return the exit code."""
+        """Ask the process to stop; return the exit code."""
         process = self._process
         assert process is not None
         process.send_signal(how)
@@ -131,13 +131,13 @@ class Node:
         return done.stdout
 
     def disk_bytes(self) -> int:
-        """What the data directory takes on the disk."""
+        """Return the size of the data directory on the disk."""
         files = [path.stat() for path in self.data.rglob("*") if path.is_file()]
         return sum(file.st_blocks * 512 for file in files)
 
 
 def run_once(arguments: Sequence[str], environment: dict[str, str] | None = None) -> tuple[int, str, str]:
-    """Run an mqd that is expected to end by itself: exit code, stdout, stderr."""
+    """Run an mqd that should end by itself; return exit code, stdout, stderr."""
     done = subprocess.run(
         [command("mqd"), *arguments],
         capture_output=True,
@@ -203,7 +203,7 @@ def memory(path: Path) -> dict[str, int]:
 def wait_until(
     what: str, holds: object, within_s: float = PATIENCE_S, state: Callable[[], str] = lambda: ""
 ) -> None:
-    """Poll a condition of another process; there is no event to wait for."""
+    """Poll a condition of another process, for which there is no event."""
     assert callable(holds)
     deadline = time.monotonic() + within_s
     while not holds():

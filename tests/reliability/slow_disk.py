@@ -1,6 +1,5 @@
-"""mqd on a disk that is slow to give the first records it is asked for: `python -m
-tests.reliability.slow_disk OPTIONS`, as `mqd OPTIONS`. Whatever reads a record first waits, on whichever
-thread it is; then its pages are in memory.
+"""mqd on a disk that reads the first records slowly: `python -m tests.reliability.slow_disk OPTIONS`, as `mqd
+OPTIONS`. The first read of a record waits, on whichever thread it is; then its pages are in memory.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 VARIABLE = "MQD_TEST_SLOW_READ_S"
-#: Reads that wait; all others find the disk as fast as ever.
+#: This many reads wait; all others find the disk as fast as ever.
 SLOW_READS = 2
 
 

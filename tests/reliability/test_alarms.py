@@ -1,4 +1,4 @@
-"""Alarms hold publishers back, and lose nothing: the memory alarm, and a disk that is full."""
+"""Alarms hold publishers back, and lose nothing: the memory alarm, and a full disk."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOW, HIGH = "0.0000001", "0.6"
 
 
 class Publisher:
-    """Publishes numbered messages with confirms, and keeps count of what it was told."""
+    """Publishes numbered messages with confirms, and counts the answers."""
 
     def __init__(self, port: int, queue: str, size: int, *, heartbeat_s: int = 0) -> None:
         self.client = Client(port, heartbeat_s=heartbeat_s)
@@ -30,7 +30,7 @@ class Publisher:
         self._size = size
         self.sent = 0
         self.confirmed = 0
-        #: Not taken by the sockets yet.
+        #: Bytes that the socket has not taken yet.
         self._unsent = b""
 
     def publish(self, count: int) -> None:
@@ -55,7 +55,7 @@ class Publisher:
         return self._unsent
 
     def look(self, wait_s: float = 0.05) -> None:
-        """Take the confirms that are there, in order as one queue gives them."""
+        """Take the confirms that have come, which one queue gives in order."""
         self._push()
         for event in self.client.receive(wait_s):
             assert isinstance(event, Confirm) and not event.nack, event
@@ -103,7 +103,7 @@ def test_memory_alarm_holds_publishes_and_lets_acks_and_heartbeats_pass(tmp_path
         assert drain.client.deliveries(50)[-1].tag == 50
 
         node.mqctl("set_vm_memory_high_watermark", LOW)
-        # Many more bytes than the broker and the sockets hold: it must stop reading.
+        # Many more bytes than the broker and the sockets hold, so the broker must stop reading.
         held = 200
         publisher.publish(held)
         publisher.saw(lambda: bool(publisher.client.blocked))
@@ -131,7 +131,9 @@ def test_memory_alarm_holds_publishes_and_lets_acks_and_heartbeats_pass(tmp_path
 
 
 def test_publisher_blocked_in_the_middle_of_a_stream_continues_where_it_was(tmp_path: Path) -> None:
-    """Several alarms, and each time more in flight than is kept while blocked."""
+    """Several alarms, each with more messages under way than the node keeps while the publisher is
+    blocked.
+    """
     with Node(tmp_path) as node:
         publisher = Publisher(node.port, "q", 4_000)
         for _ in range(3):
@@ -164,13 +166,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("floor", [pytest.param(0, id="full"), pytest.param(16 * MIB, id="floor")])
 def test_full_disk_blocks_publishers_until_there_is_room(small_disk: Path, floor: int) -> None:
-    """Consumers go on, and that is what makes room; every message that was
-    published arrives once, in order.
-    """
+    """Consumers go on, and so make room; every published message arrives once, in order."""
     with Node(small_disk, "--disk-free-min-bytes", str(floor), "--unsynced-high-bytes", str(2 * MIB)) as node:
         publisher = Publisher(node.port, "q", 8_000)
         drain = Drain(node.port, "q", prefetch=500)
-        # Nobody acks until it is full.
+        # No consumer acks until the disk is full.
         while not publisher.client.blocked:
             publisher.publish(20)
             publisher.look(0.005)
@@ -200,7 +200,7 @@ def test_full_disk_blocks_publishers_until_there_is_room(small_disk: Path, floor
             assert drain.take(PATIENCE_S), f"{drain.received} of {publisher.sent} received"
         assert drain.take(0.3) == 0
 
-        # And it works as before.
+        # And the node works as before.
         publisher.publish(500)
         publisher.saw(lambda: publisher.confirmed == publisher.sent)
         while drain.received < publisher.sent:

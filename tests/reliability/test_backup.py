@@ -1,4 +1,4 @@
-"""`mqd-backup`: a copy of a node under load has all that was confirmed, and the node goes on."""
+"""`mqd-backup`: a copy of a node under load has all confirmed messages, and the node goes on."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ PERSISTENT = pika.BasicProperties(delivery_mode=2)
 
 
 class Load:
-    """Publishes numbers with confirms, and takes every other one away again, so that LMDB uses its pages
-    again.
+    """Publishes numbers with confirms, and takes every other one from the queue again, so that LMDB reuses
+    its pages.
     """
 
     def __init__(self, port: int) -> None:
@@ -117,7 +117,7 @@ def test_a_copy_of_a_node_that_does_not_run(tmp_path: Path) -> None:
     assert done.returncode == 0 and "no node ran on it" in done.stdout, done.stderr
     with Node(tmp_path / "copy") as restored:
         assert numbers(restored.port) == [0]
-    # Never over something that is there.
+    # The backup never overwrites existing files.
     again = backup(node.data, tmp_path / "copy" / "data")
     assert (again.returncode, again.stderr) == (
         1,
@@ -152,12 +152,12 @@ def running(pid: int) -> bool:
 def test_the_process_is_the_one_that_has_the_lock_file_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another one has its number where a container counts for itself."""
+    """Where a container counts processes for itself, another process may have the same number."""
     with Node(tmp_path) as node:
         (node.data / "lock").write_text(f"{os.getppid()}\n")
         copied = copy_directory(node.data, tmp_path / "copy", freeze_s_max=5.0, cluster_table=CLUSTER_TABLE)
         assert copied.pid == node.pid and running(node.pid) and running(os.getppid())
-        # Or none can be seen to have it open.
+        # Or no visible process has the file open.
         monkeypatch.setattr(copying, "_has_open", lambda number, file: False)
         with pytest.raises(CannotCopy, match="cannot be seen from here"):
             copy_directory(node.data, tmp_path / "other", freeze_s_max=5.0, cluster_table=CLUSTER_TABLE)

@@ -1,4 +1,4 @@
-"""The judge of the attacks measures how long the broker takes, and nothing else."""
+"""The judge of the attacks measures only the time that the broker takes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.reliability.client import Delivery
 
 
 class LateBroker:
-    """In the place of a client: nothing is delivered before so many messages are under way. Then `ends` is
-    closed.
+    """Stands in for a client: it delivers nothing before this many messages are under way. Then it closes
+    `ends`.
     """
 
     many = 5
@@ -53,8 +53,8 @@ class LateBroker:
 
 
 def test_a_bystander_publishes_though_earlier_messages_have_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise a broker that takes a little longer than a period looks worse and worse: the client has a
-    queue of its own.
+    """Otherwise a broker that takes a little longer than a period would look worse and worse, because the
+    client would queue messages itself.
     """
     reads, ends = os.pipe()
     broker = LateBroker(ends)

@@ -1,4 +1,4 @@
-"""What came and went leaves nothing; `make soak` is the long form."""
+"""Clients and queues that come and go leave nothing behind; `make soak` is the long form."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROUNDS = 120
 
 
 def test_what_came_and_went_has_left_nothing(tmp_path: Path) -> None:
-    # What is left must show.
+    # Enough that a leak would show.
     assert ROUNDS * MESSAGES * len(BODY) > 10 * SLACK_BYTES
     with Node(tmp_path, "--disk-free-min-bytes", "0") as node:
         churn(node, ROUNDS)

@@ -1,5 +1,5 @@
-"""A consumer group of a real node: members come, hang up and go, the node is killed, and nothing is lost or
-overtaken.
+"""A consumer group of a real node: members join, disconnect and leave, the node is killed, and no message is
+lost or overtaken.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PARTITIONS = 4
 GROUP = {"x-queue-type": "stream-group", "x-stream": "orders", "x-stream-offset": "first"}
 OPTIONS = ("--stream-flush-ms", "50", "--stream-flush-bytes", "65536", "--stream-segment-bytes", "262144")
 KILLS = 2
-#: Messages between them.
+#: Messages between two of these events.
 EACH = 200
 
 
@@ -39,7 +39,7 @@ def url(port: int) -> str:
 
 
 class Ledger:
-    """What all members have seen, in the order in which they saw it."""
+    """The messages that all members have seen, in the order in which they saw them."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -57,7 +57,7 @@ class Ledger:
 
 
 class Worker(threading.Thread):
-    """A member: it acks most, refuses some, and hangs up now and then without a word."""
+    """A member: it acks most messages, refuses some, and disconnects now and then without closing."""
 
     def __init__(self, port: int, ledger: Ledger, seed: int) -> None:
         super().__init__(daemon=True)
@@ -92,7 +92,7 @@ class Worker(threading.Thread):
             channel.basic_ack(method.delivery_tag)
             acked.append((partition, offset))
             if chance.random() < 0.02:
-                # The answer comes when all before it is on the disk.
+                # The answer comes when everything before it is on the disk.
                 channel.queue_declare("billing", passive=True)
                 with self._ledger.lock:
                     self._ledger.done.update(acked)

@@ -1,5 +1,5 @@
-"""A data file that is not what was written: what can be served is served, all else ends the node with one
-clear line.
+"""A damaged data file: the node serves whatever it can still read, and anything else ends it with one clear
+line.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ ANY_PORTS = ("--amqp", "127.0.0.1:0", "--http", "127.0.0.1:0")
 COUNT = 300
 BODY_BYTES = 20_000
 PAGE_BYTES = 4096
-#: In the header of a page of LMDB: where its flags are, and those of pages that lead to others or hold keys.
+#: The place of the flags in the header of an LMDB page, and the flags of pages that lead to others or hold
+#: keys.
 FLAGS = struct.Struct("<10xH")
 TREE_PAGE = 0x01 | 0x02
 
@@ -40,7 +41,7 @@ def filled(node: Node, count: int = COUNT, size: int = BODY_BYTES) -> None:
 
 
 def consumed(node: Node, count: int) -> list[int]:
-    """So many messages, each acked as it comes, one at a time."""
+    """Return this many messages, each acked as it comes, one at a time."""
     found: list[int] = []
     with contextlib.closing(Client(node.port)) as client:
         client.consume("q", 1)
@@ -53,7 +54,7 @@ def consumed(node: Node, count: int) -> list[int]:
 
 
 def break_trees(data_file: Path) -> None:
-    """All pages but the first two and those of large values are none that LMDB knows."""
+    """Make all pages unknown to LMDB, except the first two and those of large values."""
     with data_file.open("r+b") as file:
         raw = file.read()
         for at in range(2 * PAGE_BYTES, len(raw), PAGE_BYTES):
@@ -64,7 +65,7 @@ def break_trees(data_file: Path) -> None:
 
 
 def ended(node: Node) -> str:
-    """Wait until the node has ended by itself; return what it said last."""
+    """Wait until the node has ended by itself; return its last line."""
     wait_until("the node has ended", lambda: not node.running, state=node.log)
     return node.log().splitlines()[-1]
 
@@ -74,7 +75,7 @@ def test_a_classic_queue_goes_on_without_messages_that_are_damaged(tmp_path: Pat
         filled(node, 40)
         node.stop()
         for seq in (0, 7, 8, 39):
-            # The write-ahead log may still have the bytes, too, which nobody reads.
+            # The write-ahead log may still have the bytes, too, but the node does not read them there.
             assert flip(node.data, body(seq, BODY_BYTES), BODY_BYTES // 2)
         node.start()
         assert consumed(node, 36) == [seq for seq in range(40) if seq not in (0, 7, 8, 39)]
@@ -87,7 +88,7 @@ def test_a_classic_queue_goes_on_without_messages_that_are_damaged(tmp_path: Pat
         with contextlib.closing(Client(node.port)) as client:
             assert client.count("q") == 0
         assert node.stop() == 0
-        # It is said once, not at each start.
+        # The node logs it once, not at each start.
         node.start()
         assert sum("has lost its messages" in line for line in node.log().splitlines()) == 4
         assert node.stop() == 0
@@ -138,7 +139,7 @@ def test_a_data_file_that_was_cut_off_is_refused(tmp_path: Path, share: float) -
     said = refused(node)
     assert said.startswith(f"mqd: the data file {data_file} is damaged: it was cut off"), said
     assert "Put a backup in the place of" in said
-    # Nothing was made anew.
+    # The node has not made a new file.
     assert data_file.stat().st_size == int(size * share)
 
 
@@ -151,7 +152,7 @@ def test_a_broken_store_is_refused_at_the_start(tmp_path: Path) -> None:
 
 
 def test_a_damaged_declaration_is_refused_at_the_start(tmp_path: Path) -> None:
-    """Without it the queue's messages would be dropped as those of a queue that was deleted."""
+    """Without it the node would drop the queue's messages as those of a deleted queue."""
     with Node(tmp_path) as node:
         with contextlib.closing(Client(node.port)) as client:
             client.declare("a-queue-with-a-name-of-its-own")

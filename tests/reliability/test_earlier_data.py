@@ -1,4 +1,6 @@
-"""A node of the present version starts with what an earlier release has stored and would be refused now."""
+"""A node of the present version starts with data that an earlier release has stored, and that would be
+refused now.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,12 @@ from tests.cluster.nodes import wait_for
 from .client import Address, Client
 from .node import Node
 
-#: Its message dies at once.
+#: Its message expires at once.
 MORTAL = Address("", "long", expiration="1")
 
 
 def test_a_dead_letter_routing_key_that_is_too_long(tmp_path: Path) -> None:
-    """The release took such a queue, and ended when a message of it died."""
+    """That release accepted such a queue, and ended when a message of it expired."""
     node = Node(tmp_path)
     ours, node.program = node.program, releases.program(releases.WHEELS[0])
     arguments: dict[str, Any] = {
@@ -45,7 +47,7 @@ def test_a_dead_letter_routing_key_that_is_too_long(tmp_path: Path) -> None:
 
 
 def serves(node: Node, times: int) -> None:
-    """Messages die, and others are kept: one for each start so far."""
+    """Messages expire, and others are kept: one for each start so far."""
     client = Client(node.port)
     client.send(MORTAL.message(b"two") + MORTAL.message(b"three"))
     wait_for("the messages are dead", lambda: client.count("long") == 0)

@@ -40,7 +40,7 @@ def test_a_super_stream_grows_while_members_come_and_go(tmp_path: Path, seed: in
                 node.mqctl("add_partitions", "orders", "1")
             publisher.publish(here, EACH)
             wait("the members have seen all", lambda: record.count == publisher.count)
-        # Somebody acks what the last ones left.
+        # New members ack the messages that the last ones left.
         with Crowd(lambda: [here], "billing", record, seed + 1000):
             wait("nothing is left", lambda: lag(node) == 0)
     assert record.count == publisher.count and record.done

@@ -1,4 +1,6 @@
-"""Kill -9 at random moments under load, again and again on one data directory: what was promised is kept."""
+"""Kill -9 at random moments under load, again and again on one data directory: the broker keeps its
+promises.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "priority": {"x-max-priority": PRIORITIES - 1},
     "source": {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"},
 }
-#: So small that most of what is queued is paged out, also while the broker is killed.
+#: So small that most queued messages are paged out, also while the broker is killed.
 BUDGET = ("--memory-budget-bytes", "2000000")
 
 
@@ -89,7 +91,7 @@ class World:
             Consumer(port, ledgers["priority"], one_by_one, **ARGUMENTS["priority"]),
         ]
         time.sleep(seconds)
-        # And longer where the machine is slow: next to nothing would prove next to nothing.
+        # And longer on a slow machine, because too little load would prove too little.
         wait_until("there is some load", lambda: next(self.numbers) - before > ENOUGH)
         return workers
 
@@ -129,7 +131,7 @@ class World:
             client.ack(client.deliveries(waiting)[-1].tag, multiple=True)
             client.cancel()
         client.declare(queue, **ARGUMENTS.get(queue, {}))
-        # Whatever of it comes back will be from nowhere.
+        # If any message of it comes back, the ledger does not know it.
         self.ledgers[queue].adopt([])
 
     def _check_dead(self, source: list[Found], dead: list[Found]) -> None:
@@ -181,7 +183,7 @@ def test_killed_under_load(node: Node) -> None:
 
 
 def test_stopped_under_load(node: Node) -> None:
-    """SIGTERM: exit code 0, and all that holds for kill -9."""
+    """SIGTERM: exit code 0, and everything that holds for kill -9."""
     world = World(node, 2)
     world.declare()
     for drain in (False, True):
@@ -222,8 +224,8 @@ def test_redelivered_is_exact(node: Node) -> None:
 
 @pytest.mark.parametrize("how", ["answer", "time"])
 def test_acks_hold_after_an_answer_from_the_disk_or_a_second(node: Node, how: str) -> None:
-    """An answer that follows the sync vouches for the acks before it; without one, the next commit takes
-    them.
+    """An answer that follows the sync vouches for the acks before it; without such an answer, the next commit
+    has them.
     """
     client = Client(node.port)
     client.declare("q")

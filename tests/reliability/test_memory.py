@@ -21,17 +21,17 @@ from tests.reliability.node import Node, memory
 MIB = 1 << 20
 BUDGET = 40 * MIB
 TOTAL = 300 * MIB
-#: What waits for the disk may take a quarter of the budget.
+#: Data that waits for the disk may take a quarter of the budget.
 UNSYNCED = BUDGET // 4
 OPTIONS = ("--memory-budget-bytes", str(BUDGET))
-#: An idle node has about 60 MiB, mapped pages of the store may take 64 and a quarter more, a transaction that
-#: is being written is in memory twice, and what is on its way to clients is not counted.
+#: An idle node has about 60 MiB. Mapped pages of the store may take 64 and a quarter more. A transaction that
+#: is being written is in memory twice. Data on its way to clients is not counted.
 RESIDENT_MAX = BUDGET + 2 * UNSYNCED + 60 * MIB + 80 * MIB
 
 
 @pytest.mark.parametrize("persistent", [True, False], ids=["durable", "transient"])
 def test_300_mb_under_a_40_mb_budget(tmp_path: Path, persistent: bool) -> None:
-    """Memory is bounded, every byte comes back once and in order, and the disk is used again."""
+    """Memory is bounded, every byte comes back once and in order, and the room on the disk is used again."""
     with limited(tmp_path, *OPTIONS) as (node, watch):
         first = through(node, "first", TOTAL, persistent=persistent, watch=watch, backlog_share=0.7)
         disk = node.disk_bytes()
@@ -44,7 +44,7 @@ def test_300_mb_under_a_40_mb_budget(tmp_path: Path, persistent: bool) -> None:
 
 @pytest.mark.parametrize("persistent", [True, False], ids=["durable", "transient"])
 def test_what_a_consumer_holds_unacked_does_not_stay_in_memory(tmp_path: Path, persistent: bool) -> None:
-    """It has no prefetch and acks nothing: all of it comes back, in order, to the next one."""
+    """The consumer has no prefetch and acks nothing: the next one gets all messages again, in order."""
     total = 200 * MIB
     with limited(tmp_path, *OPTIONS) as (node, watch):
         holder, taker = Client(node.port), Client(node.port)
@@ -96,7 +96,7 @@ def peak_resident_bytes(pid: int) -> int:
 
 
 def test_memory_of_messages_that_have_gone_is_given_back(tmp_path: Path) -> None:
-    """Large ones that are in no queue any more, and those between others that stay."""
+    """Memory of large messages that are in no queue any more, and of those between others that stay."""
     with Node(tmp_path) as node:
         client = Client(node.port)
         for queue in ("large", "gone", "stays"):
@@ -124,7 +124,7 @@ def anonymous_bytes(node: Node) -> int:
 
 
 def until_given_back(node: Node, but_bytes: int) -> None:
-    """Wait until it has no more memory than these."""
+    """Wait until the process has no more memory than this."""
     deadline = time.monotonic() + PATIENCE_S
     while (has := anonymous_bytes(node)) > but_bytes:
         assert time.monotonic() < deadline, f"{(has - but_bytes) // MIB} MiB too much stay"
@@ -132,8 +132,8 @@ def until_given_back(node: Node, but_bytes: int) -> None:
 
 
 def test_memory_of_a_purge_is_given_back_though_other_messages_lie_between(tmp_path: Path) -> None:
-    """The holes change nothing of what the process has, so nothing tells of them but the heap. Before, free
-    heap was given back while all of it was in use.
+    """Holes do not change the memory of the process, so only the heap shows them. Earlier, free heap was
+    given back while all of it was in use.
     """
     with Node(tmp_path) as node:
         client = Client(node.port)
@@ -144,7 +144,7 @@ def test_memory_of_a_purge_is_given_back_though_other_messages_lie_between(tmp_p
         for _ in range(2_500):
             client.send(pair)
         assert (client.count("gone"), client.count("stays")) == (2_500, 2_500)
-        # The first time comes as soon as memory grows no more; the second one not for some seconds.
+        # The first return comes as soon as memory grows no more; the second one only after some seconds.
         time.sleep(3 * INTERVAL_S)
         client.call(commands.Queue.Purge(queue="gone"), commands.Queue.PurgeOk)
         until_given_back(node, before + 60 * MIB)

@@ -1,5 +1,5 @@
-"""What an operator does to a running node, or to one that lets nobody in any more: signals, files, and what
-is logged of it.
+"""What an operator does to a running node, or to one that accepts no logins any more: signals, files, and the
+log lines about them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def log_of(tmp_path: Path) -> str:
 
 
 def wait_for(tmp_path: Path, text: str) -> str:
-    """Until the log says so."""
+    """Wait until the log has this text."""
     deadline = time.monotonic() + PATIENCE_S
     while text not in log_of(tmp_path):
         assert time.monotonic() < deadline, f"{text!r} is not in\n{log_of(tmp_path)}"
@@ -101,7 +101,7 @@ def test_way_back_for_whoever_starts_the_node(tmp_path: Path) -> None:
                 assert client.get("users").status_code == 200
                 assert client.get(f"permissions/%2F/{user}").json()["configure"] == ".*"
             assert f"user '{user}' is an administrator" in log_of(tmp_path)
-    # It lasts, and is not done again.
+    # The change lasts, and is not made again.
     with Node(tmp_path) as node:
         assert whoami(node, "ann", "new password") == 200
 
@@ -113,7 +113,7 @@ def test_user_that_cannot_be_made_is_told_in_one_line(tmp_path: Path) -> None:
     assert errors.splitlines()[-1].startswith("mqd: a user's name has 1 to 255 bytes")
 
 
-#: None of them may stand in a log, as it is or in base64.
+#: None of these may be in a log, neither plain nor in base64.
 CANARIES = ("canary-right", "canary-wrong", "canary-new", "canary-body", "canary-octets", "canary-http")
 
 
@@ -135,7 +135,7 @@ def test_no_secret_is_ever_logged(tmp_path: Path, format: str) -> None:
             },
         ):
             clients.append(login(node, **start_ok))
-        # A frame of no type, out of turn, with what might be a password or a body.
+        # A frame of an unknown type, out of order, with a possible password or body.
         for kind in (7, 3):
             client = RawClient(f"amqp://guest:guest@127.0.0.1:{node.port}/")
             client.read_start()
@@ -179,7 +179,7 @@ def test_no_secret_is_ever_logged(tmp_path: Path, format: str) -> None:
             )
         assert node.stop() == 0
     told = log_of(tmp_path)
-    # It does tell of all this.
+    # The log does have all of these.
     for said in ("accepting AMQP connection", "PLAIN login refused: user 'nobody'", "HTTP access denied"):
         assert said in told
     for canary in CANARIES:

@@ -1,6 +1,4 @@
-"""A disk that takes its time to give a queue's next messages stops that
-queue's deliveries, and nobody else.
-"""
+"""A disk that is slow to read a queue's next messages delays the deliveries of that queue only."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from tests.reliability.client import Address, Client, Confirm, Delivery
 from tests.reliability.node import Node
 from tests.reliability.slow_disk import VARIABLE
 
-#: Longer than anything else takes, also on a machine that is busy.
+#: Longer than anything else takes, even on a busy machine.
 READ_S = 4.0
 COUNT = 20
 
@@ -29,7 +27,7 @@ def test_a_slow_read_stops_nobody_else(tmp_path: Path) -> None:
             client.declare("other")
             _publish(client, "deep", range(COUNT))
         node.kill()
-        # What was there before the start is in no memory.
+        # Messages from before the start are not in memory.
         node.program = [sys.executable, "-m", "tests.reliability.slow_disk"]
         node.environment = {VARIABLE: str(READ_S)}
         node.start()
@@ -62,7 +60,7 @@ def test_a_slow_read_stops_nobody_else(tmp_path: Path) -> None:
             time.sleep(0.01)
         published.set()
         consuming.join(PATIENCE_S)
-        # Not before the disk had it, and everybody else all the while.
+        # The deliveries waited for the disk, and all other clients were served meanwhile.
         assert first_s >= READ_S
         assert max(waits.values()) < READ_S / 2, waits
         assert received == list(range(COUNT + len(extra)))

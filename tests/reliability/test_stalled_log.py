@@ -1,4 +1,6 @@
-"""Nobody reads stderr: the broker serves all the same, says later what is missing, and can be stopped."""
+"""Nothing reads stderr: the broker serves all the same, later logs how much is missing, and can be
+stopped.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,7 @@ def test_it_serves_and_says_what_is_missing(tmp_path: Path) -> None:
         assert "WARNING mqd.log" in said
         left_out = int(said.partition("mqd.log: ")[2].split()[0])
         assert left_out > CONNECTIONS and len(lines) > 50
-        # From now on nothing is left out.
+        # From now on no log line is left out.
         process.send_signal(signal.SIGTERM)
         rest = process.stderr.read()
         assert process.wait(PATIENCE_S) == 0

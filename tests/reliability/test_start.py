@@ -1,4 +1,4 @@
-"""Starting and stopping: what goes wrong is said in one clear line, with an exit code that is not 0."""
+"""Starting and stopping: the process reports any error in one clear line, with an exit code that is not 0."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_data_directory_that_is_a_file(tmp_path: Path) -> None:
 
 def test_data_directory_without_permission(tmp_path: Path) -> None:
     if os.geteuid() == 0:
-        # Root may write anywhere, except where a file system has no directories to make.
+        # Root may write anywhere, except where a file system can't make directories.
         place = Path("/proc/mqd-data")
     else:
         (tmp_path / "closed").mkdir(mode=0o500)
@@ -115,7 +115,7 @@ def test_ctrl_c_stops_in_order(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_during_the_start(tmp_path: Path) -> None:
-    """At whatever moment it comes, the process ends soon and leaves a directory that the next one can use."""
+    """Whenever the signal comes, the process soon ends and leaves a directory that the next one can use."""
     for delay_s in (0.05, 0.15, 0.25, 0.4):
         process = subprocess.Popen(
             [command("mqd"), "--data-dir", str(tmp_path / "data"), *ANY_PORTS],
@@ -125,8 +125,8 @@ def test_ctrl_c_during_the_start(tmp_path: Path) -> None:
         try:
             time.sleep(delay_s)
             process.send_signal(signal.SIGINT)
-            # In order, by the signal itself, or (1) by it within the start of the interpreter: by no error of
-            # ours.
+            # The exit is in order, or by the signal itself, or (1) by the signal within the start of the
+            # interpreter; an error of mqd gives another code.
             assert process.wait(PATIENCE_S) in (0, -signal.SIGINT, 1), delay_s
         finally:
             process.kill()

@@ -57,7 +57,7 @@ class Publisher:
 
 
 def replay(port: int, offset: object = "first", most: int = 1 << 60) -> Iterator[tuple[int, int]]:
-    """Yield offsets and numbers, until nothing comes for a while."""
+    """Yield offsets and numbers, until no message comes for a while."""
     connection = open_connection(url(port))
     channel = connection.channel()
     channel.basic_qos(prefetch_count=200)
@@ -74,15 +74,16 @@ def replay(port: int, offset: object = "first", most: int = 1 << 60) -> Iterator
 
 
 def check(port: int, known: dict[int, int], confirmed: int) -> int:
-    """Everything confirmed is there, in order, under the offsets that were
-    seen before; return what is next.
+    """Check that every confirmed message is there, in order, at the offset that was seen before; return the
+    next number.
     """
     numbers: list[int] = []
     for offset, number in replay(port):
         assert offset == len(numbers)
         assert known.setdefault(offset, number) == number
         numbers.append(number)
-    # What was on its way when the node went may be there without a confirm; it is published again then.
+    # Messages that were under way when the node was killed may be there without a confirm; then they are
+    # published again.
     assert numbers == sorted(numbers)
     assert set(range(confirmed)) <= set(numbers)
     middle = len(numbers) // 2
@@ -121,7 +122,9 @@ KEYS = 7
 
 
 def test_kill_9_while_a_table_is_compacted(tmp_path: Path) -> None:
-    """Numbers are the offsets, because none is taken twice; the latest of each key is always there."""
+    """Numbers equal the offsets, because no message is taken twice; the latest one of each key is always
+    there.
+    """
     options = (*OPTIONS, "--stream-flush-bytes", "4096", "--stream-compaction-dirty-percent", "1")
     confirmed = 0
 
@@ -144,7 +147,7 @@ def test_kill_9_while_a_table_is_compacted(tmp_path: Path) -> None:
     with Node(tmp_path, *options) as node:
         for _ in range(KILLS):
             goal = confirmed + 300
-            # Some that it took already come again.
+            # Some messages that the stream has already come again.
             thread = threading.Thread(target=publish, args=(node.port, max(confirmed - 50, 0), lambda: False))
             thread.start()
             wait_until("it takes messages", lambda goal=goal: confirmed >= goal)
@@ -155,7 +158,7 @@ def test_kill_9_while_a_table_is_compacted(tmp_path: Path) -> None:
             assert all(offset == number for offset, number in found)
             offsets = [offset for offset, _ in found]
             assert offsets == sorted(offsets)
-            # What is not confirmed may be there, too.
+            # Unconfirmed messages may be there, too.
             assert {offset % KEYS for offset in offsets if offset >= confirmed - KEYS} == set(range(KEYS))
         publish(node.port, confirmed - 5, lambda: _compacted(node) > 300)
         found = _table(node.port, confirmed - 1)
@@ -166,7 +169,7 @@ def test_kill_9_while_a_table_is_compacted(tmp_path: Path) -> None:
 
 
 def _table(port: int, last: int) -> list[tuple[int, int]]:
-    """Return offsets and numbers from the first one up to the last one that is confirmed, which no key
+    """Return offsets and numbers from the first one up to the last confirmed one, which no later message
     replaces yet.
     """
     connection = open_connection(url(port))
@@ -189,7 +192,7 @@ def _compacted(node: Node) -> int:
 
 
 def check_lists(node: Node, messages: int) -> None:
-    """What operators are shown of it, and what they are refused."""
+    """Check what operators see of it, and which requests they are refused."""
     columns = ("name", "type", "messages", "first_offset", "next_offset", "lost_messages", "leader", "state")
     told = node.mqctl("-q", "list_queues", *columns).split("\n")[0].split("\t")
     assert told == [STREAM, "stream", str(messages), "0", str(messages), "0", "n1", "running"]

@@ -2,8 +2,8 @@
 
 The driver of a streaming query killed with -9 three times and restarted from its checkpoint; the broker
 killed while a query writes; the executors of a standalone cluster killed during a job. For both ways of
-delivery: nothing is lost; with exactly-once no duplicate is seen, with confirm none but under an id that was
-there. Prints what it saw.
+delivery nothing is lost; with exactly-once no duplicate is seen, with confirm only duplicates that have the
+id of an earlier message. Prints what it saw.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ROWS = FILES * LINES
 KILLS = 3
 STEP_MAX_S = 300.0
 DELIVERIES = ("confirm", "exactly-once")
-#: Delivery, and what the queue is declared with: exactly-once has a ledger, or the queue's own deduplication.
+#: Delivery, and the arguments of the queue: exactly-once has a ledger, or the queue's own deduplication.
 VARIANTS: dict[str, tuple[str, dict[str, bool]]] = {
     "confirm": ("confirm", {}),
     "ledger": ("exactly-once", {}),
@@ -52,7 +52,7 @@ def lines(directory: Path) -> None:
 
 
 class Driver:
-    """A process of tests.spark_sink.driver, with all that it starts."""
+    """A process of tests.spark_sink.driver, with all its children."""
 
     def __init__(self, directory: Path, url: str, queue: str, delivery: str) -> None:
         session.environment()
@@ -75,7 +75,7 @@ class Driver:
             self.kill()
 
     def kill(self) -> None:
-        """SIGKILL for the driver and its JVM; the Python workers are left to notice."""
+        """Send SIGKILL to the driver and its JVM; the Python workers find out by themselves."""
         family = [self.process, *psutil.Process(self.process.pid).children(recursive=True)]
         for each in family:
             # Python workers come and go by themselves.
@@ -125,7 +125,7 @@ def driver_kills(directory: Path, variant: str) -> None:
             queue = peer.queue("out", **arguments)
             for kill in range(KILLS):
                 with Driver(directory, url, queue, delivery) as driver:
-                    # Somewhere within a micro-batch: each kill at another number of messages.
+                    # Within a micro-batch: each kill comes at another number of messages.
                     reach(peer, queue, min(ROWS - 1, peer.count(queue) + (kill + 1) * LINES + 150))
                     driver.kill()
             with Driver(directory, url, queue, delivery) as driver:
@@ -166,7 +166,8 @@ def executor_kill(directory: Path, variant: str) -> None:
         with Peer(url) as peer:
             queue = peer.queue("out", **arguments)
             job = cluster.submit("tests.spark_sink.job", url, queue, delivery, str(ROWS))
-            # In a transaction nothing is seen before its end, but its connection is, beside the peer's own.
+            # Nothing of a transaction is visible before its end, but its connection is, in addition to the
+            # peer's own.
             until("a task that writes", lambda: job.poll() is not None or connections(node) >= 1 + 1)
             executors = cluster.executors()
             assert job.poll() is None and executors, cluster.log()
@@ -177,13 +178,13 @@ def executor_kill(directory: Path, variant: str) -> None:
             judge(peer, queue, delivery, ROWS, f"executor kill -9 x{len(executors)}, {variant}")
 
 
-#: A directory of its own, and the variant. Raises what makes it fail.
+#: Takes a directory of its own, and the variant. Raises an error if it fails.
 Step = Callable[[Path, str], None]
 STEPS: dict[str, Step] = {"driver": driver_kills, "broker": broker_kill, "executor": executor_kill}
 
 
 def every(steps: Mapping[str, Step], only: Iterable[str], variants: Iterable[str]) -> bool:
-    """Take each step with each variant, one after the other; return whether all held."""
+    """Take each step with each variant, one after the other; return whether all checks held."""
     held = True
     for name in only:
         for variant in variants:
@@ -192,7 +193,7 @@ def every(steps: Mapping[str, Step], only: Iterable[str], variants: Iterable[str
                 try:
                     steps[name](Path(directory), variant)
                 except Exception:  # noqa: BLE001 - a step may fail in any way
-                    # What broke one step is told, and the others are taken none the less.
+                    # The failure of one step is reported, and the others run all the same.
                     traceback.print_exc()
                     print(f"{name}, {variant}: FAILED", flush=True)
                     held = False

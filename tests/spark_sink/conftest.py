@@ -40,7 +40,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 
 def warm_up(spark: SparkSession, directory: Path) -> None:
-    """A batch and a stream through Python workers, so that no test pays for the first of anything."""
+    """Run a batch and a stream through Python workers, so that no test pays for a first start."""
     assert spark.sparkContext.parallelize(range(2), 2).map(str).collect() == ["0", "1"]
     (directory / "in").mkdir()
     (directory / "in" / "0.txt").write_text("0")
@@ -58,7 +58,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 @pytest.fixture(scope="session")
 def rabbitmq() -> Iterator[int]:
-    """The port of a RabbitMQ of our own, where Debian's rabbitmq-server is installed."""
+    """The port of a RabbitMQ for the tests, if Debian's rabbitmq-server is installed."""
     if not RABBITMQ_SERVER.exists():
         pytest.skip(f"{RABBITMQ_SERVER} is not installed")
     broker = JudgedRabbitMQ()
@@ -86,7 +86,7 @@ def url(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def peer(url: str) -> Iterator[Peer]:
-    """A stock client beside Spark, on the broker of `url`."""
+    """A stock client for the tests, on the broker of `url`."""
     with Peer(url) as peer:
         yield peer
 

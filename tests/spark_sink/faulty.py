@@ -1,5 +1,5 @@
-"""The sink with faults on order: option `fault` says which, option `once` names a file that says it has
-happened.
+"""The sink with faults on request: option `fault` says which, option `once` names a file that shows that it
+has happened.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""All longer proofs of the connector: what is killed while Spark writes, and while it reads."""
+"""All longer proofs of the connector: processes are killed while Spark writes, and while it reads."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tests.spark_sink import chaos, source_chaos, stream_chaos
 
 
 def spark_kills() -> bool:
-    """Return whether all held."""
+    """Return whether all checks held."""
     print("Spark writes:", flush=True)
     wrote = chaos.every(chaos.STEPS, chaos.STEPS, chaos.VARIANTS)
     print("Spark reads and writes:", flush=True)

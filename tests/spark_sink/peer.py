@@ -1,4 +1,4 @@
-"""A stock client that sets up queues for Spark, and looks at what came of it."""
+"""A stock client that sets up queues for Spark, and checks the messages."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Peer:
             self.channel.basic_publish("", queue, body, pika.BasicProperties(**properties))
 
     def take(self, queue: str, at_least: int = 0) -> list[tuple[Any, Any, bytes]]:
-        """Take all that is in the queue, and no less than so many: (method, properties, body) of each."""
+        """Take all messages of the queue, and at least this many: (method, properties, body) of each."""
         found: list[tuple[Any, Any, bytes]] = []
         deadline = time.monotonic() + PATIENCE_S
         while True:
@@ -63,7 +63,7 @@ class Peer:
                 time.sleep(0.01)
 
     def drain(self, queue: str, at_least: int) -> list[tuple[Any, Any, bytes]]:
-        """As `take`, for thousands of messages: by a consumer, until nothing has come for a while."""
+        """Like `take`, for thousands of messages: with a consumer, until no message has come for a while."""
         found: list[tuple[Any, Any, bytes]] = []
         deadline = time.monotonic() + PATIENCE_S
         for method, properties, body in self.channel.consume(queue, inactivity_timeout=QUIET_S):

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 JVM_MEMORY = "1g"
-#: Compilers and collectors for long runs cost short ones more than they give.
+#: Compilers and collectors made for long runs cost short runs more than they save.
 JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-#: Two at once; a task may fail twice. Without the second number local mode never tries again.
+#: Two tasks at once; a task may fail twice. Without the second number local mode never tries again.
 MASTER = "local[2,3]"
 
 
 def environment() -> None:
-    """Set what Spark's launcher and its Python workers read."""
+    """Set the variables that Spark's launcher and its Python workers read."""
     use_java()
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"

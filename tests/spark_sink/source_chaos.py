@@ -1,10 +1,10 @@
 """The source's longer proofs: `python -m tests.spark_sink.source_chaos`.
 
-Messages go from a queue to another by a streaming query, amqp to amqp, while things are killed: the driver
+A streaming query moves messages from a queue to another, amqp to amqp, while processes are killed: the driver
 three times; the broker's node twice; of three nodes the one that leads the target and the one that leads the
 source, both quorum queues; an executor of a standalone cluster that got the connector by --py-files. For all
-ways of delivery: nothing is lost, nothing stays unacked; with exactly-once nothing comes twice, with confirm
-only under an id that was there. Prints what it saw.
+ways of delivery nothing is lost and nothing stays unacked; with exactly-once no message comes twice, with
+confirm only with the id of an earlier one. Prints what it saw.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class SourceDriver(Driver):
             )
 
     def reach(self, peer: Peer, goal: int) -> None:
-        """Wait for so many messages. A driver that ends before that has failed."""
+        """Wait for this many messages. It is a failure if the driver ends before that."""
 
         def reached() -> bool:
             if self.process.poll() is not None and peer.count(SINK) < goal:
@@ -64,7 +64,7 @@ class SourceDriver(Driver):
 
 
 class Bare(Standalone):
-    """Its Python workers find nothing of this tree by themselves."""
+    """A cluster whose Python workers find nothing of this tree by themselves."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -89,7 +89,7 @@ def fill(peer: Peer, kind: str, sink_arguments: Mapping[str, bool]) -> None:
     declare(SOURCE, durable=True, arguments={"x-queue-type": kind})
     declare(SINK, durable=True, arguments={"x-queue-type": kind, **sink_arguments})
     for number in range(ROWS):
-        # What a source can tell apart: with ids, not even a batch that was committed and not acked is read
+        # With ids a source can tell messages apart: not even a batch that was committed and not acked is read
         # twice.
         peer.publish(SOURCE, [str(number).encode()], delivery_mode=2, message_id=f"in-{number}")
     reach(peer, SOURCE, ROWS)
@@ -114,7 +114,7 @@ def judge(peer: Peer, variant: str, what: str) -> None:
     assert len(ids) == ROWS, f"{len(ids)} ids"
     if delivery == "exactly-once":
         assert total == ROWS, "duplicates"
-    # A consumer that still holds messages would give them back by now: its process is gone.
+    # A consumer that still held messages would have given them back by now: its process is gone.
     assert peer.take(SOURCE) == []
 
 
@@ -140,7 +140,7 @@ def url_of(*ports: int) -> str:
 def kills_under_way(
     directory: Path, url: str, variant: str, kind: str, kills: Sequence[Callable[[], None]], what: str
 ) -> None:
-    """Kill something again and again while one query runs."""
+    """Kill a process again and again while one query runs."""
     delivery, arguments = VARIANTS[variant]
     with peer_of(url) as peer:
         fill(peer, kind, arguments)
@@ -173,7 +173,7 @@ def node_kills(directory: Path, variant: str) -> None:
 
 
 class ThreeNodes(MqdCluster):
-    """Each node has the same port after a restart, so that a url keeps what it says."""
+    """Each node has the same port after a restart, so a url stays valid."""
 
     def __init__(self) -> None:
         self._ports = {name: free_port() for name in ("n1", "n2", "n3")}
@@ -188,7 +188,7 @@ class ThreeNodes(MqdCluster):
         return url_of(*self._ports.values())
 
     def kill_leader(self, queue: str) -> None:
-        """The node stays down until another has taken over."""
+        """The node stays down until another one has taken over."""
         name = self.leader(queue)
         self.kill(name)
         until(f"{queue} has another leader", lambda: self.leader(queue) != name)
@@ -224,7 +224,7 @@ def executor_kill(directory: Path, variant: str) -> None:
 
 
 def packed(archive: Path) -> Path:
-    """The connector as spark-submit takes it."""
+    """The connector in the form that spark-submit takes."""
     with zipfile.ZipFile(archive, "w") as made:
         for path in sorted((session.ROOT / "spark_sink").rglob("*.py")):
             made.write(path, path.relative_to(session.ROOT))

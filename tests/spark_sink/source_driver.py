@@ -1,8 +1,8 @@
-"""A Spark driver that can be killed: from a queue to a queue.
+"""A Spark driver that can be killed: it reads a queue and writes to another one.
 
 `python -m tests.spark_sink.source_driver DIRECTORY URL FROM TO DELIVERY STOP`; ends when the queue FROM is
-read to the end, or, with STOP not empty, when a file of that name is there. Also for spark-submit, where the
-session is given.
+read to the end, or, if STOP is not empty, when a file of that name exists. Also for spark-submit, which
+provides the session.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 TRIGGER_MESSAGES = 250
 IDLE = "Waiting for data to arrive"
-#: What --py-files is given.
+#: The file for --py-files.
 ARCHIVE = "spark_sink.zip"
 #: Enough that each executor has some.
 TASKS = 8
@@ -57,7 +57,7 @@ def started(directory: Path) -> SparkSession:
         from tests.spark_sink import session
 
         return session.start(directory)
-    # Under spark-submit nothing of the tests is there, and the connector only from --py-files.
+    # Under spark-submit no module of the tests is there, and the connector comes from --py-files only.
     from pyspark.sql import SparkSession
 
     from spark_sink import AmqpDataSource
@@ -71,7 +71,7 @@ def started(directory: Path) -> SparkSession:
 
 
 def place(_: int) -> str:
-    """Where a worker has the connector from."""
+    """Return the place from which a worker has loaded the connector."""
     import spark_sink
 
     return str(spark_sink.__file__)

@@ -96,7 +96,7 @@ class Standalone:
         return found
 
     def submit(self, module: str, *arguments: str, options: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
-        """Run a module's file by spark-submit, with all cores of the cluster."""
+        """Run a module's file with spark-submit, on all cores of the cluster."""
         found = importlib.util.find_spec(module)
         assert found is not None and found.origin is not None
         command = [str(self._home / "bin" / "spark-submit"), "--master", self.url, *options]

@@ -1,7 +1,7 @@
 """The stream source's longer proofs: `python -m tests.spark_sink.stream_chaos`.
 
-A streaming query reads a stream, or a super stream, into files, while things are killed: the driver three
-times, the broker twice, an executor of a standalone cluster; of three nodes the one that leads what is read,
+A streaming query reads a stream, or a super stream, into files, while processes are killed: the driver three
+times, the broker twice, an executor of a standalone cluster; of three nodes the one that leads the stream,
 twice, while others go on publishing. Each row is in the files once. Prints what it saw.
 """
 
@@ -32,11 +32,11 @@ from tests.spark_sink.test_worker_kill import readers
 
 ROWS, TRIGGER = 3_000, 200
 STREAM = "chaos"
-#: A task reads its part of these, so many at a time, for long enough to be disturbed.
+#: A task reads its part of these rows, a few at a time, for long enough to be disturbed.
 MANY_ROWS = 40_000
 PREFETCH = "10"
 COMMIT = 10_000
-#: Rows of one transaction beside a query, and the time between two.
+#: Rows of one transaction while a query runs, and the time between two transactions.
 PART, PAUSE_S = 20, 0.1
 KINDS = ("stream", "super-stream")
 
@@ -76,7 +76,7 @@ def judge(directory: Path, what: str, rows: int = ROWS) -> None:
 
 
 def committed(log: Path) -> set[Path]:
-    """A compact file has all of those before it."""
+    """Return the committed files. A compact file of the log contains all entries before it."""
     found: set[Path] = set()
     for entry in log.iterdir():
         if entry.name.startswith("."):
@@ -114,14 +114,15 @@ def broker_kills(directory: Path, kind: str) -> None:
 
 
 class Publisher(threading.Thread):
-    """Publishes more rows, one transaction after the other, until it is stopped. What failed in the middle
-    goes again.
+    """Publishes more rows, one transaction after the other, until the test stops it. It sends a transaction
+    again that failed in the middle.
 
-    A commit without an answer may have taken place, so its rows carry numbers that the broker knows them by.
+    A commit without an answer may have taken place, so the rows carry numbers by which the broker recognises
+    them.
     """
 
     def __init__(self, url: str, kind: str, rows: int) -> None:
-        """`rows` are there already."""
+        """`rows` are published already."""
         super().__init__(daemon=True)
         self.ends = threading.Event()
         self.rows = rows
@@ -130,7 +131,7 @@ class Publisher(threading.Thread):
 
     def run(self) -> None:
         while True:
-            # Not before the last ones are known to be there.
+            # It ends only when it knows that the last rows are there.
             with suppress(pika.exceptions.AMQPError, OSError), peer_of(self._url) as peer:
                 self._publish(peer)
                 return
@@ -163,7 +164,7 @@ def kill_while_read(nodes: ThreeNodes, driver: StreamDriver, partitions: list[st
 
 
 def leader_kills(directory: Path, kind: str) -> None:
-    """Of three nodes the one that leads what is read, and that tasks ask first, while others publish."""
+    """Of three nodes, kill the one that leads the stream, and that tasks ask first, while others publish."""
     partitions = [STREAM] if kind == "stream" else [f"{STREAM}-{number}" for number in range(2)]
     with ThreeNodes() as nodes:
         fill(nodes.url, kind, MANY_ROWS, **{"x-deduplication": True})
@@ -177,7 +178,7 @@ def leader_kills(directory: Path, kind: str) -> None:
         publisher.ends.set()
         publisher.join(STEP_MAX_S)
         assert publisher.rows > MANY_ROWS, "nothing was published in the kills"
-        # What came after the query had found its end.
+        # Read the rows that came after the query had found its end.
         with StreamDriver(directory, nodes.url, STREAM, MANY_ROWS // 10) as driver:
             driver.finish()
         judge(directory, f"{kind}, leader kill -9 x2, three nodes", publisher.rows)

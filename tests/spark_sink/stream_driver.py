@@ -1,8 +1,8 @@
-"""A Spark driver that can be killed: from a stream into files.
+"""A Spark driver that can be killed: it reads a stream into files.
 
-`python -m tests.spark_sink.stream_driver DIRECTORY URL STREAM MESSAGES [OPTION=VALUE...]`, with so many
+`python -m tests.spark_sink.stream_driver DIRECTORY URL STREAM MESSAGES [OPTION=VALUE...]`, with this many
 messages in a micro-batch, and more options of the source; ends when the stream is read to the end. Also for
-spark-submit, where the session is given.
+spark-submit, which provides the session.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STARTS_MAX = 5
 
 
 class StreamDriver(Driver):
-    """A process of this module."""
+    """A process that runs this module."""
 
     def __init__(
         self, directory: Path, url: str, stream: str, most: int = TRIGGER_MESSAGES, **options: str
@@ -82,8 +82,8 @@ def run(
     most: int = TRIGGER_MESSAGES,
     **options: str,
 ) -> None:
-    """To the end of the stream. Spark gives the reader's process 10 s to start, which a busy machine may not
-    do.
+    """Run to the end of the stream. Spark gives the reader's process 10 s to start, which may be too short on
+    a busy machine.
     """
     from pyspark.errors import StreamingQueryException
 

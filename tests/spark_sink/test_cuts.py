@@ -1,4 +1,4 @@
-"""What Arrow cuts out of messages is what a look at each of them finds."""
+"""The columns that Arrow cuts out of messages equal those from a look at each message."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run_of(sent: list[Message], *, of_stream: bool, frame_max: int = 131_072) ->
     for number, message in enumerate(sent):
         more: dict[str, Any] = {}
         if of_stream:
-            # The last one, as brokers put it.
+            # Brokers put this header last.
             headers = dict(message.properties.get("headers", {}))
             more["headers"] = {**headers, "x-stream-offset": FIRST + 3 * number}
         data = delivery(message, number + 1, number % 5 == 0, frame_max=frame_max, **more)
@@ -52,7 +52,7 @@ def test_any_messages_give_the_same_rows(sent: list[Message], of_stream: bool) -
         patched.setattr(cuts, "LEAST", 1)
         run = run_of(sent, of_stream=of_stream)
         assert rows(run, of_stream=of_stream) == one_by_one(run, of_stream=of_stream)
-        # Some that have the same properties, with bodies of several lengths.
+        # Some messages with the same properties, and bodies of several lengths.
         alike = [Message(each.body, each.exchange, each.routing_key, sent[0].properties) for each in sent]
         run = run_of(alike, of_stream=of_stream)
         found = cuts.cuts(run, of_stream=of_stream)

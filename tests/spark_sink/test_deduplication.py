@@ -1,4 +1,4 @@
-"""exactly-once by the queues of mqd themselves: producers, and sequences that only rise."""
+"""exactly-once with the deduplication of mqd's queues: producers, and sequences that only rise."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_no_attempt_but_the_first_is_seen(mqd_url: str, mqd_peer: Peer, queue: s
     for _ in range(2):
         assert write(one, task, batches(bodies())).rows == ROWS
     assert [body for _, _, body in mqd_peer.take(queue, ROWS)] == [body.encode() for body in bodies()]
-    write(one, task, batches(bodies()))  # what was consumed is remembered, too
+    write(one, task, batches(bodies()))  # consumed messages are remembered, too
     assert mqd_peer.count(queue) == 0
 
 
@@ -58,7 +58,7 @@ def test_batches_and_partitions_follow_one_another(
 
 
 def test_two_attempts_at_the_same_time(mqd_url: str, mqd_peer: Peer, queue: str, task: Task) -> None:
-    """Speculation, or a driver that is not quite dead: whoever comes first with a row is taken."""
+    """Speculation, or a driver that is not quite dead: for each row the first writer is accepted."""
     one = plan(mqd_url, "broker", queue)
     attempts = [threading.Thread(target=write, args=(one, task, batches(bodies()))) for _ in range(3)]
     for attempt in attempts:
@@ -71,7 +71,7 @@ def test_two_attempts_at_the_same_time(mqd_url: str, mqd_peer: Peer, queue: str,
 def test_rows_that_a_full_queue_refused_are_not_taken_for_written(
     mqd_url: str, mqd_peer: Peer, name: Name, task: Task
 ) -> None:
-    """Their numbers have been passed when there is room for later ones; the retry must bring them all the
+    """When there is room again, later numbers are taken first; the retry must bring the earlier rows all the
     same.
     """
     full = mqd_peer.queue(name(), x_deduplication=True, x_max_length=300, x_overflow="reject-publish")
@@ -86,7 +86,7 @@ def test_rows_that_a_full_queue_refused_are_not_taken_for_written(
             assert "nacked" in str(refused)
             refusals += 1
             assert refusals < 10
-        # Room for some comes now, and, while the next attempt sends, for others.
+        # Room for some rows comes now, and for others while the next attempt sends.
         seen += mqd_peer.bodies(full)
     seen += mqd_peer.bodies(full)
     assert refusals > 1
@@ -164,7 +164,7 @@ def test_behind_an_exchange_all_queues_must_drop_duplicates(
     exchange, other = name("exchange"), name("exchange")
     channel.exchange_declare(exchange, "topic", durable=True, auto_delete=True)
     channel.exchange_declare(other, "fanout", durable=True, auto_delete=True)
-    assert choose(mqd_url, "", exchange=exchange) == "ledger"  # nobody is there yet
+    assert choose(mqd_url, "", exchange=exchange) == "ledger"  # no queue is bound yet
     channel.queue_bind(queue, exchange, "#")
     assert choose(mqd_url, "", "routing_key", exchange=exchange) == "broker"
     channel.exchange_bind(other, exchange, "a.*")

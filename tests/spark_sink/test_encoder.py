@@ -1,4 +1,4 @@
-"""Rows as frames, judged by pika's decoder."""
+"""Rows as frames, checked with pika's decoder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ID = b"app/4/2/"
 
 
 def decoded(data: bytes) -> list[tuple[spec.Basic.Publish, spec.BasicProperties, bytes]]:
-    """All messages of a stream of frames; the stream must hold whole ones."""
+    """Return all messages of a stream of frames; the stream must hold whole messages."""
     messages: list[tuple[Any, Any, bytes]] = []
     left = 0
     while data:
@@ -198,7 +198,7 @@ def test_headers_of_every_type_in_every_form(values: Any, expected: list[Any], f
         )
     encoder = Encoder(sink_options({"routingKey": "q"}), Identity(None), "partition 0")
     (message,) = encoder.encode(pa.record_batch({"value": [b"x"], "headers": column}), 0)
-    # pika reads doubles as whole numbers, so pamqp judges here.
+    # pika reads doubles as whole numbers, so pamqp decodes here.
     used, _, _ = pamqp.frame.unmarshal(message)
     _, _, header = pamqp.frame.unmarshal(message[used:])
     assert isinstance(header, pamqp.header.ContentHeader)

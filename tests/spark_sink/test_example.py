@@ -1,4 +1,4 @@
-"""The examples have to work, and check their own counts."""
+"""The examples must work, and they check their own counts."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_shop(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """The driver that is killed is a process of its own; this session goes on."""
+    """The killed driver is a process of its own; this session goes on."""
     monkeypatch.setenv("JDK_JAVA_OPTIONS", JVM_OPTIONS)
     picture = tmp_path / "shop.png"
     arguments = ["--url", mqd_url, "--orders", "1200", "--batches", "4", "--picture", str(picture)]

@@ -1,4 +1,4 @@
-"""Tasks whose broker dies, moves, blocks, or speaks TLS."""
+"""Tasks whose broker dies, moves, blocks publishers, or speaks TLS."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def plan(
 
 
 def batches(events: dict[int, Callable[[], Any]]) -> Iterator[Any]:
-    """Batches of rows; before that of a number something happens."""
+    """Batches of rows; before the batch with a given number, an event happens."""
     for start in range(0, ROWS, BATCH):
         if event := events.get(start // BATCH):
             event()
@@ -120,13 +120,14 @@ def test_heartbeats_go_on_while_spark_computes(tmp_path: Path) -> None:
         declare(url_of(node.port))
 
         def compute() -> None:
-            # Longer than a broker bears silence. There is no event for that nothing happens.
+            # Longer than a broker waits for a silent client. A test can't wait for an event here, because
+            # nothing happens.
             time.sleep(4 * HEARTBEAT_S)
 
         one = plan(url_of(node.port), heartbeat=str(HEARTBEAT_S), confirmTimeoutMs="3000")
         assert write(one, TASK, batches({6: compute})).rows == ROWS
         with Peer(url_of(node.port)) as peer:
-            # On one connection: sent twice, a message would be here twice.
+            # All on one connection: a message that was sent twice would be here twice.
             assert peer.bodies(QUEUE, ROWS) == Counter(expected())
 
 

@@ -1,4 +1,6 @@
-"""A broker that answers at once and delivers late: what has not come yet is not taken for missing."""
+"""A broker that answers at once and delivers late: messages that have not come yet do not count as
+missing.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from tests.spark_sink.conftest import Name
 from tests.spark_sink.peer import Peer
 from tests.spark_sink.test_stream_reader_restart import Driver, bodies, decoded, filled
 
-#: Longer than anything but patience waits.
+#: Longer than any wait except that for patience.
 LATE_S, VERY_LATE_S = 1.0, 6.0
 NEVER_MS = str(2**31 - 1)
 Late = Callable[[float], None]
@@ -31,7 +33,7 @@ Late = Callable[[float], None]
 
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> Late:
-    """From now on deliveries come so long after the first of them was sent."""
+    """From now on deliveries come this long after the first of them was sent."""
     arrived, lock = Consumer.arrived, threading.Lock()
     held: list[tuple[Consumer, list[Run]]] = []
     delays: list[float] = []
@@ -65,7 +67,7 @@ def test_a_planned_batch_that_comes_late_is_waited_for(url: str, peer: Peer, nam
     first.die()
     wait_until("all are back", lambda: peer.count(queue) == 60)
     late(VERY_LATE_S)
-    # All are handed out at once: the broker says that the queue is empty.
+    # All messages are handed out: the broker says that the queue is empty.
     again = Driver(url, queue, prefetch="100")
     assert again.rows(again.start, one) == sent[:20]
     assert again.rest(one) == sent[20:]
@@ -76,8 +78,8 @@ def test_a_planned_batch_that_comes_late_is_waited_for(url: str, peer: Peer, nam
 def test_available_now_reads_what_a_dying_driver_gives_back(
     url: str, peer: Peer, name: Name, late: Late, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It holds all messages when the next one looks at the queue, and is gone when that one begins to
-    consume.
+    """The dying driver holds all messages when the next one looks at the queue, and is gone when that one
+    begins to consume.
     """
     queue = peer.queue(name())
     sent = filled(peer, queue, False)
@@ -106,8 +108,8 @@ def test_available_now_reads_what_a_dying_driver_gives_back(
 def test_available_now_counts_no_message_twice(
     url: str, peer: Peer, name: Name, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Messages come while the answer that says how many are ready is on its way to the caller. It waited for
-    as many others, which were never going to come.
+    """Messages come while the answer with the number of ready ones is on its way to the caller. The reader
+    once waited for as many others, which never came.
     """
     queue = peer.queue(name())
     sent = filled(peer, queue, False)
@@ -149,7 +151,7 @@ def test_a_batch_read_waits_for_what_is_on_its_way(
 
 
 def test_a_batch_read_ends_when_another_consumer_has_the_rest(url: str, peer: Peer, name: Name) -> None:
-    """It is not waited for: it is not going to come."""
+    """The reader does not wait for the rest, which will not come."""
     queue = peer.queue(name())
     filled(peer, queue, False)
     options = source_options({"url": url, "queue": queue, "redeliveryTimeoutMs": NEVER_MS})
@@ -165,8 +167,8 @@ def test_a_batch_read_ends_when_another_consumer_has_the_rest(url: str, peer: Pe
 def test_a_full_window_is_not_waited_for(
     url: str, peer: Peer, name: Name, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody knows whether the last acks arrived. They did, and what comes again instead is all that may
-    come.
+    """The reader doesn't know whether the last acks arrived. They did, and no more messages can come than
+    those that come again.
     """
     queue = peer.queue(name())
     sent = filled(peer, queue, True)

@@ -1,4 +1,4 @@
-"""The node that leads a stream, and that tasks read from, dies under a query, while others publish."""
+"""The node that leads a stream, and that tasks read from, dies during a query, while others publish."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.spark_sink.test_worker_kill import readers
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: Those that are there before the query begins. So few at a time that its first task reads for seconds.
+#: Rows that are there before the query begins. A small window makes its first task read for seconds.
 ROWS = 20_000
 PREFETCH = "5"
 

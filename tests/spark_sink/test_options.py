@@ -1,4 +1,4 @@
-"""What options say, and what is said about wrong ones."""
+"""The meaning of options, and the messages about wrong ones."""
 
 import pickle
 

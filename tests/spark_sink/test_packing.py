@@ -1,4 +1,4 @@
-"""Rows in a message and out again; and offsets out of the headers of a stream's messages."""
+"""Rows in a message and out again; and offsets from the headers of a stream's messages."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ texts = st.text(max_size=8)
 given_headers = st.dictionaries(
     st.text("abx-", min_size=1, max_size=5), texts | st.integers(-5, 5), max_size=3
 )
-#: A publisher may write anything, also what looks like the header.
+#: A publisher may write anything, also bytes that look like the header.
 mark = st.sampled_from(["", "\x0fx-stream-offsetl", "\x0fx-stream-offsetl12345678"])
 
 
@@ -179,7 +179,7 @@ def test_offsets_are_taken_out_wherever_they_stand(
     for number, (before, behind, text, kind) in enumerate(messages):
         headers = {**before, **({"m": text} if text else {})}
         own = {**headers, **behind}
-        # As RabbitMQ has it, which sorts its headers, or as mqd, which adds it as the last one.
+        # RabbitMQ sorts its headers, and mqd adds this one as the last.
         placed = {**headers, OFFSET: 2**33 + number, **{k: v for k, v in behind.items() if k not in headers}}
         own = {k: placed[k] for k in placed if k != OFFSET}
         rest = {"content_type": kind, "correlation_id": text or None, "message_id": str(number)}
@@ -198,7 +198,7 @@ def test_a_message_without_an_offset() -> None:
 
 
 def test_frames_of_other_compressors_are_read() -> None:
-    """Several in one body, and one that does not say how much it holds."""
+    """Several frames in one body, and a frame that does not give the size of its content."""
     [one] = packed({"value": ["a" * 500, "b"]})
     plain = pa.CompressedInputStream(pa.BufferReader(one["value"]), "zstd").read()
     codec = pa.Codec("zstd")
@@ -228,7 +228,9 @@ def test_more_than_is_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_a_message_says_holds_for_its_rows_only() -> None:
-    """Columns of one value are kept for the next message: longer, shorter, of another value, of none."""
+    """Columns with one value are kept for the next message: one that is longer, shorter, has another value,
+    or has none.
+    """
     messages = []
     wanted = []
     for offset, (count, who) in enumerate([(3, "a"), (2, "a"), (5, "a"), (4, "b"), (1, None), (2, "b")]):

@@ -1,4 +1,4 @@
-"""Batch reads, and what is wrong with a queue, against mqd and RabbitMQ."""
+"""Batch reads, and errors of queues, against mqd and RabbitMQ."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def read(spark: SparkSession, url: str, queue: str, **options: Any) -> DataFrame
 
 
 def bodies(frame: DataFrame) -> list[bytes]:
-    # Not sorted: that reads twice, and the second time finds what the first has left.
+    # Not sorted by Spark: that reads twice, and the second read finds only what the first one has left.
 
     return [bytes(row.value) for row in frame.collect()]
 

@@ -1,4 +1,4 @@
-"""Bytes into messages, whatever the chunks, and messages into columns."""
+"""Bytes become messages, whatever the chunks, and messages become columns."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_any_chunks_give_the_same_messages(
         assert dict(row["headers"] or {}) == {name: as_text(value) for name, value in (headers or {}).items()}
 
 
-#: All as long as each other on the wire, with their parts at different places.
+#: All have the same length on the wire, with their parts at different places.
 ALIKE = (
     Message(b"a" * 30, "", "key"),
     Message(b"z" * 30, "", "yek"),
@@ -120,7 +120,7 @@ def test_messages_of_one_length_are_told_apart(
 
 
 def test_a_body_in_two_frames_is_no_shape_for_others() -> None:
-    """As long on the wire as the others: a frame has eight octets of its own."""
+    """This message is as long on the wire as the others: a frame has eight octets of its own."""
     halved = delivery(Message(b"e" * 22, "", "key"), 2, frame_max=11 + OVERHEAD_BYTES)
     whole = [delivery(Message(bytes([97 + tag]) * 30, "", "key"), tag) for tag in range(1, 40)]
     assert len(halved) == len(whole[0])
@@ -137,7 +137,7 @@ def test_a_message_is_the_same_in_every_delivery(sent: list[Message]) -> None:
     first, again = Reader(), Reader()
     for tag, message in enumerate(sent, 1):
         first.feed(delivery(message, tag))
-        # What a quorum queue adds.
+        # The header that a quorum queue adds.
         counted = {**message.properties.get("headers", {}), "x-delivery-count": 3}
         again.feed(delivery(message, tag + 100, True, headers=counted))
     assert digest(first.splitter.runs) == digest(again.splitter.runs)

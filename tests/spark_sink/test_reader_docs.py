@@ -1,4 +1,4 @@
-"""docs/spark.md lists the options, the columns and the errors that there are."""
+"""docs/spark.md lists all options, columns and errors."""
 
 from __future__ import annotations
 
@@ -45,6 +45,6 @@ def test_the_errors_are_what_the_code_says() -> None:
     ]
     assert len(texts) > 25
     for text in texts:
-        # Names stand in braces there.
+        # Names are in braces there.
         pattern = re.sub(r"(?<= )'q'", r"'\\{.*?\\}'", re.escape(text)).replace(" N ", r" \{.*?\} ")
         assert re.search(pattern.replace(r"\ N\ ", r"\ \{.*?\}\ "), code), text

@@ -1,4 +1,4 @@
-"""Which frames may be written, as the driver sees it before any row is computed."""
+"""Frames that may be written, as the driver checks before any row is computed."""
 
 from __future__ import annotations
 

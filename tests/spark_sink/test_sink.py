@@ -30,8 +30,8 @@ def expected(count: int = ROWS) -> set[bytes]:
 
 
 def judge(peer: Peer, queue: str, delivery: str) -> None:
-    """Nothing is lost; no duplicate is seen with exactly-once, and with confirm only one with an id that was
-    there.
+    """Check that nothing is lost, that exactly-once shows no duplicate, and confirm only one with the id of
+    an earlier message.
     """
     taken = peer.take(queue, ROWS)
     assert {body for _, _, body in taken} == expected()
@@ -39,7 +39,7 @@ def judge(peer: Peer, queue: str, delivery: str) -> None:
     if delivery == "exactly-once":
         assert len(taken) == ROWS
     else:
-        assert len(taken) > ROWS  # or the fault did not happen
+        assert len(taken) > ROWS  # otherwise the fault did not happen
 
 
 def test_every_column_reaches_the_consumer(spark: SparkSession, url: str, peer: Peer, name: Name) -> None:
@@ -101,9 +101,7 @@ def test_a_batch_whose_tasks_die_once(
 def stream(
     spark: SparkSession, directory: Path, url: str, queue: str, form: str = "amqp", **options: str
 ) -> None:
-    """Write what is in the directory to the end, in micro-batches of one
-    file each, from its checkpoint on.
-    """
+    """Write the directory to the end, in micro-batches of one file each, from its checkpoint on."""
     lines = (
         spark.readStream.schema("value string").option("maxFilesPerTrigger", 1).text(str(directory / "in"))
     )

@@ -1,4 +1,4 @@
-"""Streaming from queues, against mqd and RabbitMQ: all rows, once, and nothing left unacked."""
+"""Streaming from queues, against mqd and RabbitMQ: all rows, once, and no message left unacked."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 QUERY_S = 150
-#: Spark gives the reader's process 10 s to start and has no option for it. On a machine that is short of CPU
-#: that may be too little, and then nothing of the query has begun.
+#: Spark gives the reader's process 10 s to start and has no option for this. On a machine with little CPU
+#: that may be too short, and then nothing of the query has begun.
 NOT_STARTED = "Python worker failed to connect back"
 STARTS_MAX = 5
 
 
 class Reading:
-    """One query after another on a checkpoint, and the rows that its batches brought."""
+    """One query after another on a checkpoint, and the rows of their batches."""
 
     def __init__(self, spark: SparkSession, directory: Path, url: str, queue: str, **options: Any) -> None:
         self.spark = spark
@@ -39,7 +39,7 @@ class Reading:
         self.options = {"url": url, "queue": queue, **options}
         self.batches: dict[int, list[bytes]] = {}
         self.fail_in: int | None = None
-        #: What is to happen in the middle of a batch.
+        #: Calls to make in the middle of a batch.
         self.before: dict[int, Callable[[], None]] = {}
 
     def start(self, available_now: bool = True, **options: Any) -> StreamingQuery:
@@ -82,7 +82,7 @@ class Reading:
         return offset
 
     def settled(self, query: StreamingQuery, batch: int) -> bool:
-        """Whether the batch is in the commit log and Spark has asked for more since, which acks it."""
+        """Return whether the batch is in the commit log and Spark has asked for more since, which acks it."""
         committed = (self.checkpoint / "commits" / str(batch)).exists()
         return committed and query.status["message"] == "Waiting for data to arrive"
 
@@ -128,7 +128,7 @@ def test_a_query_that_runs_on(spark: SparkSession, url: str, peer: Peer, name: N
     finally:
         query.stop()
     assert reading.rows == [*numbered(50, "a"), *numbered(50, "b"), *numbered(50, "c")]
-    # Spark asked for more after the last batch, and that acked it.
+    # Spark asked for more after the last batch, which acked that batch.
     assert peer.take(queue) == []
 
 
@@ -145,7 +145,7 @@ def test_a_failed_batch_is_read_again_with_the_same_messages(
         reading.run()
     planned = reading.offset(1)
     assert (planned["count"], planned["batch"], sorted(reading.batches)) == (400, 200, [0])
-    # Another limit than before changes nothing about what is repeated.
+    # A new limit does not change a batch that is repeated.
     reading.run(maxMessagesPerTrigger=150)
     assert reading.offset(1) == planned
     assert reading.rows == sent and len(reading.batches[1]) == 200
@@ -164,7 +164,7 @@ def test_messages_that_were_committed_and_not_acked_are_recognised_by_their_ids(
     reading.fail_in = 1
     with pytest.raises(Exception, match="this batch was to fail"):
         reading.run()
-    # As if batch 1 had gone through: it is in the commit log, and its messages are in the queue, flagged.
+    # As if batch 1 were complete: it is in the commit log, and its messages are in the queue, flagged.
     (reading.checkpoint / "commits" / "1").write_bytes((reading.checkpoint / "commits" / "0").read_bytes())
     reading.batches[1] = sent[20:]
     reading.run()
@@ -215,7 +215,7 @@ def test_a_queue_with_another_consumer(
     consumer = Consumer(source_options({"url": url, "queue": queue}), "test", 10)
     with pytest.raises(QueueRefused, match="has other consumers.*exclusive=false"):
         consumer.open()
-    # A consumer that goes in time is waited for: a killed driver's, say.
+    # The reader waits for a consumer that goes in time, such as that of a killed driver.
     monkeypatch.setattr("spark_sink.consumer.TAKEOVER_MAX_S", 30.0)
     waiting = threading.Thread(target=consumer.open)
     waiting.start()
@@ -235,7 +235,7 @@ def test_a_stream_queue(spark: SparkSession, rabbitmq: int, name: Name, tmp_path
 
 
 def test_a_broker_that_is_killed_comes_back(spark: SparkSession, name: Name, tmp_path: Path) -> None:
-    """The query goes on by itself: nothing is read twice, nothing is missing, nothing stays unacked."""
+    """The query continues by itself: no message is read twice, none is missing, none stays unacked."""
     nobody, port = free_port(), free_port()
     with Node(tmp_path, "--amqp", f"127.0.0.1:{port}") as node:
         queue = name()

@@ -1,4 +1,6 @@
-"""The streaming reader by itself, as Spark calls it: drivers that die, connections and acks that are lost."""
+"""The streaming reader by itself, called as Spark calls it: drivers die, and connections and acks are
+lost.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,12 @@ from tests.spark_sink.peer import Peer
 Offset = dict[str, Any]
 #: Longer than two looks at the queue, a tenth of a second apart.
 LATE_S = 1.0
-#: What is gone is not waited for any longer.
+#: The reader waits no longer than this for messages that are gone.
 SOON_MS = "2000"
 
 
 class Driver:
-    """One process beside a driver; leaving it is its death."""
+    """The process next to a driver; leaving the block is its death."""
 
     def __init__(self, url: str, queue: str, **options: str) -> None:
         given = {"url": url, "queue": queue, "maxMessagesPerTrigger": "20", **options}
@@ -91,7 +93,7 @@ def test_death_between_commit_and_ack(url: str, peer: Peer, name: Name, ids: boo
     assert first.rows(first.start, end) == sent[:20] and end["identified"] is ids
     first.die()
     again = Driver(url, queue)
-    # With ids nothing is read twice; without, what was not acked is.
+    # With ids no message is read twice; without, the unacked ones are.
     assert again.rest(end) == (sent[20:] if ids else sent)
     again.die()
     assert peer.take(queue) == []
@@ -161,7 +163,7 @@ def test_available_now_ends_though_messages_expire(url: str, peer: Peer, name: N
     driver = Driver(url, queue, prefetch="10", redeliveryTimeoutMs=SOON_MS)
     driver.reader.prepareForTriggerAvailableNow()
     peer.channel.queue_purge(queue)
-    # What was delivered before the purge is read, and the rest not waited for.
+    # The reader reads the messages delivered before the purge, and does not wait for the rest.
     assert driver.rest(driver.start) == bodies(10)
     driver.die()
 
@@ -169,7 +171,7 @@ def test_available_now_ends_though_messages_expire(url: str, peer: Peer, name: N
 def test_available_now_waits_for_what_is_on_its_way(
     mqd_url: str, mqd_peer: Peer, name: Name, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The queue is empty because all of it is handed out; that this takes a while does not mean that it is
+    """The queue is empty because all messages are handed out; a long delivery does not mean that they are
     gone.
     """
     queue = mqd_peer.queue(name())

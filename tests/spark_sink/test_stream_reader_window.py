@@ -1,4 +1,4 @@
-"""What is delivered, planned, acked, and delivered again after a lost connection."""
+"""Messages that are delivered, planned, acked, and delivered again after a lost connection."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_acks_of_which_nobody_knows() -> None:
     plan(window, 0, 1)
     window.settle(1)
     window.lost()
-    # Without one it may be the next message with this body: rather twice than never.
+    # Without an id it may be the next message with this body, and it is better to read it twice than never.
     window.add(run_of(b"a", redelivered=True))
     assert window.buffered == 1
 
@@ -148,7 +148,7 @@ def test_nothing_is_lost_or_planned_twice_whenever_connections_are_lost(
     def apply(settlement: Settlement) -> None:
         tags = [tag for tag in by_tag if settlement.through is not None and tag <= settlement.through]
         for tag in {*tags, *settlement.tags}:
-            # A tag that is acked twice closes the channel; `multiple` takes what is left below it.
+            # A tag that is acked twice closes the channel; `multiple` acks the remaining tags below it.
             assert tag in by_tag
             left.remove(by_tag.pop(tag))
         window.confirmed()

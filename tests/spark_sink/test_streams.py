@@ -1,4 +1,4 @@
-"""Streams and super streams, read and written, against mqd, and streams against RabbitMQ."""
+"""Streams and super streams, read and written, on mqd, and streams on RabbitMQ."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def numbered(count: int, first: int = 0) -> list[bytes]:
 
 
 def published(peer: Peer, queue: str, bodies: Sequence[bytes], exchange: str = "", keys: int = 0) -> None:
-    """Each confirmed at the end, so that it can be read."""
+    """All are confirmed at the end, so that they can be read."""
     peer.channel.tx_select()
     for number, body in enumerate(bodies):
         key = f"k{number % keys}" if keys else queue
@@ -62,7 +62,7 @@ def super_stream(peer: Peer, name: str, partitions: int, **arguments: Any) -> st
 
 
 class Driver:
-    """A query's reader, as Spark calls it."""
+    """The reader of a query, called as Spark calls it."""
 
     def __init__(self, url: str, stream: str, **options: Any) -> None:
         given = {"url": url, "stream": stream, "startingOffsets": "earliest"}
@@ -88,7 +88,7 @@ class Driver:
         return [row["value"] for row in self.rows(start, end)]
 
     def until(self, start: Offset, total: int) -> Offset:
-        """Until the end has so many messages in all."""
+        """Wait until the end has this many messages in all."""
         end = start
 
         def there() -> bool:
@@ -136,7 +136,7 @@ def test_a_query_reads_a_stream_and_any_range_again(url: str, peer: Peer, name: 
         published(peer, stream, [b"more"])
         more = driver.until(end, 501)
         assert driver.bodies(end, more) == [b"more"]
-    # Another process, from the checkpoint alone.
+    # Another process, with the checkpoint only.
     with Driver(url, stream) as driver:
         assert driver.bodies(start, middle) == sent[:200]
 
@@ -216,7 +216,7 @@ def test_a_super_stream_and_its_new_partitions(
         rows = driver.rows(start, middle) + driver.rows(middle, end)
         assert sorted(int(row["value"]) for row in rows) == list(range(300))
         assert {(row["partition"], row["queue"]) for row in rows} == {(n, f"{stream}-{n}") for n in range(3)}
-        # All of a key is in one partition, in its order.
+        # All messages of a key are in one partition, in order.
         by_key: dict[str, list[dict[str, Any]]] = {}
         for row in rows:
             by_key.setdefault(row["routing_key"], []).append(row)
@@ -253,7 +253,7 @@ def test_what_retention_has_taken_is_an_error_or_a_jump(
         first, following = strict.reader._probe.bounds()
         with pytest.raises(DataLoss, match=f"no offsets 15 to {first[0] - 1} any more.*failOnDataLoss=false"):
             strict.plan(early)
-        # Also when it is a repeated batch that finds them gone.
+        # Also if it is a repeated batch that finds them gone.
         with pytest.raises(DataLoss, match="no offsets 0 to 14 any more"):
             strict.rows(start, early)
         with caplog.at_level(logging.ERROR):
@@ -317,7 +317,7 @@ def test_a_task_goes_on_over_another_connection(
 
 
 def test_messages_that_come_late_are_waited_for(mqd_url: str, mqd_peer: Peer, name: Name) -> None:
-    """The range of a batch was planned at a node that was further than this one."""
+    """The batch was planned at a node that was ahead of this one."""
     stream = stream_of(mqd_peer, name())
     published(mqd_peer, stream, numbered(10))
     options = query_options({"url": mqd_url, "stream": stream, "redeliveryTimeoutMs": "1"})
@@ -463,9 +463,7 @@ def test_a_single_stream_has_no_keys(spark: SparkSession, mqd_url: str, mqd_peer
 def test_a_driver_that_is_killed_reads_each_row_once_into_files(
     spark: SparkSession, name: Name, tmp_path: Path
 ) -> None:
-    """The driver and the broker die in the middle; a file sink shows nothing of a batch that is not
-    committed.
-    """
+    """The driver and the broker die in the middle; a file sink shows nothing of a batch before its commit."""
     port = free_port()
     url = f"amqp://guest:guest@127.0.0.1:{port}/"
     commits = tmp_path / "checkpoint" / "commits"

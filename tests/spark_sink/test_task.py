@@ -1,4 +1,4 @@
-"""What a task does, without Spark around it: every way of delivery, on mqd and on RabbitMQ."""
+"""The work of a task, without Spark around it: every way of delivery, on mqd and on RabbitMQ."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.spark_sink.conftest import Name
 from tests.spark_sink.peer import Peer
 
 ROWS = 1_000
-#: The window and the batches are smaller than a task, so that each has many.
+#: The window and the batches are smaller than a task, so that each task has many.
 OPTIONS = {"maxInFlight": "300", "confirmTimeoutMs": "20000"}
 
 
@@ -35,7 +35,7 @@ def bodies(count: int = ROWS, prefix: str = "") -> list[str]:
 def batches(
     values: list[Any], die_after: int | None = None, **columns: list[Any]
 ) -> Iterator[pa.RecordBatch]:
-    """As Spark gives them; on the way, the task may die."""
+    """Batches as Spark gives them; in between, the task may die."""
     size = 170
     for start in range(0, len(values), size):
         if die_after is not None and start >= die_after:
@@ -86,7 +86,8 @@ def test_a_task_that_dies_half_way_and_its_retry(
         write(plan(url, mechanism, queue), task, batches(bodies(), die_after=400))
     write(plan(url, mechanism, queue), task, batches(bodies()))
     taken = peer.take(queue, ROWS)
-    # With confirm, what the first attempt has sent is there twice, under the same ids; with the others never.
+    # With confirm, the messages of the first attempt are there twice, under the same ids; with the other
+    # deliveries never.
     assert Counter(body for _, _, body in taken).keys() == once(bodies()).keys()
     assert len(taken) == ROWS + left
     assert len({properties.message_id for _, properties, _ in taken}) == ROWS

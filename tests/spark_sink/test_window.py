@@ -1,4 +1,4 @@
-"""Confirms in every order, judged by a plain set of tags."""
+"""Confirms in every order, checked against a plain set of tags."""
 
 import threading
 

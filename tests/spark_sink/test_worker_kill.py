@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 ROWS = 120_000
-#: More than one, so that a slow look at the workers finds somebody who still reads.
+#: More than one batch, so that a slow look at the workers finds one that still reads.
 BATCHES = 4
-#: Forks of it are workers. What plans beside the driver runs another module.
+#: Workers are forks of this module. The process that plans next to the driver runs another module.
 DAEMON = ["pyspark.daemon", "pyspark.worker"]
 
 
@@ -47,7 +47,7 @@ def readers(port: int) -> list[int]:
 
 
 def killed_while_it_reads(worker: psutil.Process, port: int) -> bool:
-    """Stop a worker, lest it ends its range meanwhile, and kill -9 it if it reads."""
+    """Stop a worker, so that it does not end its range meanwhile, and kill -9 it if it reads."""
     with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
         worker.suspend()
         if reads(worker, port):
@@ -58,7 +58,7 @@ def killed_while_it_reads(worker: psutil.Process, port: int) -> bool:
 
 
 def kill_one(port: int, out: Path) -> None:
-    """Kill -9 one that reads, when the first rows are in a file."""
+    """Kill -9 a worker that reads, when the first rows are in a file."""
     deadline = time.monotonic() + QUERY_S
     while not any(path.stat().st_size for path in out.glob("part-*")):
         assert time.monotonic() < deadline, "nobody writes"

@@ -1,4 +1,4 @@
-"""Deliveries as a broker sends them, by pamqp: another codec than the one under test."""
+"""Deliveries as a broker sends them, made with pamqp: another codec than the one under test."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def run_of(*bodies: bytes, tag: int = 1, redelivered: bool = False, **properties
 
 
 class Reader:
-    """Does with a stream of bytes what a connection does: what the splitter
-    leaves is taken frame by frame.
+    """Handles a stream of bytes as a connection does: frames that the splitter leaves are taken one by
+    one.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The brokers here are those that `make test` starts: compiled, where TEST_PROGRAMS says so."""
+"""The brokers here are those that `make test` starts: compiled, if TEST_PROGRAMS says so."""
 
 from amqp_server.testing import process
 from conformance_tests import programs

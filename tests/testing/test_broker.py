@@ -1,4 +1,4 @@
-"""mqd.testing: brokers that are there, and gone, and leave nothing."""
+"""mqd.testing: brokers that start, stop, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def connect(url: str) -> pika.BlockingConnection:
 
 @pytest.fixture
 def homes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where brokers that are started have their directories."""
+    """The parent of the directories of started brokers."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
 
@@ -52,7 +52,7 @@ def test_the_name_that_programs_import() -> None:
 
 def test_its_process_imports_nothing_that_is_for_the_tests(tmp_path: Path) -> None:
     command = [programs.python(), "-P", "-X", "importtime", str(RUN), str(tmp_path / "gone"), "--version"]
-    # It ends when its stdin does.
+    # The program ends when its stdin does.
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         told = process.stderr.read()
@@ -92,7 +92,7 @@ def test_port_and_messages_stay_over_a_crash(broker: Broker) -> None:
             port = broker.port
             broker.kill()
             assert not broker.running
-            # Nobody gets the port while the broker is away.
+            # No other program gets the port while the broker is away.
             with socket.socket() as stranger, pytest.raises(OSError):
                 stranger.bind((broker.host, port))
             with pytest.raises(pika.exceptions.AMQPError):
@@ -148,7 +148,7 @@ def test_it_ends_with_a_process_that_is_killed() -> None:
 
 
 def running(pid: int) -> bool:
-    """False for one that has ended and that nobody has waited for."""
+    """False also for a process that has ended and that nobody has waited for."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

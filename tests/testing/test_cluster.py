@@ -1,4 +1,4 @@
-"""A cluster of mqd.testing: what befalls its nodes and links does what the names say, and heals."""
+"""A cluster of mqd.testing: faults of its nodes and links do what their names say, and heal."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_suites_of_others(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
     said = run(tmp_path, "-n", "2", "--dist", "loadfile")
     assert "2 failed, 12 passed" in said, said
-    # Each failure shows what its own broker has logged since the test began, and no more.
+    # Each failure shows the log of its own broker since the test began, and no more.
     before, after = sorted(re.split(r"^_+ test_(?=before|fails)", said, flags=re.MULTILINE)[1:])
     after = after.partition("short test summary")[0]
     for section, name, other in ((before, "before", "anna"), (after, "anna", "before")):

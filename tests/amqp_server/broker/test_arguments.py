@@ -222,7 +222,7 @@ def test_what_means_nothing_for_a_stream(argument: str) -> None:
 
 
 def test_a_segment_that_is_too_large() -> None:
-    """In RabbitMQ's words."""
+    """The error has RabbitMQ's words."""
     table = {**STREAM, "x-stream-max-segment-size-bytes": 10**12}
     assert refusal(table) == "Exceeded max value for x-stream-max-segment-size-bytes"
 
@@ -348,7 +348,7 @@ def test_any_arguments_are_parsed_or_refused(arguments: Table, durable: bool, ex
         return
     assert parsed.queue_type == arguments.get("x-queue-type", "classic")
     assert parsed.expires_ms == arguments.get("x-expires")
-    # What was accepted once is accepted, and means the same, when the node starts again.
+    # Arguments that were accepted once are accepted, with the same meaning, when the node starts again.
     assert parse(arguments, durable=durable, exclusive=exclusive) == parsed
 
 

@@ -20,7 +20,7 @@ from amqp_server.broker.vhosts import VhostRecord
 from .test_topology import Member
 
 ONE: dict[str, Any] = {"x-match": "all", "a": 1, "in": {"x": [1, {"p": 1, "q": 2}], "y": -0.0, "z": math.nan}}
-#: The same in another order, also within.
+#: The same arguments in another order, also within tables.
 OTHER: dict[str, Any] = {
     "in": {"z": math.nan, "y": 0.0, "x": [1, {"q": 2, "p": 1}]},
     "a": 1,
@@ -63,7 +63,7 @@ def test_a_binding_in_other_words_is_no_other_binding(member: Member) -> None:
 
 
 def stored_before(record: BindingRecord) -> str:
-    """Return what earlier versions stored it under."""
+    """Return the key under which earlier versions stored the binding."""
     return key(
         "/", record.source, record.destination, record.kind, record.routing_key, record.arguments.hex()
     )

@@ -1,4 +1,4 @@
-"""Dead letters that are held until their targets have them."""
+"""Dead letters that the node holds until their targets have them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def target(peer: Peer, name: str, **arguments: Any) -> None:
 
 
 def reject(node: MemoryNode, peer: Peer) -> None:
-    """Publish one message and reject it; nothing of the rejection is on disk then."""
+    """Publish one message and reject it; the disk has nothing of the rejection yet."""
     peer.send(message("", "source", delivery_mode=b"\x02").encode(1))
     node.sync()
     peer.send(method(1, commands.Basic.Get(queue="source")))
@@ -69,7 +69,7 @@ def test_it_is_held_until_it_is_on_disk_at_every_target(node: MemoryNode, peer: 
     target(peer, "b")
     reject(node, peer)
     assert (ready(node, "a"), ready(node, "b"), held(node)) == (1, 1, 1)
-    # A retry while the answer is awaited sends nothing twice.
+    # A retry while the answer is still to come sends nothing twice.
     node.clock.now_ms += DEAD_LETTER_RETRY_MS
     node.broker.vhost("/").queues["source"].host.wake()
     node.turn.end()

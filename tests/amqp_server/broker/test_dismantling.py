@@ -1,6 +1,4 @@
-"""Deletions of what has very much in it, on a node of a cluster: each part
-is an entry of the topology's log.
-"""
+"""Deletions of very large objects on a node of a cluster: each part is an entry of the topology's log."""
 
 from __future__ import annotations
 
@@ -19,12 +17,14 @@ from tests.amqp_server.broker.test_topology import Member
 from tests.work import steps
 
 QUEUES, BINDINGS = 120, 700
-#: Instructions of the longest operation, whatever is deleted.
+#: Instructions of the longest operation, whatever a client deletes.
 OPERATION_MAX = 15_000
 
 
 def filled() -> tuple[Member, int]:
-    """A node with a vhost "v", and the index of its last operation. All of it goes with the node n2, too."""
+    """Return a node with a vhost "v", and the index of its last operation. The loss of node n2 deletes all of
+    it, too.
+    """
     member, index = Member("n1"), 0
 
     def apply(operation: Operation) -> None:

@@ -1,4 +1,4 @@
-"""Events of the broker: when they are made, and what they cannot do."""
+"""Events of the broker: when they are made, and their limits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..connection.node import Delivery, MemoryNode, Peer
 
 
 def told(peer: Peer, queue: str = "tap") -> list[tuple[str, dict[str, Any]]]:
-    """The events in the queue: keys and headers."""
+    """Return the events in the queue: keys and headers."""
     found: list[tuple[str, dict[str, Any]]] = []
     while True:
         answers = peer.call(1, commands.Basic.Get(queue=queue, no_ack=True))
@@ -93,7 +93,7 @@ def test_what_goes_with_something_else(node: MemoryNode, tap: Peer) -> None:
     node.sync()
     gone = told(tap)
     assert sorted(key for key, _ in gone) == ["binding.deleted", "exchange.deleted", "queue.deleted"]
-    # Nobody has asked for it.
+    # No user has asked for it.
     assert {headers["user_who_performed_action"] for _, headers in gone} == {"rmq-internal"}
 
 
@@ -101,7 +101,7 @@ def test_events_of_the_queue_that_gets_them(node: MemoryNode, tap: Peer) -> None
     tap.call(1, commands.Queue.Declare(queue="other tap"))
     tap.call(1, commands.Queue.Bind(queue="other tap", exchange=EVENT, routing_key="queue.*"))
     assert keys(tap) == ["queue.created", "binding.created"]
-    # It hears nothing of its own end, and the other one does.
+    # A tap hears nothing of its own end; the other one does.
     tap.call(1, commands.Queue.Delete(queue="other tap"))
     assert keys(tap) == ["binding.deleted", "queue.deleted"]
     tap.call(1, commands.Queue.Delete(queue="tap"))
@@ -111,7 +111,7 @@ def test_events_of_the_queue_that_gets_them(node: MemoryNode, tap: Peer) -> None
 
 def test_more_than_may_wait(node: MemoryNode, tap: Peer, caplog: pytest.LogCaptureFixture) -> None:
     names = [f"q{number}" for number in range(40)]
-    # One read, one turn.
+    # One read, which is one turn.
     tap.send(*(_declare(name) for name in names))
     node.sync()
     found = keys(tap)

@@ -1,4 +1,4 @@
-"""A queue of a node that stands alone raises while it applies commands: it stops, and nothing else does."""
+"""On a node that stands alone, a queue raises while it applies commands: only that queue stops."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def quiet() -> Iterator[None]:
 
 
 class Plant:
-    """Strikes when a batch holds a message whose content has this in it, before or after it is applied."""
+    """Strikes when a batch holds a message whose content has this word in it, before or after the batch is
+    applied.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.word = b"poison"
@@ -78,7 +80,7 @@ def peer(node: MemoryNode) -> Peer:
 
 
 def publish(peer: Peer, *sent: tuple[str, bytes], **properties: Any) -> list[Any]:
-    """Publish in one turn; return what the publisher is answered."""
+    """Publish in one turn; return the answers to the publisher."""
     properties["delivery_mode"] = b"\x02"
     peer.send(*(message("", queue, body, **properties).encode(1) for queue, body in sent))
     peer.node.sync()
@@ -109,7 +111,7 @@ def test_the_queue_stops_and_comes_back_with_what_is_stored(
     told = [type(answer).__name__ for answer in answers]
     assert "Nack" in told
     assert plant.struck == 1
-    # Of the same turn nothing else is lost, and the connection goes on.
+    # Nothing else of that turn is lost, and the connection goes on.
     assert ready(node, "good") == 2
     assert [(each["name"], each["set_aside"]) for each in stopped(node)] == [("bad", False)]
     assert [type(answer) for answer in publish(peer, ("bad", b"refused"))] == [commands.Basic.Nack]
@@ -180,7 +182,7 @@ def test_one_that_cannot_be_read_does_not_keep_the_node_from_starting(
 def test_a_dead_letter_with_a_routing_key_that_is_too_long_harms_nobody(
     node: MemoryNode, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A queue of an earlier version may have been declared with it; a new one is refused."""
+    """Clients of an earlier version may have declared a queue with it; for a new queue it is refused."""
     arguments: dict[str, Any] = {
         "x-dead-letter-exchange": "amq.fanout",
         "x-dead-letter-routing-key": "k" * 300,
@@ -190,7 +192,7 @@ def test_a_dead_letter_with_a_routing_key_that_is_too_long_harms_nobody(
     (closed,) = [method for _, method in answers if isinstance(method, commands.Channel.Close)]
     assert closed.reply_code == 406
     assert "routing key has 255 bytes at most" in closed.reply_text
-    # As that earlier version would have stored it.
+    # This is how that earlier version would have stored it.
     monkeypatch.setattr(vhost, "SHORT_STRING_MAX", 1000)
     peer.call(3, commands.Channel.Open())
     peer.call(3, commands.Queue.Bind(queue="good", exchange="amq.fanout"))
@@ -200,7 +202,7 @@ def test_a_dead_letter_with_a_routing_key_that_is_too_long_harms_nobody(
     assert publish(peer, ("long", b"one"), ("long", b"two"))
     assert stopped(node) == []
     assert (ready(node, "long"), ready(node, "good")) == (1, 0)
-    # Nor does it keep the node from starting.
+    # Nor does the queue keep the node from starting.
     publish(peer, ("timed", b"one"))
     begin_again(node)
     again = node.peer()
@@ -225,9 +227,7 @@ AT_LEAST_ONCE = {
 def test_a_stored_routing_key_that_is_too_long_harms_nobody_when_a_message_expires(
     node: MemoryNode, peer: Peer, monkeypatch: pytest.MonkeyPatch, by: str, declared: dict[str, Any]
 ) -> None:
-    """The message brings its expiration: one is over before the node starts
-    again, the other one after that.
-    """
+    """The message brings its expiration: one ends before the node starts again, the other one after that."""
     dead_letters = {"dead-letter-exchange": "amq.fanout", "dead-letter-routing-key": "k" * 300}
     peer.call(1, commands.Queue.Bind(queue="good", exchange="amq.fanout"))
     with monkeypatch.context() as earlier:
@@ -268,7 +268,7 @@ def test_a_stored_routing_key_that_is_too_long_harms_nobody_when_a_message_expir
 
 
 def begin_again(node: MemoryNode) -> None:
-    """Start the node again from what is on its disk."""
+    """Start the node again from its disk."""
     marks = node.broker.services.marks
     node.broker = broker = make_broker(
         Config(), node.environment, node.clock, Commits(node.environment), marks=marks
@@ -281,7 +281,7 @@ def begin_again(node: MemoryNode) -> None:
 def test_a_timer_that_raises_stops_its_queue_and_nothing_else(
     node: MemoryNode, peer: Peer, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """Dead letters are sent, and sent again, when a time has come that no client waits for."""
+    """Dead letters are sent, and sent again, by timers, without any client that waits."""
     arguments: dict[str, Any] = {
         "x-dead-letter-exchange": "",
         "x-dead-letter-routing-key": "good" if how == "expires" else "nowhere",

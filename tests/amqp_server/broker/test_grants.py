@@ -1,4 +1,4 @@
-"""Scopes of tokens permit what they permit at RabbitMQ."""
+"""Scopes of tokens permit the same as in RabbitMQ."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_grants() -> None:
     assert not grant.allows("/", "a-orders-1", "read")
     assert grant.allows("any", "mine", "configure") and not grant.allows("any", "mine2", "configure")
     assert grant.allows("shop", "amq.default", "write")
-    # A scope without a routing key permits none.
+    # A scope without a routing key permits no routing key.
     assert grant.allows_key("shop", "events", "eu.de", "write")
     assert not grant.allows_key("shop", "events", "us.de", "write")
     assert not grant.allows_key("shop", "other", "eu.de", "write")

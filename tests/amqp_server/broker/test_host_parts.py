@@ -1,4 +1,4 @@
-"""Hosts of very many queues: made and closed in parts, while the queues are there, or gone, at once."""
+"""Hosts of very many queues are made and closed in parts, while the queues appear, or go, at once."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Hurried:
         self.left.setdefault(unit, call)
 
     def go_on(self) -> bool:
-        """What was left is gone on with; return whether there was anything."""
+        """Go on with the work that was left; return whether there was any."""
         left, self.left = self.left, {}
         for call in left.values():
             call()

@@ -1,5 +1,5 @@
-"""A stream with thousands of consumer groups over it comes or goes: each group is a queue that has to do
-something about it, and one turn does not do it for all of them.
+"""A stream with thousands of consumer groups over it comes or goes: each group is a queue that has some work
+then, and no single turn does that for all of them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class NoCommits:
 
 
 class GroupHost(QueueHost):
-    """Counts what it has done."""
+    """Counts its work."""
 
     def __init__(self, turn: Turn) -> None:
         super().__init__(cast(Any, self), turn)
@@ -45,7 +45,7 @@ class Group:
 
 
 class Reader:
-    """What a group has in the stream."""
+    """The reader that a group has in the stream."""
 
     def __init__(self, group: Group, key: int) -> None:
         self._group = group
@@ -65,7 +65,7 @@ def applied(groups: list[Group]) -> int:
 
 
 def applied_in_each(turn: Turn, groups: list[Group]) -> list[int]:
-    """Run turns until nothing is left; return how many groups did something in each."""
+    """Run turns until nothing is left; return how many groups did some work in each."""
     counts = [applied(groups)]
     while turn.behind:
         before = applied(groups)
@@ -91,7 +91,7 @@ def test_groups_look_for_partitions_some_in_each_turn() -> None:
     groups = [Group(turn) for _ in range(GROUPS)]
     changed = ChangedStreams(turn)
     turn.run(changed.tell, cast(Any, groups))
-    # Once more while some are still to be told: they are told once.
+    # A second change comes while some groups are still to hear of the first: each group is told once.
     turn.run(changed.tell, cast(Any, groups[-10:]))
     counts = applied_in_each(turn, groups)
     assert [group.host.applied for group in groups] == [1] * GROUPS

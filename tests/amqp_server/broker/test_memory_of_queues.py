@@ -1,4 +1,4 @@
-"""What a queue takes that nobody uses. There may be a hundred thousand of them."""
+"""The memory of a queue that no client uses. There may be a hundred thousand of them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ..connection.node import MemoryNode, Peer
 pytestmark = pytest.mark.pure
 
 QUEUES = 400
-#: With its binding. The source as it is takes more than the compiled classes: attributes of some classes are
-#: in dictionaries.
+#: A queue with its binding. Interpreted code takes more than the compiled classes: attributes of some classes
+#: are in dictionaries.
 BYTES_MAX = 2_800
 
 
@@ -41,7 +41,7 @@ def test_a_queue_at_rest_is_small(durable: bool) -> None:
         taken = tracemalloc.take_snapshot()
     finally:
         tracemalloc.stop()
-    # The store is in memory here, and not in a broker.
+    # Here the store is in memory, which it is not in a broker.
     taken = taken.filter_traces(
         [
             tracemalloc.Filter(False, f"*/{each}")

@@ -79,7 +79,7 @@ def test_a_snapshot_is_not_an_operation() -> None:
 
 
 def test_a_tag_that_was_given_stays() -> None:
-    """It is in logs, and in what nodes of other versions send."""
+    """Logs have these tags, and nodes of other versions send them."""
     tags = {type(each).__name__: each.__struct_config__.tag for each in ALL}
     assert tags == {
         "PutVhost": 1, "DeleteVhost": 2, "DeclareExchange": 3, "DeleteExchange": 4, "Bind": 5, "Unbind": 6, "DeclareQueue": 7,

@@ -1,4 +1,4 @@
-"""Partitions of a super stream are made ready in parts, and are there all at once, or not at all."""
+"""Partitions of a super stream are made ready in parts, and appear all at once, or not at all."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Slow:
         self.hurried.later(unit, call)
 
     def turn(self) -> list[str]:
-        """One more turn. Return which partitions it made ready."""
+        """Run one more turn. Return the partitions that it made ready."""
         before = len(self.made)
         self._node.turn.run(self.hurried.go_on)
         self._node.work()
@@ -98,7 +98,7 @@ def test_a_turn_makes_one_ready_and_nobody_sees_it(node: StreamNode, slow: Slow)
 
 
 def test_its_records_are_those_of_queues_and_bindings(node: StreamNode, slow: Slow) -> None:
-    """So a restart finds all of it, and what deletes it finds its records."""
+    """So a restart finds all of the super stream, and a deletion finds its records."""
     declare(opened(node), partitions=PARTITIONS)
     slow.end()
     stored = {name: dict(node.environment.items(name)) for name in ("queues", "bindings", "exchanges")}

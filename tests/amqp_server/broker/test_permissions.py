@@ -170,7 +170,7 @@ def test_remembered_answer_is_the_first_answer(name: str) -> None:
 
 
 def test_a_backtracking_pattern_is_given_up(metadata: Metadata, caplog: pytest.LogCaptureFixture) -> None:
-    """Each name may take its time; the whole pattern may not."""
+    """Each name may take some time; the whole pattern may not."""
     permissions = Permissions(metadata, match_ms=5, match_total_ms=20)
     permissions.set("ann", "/", "^(?!x)(a|aa)+$", "", "")
     assert permissions.allows("ann", "/", "aaa", "configure")

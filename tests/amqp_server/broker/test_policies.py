@@ -1,4 +1,4 @@
-"""Policies: what they come to, and how they reach queues."""
+"""Policies: their settings, and how these reach queues."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ JOINED = [
     (QueueArguments(overflow="drop-head"), {"overflow": "reject-publish"}, {"overflow": "drop-head"}),
     (QueueArguments(), {"overflow": "reject-publish"}, {"overflow": "reject-publish"}),
     (QueueArguments(dead_letter_exchange="a"), {"dead-letter-exchange": "b"}, {"dead_letter_exchange": "a"}),
-    # In these RabbitMQ lets the policy go first.
+    # For these settings RabbitMQ gives the policy precedence.
     (
         QueueArguments("quorum", overflow="drop-head", expires_ms=3),
         {"overflow": "reject-publish", "expires": 5},
@@ -91,7 +91,7 @@ JOINED = [
         {"max_age_ms": 1000, "max_length_bytes": 5},
     ),
     (QueueArguments("stream"), {"stream-max-segment-size-bytes": 0}, {"segment_bytes": None}),
-    # Declared without a limit.
+    # This queue is declared without a limit.
     (QueueArguments("quorum", delivery_limit=-1), {"delivery-limit": 5}, {"delivery_limit": 5}),
     (QueueArguments("quorum", delivery_limit=2), {"delivery-limit": 5}, {"delivery_limit": 2}),
     (QueueArguments(), {"deduplication-count": 5}, {"deduplication_count": 5, "deduplication": True}),
@@ -148,7 +148,7 @@ def test_a_policy_is_for_types_of_queues_that_know_all_of_it(node: MemoryNode) -
 
 @pytest.mark.parametrize("pattern", ["", "^q", "(?=q)q", "q$"])
 def test_patterns(node: MemoryNode, pattern: str) -> None:
-    """The empty one matches all, unlike that of a permission."""
+    """The empty pattern matches all, unlike that of a permission."""
     put(node.broker, "p", {"max-length": 1}, pattern)
     assert node.broker.runtime.policies.of_queue("/", "q", CLASSIC).policy is not None
     assert (node.broker.runtime.policies.of_queue("/", "x", CLASSIC).policy is None) == bool(pattern)
@@ -178,7 +178,7 @@ def test_no_more_bytes_than_allowed() -> None:
         put(node.broker, f"p{number}", {"dead-letter-exchange": exchange}, pattern)
     with pytest.raises(ParameterRefused, match="parameters_bytes_max"):
         put(node.broker, "more", {"dead-letter-exchange": exchange}, pattern)
-    # In the place of another one it fits, and where others have gone.
+    # A policy fits if it replaces another one, and after others have gone.
     put(node.broker, "p0", {"dead-letter-exchange": exchange}, pattern)
     clear(node.broker, "p1")
     put(node.broker, "more", {"dead-letter-exchange": exchange}, pattern)
@@ -234,7 +234,7 @@ def test_deduplication_begins_and_ends_with_a_policy(node: MemoryNode, peer: Pee
     send()
     send()
     assert queue.host.ready_count == 3
-    # Over a restart, too.
+    # Also after a restart.
     node.sync()
     node.environment.crash()
     broker = make_broker(Config(), node.environment, node.clock, Commits(node.environment))
@@ -332,7 +332,7 @@ def test_changes_meet_while_queues_follow_earlier_ones(monkeypatch: pytest.Monke
     node.broker.runtime.policies.when_applied(lambda: done.append(2))
     assert 0 < sum(queue.settings.max_length is not None for queue in vhost.queues.values()) < 20
     assert not done
-    # Two rounds, however many changes: one that was under way, and one for all that came meanwhile.
+    # Two rounds, however many changes: one that was under way, and one for all changes that came meanwhile.
     for _ in range(2 * (20 + len(list(vhost.router.exchanges())))):
         node.turn.run(node.turn.catch_up)
     assert done == [1, 2]
@@ -363,7 +363,7 @@ def test_a_change_is_no_work_for_policies_and_queues_that_it_is_not_about(
     monkeypatch.setattr(policies, "compile_policy", compile_one)
     monkeypatch.setattr(Policies, "of_queue", of_queue)
     put(node.broker, "more", {"max-length": 3}, "^q1.$", priority=1)
-    # Checked, and then set.
+    # Compiled once to check it, and once to set it.
     assert compiled == ["^q1.$"] * 2
     assert looked == [f"q{number}" for number in range(10, 20)]
     looked.clear()

@@ -17,7 +17,7 @@ TTL_MS = 600_000
 
 
 class World:
-    """A node that stands alone, with one message in a queue, its disk, and its clock."""
+    """A node that stands alone, with one message in a queue, and its disk and clock."""
 
     def __init__(self) -> None:
         node = MemoryNode()
@@ -43,7 +43,7 @@ class World:
         self.environment.crash()
 
     def start(self) -> None:
-        """Its monotonic clock begins anew."""
+        """Start the node; its monotonic clock begins anew."""
         self.clock.shift_ms += self.clock.now_ms - 1_000
         self.clock.now_ms = 1_000
         commits = Commits(self.environment)
@@ -93,7 +93,7 @@ def test_what_expired_while_the_node_was_down_is_gone(world: World) -> None:
 def test_a_clock_that_is_set_back_while_the_node_is_down_prolongs_nothing_by_more_than_that(
     world: World,
 ) -> None:
-    """Notes are made now and then: what passed since the last one is not known either."""
+    """Notes are made now and then: the time since the last note is not known either."""
     world.wait(TTL_MS // 2)
     world.die()
     world.set_clock(-HOUR_MS)

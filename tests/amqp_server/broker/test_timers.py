@@ -91,7 +91,7 @@ def test_the_heap_is_as_long_as_there_are_hosts() -> None:
     for number in range(100_000):
         timers.wake(random.choice(hosts), 1_000_000 - number // 2)
     assert len(timers) <= 2 * len(hosts) + SPARE_MAX
-    # Hosts come and go.
+    # Many hosts come and go.
     for _ in range(100_000):
         host = Host()
         timers.wake(host, 10**12)

@@ -29,7 +29,7 @@ from ..connection.node import Commits, make_broker
 
 
 class Replication:
-    """A cluster's log in a list. Nothing is applied before the test says so."""
+    """A cluster's log in a list. It applies nothing before the test says so."""
 
     clustered = True
     incarnation = 1
@@ -61,7 +61,7 @@ class Member:
         return self.broker.topology
 
     def restarted(self) -> Member:
-        """The node again, with what was on disk."""
+        """Return the node after a restart, with what was on its disk."""
         self.environment.flush()
         member = Member(self.replication.node, self.environment)
         recovery.recover(member.broker, Journal(self.environment))
@@ -163,7 +163,7 @@ def counts(broker: Broker) -> tuple[int, int, int]:
 
 
 def aimed(broker: Broker, index: int, operation: Operation) -> Operation:
-    """Mostly aim what changes or deletes at something that is there."""
+    """Aim most changes and deletions at something that is there."""
     queues = sorted((queue.queue_id, queue.vhost.name, queue.name) for queue in broker.all_queues())
     if isinstance(operation, operations.DeleteQueue | operations.SetMembers) and queues and index % 4:
         queue_id, vhost, name = queues[operation.queue_id % len(queues)]
@@ -298,7 +298,9 @@ def exchange(name: str, *, auto_delete: bool) -> operations.DeclareExchange:
 
 
 def test_restore_leaves_what_an_unbind_would_delete(member: Member) -> None:
-    """An auto-delete exchange goes with its last binding; the snapshot may have it anew, with none yet."""
+    """An auto-delete exchange goes with its last binding; the snapshot may have it anew, without bindings
+    yet.
+    """
     topology = member.topology
     topology.apply(2, operations.DeclareQueue(queue()))
     topology.apply(3, exchange("x", auto_delete=True))
@@ -319,7 +321,7 @@ def test_restore_leaves_what_an_unbind_would_delete(member: Member) -> None:
 
 
 def test_records_that_go_back_to_a_snapshot_say_so_on_disk(member: Member) -> None:
-    """A node with a damaged log may be given less than it had; it reads the rest again."""
+    """A node with a damaged log may get an older snapshot than its own state; it reads the rest again."""
     topology = member.topology
     topology.apply(2, operations.DeclareQueue(queue()))
     earlier = topology.snapshot()
@@ -354,7 +356,7 @@ def test_an_exclusive_queue_whose_session_is_gone_goes(member: Member) -> None:
 
 
 def test_marks_move_out_of_the_records_of_queues(member: Member) -> None:
-    """A queue's marks were part of its record once."""
+    """Earlier versions stored a queue's marks in its record."""
     member.topology.apply(2, operations.DeclareQueue(queue()))
     marks = member.broker.vhost("/").queues["q"].marks
     assert marks

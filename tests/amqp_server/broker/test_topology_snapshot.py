@@ -1,5 +1,5 @@
-"""A snapshot of the topology is made in parts, and is exact: what was there
-when it began, and nothing later.
+"""A snapshot of the topology is made in parts, and is exact: it has the state from when it began, and nothing
+later.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ def queue(name: str) -> QueueRecord:
 
 
 def filled(queues: int) -> tuple[Member, Callable[[Operation], None]]:
-    """A member with so many queues, not in the order of their names; and what applies more to it."""
+    """Return a member with this many queues, not in the order of their names; and a call that applies more
+    operations to it.
+    """
     member = Member("n1")
 
     def apply(operation: Operation) -> None:
@@ -55,7 +57,7 @@ def filled(queues: int) -> tuple[Member, Callable[[Operation], None]]:
 
 
 def changes(member: Member) -> list[Operation]:
-    """One change of each kind of record, some of what is first in its table, some of what is last."""
+    """One change of each kind of record, some at the first entries of a table, some at the last."""
     queues = sorted(member.broker.vhost("/").queues.values(), key=lambda each: each.name)
     first, second, last = queues[0], queues[1], queues[-1]
     return [
@@ -113,8 +115,8 @@ def test_a_part_is_no_more_work_where_there_is_more() -> None:
 
 
 def test_bindings_that_go_with_what_a_snapshot_takes_away_come_back() -> None:
-    """An auto-delete exchange goes with its last binding, and with it those that lead to it. The snapshot has
-    both.
+    """An auto-delete exchange goes with its last binding, and takes along the bindings that lead to it. The
+    snapshot has both.
     """
     behind, ahead = Member("n1"), Member("n2")
     auto = ExchangeRecord("/", "e", "fanout", True, False, NO_ARGUMENTS)

@@ -134,12 +134,12 @@ def test_hash_is_shown_nowhere(metadata: Metadata) -> None:
 
 
 def test_a_hash_costs_what_is_said() -> None:
-    """12 MiB and three passes: some 25 ms of a core for a login, and as much for each guess of a thief's."""
+    """12 MiB and three passes: some 25 ms of a core for a login, and as much for each guess of a thief."""
     assert passwords.hash_password("secret").startswith("$argon2id$v=19$m=12288,t=3,p=1$")
 
 
 def test_every_refusal_costs_the_same(metadata: Metadata) -> None:
-    """Of an unknown user, of one who came from RabbitMQ, and of one who has no password."""
+    """For an unknown user, for one who came from RabbitMQ, and for one who has no password."""
     users = Users(metadata, login_memory_s=0)
     users.add("ann", "secret")
     users.put("imported", from_rabbitmq("secret"))
@@ -156,7 +156,7 @@ def test_every_refusal_costs_the_same(metadata: Metadata) -> None:
 
 
 def test_refusals_are_remembered_whoever_is_refused(metadata: Metadata) -> None:
-    """A second refusal that took as long as the first would tell that there is no such user."""
+    """If only known users were remembered, a slow second refusal would reveal that there is no such user."""
     clock = Clock()
     users = Users(metadata, login_memory_s=30, now=clock)
     users.add("ann", "secret")
@@ -191,7 +191,7 @@ def test_hashes_of_rabbitmq(metadata: Metadata, digest: str) -> None:
 
 
 def test_hash_published_in_rabbitmqs_documentation() -> None:
-    # "test12" under the salt 908DC60A, the worked example of its page on passwords.
+    # "test12" under the salt 908DC60A, the worked example of RabbitMQ's page on passwords.
     encoded = "kI3GCqW5JLMJa4iX1lo7X4D6XbYqlLgxIs30+P6tENUV2POR"
     assert passwords.verify(passwords.from_rabbitmq("rabbit_password_hashing_sha256", encoded), "test12")
 

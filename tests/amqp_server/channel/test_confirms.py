@@ -1,4 +1,4 @@
-"""Publisher confirms as their client reads them: every message is answered, once, and not before its time."""
+"""Publisher confirms as their client reads them: every message is answered, once, and not too early."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class FakeTurn:
 
 
 class Client:
-    """Keeps what is outstanding, and takes the frames apart as a client does."""
+    """Keeps the outstanding numbers, and reads the frames as a client does."""
 
     def __init__(self) -> None:
         self.outstanding: set[int] = set()
-        #: What the queues have said so far.
+        #: The queues' answers so far.
         self.known: dict[int, str] = {}
         self.frames = 0
 
@@ -64,7 +64,7 @@ class Fixture:
         (self.confirms.confirmed if kind == "ack" else self.confirms.refused)(first, last)
 
     def flush(self) -> None:
-        """The end of a turn."""
+        """End the turn."""
         answers, self.turn.confirms = self.turn.confirms, {}
         for confirms in answers:
             confirms.flush()
@@ -120,10 +120,12 @@ def test_a_slow_queue_holds_up_nobody() -> None:
 
 @given(st.integers(1, 12), st.integers(2, 4), st.data())
 def test_copies(count: int, targets: int, data: st.DataObject) -> None:
-    """A message for several queues is taken when all of them took it; one that refuses is enough."""
+    """A message for several queues is taken when all of them have taken it; one refusal is enough to refuse
+    it.
+    """
     fixture = Fixture(count)
     copies = Copies(fixture.confirms, 1, count, targets)
-    #: The queues answer in ranges of their own, in their own order.
+    #: The queues answer in ranges of their own, and in their own order.
     answers: list[tuple[int, int, bool]] = []
     for _ in range(targets):
         first = 1
@@ -148,7 +150,7 @@ def test_copies(count: int, targets: int, data: st.DataObject) -> None:
 
 
 def test_many_windows_leave_nothing_behind() -> None:
-    """However confirms mix over time, nothing of the answered is kept."""
+    """However confirms mix over time, nothing is kept of answered messages."""
     random = Random(3)
     fixture = Fixture(1000)
     pending = ranges([10] * 100)

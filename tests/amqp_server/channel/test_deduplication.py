@@ -1,4 +1,4 @@
-"""From headers to the names that a queue remembers."""
+"""How headers become the names that a queue remembers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_names(headers: dict[str, object] | None, expected: bytes | None) -> Non
 def test_names_that_are_remembered_are_those_that_are_parsed(
     headers: dict[str, Any], raw: dict[str, bytes]
 ) -> None:
-    """Numbers are put into the frames of one message, wherever they stand there."""
+    """Put numbers into the frames of one message, at any place."""
     mark = b"x-sequencel"
     first = message(headers | {k: 1 << 40 for k, v in headers.items() if v == 0}, **raw)
     places = [at for at in range(len(first)) if first[at - len(mark) : at] == mark]
@@ -81,7 +81,7 @@ def numbered(producer: str, numbers: list[int], **more: object) -> list[bytes]:
     ]
 
 
-#: Numbers from here on are eight bytes long.
+#: Numbers from here on take eight bytes.
 B = 1 << 40
 
 

@@ -1,4 +1,4 @@
-"""The type of a queue that is declared without one: the node's, or its vhost's."""
+"""The type of a queue that is declared without one: the default of the node, or of the vhost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def declared(node: MemoryNode, name: str = "q") -> str:
 
 
 def answer(peer: Peer, name: str = "q", **fields: Any) -> str:
-    """Declare; return the refusal's text, or nothing."""
+    """Declare; return the refusal's text, or an empty one."""
     ((_, found),) = peer.call(1, commands.Queue.Declare(queue=name, **fields))
     if isinstance(found, commands.Channel.Close):
         peer.call(1, commands.Channel.CloseOk(), commands.Channel.Open())
@@ -40,7 +40,7 @@ def test_durable_queues_get_it(of_vhost: bool) -> None:
     peer = client(node)
     assert answer(peer, durable=True) == ""
     assert declared(node) == "quorum"
-    # However it is asked for again.
+    # A second declare succeeds with and without the type.
     for arguments in ({}, QUORUM):
         assert answer(peer, durable=True, arguments=arguments) == ""
     assert "inequivalent arg 'x-queue-type' for queue 'q'" in answer(peer, durable=True, arguments=CLASSIC)

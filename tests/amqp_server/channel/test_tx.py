@@ -1,4 +1,4 @@
-"""A transaction: nothing happens before its commit, and after a rollback nothing has happened."""
+"""A transaction: nothing happens before its commit, and a rollback leaves everything as it was."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.pure
 
 
 class Shifted(list[int]):
-    """Counts what an insertion moves."""
+    """Counts the entries that an insertion moves."""
 
     shifted = 0
 
@@ -30,7 +30,7 @@ class Shifted(list[int]):
 
 
 class Source:
-    """A queue that still holds all deliveries for their acks."""
+    """A queue that still has all deliveries, so they can be acked."""
 
     def can_settle(self, key: Any, low: int) -> bool:
         return True
@@ -103,7 +103,7 @@ def test_acks_in_any_order_are_committed_in_few_pieces(order: list[int], count: 
     channel: Any = FakeChannel()
     holders = [SimpleNamespace(key=name, queue=SimpleNamespace(host=Source())) for name in "ab"]
     for tag in range(40):
-        # Two consumers, served one after the other.
+        # The queue serves two consumers, one after the other.
         channel.unacked.add(1 + tag, 1, holders[tag // 20], tag % 20)
     transaction = tx.Transaction(channel)
     for place in order[:count]:

@@ -26,7 +26,7 @@ def spread(pieces: Iterable[Piece]) -> Tags:
 
 
 def peek(unacked: Unacked) -> Tags:
-    """All that is there, in order."""
+    """Return all tags that are there, in order."""
     pieces = unacked.take_all()
     unacked.restore(pieces)
     return spread(pieces)
@@ -39,12 +39,12 @@ class UnackedTags(RuleBasedStateMachine):
         self.model: Tags = {}
         self.next_tag = 1
         self.next_ids = {"a": 0, "b": 100}
-        #: What a transaction has taken and may put back.
+        #: Pieces that a transaction has taken and may put back.
         self.aside: list[Piece] = []
 
     @rule(holder=st.sampled_from(["a", "b"]), count=st.integers(1, 6), gap=st.sampled_from([0, 0, 1, 3]))
     def add(self, holder: str, count: int, gap: int) -> None:
-        # A gap is what consumers without acks took.
+        # A gap stands for deliveries to consumers without acks.
         tag = self.next_tag + gap
         first = self.next_ids[holder]
         self.unacked.add(tag, count, holder, first)

@@ -1,4 +1,4 @@
-"""The global prefetch of a channel: whose turn it is when room comes free."""
+"""The global prefetch of a channel: which queue is served when there is room again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def peer(node: MemoryNode) -> Peer:
 
 
 def filled(peer: Peer, *queues: str, count: int = 100, no_ack: bool = False) -> list[str]:
-    """Fill the queues, consume from each, and return whose deliveries come."""
+    """Fill the queues, consume from each, and return the queues of the deliveries."""
     peer.call(1, *(commands.Queue.Declare(queue=queue) for queue in queues))
     peer.send(*(message(routing_key=queue).encode(1) * count for queue in queues))
     consumers = [Basic.Consume(queue=queue, consumer_tag=queue, no_ack=no_ack) for queue in queues]
@@ -34,7 +34,7 @@ def filled(peer: Peer, *queues: str, count: int = 100, no_ack: bool = False) -> 
 
 
 def called(peer: Peer, *methods: base.Frame) -> list[str]:
-    """Consumer tags of the deliveries that come."""
+    """Send methods; return the consumer tags of the deliveries that follow."""
     deliveries = [each.method for _, each in peer.call(1, *methods) if isinstance(each, Delivery)]
     return [str(each.consumer_tag) for each in deliveries if isinstance(each, Basic.Deliver)]
 
@@ -52,8 +52,8 @@ def test_each_queue_gets_the_room_in_turn(peer: Peer) -> None:
 
 @pytest.mark.parametrize("step", [1, 2, 4])
 def test_acks_of_several_leave_the_queues_even(peer: Peer, step: int) -> None:
-    """No queue is ahead of another one by more than the room that comes free at a time and what the first one
-    began with.
+    """No queue is ahead of another one by more than the room of one ack and the first queue's lead at the
+    beginning.
     """
     got = filled(peer, "a", "b", "c")
     for number in range(step, 151, step):
@@ -64,7 +64,7 @@ def test_acks_of_several_leave_the_queues_even(peer: Peer, step: int) -> None:
 
 
 def test_acks_of_one_read_make_one_offer(peer: Peer) -> None:
-    """However many methods they are."""
+    """However many ack methods the read has."""
     filled(peer, "a", "b", "c")
     before = peer.session.channels[1].window._offers
     got = called(peer, *acks(1, 3, 2), Basic.Ack(4, True))
@@ -73,7 +73,7 @@ def test_acks_of_one_read_make_one_offer(peer: Peer) -> None:
 
 
 def test_room_is_not_left_over(peer: Peer) -> None:
-    """The first queue does not need all of it."""
+    """The first queue does not need all of the room."""
     filled(peer, "a", count=5)
     assert filled(peer, "b", count=2) == []
     got = called(peer, Basic.Ack(4, True))
@@ -86,7 +86,7 @@ def test_a_deleted_queue_gives_its_room_back(node: MemoryNode, peer: Peer) -> No
     other.call(1, commands.Channel.Open(), commands.Queue.Delete(queue="a"))
     answers = [each.method for _, each in peer.answers() if isinstance(each, Delivery)]
     assert len(answers) == 4
-    # Tags of the deleted queue may still be acked, and make no room again.
+    # Tags of the deleted queue may still be acked, but make no room again.
     assert called(peer, Basic.Ack(4, True)) == []
 
 

@@ -1,6 +1,4 @@
-"""One cluster for all tests here that leave it as they found it: its nodes run again, whatever was done to
-them.
-"""
+"""One cluster for all tests here that leave it as they found it. Before each test all its nodes run again."""
 
 from __future__ import annotations
 
@@ -13,9 +11,9 @@ import pytest
 from tests.amqp_server.cluster.ring import Ring
 from tests.amqp_server.cluster.simulation.cluster import by_hand
 
-#: Quick where tests wait for what these are for. A change takes as long as a slow machine needs.
+#: Short intervals where tests wait for them to pass. The time for a change allows for a slow machine.
 OPTIONS = ("--change-timeout-ms", "30000", "--rebalance-ms", "300", "--node-down-ms", "500")
-#: What most of the tests have no need of.
+#: Options that most of the tests do not need.
 EVENTS = ("--event-exchange-vhost", "/")
 
 
@@ -47,7 +45,7 @@ def empty(tmp_path: Path) -> Iterator[Ring]:
 
 @pytest.fixture
 def hand() -> Iterator[None]:
-    """For simulated nodes to which nothing happens by chance, and whose log nobody wants to read."""
+    """For simulated nodes in tests without random faults, whose log nobody wants to read."""
     logging.disable(logging.CRITICAL)
     with by_hand():
         yield

@@ -1,4 +1,4 @@
-"""Three real nodes on this machine, and what an operator and a client of each can do."""
+"""Three real nodes on this machine, with what an operator and a client of each can do."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HOST = "127.0.0.1"
 NAMES = ("n1", "n2", "n3")
 _LOGIN = "Basic " + base64.b64encode(b"guest:guest").decode()
 
-# Each is a module whose import makes its commands part of `mqctl`.
+# The import of each module adds its commands to `mqctl`.
 assert COMMANDS
 
 
@@ -90,7 +90,7 @@ class Ring:
         self.formed()
 
     def formed(self) -> None:
-        """Until all nodes that run see each other."""
+        """Wait until all running nodes see each other."""
         wait_until("all nodes see each other", self._formed, state=self.state)
 
     def _formed(self) -> bool:
@@ -101,7 +101,7 @@ class Ring:
         )
 
     def heal(self) -> None:
-        """Whatever a test before has left: all nodes run."""
+        """Start all nodes again that an earlier test has left down."""
         down = [name for name in self.names if not self.nodes[name].running]
         for name in down:
             self.nodes[name].kill()
@@ -122,7 +122,7 @@ class Ring:
     # -- management ------------------------------------------------------------------------------------------
 
     def ask(self, method: str, name: str, path: str, body: object = None) -> tuple[int, Any]:
-        """Return the status and what was answered."""
+        """Return the status and the body of the answer."""
         headers = {"Authorization": _LOGIN, "Content-Type": "application/json"}
         with closing(
             http.client.HTTPConnection(HOST, self.nodes[name].http, timeout=PATIENCE_S)
@@ -167,7 +167,7 @@ class Ring:
         return [name for name in self.names if self.nodes[name].running]
 
     def equal(self, queue: str, *names: str) -> None:
-        """Wait until the replicas on these nodes are voters and hold the same."""
+        """Wait until the replicas on these nodes are voters and have the same state."""
 
         def same() -> bool:
             told = [self.queue(name, queue) for name in names]
@@ -219,7 +219,7 @@ def publish(channel: BlockingChannel, queue: str, *bodies: bytes) -> None:
 
 
 def take(channel: BlockingChannel, queue: str, count: int) -> list[bytes]:
-    """Get exactly so many messages that are there, and ack them."""
+    """Get exactly this many messages, which must be there, and ack them."""
     bodies: list[bytes] = []
     for _ in range(count):
         method, _, body = channel.basic_get(queue)

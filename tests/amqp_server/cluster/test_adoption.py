@@ -1,5 +1,5 @@
-"""A node that stood alone for long becomes the first of three, with all that it has; and what speaks against
-it.
+"""A node that stood alone for long becomes the first of three, with all its data; and the reasons to refuse
+this.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def channel_of(node: Node) -> Iterator[BlockingChannel]:
 
 
 def fetch(channel: BlockingChannel, queue: str) -> tuple[bytes, bool, dict[str, Any]]:
-    """Get and ack a message: its body, whether it was delivered before, and its headers."""
+    """Get and ack a message; return its body, whether it was delivered before, and its headers."""
     method, properties, body = channel.basic_get(queue)
     assert method is not None and properties is not None
     channel.basic_ack(method.delivery_tag)
@@ -75,23 +75,23 @@ def fill(channel: BlockingChannel) -> None:
     for name in ("first", "second", "first"):
         identified(channel, "once", name)
     assert fetch(channel, "once")[0] == b"first"
-    # The first ten are done with, and the next one is dead.
+    # The first ten are settled, and the next one is dead-lettered.
     assert take(channel, "numbers", 10) == NUMBERS[:10]
     rejected, _, _ = channel.basic_get("numbers")
     channel.basic_nack(rejected.delivery_tag, requeue=False)
-    # One came back three times…
+    # One message came back three times…
     for _ in range(3):
         returned, _, _ = channel.basic_get("numbers")
         channel.basic_nack(returned.delivery_tag, requeue=True)
-    # …and with two more it is in somebody's hands.
+    # …and after two more times a client holds it.
     for _ in range(3):
         channel.basic_get("numbers")
-    # What was done before this is on the disk when it is confirmed.
+    # Everything done before this message is on the disk when the message is confirmed.
     publish(channel, "single", b"one")
 
 
 def check_numbers(channel: BlockingChannel) -> None:
-    """Take what `fill` has left in the queue: everything in its place, with its history."""
+    """Take the messages that `fill` has left in the queue: each in its place, with its history."""
     first, second, third, fourth = (fetch(channel, "numbers") for _ in range(4))
     assert first[:2] == (NUMBERS[11], True)
     assert first[2]["x-delivery-count"] >= 3
@@ -106,7 +106,7 @@ def test_one_node_becomes_three(empty: Ring, alone: Node) -> None:
     alone.mqctl("add_vhost", "orders")
     alone.mqctl("add_user", "ann", "secret of ann")
     alone.mqctl("set_permissions", "--vhost", "orders", "ann", "^a", ".*", "^b")
-    # It ends while it is used.
+    # The node ends while it is used.
     with suppress(AMQPConnectionError), channel_of(alone) as channel:
         fill(channel)
         alone.kill()
@@ -119,7 +119,7 @@ def test_one_node_becomes_three(empty: Ring, alone: Node) -> None:
     # The topology is there at once at all nodes; the queues are where they were, and come to the others.
     with empty.channel("n3") as channel:
         channel.basic_publish("events", "a.b", b"routed", PERSISTENT, mandatory=True)
-        # This one is used before it has come to this node.
+        # A client uses this queue before it has come to this node.
         assert take(channel, "busy", 5) == NUMBERS[:5]
         publish(channel, "busy", b"more")
     for queue in ("numbers", "graves", "once", "brief", "busy"):
@@ -127,14 +127,14 @@ def test_one_node_becomes_three(empty: Ring, alone: Node) -> None:
     assert set(empty.queue("n1", "single")["placed"]) == {"n1"}
     wait_until("leaders are spread", lambda: len({row["leader"] for row in queues(empty)}) == 3)
     with empty.channel("n2") as channel:
-        # The classic one is on its node, and not to be had without it.
+        # The classic queue stays on its node, and can't be used without that node.
         assert take(channel, "classic", 61) == [*NUMBERS, b"routed"]
         publish(channel, "classic", b"kept")
-        # What was taken once is not taken again.
+        # Messages that were taken once are not taken again.
         for name in ("first", "second", "third"):
             identified(channel, "once", name)
         assert take(channel, "once", 2) == [b"second", b"third"]
-    # From now on any one may go.
+    # From now on any one node may go.
     empty.nodes["n1"].kill()
     with empty.channel("n3") as channel:
         check_numbers(channel)
@@ -159,7 +159,9 @@ def queues(ring: Ring) -> list[dict[str, Any]]:
 
 
 def test_killed_again_and_again(empty: Ring, alone: Node) -> None:
-    """Wherever it ends, it goes on: with the copies, with the turn, or as a member."""
+    """Wherever the node ends, it continues at the next start: with the copies, with the turn, or as a
+    member.
+    """
     bodies = [b"%d " % number + b"x" * 500_000 for number in range(60)]
     with channel_of(alone) as channel:
         channel.queue_declare("heavy", durable=True, arguments=QUORUM)
@@ -178,16 +180,16 @@ def test_killed_again_and_again(empty: Ring, alone: Node) -> None:
         node.kill()
 
     killed_when_it_says("link to n2 up")
-    # As long as somebody is missing it may go back to what it was.
+    # As long as a node is missing, this one may go back to standing alone.
     alone.start()
     with channel_of(alone) as channel:
         assert channel.queue_declare("heavy", passive=True).method.message_count == len(bodies)
     assert alone.stop() == 0
-    # Whoever puts a copy back has lost nothing that was promised to the others.
+    # An operator who puts the copy back has lost nothing that was promised to the others.
     copy(empty.directory / "backup", node.data)
     empty.nodes["n3"].launch()
     killed_when_it_says("the cluster begins with the data of this node")
-    # Only a member reads its directory, whether it was made one just now or before.
+    # Only a member reads its directory, whether it became a member just now or earlier.
     killed_when_it_says("recovered 2 queues")
     node.launch()
     for name in NAMES:
@@ -203,7 +205,7 @@ def test_killed_again_and_again(empty: Ring, alone: Node) -> None:
 
 
 def test_two_that_stood_alone(empty: Ring, alone: Node) -> None:
-    """Neither is taken; both say so, and both have what they had."""
+    """Neither is taken; both nodes log the reason, and both keep their data."""
     with Node(empty.directory / "n2", "--disk-free-min-bytes", "1MiB") as other:
         for node in (alone, other):
             with channel_of(node) as channel:
@@ -223,12 +225,12 @@ def test_two_that_stood_alone(empty: Ring, alone: Node) -> None:
         assert "Traceback" not in ended.log()
     says(empty.nodes["n3"], "ERROR", *both)
     assert empty.nodes["n3"].running
-    # Nothing has happened to either.
+    # Both nodes are as before.
     other.start()
     with channel_of(other) as channel:
         assert take(channel, "q", 1) == [b"n2"]
     assert other.stop() == 0
-    # As it says.
+    # As its log line says.
     shutil.rmtree(other.data)
     empty.nodes["n1"].launch()
     empty.nodes["n2"].launch()

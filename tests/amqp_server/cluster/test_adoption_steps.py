@@ -1,5 +1,5 @@
-"""A directory is turned into that of a cluster step by step: wherever it ends, everything is there, as it was
-or turned.
+"""A directory is turned into that of a cluster step by step: wherever the process ends, everything is there,
+either as it was or turned.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Message(NamedTuple):
 
 
 class QueueState(NamedTuple):
-    """Of one queue."""
+    """The state of one queue."""
 
     messages: list[Message]
     next_seq: int
@@ -112,7 +112,7 @@ class Deaf:
 
 
 class Disk:
-    """What outlives a process."""
+    """The data that outlives a process."""
 
     def __init__(self, environment: Any = None) -> None:
         self.environment: Any = environment or MemoryEnvironment()
@@ -171,7 +171,7 @@ class Disk:
             if not record.members:
                 states[record.name] = _state(stored.machines[queue_id], _journalled(journal, queue_id))
                 continue
-            # Nothing of it is left in the journal, nor of its marks.
+            # Neither the journal nor the marks have anything of it left.
             assert queue_id not in stored.machines and queue_id not in stored.slots
             group = recovered.pop(queue_id)
             found = store.read_state(queue_id)
@@ -188,7 +188,7 @@ class Disk:
             states[record.name] = _state(replica.machine, _grouped(store, queue_id, replica))
         topology = recovered.pop(GROUP)
         assert topology.snapshot == (founded.began_at, topology.term)
-        # Nothing is left of what was begun before.
+        # Nothing is left of the earlier attempt.
         assert not recovered
         return states
 
@@ -215,7 +215,7 @@ def _grouped(store: GroupStore, queue_id: int, replica: Replica) -> Callable[[ra
             (batch,) = entry.batches
             routed = [run.head_of(at) for _, run, *_ in batch.commands for at in range(len(run))]
             sent += routed[ordinals.start : ordinals.stop]
-        # An entry says of a message what was said when it came.
+        # Each message has the same head in the entry as in the queue.
         assert sent == [heads[seq] for seq in seqs]
         return found
 
@@ -292,7 +292,7 @@ def use(broker: Broker, deeds: list[tuple[Any, ...]]) -> None:
         host.submit(("attach", consumer))
         if more[0]:
             host.submit((more[0], consumer.key, 0, 1))
-        # What is not done with is in somebody's hands when the node ends.
+        # A consumer holds the unsettled messages when the node ends.
         host.machine.consumers.detach(consumer)
 
 
@@ -333,7 +333,7 @@ def _small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run_to(disk: Disk, steps: int) -> bool:
-    """Take so many steps, all but the last durable; return whether there were as many."""
+    """Take this many steps, all but the last durable; return whether there were as many."""
     taking = disk.adoption().steps()
     for _ in range(steps):
         disk.environment.flush()
@@ -347,7 +347,7 @@ def run_to(disk: Disk, steps: int) -> bool:
 
 @pytest.mark.trio
 async def test_a_member_is_read_from_the_store_whenever_turns_end(tmp_path: Path) -> None:
-    """The end of a turn writes small commits to the log, which has what the store does not have yet."""
+    """The end of a turn writes small commits to the log, and the store does not have these yet."""
     environment = Environment.open(tmp_path, map_bytes=1 << 30)
     disk, commit = Disk(environment), Commit(environment)
     declare(disk.broker("old"))
@@ -406,7 +406,7 @@ def test_it_may_end_at_any_step(durable: bool) -> None:
         assert disk.turned() == before
         if not more:
             break
-    # Several steps, and only after the last of them is the directory another one.
+    # There are several steps, and only the last one makes it the directory of a member.
     assert steps > 8
     assert turned == (2 if durable else 1)
 
@@ -451,7 +451,7 @@ def test_the_topology_is_the_first_snapshot() -> None:
     assert found is not None and found[0] == last
     members, state = unpack_state(found[2])
     assert members == Members(("n1",))
-    # Another node gets it all from there.
+    # Another node gets everything from there.
     other = Disk().broker("n2")
     Catalog("n2", 1, other.topology, Roster(), Deaf()).restore(state)
     own = disk.broker()
@@ -472,7 +472,9 @@ def _records(broker: Broker) -> list[QueueRecord]:
 
 
 def _check_places(queues: dict[str, Queue]) -> None:
-    """A queue has as many nodes as it would have had, this one among them, and the leaders are spread."""
+    """A queue has as many nodes as if it had been declared in the cluster, this node among them, and the
+    leaders are spread.
+    """
     assert (queues["classic"].node, queues["classic"].members) == ("n1", ())
     assert (queues["empty"].members, queues["empty"].record.leader) == (("n1",), "n1")
     rest = [queue.record for name, queue in queues.items() if name not in ("classic", "empty")]
@@ -490,7 +492,7 @@ def test_room_is_looked_for_first() -> None:
 
 
 def with_stream() -> tuple[Disk, Journal]:
-    """A node with a stream of 30 messages: 20 are in segments, and from 15 on the journal has them."""
+    """A node with a stream of 30 messages: 20 are in segments, and the journal has those from 15 on."""
     disk = made(DEEDS)
     record = QueueRecord("/", "log", 99, False, encoded({"x-queue-type": "stream"}))
     disk.environment.put(QUEUES_TABLE, key("/", "log"), encode(record))
@@ -529,7 +531,7 @@ def test_streams_are_brought_along() -> None:
 
 
 def test_offsets_by_name_are_brought_along() -> None:
-    """Nobody has a name at first; one that is ahead of the stream is at its end."""
+    """At first no name is stored; a name that is ahead of the stream is put at its end."""
     disk, journal = with_stream()
     names = Names(3)
     for name, offset in (("a", 7), ("b", 30), ("a", 12), ("ahead", 31)):
@@ -544,7 +546,7 @@ def test_offsets_by_name_are_brought_along() -> None:
 
 
 def test_what_a_stream_has_taken_is_brought_along() -> None:
-    """From the batches in its segments, and from those that only the journal has."""
+    """Both from the batches in the segments, and from those that only the journal has."""
     disk, journal = with_stream()
     table: dict[str, Any] = {"x-queue-type": "stream", "x-deduplication": True}
     record = QueueRecord("/", "log", 99, False, encoded(table))
@@ -570,7 +572,7 @@ def names_from(base: int) -> list[bytes]:
 
 
 def named(base: int) -> Stored:
-    """Five messages that have been taken."""
+    """Five messages that the stream has taken."""
     plain = stream_log.stored(base, 5, 1_000 + base)
     head = batches.decode_head(plain.parts[0])
     whole = batches.decode(head, b"".join(plain.parts))
@@ -592,8 +594,8 @@ def test_streams_that_no_cluster_can_have() -> None:
 
 
 def test_a_group_goes_on_where_it_was() -> None:
-    """What was held, and what was handed out without a note, comes again;
-    what was acked behind it does not.
+    """Messages that were held, and those handed out without a note, come again; messages acked behind them do
+    not.
     """
     disk, journal = with_stream()
     table: dict[str, Any] = {"x-queue-type": "stream-group", "x-stream": "log"}
@@ -644,7 +646,7 @@ def test_messages_that_no_entry_can_hold(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 class Damaged(Journal):
-    """A journal some of whose bodies the disk has lost."""
+    """A journal that has lost some of its bodies."""
 
     lost: range
 
@@ -658,7 +660,7 @@ class Damaged(Journal):
 
 
 def test_damaged_bodies_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    """As a node that stands alone leaves out what it can't read."""
+    """A node that stands alone leaves these out, too."""
     disk = made(DEEDS)
     before = disk.alone()
     journal = Damaged(disk.environment)
@@ -674,7 +676,7 @@ def test_damaged_bodies_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_about_is_told_in_full() -> None:
-    """What one node notes the others take over, with their own name."""
+    """The other nodes take over what one node notes, with their own name."""
     founded = Founded(IDENTITIES, name="n1", origin="n1", began_at=7)
     taken = msgspec.structs.replace(founded, lost=True, lost_before=0, name="n2")
     assert (taken.origin, taken.began_at, taken.forgotten_before) == ("n1", 7, 1 << 62)

@@ -1,4 +1,4 @@
-"""Nodes tell each other how many clients they have while there is a limit; see cluster.client_counts."""
+"""While there is a limit, nodes tell each other how many clients they have; see cluster.client_counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wall clocks of whole nodes are wrong, above all that of one whose disk is new."""
+"""Wall clocks of whole nodes are wrong, above all the clock of a node whose disk is new."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOUR_MS = 3_600_000
 
 
 def wiped(scene: Scene, name: str, by_ms: int) -> SimulatedNode:
-    """A node has lost its disk, and its clock is wrong by so much."""
+    """A node that has lost its disk, and whose clock is wrong by this much."""
     node = scene.nodes[name]
     scene.crash(node)
     node.replace_disk()
@@ -42,7 +42,7 @@ def test_a_wiped_node_whose_clock_is_behind_joins_and_serves() -> None:
     assert scene.ledger.count["starts again with a higher number"] == 1
     other = scene.client("c")
     scene.publish(other, "quorum")
-    # And once more, with the disk that it has now.
+    # And once more, with its new disk.
     scene.crash(node)
     scene.mend()
     scene.settle()
@@ -51,7 +51,7 @@ def test_a_wiped_node_whose_clock_is_behind_joins_and_serves() -> None:
 
 
 def test_a_wiped_node_hears_first_of_an_early_start_of_its_own() -> None:
-    """The node that tells it was out of reach when it started last."""
+    """The node that tells it of the start was out of reach when it started last."""
     scene = Scene()
     scene.cut("b", "a")
     scene.cut("b", "c")
@@ -81,7 +81,7 @@ def test_a_wiped_node_hears_first_of_an_early_start_of_its_own() -> None:
 
 
 def test_a_node_learns_of_its_later_start_from_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever leads has not read so far itself when the link comes up."""
+    """The leader itself has not read that far when the link comes up."""
     scene = Scene()
     late = known_start(scene, "c", "a")
     node = wiped(scene, "c", -HOUR_MS)
@@ -96,7 +96,7 @@ def test_a_node_learns_of_its_later_start_from_the_log(monkeypatch: pytest.Monke
 
 
 def test_a_disk_that_is_new_and_was_stopped_before_it_had_a_word_is_no_copy() -> None:
-    """It was started with the clock behind, and again when that was right."""
+    """The node was started with its clock behind, and again when the clock was right."""
     scene = Scene()
     node = wiped(scene, "c", -HOUR_MS)
     scene.start(node)

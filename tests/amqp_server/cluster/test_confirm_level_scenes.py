@@ -1,4 +1,4 @@
-"""Levels of confirmation at whole nodes, to which messages of others come when the test says so."""
+"""Confirm levels at whole nodes, on which messages of other nodes arrive when the test says so."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LevelScene(Scene):
         self.settle()
 
     def hold(self, *names: str) -> None:
-        """Nothing comes to these nodes, and nobody notices it."""
+        """Nothing arrives at these nodes, and no node notices that."""
         for name in names:
             for other in "abc":
                 if other != name:
@@ -75,7 +75,7 @@ def test_a_commit_of_what_the_leader_may_lose_waits_for_the_leader_only() -> Non
 
 
 def test_a_nodes_queue_takes_no_notice() -> None:
-    """Of a classic queue, at its home and elsewhere."""
+    """The queue is a classic one, used at its home and elsewhere."""
     scene = LevelScene()
     scene.declare(scene.first, "classic")
     scene.settle()
@@ -106,7 +106,7 @@ def test_acks_in_a_transaction_need_a_majority() -> None:
 
 
 def test_nobody_relies_on_it_before_all_nodes_know_it() -> None:
-    """A node of the version before would take no notice, or end the link."""
+    """A node of the version before would ignore the level, or end the link."""
     scene = old_scene()
     client = scene.client("a")
     scene.declare(client, "quorum")
@@ -127,7 +127,7 @@ def test_nobody_relies_on_it_before_all_nodes_know_it() -> None:
 
 
 class Refused:
-    """In the place of a channel."""
+    """Stands in for a channel."""
 
     class connection:
         class incoming:

@@ -1,4 +1,4 @@
-"""Levels of confirmation on three real nodes, some of which stand still for a while."""
+"""Confirm levels on three real nodes, some of which are suspended for a while."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tests.amqp_server.cluster.ring import NAMES, QUORUM, Ring
 from tests.reliability.client import Address, Client, Confirm
 from tests.reliability.node import wait_until
 
-#: A node that stands still is in reach for so long.
+#: How long the others take a suspended node for reachable.
 DEAD_S = 3.0
-#: So long a confirm is waited for that must not come.
+#: How long a test waits for a confirm that must not come.
 QUIET_S = 0.7
 ROUNDS_MAX = 10
 STREAM = {"x-queue-type": "stream"}
@@ -45,7 +45,7 @@ def ring(started: Ring) -> Ring:
 
 @contextmanager
 def frozen(ring: Ring, *names: str) -> Iterator[None]:
-    """These nodes stand still."""
+    """Within this, these nodes are suspended."""
     for name in names:
         os.kill(ring.nodes[name].pid, signal.SIGSTOP)
     try:
@@ -68,7 +68,7 @@ def declare(ring: Ring, name: str, arguments: Mapping[str, object]) -> None:
 
 
 class Publisher:
-    """Publishes with confirms to one queue."""
+    """A client that publishes with confirms to one queue."""
 
     def __init__(self, ring: Ring, at: str, queue: str, level: str, *, exchange: str = "") -> None:
         self.client = Client(ring.nodes[at].port)
@@ -101,7 +101,9 @@ class Publisher:
 def publishers(
     ring: Ring, where: list[tuple[str, str, str]]
 ) -> Iterator[dict[tuple[str, str, str], Publisher]]:
-    """One for each node, queue and level; each has published once, confirmed."""
+    """Return one publisher for each node, queue and level; each has published one message, which is
+    confirmed.
+    """
     found = {each: Publisher(ring, *each) for each in where}
     for each in found.values():
         each.publish()
@@ -114,7 +116,7 @@ def publishers(
 
 
 def test_a_leader_confirms_alone_what_others_do_not_get(ring: Ring) -> None:
-    """So do transactions; and the confirm comes to a node without a copy."""
+    """The same holds for transactions; and the confirm reaches a node without a copy."""
     declare(ring, "quorum", QUORUM)
     declare(ring, "stream", STREAM)
     # n3 has no copy of these; both members are a majority.
@@ -181,7 +183,7 @@ def test_all_waits_for_a_follower_as_long_as_it_is_in_reach(ring: Ring) -> None:
                 early = [place for place, each in late.items() if each.is_confirmed(QUIET_S / len(late))]
                 # A busy machine may take so long for this that n3 counts as away, and nobody waits for it.
                 is_in_reach = all("n3" in reach(ring, name) for name in ("n1", "n2"))
-            # It has not been away for long.
+            # n3 has not been away for long.
             assert all(publisher.is_confirmed(30) for publisher in late.values())
             if is_in_reach:
                 break
@@ -197,7 +199,7 @@ def test_all_waits_for_a_follower_as_long_as_it_is_in_reach(ring: Ring) -> None:
 
 
 def test_a_message_for_several_queues_waits_for_each(ring: Ring) -> None:
-    """A classic queue takes no notice of the level."""
+    """A classic queue ignores the level."""
     declare(ring, "several", QUORUM)
     with ring.channel("n1") as channel:
         channel.exchange_declare("both", "fanout", durable=True)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("hand")
 
 
 def filled(scene: Scene) -> int:
-    """Declare a queue on three of four nodes, and publish to it from the one that has none of it."""
+    """Declare a queue on three of four nodes, and publish to it from the node that has no copy."""
     client = scene.client("d")
     queue_id = scene.place(client, "quorum", "abc")
     for _ in range(3):

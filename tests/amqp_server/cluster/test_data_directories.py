@@ -1,4 +1,4 @@
-"""What speaks against using a data directory, as far as it can be told without a cluster."""
+"""The reasons to refuse a data directory that a node can find without a cluster."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_incarnations_rise_whatever_the_clock_says() -> None:
     assert Directory(notes, "d1", 1).begin(1_000, salt=0) == 1_000 + STARTS_APART
     assert Directory(notes, "d1", 1).begin(5, salt=0) == 1_000 + 2 * STARTS_APART
     assert Directory(notes, "d1", 1).begin(9_000, salt=0) == 9_000
-    # A copy that is put back does not come to a number that it has had and has forgotten.
+    # A restored copy does not reuse a number that the directory had later and has forgotten.
     copy = notes.rows.copy()
     numbers: list[int] = []
     for salt in (3, SALTS + 7, 11):
@@ -66,19 +66,19 @@ BEFORE, NOW = 1_000, 2_000
 @pytest.mark.parametrize(
     ("seen", "expected"),
     [
-        # Nobody knows anything.
+        # Nobody has seen anything.
         (Seen(), False),
-        # The last start, and this one, are what is to be expected.
+        # The last start, this one, or an earlier one, as expected.
         (Seen(incarnation=BEFORE), False),
         (Seen(incarnation=NOW), False),
         (Seen(incarnation=900), False),
         # A start that this directory does not remember.
         (Seen(incarnation=1_500), True),
-        # The disk had come as far, or not so far, or farther.
+        # The disk had come as far as this one, not as far, or farther.
         (Seen(BEFORE, "d1", BEFORE, 50), False),
         (Seen(BEFORE, "d1", BEFORE, 49), False),
         (Seen(BEFORE, "d1", BEFORE, 51), True),
-        # That was another disk, or was said since this start.
+        # That was another disk, or a position reported since this start.
         (Seen(BEFORE, "d0", BEFORE, 51), False),
         (Seen(NOW, "d1", NOW, 51), False),
     ],
@@ -90,12 +90,14 @@ def test_turned_back(seen: Seen, expected: bool) -> None:
 
 
 def test_an_empty_directory_is_not_turned_back() -> None:
-    """It remembers nothing and says so, which is another matter."""
+    """It remembers nothing and says so, which is a different case."""
     assert not Directory(Notes(), "d9", 3).turned_back("n1", FOUNDED, Seen(900, "d1", 900, 51), NOW)
 
 
 def test_a_new_disk_is_not_turned_back_before_it_has_had_a_word() -> None:
-    """Its clock was behind, so that its first start came too early, and was stopped; then it had a word."""
+    """The clock was behind, so that the first start came too early, and was stopped; only then the disk had a
+    word in the log.
+    """
     notes, seen = Notes(), Seen(incarnation=1_500)
     Directory(notes, "d9", 1).begin(BEFORE, salt=0)
     Directory(notes, "d9", 1).note_founded(msgspec.structs.replace(FOUNDED, lost=True))

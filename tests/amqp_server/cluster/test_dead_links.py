@@ -1,4 +1,4 @@
-"""One link is dead for long, and all nodes are alive: what clients of whole nodes meet, and what operators
+"""One link is dead for long while all nodes are alive: what clients of whole nodes see, and what operators
 are told.
 """
 
@@ -24,16 +24,18 @@ from tests.amqp_server.cluster.test_simulation_scenes import Scene
 
 pytestmark = pytest.mark.usefixtures("hand")
 
-#: Until both ends have noticed, and another node leads.
+#: Time until both ends have noticed, and another node leads.
 SOON_TICKS = 2 * DEAD_TICKS + LIMITS["cluster_reach_ms"] // TICK_MS + 6
 STEADY_TICKS = LIMITS["cluster_steady_ms"] // TICK_MS
 LOOK_TICKS = LIMITS["rebalance_ms"] // TICK_MS + 1
-#: Until what goes with a node that is lost is gone.
+#: Time until everything that goes with a lost node is gone.
 LOST_TICKS = LOST_FACTOR * LIMITS["node_down_ms"] // TICK_MS + 2 * LOOK_TICKS
 
 
 def split(scene: Scene, *pairs: str, both: bool = True) -> None:
-    """The link between the two nodes of each pair is dead; they notice when they have not heard for long."""
+    """The link between the two nodes of each pair is dead; they notice when they have heard nothing for
+    long.
+    """
     for pair in pairs:
         scene.dead[pair[0], pair[1]] = None
         if both:
@@ -63,7 +65,7 @@ def obstacles(scene: Scene) -> list[str]:
 
 
 def probed(scene: Scene) -> list[int]:
-    """Return what the probes of all nodes get from `GET /health/ready`."""
+    """Return the answers that probes of all nodes get from `GET /health/ready`."""
     apps = []
     for node in scene.running:
         served = Mock(broker=node.broker, administration=node.cluster.administration)
@@ -181,13 +183,13 @@ def test_a_queue_that_lives_at_the_other_end_is_like_one_of_a_node_that_is_down(
 
 
 def test_exclusive_queues_of_a_node_at_an_end_stay() -> None:
-    """Its node is alive, though the node that leads the topology does not reach it."""
+    """The queues' node is alive, though the node that leads the topology does not reach it."""
     scene = Scene("abcde")
     scene.lead("a")
     clients = [scene.client(name) for name in "abcde"]
     for client in clients:
         scene.declare(client, f"own/{client.node.name}")
-    # Nobody reaches more than two others.
+    # No node reaches more than two others.
     split(scene, "ac", "ce", "eb", "bd", "da")
     scene.ticks(SOON_TICKS + LOST_TICKS)
     leader = scene.leading()
@@ -239,7 +241,7 @@ def test_nodes_at_both_ends_are_ready_for_as_long_as_the_link_is_dead(leader: st
         assert obstacles(scene) == ["", "", ""]
         scene.ticks(1)
     assert probed(scene) == [200, 200, 200]
-    # One that reaches nobody is not.
+    # A node that reaches nobody is not ready.
     split(scene, "ab", "ac")
     scene.ticks(SOON_TICKS)
     assert probed(scene) == [503, 200, 200]
@@ -267,7 +269,9 @@ def test_operators_are_told_of_the_dead_link_and_of_the_node_that_may_not_be_sto
 
 
 def test_a_node_that_stops_hands_over_once() -> None:
-    """To a node at an end of the link, which does not give it back though the one that stops reaches more."""
+    """It hands over to a node at an end of the link. That node does not give the lead back, though the one
+    that stops reaches more.
+    """
     scene = Scene()
     scene.place(scene.client("a"), "quorum", "bac")
     scene.lead("b")
@@ -316,7 +320,7 @@ def test_a_node_of_the_version_before_is_told_nothing_that_it_does_not_know(old:
     queue_id = scene.place(scene.client("a"), "quorum", "abc")
     split(scene, "ac")
     scene.ticks(SOON_TICKS + 3 * LOOK_TICKS)
-    # A new leader moves to a new node that reaches more.
+    # A new leader moves the lead to a new node that reaches more.
     moved = old == "c"
     leader = scene.leading(queue_id)
     assert leader is not None

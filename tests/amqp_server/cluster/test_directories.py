@@ -1,4 +1,4 @@
-"""A node whose disk was lost, and one whose disk was put back as it was earlier."""
+"""A node whose disk was lost, and one whose disk was restored from an earlier copy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def bodies(first: int, count: int) -> list[bytes]:
 
 
 def copy(source: Path, target: Path) -> None:
-    """A store's file is as long as its map, and mostly holes."""
+    """Copy sparsely: a store's file is as long as its map, and mostly holes."""
     shutil.rmtree(target, ignore_errors=True)
     subprocess.run(["cp", "-a", "--sparse=always", str(source), str(target)], check=True, timeout=60)
 
@@ -34,7 +34,7 @@ def test_a_lost_disk_is_filled_by_the_others(ring: Ring) -> None:
     ring.start("n2")
     assert "this node's data directory is new to the cluster" in ring.nodes["n2"].log()
     ring.equal("filled", *NAMES)
-    # It is a voter again, and has the bodies: another one may go.
+    # The node is a voter again, and has the bodies: another one may go.
     ring.nodes["n1"].kill()
     with ring.channel("n2") as channel:
         publish(channel, "filled", b"last")
@@ -46,8 +46,8 @@ def test_a_lost_disk_is_filled_by_the_others(ring: Ring) -> None:
 
 
 def test_an_old_copy_is_refused(ring: Ring) -> None:
-    """Put back, it has forgotten votes and entries that it vouched for: with it, one of the others would be
-    enough to elect a leader without what was confirmed.
+    """A restored copy has forgotten votes and entries that the node vouched for. With it, one other node
+    would be enough to elect a leader that lacks confirmed messages.
     """
     with ring.channel("n1") as channel:
         channel.queue_declare("precious", durable=True, arguments=QUORUM)
@@ -62,7 +62,8 @@ def test_an_old_copy_is_refused(ring: Ring) -> None:
         assert "the data directory is older than what this node has told the others" in node.log()[said:]
 
     for stopped in (True, False):
-        # A backup of a stopped node, which has been started since; then the snapshot of a running machine.
+        # First a backup of a stopped node, which has been started since; then the snapshot of a running
+        # machine.
         if stopped:
             assert node.stop() == 0
         copy(node.data, ring.directory / "copy")
@@ -75,11 +76,11 @@ def test_an_old_copy_is_refused(ring: Ring) -> None:
         copy(ring.directory / "copy", node.data)
         refused()
         if stopped:
-            # And again, though it has written something by now.
+            # The node is refused again, though it has written something by now.
             refused()
         with ring.channel("n1") as channel:
             assert take(channel, "precious", 5) == bodies(0 if stopped else 5, 5)
-        # As it says: with an empty directory it is filled.
+        # As the log line says: with an empty directory the node is filled.
         shutil.rmtree(node.data)
         ring.start("n3")
         ring.equal("precious", *NAMES)

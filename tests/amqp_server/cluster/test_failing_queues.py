@@ -25,7 +25,7 @@ from tests.turns import Planted, StrictBoundary
 pytestmark = pytest.mark.usefixtures("hand")
 
 FOR_EVER = 1_000
-#: Until a queue that failed so often is set aside.
+#: Time until a queue that failed this often is set aside.
 ALL_PAUSES_TICKS = failures.PAUSE_MS * (1 + failures.PAUSE_FACTOR + failures.PAUSE_FACTOR**2) // TICK_MS + 20
 
 
@@ -68,7 +68,7 @@ def test_a_member_that_fails_stops_and_the_others_serve(name: str, after: bool) 
         world.publish(each, "quorum/bad")
     assert [each["name"] for each in world.stopped(name)] == ["quorum/bad"]
     assert not any(world.stopped(other) for other in "abc" if other != name)
-    # It neither votes nor leads, and it takes nothing; the other queue of this node goes on here.
+    # The member neither votes nor leads, and it takes no commands; the other queue of this node goes on.
     assert world.group(name) is None
     leader = world.leading(world.queue_id)
     assert leader is not None
@@ -89,7 +89,7 @@ def test_a_member_that_fails_stops_and_the_others_serve(name: str, after: bool) 
 
 
 def test_what_a_node_asked_for_before_its_member_failed_keeps_no_message() -> None:
-    """A get that comes to the leader when the member is back: nobody on that node knows of it any more."""
+    """A get reaches the leader when the member is back: nobody on that node knows of the get any more."""
     world = World()
     client = world.clients["b"]
     world.publish(client, "quorum/bad")
@@ -104,7 +104,7 @@ def test_what_a_node_asked_for_before_its_member_failed_keeps_no_message() -> No
     world.wait_for(client)
     world.ticks(failures.PAUSE_MS // TICK_MS + 20)
     assert world.group("b") is not None
-    # As if it had been on its way all the time.
+    # As if the command had been under way all the time.
     leader = world.group("a")
     assert leader is not None
     leader.take(flight.payload)
@@ -132,7 +132,7 @@ def test_a_queue_that_fails_each_time_is_set_aside_until_it_is_tried_again() -> 
     assert "planted" in found["reason"]
     world.ticks(ALL_PAUSES_TICKS)
     assert world.stopped("b")[0]["set_aside"]
-    # A start of the node tries it again: it fails, and the node starts all the same.
+    # A start of the node tries the queue again: the queue fails, and the node starts all the same.
     node = world.nodes["b"]
     world.crash(node)
     world.ticks(5)
@@ -144,7 +144,7 @@ def test_a_queue_that_fails_each_time_is_set_aside_until_it_is_tried_again() -> 
     world.wait(lambda: bool(world.stopped("b")))
     client = world.client("b")
     world.publish(client, "quorum/good")
-    # The operator has found the reason.
+    # The operator has removed the cause.
     plants_of(node.cluster.replicas).left.clear()
     node.turn.run(node.broker.failures.retry, node.broker.failures.stopped()[0].queue)
     world.settle()
@@ -165,7 +165,7 @@ def test_two_members_that_fail_at_once_lose_nothing() -> None:
 
 
 def test_a_failed_member_does_not_give_up_a_queue_that_others_use() -> None:
-    """Its node is the preferred leader, and has last heard of a use when it led."""
+    """The member's node is the preferred leader, and last heard of a use of the queue when it led."""
     world = World()
     client = world.clients["c"]
     queue_id = world.place(client, "lease", "abc")
@@ -204,7 +204,7 @@ def test_a_queue_that_leaves_a_node_while_it_is_tried_again_there_has_not_failed
     members = SetMembers("/", "quorum/bad", world.queue_id, ("a", "c"), "a")
     world.nodes["a"].turn.run(world.nodes["a"].broker.propose, members)
     world.ticks(60)
-    # The disk has read what the member wrote, and the node is no member any more.
+    # The disk has read what the member wrote, and the node is no longer a member.
     node.turn.run(came[0])
     world.settle()
     assert world.stopped("b") == []
@@ -212,8 +212,8 @@ def test_a_queue_that_leaves_a_node_while_it_is_tried_again_there_has_not_failed
 
 
 def test_a_stopped_member_keeps_its_data_until_the_others_have_removed_it() -> None:
-    """It is still a voter of the group then, whatever the topology says: with a new memory it could not
-    count.
+    """Until then it is still a voter of the group, whatever the topology says: with a new memory its vote
+    could not count.
     """
     world = World()
     world.plant("b", 1)
@@ -252,7 +252,7 @@ WAYS = ["step", "in_contact", "lost_contact", "tick", "written", "propose"]
 
 @pytest.mark.parametrize("way", WAYS)
 def test_an_exception_in_the_core_stops_that_group_only(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What peers send, links, ticks and commits reach a group on ways of their own."""
+    """Data from peers, links, ticks and commits each reach a group on a way of their own."""
     world = World()
     node = world.nodes["a" if way in ("propose", "in_contact") else "b"]
     group = node.cluster.replicas.groups[world.queue_id]
@@ -321,8 +321,8 @@ def test_a_failed_queue_that_is_deleted_leaves_nothing_behind() -> None:
 def test_an_entry_that_cannot_be_read_stops_the_queue_with_a_clear_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Another version of mqd has written it. To try again does not help, so
-    the queue is set aside at once.
+    """Another version of mqd has written the entry. To try again does not help, so the queue is set aside at
+    once.
     """
     monkeypatch.setattr(StrictBoundary, "expected", (Unreadable,))
     world = World()
@@ -330,7 +330,7 @@ def test_an_entry_that_cannot_be_read_stops_the_queue_with_a_clear_reason(
     host.submit(("version", versions.NEWEST + 1))
     world.ticks(60)
     stopped = [found for name in "abc" for found in world.stopped(name)]
-    # Without two of three nobody commits it for the last one.
+    # Two of three have stopped, so nobody commits the entry for the last one.
     assert len(stopped) == 2
     for found in stopped:
         assert (found["name"], found["set_aside"], found["attempts"]) == ("quorum/bad", True, 0)

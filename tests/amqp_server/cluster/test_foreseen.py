@@ -1,5 +1,5 @@
-"""What makes a super stream is made ready on every node while its entry is on its way, and only if that is
-what comes.
+"""The parts of a super stream are made ready on every node while its entry is on its way. They are used only
+if that entry comes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PARTITIONS = 100
 class Node:
     def __init__(self) -> None:
         self.broker = Disk().broker("n1")
-        # Their hosts are not looked at here.
+        # These tests do not look at the hosts of the partitions.
         self.broker.background.host_parts.begin = lambda *given: None  # type: ignore[method-assign]
         self.catalog = Catalog("n1", 1, self.broker.topology, Roster(), Deaf())
         self.number = self.index = 0
@@ -90,7 +90,7 @@ def test_what_was_foreseen_is_applied_as_it_was_made_ready(made: list[str]) -> N
 
 
 def test_another_entry_comes_at_that_place(made: list[str]) -> None:
-    """The leader whose entry it was is gone."""
+    """The leader that sent the foreseen entry is gone."""
     node, other = Node(), Node()
     foreseen = node.declaring("s")
     node.number -= 1
@@ -100,13 +100,15 @@ def test_another_entry_comes_at_that_place(made: list[str]) -> None:
     other.apply(instead)
     assert {name for name, _, _ in node.names()} == {f"t-{number}" for number in range(PARTITIONS)}
     assert node.broker.topology.snapshot() == other.broker.topology.snapshot()
-    # What was made ready for that place is never used for another one.
+    # Parts that were made ready for that place are never used for another entry.
     assert made[-PARTITIONS:] == [f"t-{number}" for number in range(PARTITIONS)]
     assert not node.broker.topology._ready and not node.catalog._foreseen
 
 
 def test_a_node_goes_before_it_is_applied(made: list[str]) -> None:
-    """Its entry stands before the one that was foreseen: nothing is placed on a node that has gone."""
+    """The entry that removes the node stands before the foreseen one: nothing is placed on a node that has
+    gone.
+    """
     node, other = Node(), Node()
     removal, data = node.encoded(RemoveNode("n2")), node.declaring("s")
     node.index += 1

@@ -1,5 +1,5 @@
-"""How a cluster comes about, and what keeps a node from being part of it: a clear word, and nobody else is
-hurt.
+"""How a cluster is founded, and what keeps a node from being part of it: the node says why, and no other node
+suffers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def says(node: Node, *words: str) -> None:
 
 
 def serves(ring: Ring, *names: str) -> None:
-    """These nodes take changes, messages and each other's word for it."""
+    """Wait until these nodes accept changes and messages, and see each other."""
     first, last = names[0], names[-1]
     with ring.channel(first) as channel, ring.channel(last) as other:
         channel.queue_declare("proof", durable=True, arguments=QUORUM)
@@ -39,7 +39,7 @@ def test_founded_when_the_last_one_is_there(empty: Ring) -> None:
         empty.nodes[name].launch()
     for name, other in (("n2", "n3"), ("n3", "n2")):
         says(empty.nodes[name], f"link to {other} up")
-        # It says when it waits for too long, and for whom.
+        # A node that waits for too long says so, and names the node that it waits for.
         says(empty.nodes[name], "waiting for the cluster; nodes that cannot be reached: n1")
     empty.nodes["n1"].launch()
     for name in NAMES:
@@ -49,7 +49,7 @@ def test_founded_when_the_last_one_is_there(empty: Ring) -> None:
     told = empty.status("n1")
     assert [node["name"] for node in told["nodes"]] == [*NAMES]
     assert {node["address"] for node in told["nodes"]} == {f"{HOST}:{port}" for port in empty.links.values()}
-    # From now on a majority is enough, and the directories are not to be used by nodes that stand alone.
+    # From now on a majority is enough, and nodes that stand alone must not use the directories.
     for node in empty.nodes.values():
         node.kill()
     code, _, errors = run_once(["--data-dir", str(empty.nodes["n1"].data), *_anywhere()])
@@ -167,7 +167,7 @@ def test_strangers_do_not_get_in_and_hurt_nobody(ring: Ring, tmp_path: Path) -> 
 
 
 def test_nodes_that_do_not_agree_on_who_they_are(empty: Ring) -> None:
-    """One lacks a peer: nothing is founded that would leave somebody out, until that is mended."""
+    """One node lacks a peer: nothing is founded that would leave a node out, until that is mended."""
     less = empty.peers().rpartition(",")[0]
     empty.place("n1", peers=less)
     for name in NAMES:
@@ -200,7 +200,7 @@ def test_links_with_certificates(empty: Ring, tmp_path: Path) -> None:
         certified(name, authority, trusted)
     empty.start(*NAMES)
     serves(empty, *NAMES)
-    # One with a certificate of another authority, and one without any, stay outside.
+    # A node with a certificate of another authority, and one without any, stay outside.
     assert empty.nodes["n3"].stop() == 0
     certified("n3", other, trusted)
     empty.nodes["n3"].launch()
@@ -218,7 +218,7 @@ def test_links_with_certificates(empty: Ring, tmp_path: Path) -> None:
 
 
 def test_first_user_that_was_deleted_does_not_come_back(empty: Ring) -> None:
-    """Its name and password are known to everybody."""
+    """Everybody knows the first user's name and password."""
     empty.start(*NAMES)
     empty.mqctl("n1", "add_user", "ann", "secret")
     # She has no permission in any vhost, and needs none to look after the cluster.

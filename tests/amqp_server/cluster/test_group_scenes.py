@@ -1,4 +1,4 @@
-"""Consumer groups on simulated nodes, and what happens to them there by design and not by chance."""
+"""Consumer groups on simulated nodes; each test causes the faults itself, none come by chance."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MEMBERS = ("a", "b", "c")
 
 
 class Accepted:
-    """An origin of publishes."""
+    """The origin of a publish."""
 
     def confirmed(self, first: int, last: int) -> None: ...
 
@@ -39,7 +39,7 @@ class Accepted:
 
 
 class Member:
-    """A consumer that notes what it gets. See amqp_server.streams.host.Sink."""
+    """A consumer that notes the messages it gets. See amqp_server.streams.host.Sink."""
 
     def __init__(self) -> None:
         self.offsets: list[int] = []
@@ -114,7 +114,7 @@ class GroupScene(Scene):
         self.settle()
 
     def reset(self, node: str, to: str, told: list[dict[str, Any]]) -> Task:
-        """Have a node reset the group, which adds what it answers to `told`."""
+        """Have a node reset the group, and add its answer to `told`."""
 
         async def reset() -> None:
             groups = managed_groups.ManagedGroups(self.nodes[node].broker)
@@ -164,7 +164,8 @@ def test_a_member_that_lacks_messages_does_not_say_where_a_time_is() -> None:
     scene = GroupScene()
     scene.append(20)
     host, found = scene.host("c", "s"), list[int | Refused]()
-    # Damaged, and not here yet from another member. What was committed before is applied.
+    # Offset 5 is damaged, and another member has not sent it yet. Entries that were committed before are
+    # applied.
     host.filling.missing[0] = 5
     host._find_place(Start(time_ms=0), found.append)
     assert isinstance(found[0], Refused) and "fetches" in found[0].text
@@ -190,7 +191,7 @@ def test_a_dead_letter_that_the_next_leader_sends_again_is_taken_once() -> None:
     queue_id = scene.host("a", "g").queue_id
     leader: ReplicatedGroupHost = scene.lead("a", queue_id).machine  # type: ignore[assignment]
     submit = leader.submit
-    # The leader falls before the others hear that the letters are where they go.
+    # The leader fails before the others hear that the dead letters have arrived.
     leader.submit = lambda *commands: submit(*[each for each in commands if each[0] != "buried"])  # type: ignore[method-assign]
     for _ in range(3):
         scene.reject("b", scene.get("b"))
@@ -211,7 +212,7 @@ def test_nothing_is_kept_of_a_client_that_goes_while_it_gets_a_message() -> None
     scene.nodes["c"].turn.run(host.submit, ("detach", key, True))
     scene.settle()
     assert not found and not host.asking.getting
-    # Nobody has seen the message.
+    # No member has seen the message.
     got = list[Any]()
     scene.nodes["b"].turn.run(
         scene.host("b", "g").get, Consumer((2, 1, None, False), sink=object()), got.append
@@ -230,7 +231,7 @@ def test_a_member_whose_acks_are_on_their_way_is_not_stuck() -> None:
     member, host = scene.join("c", KEY), scene.host("c", "g")
     scene.wait(lambda: member.offsets == [0, 1, 2])
     scene.ticks((TIMEOUT_MS - 500) // TICK_MS)
-    # It acks in time, and its node reaches the leader a little too late.
+    # The member acks in time, and its node reaches the leader a little too late.
     scene.network.blocked["c", "a"] = None
     scene.nodes["c"].turn.run(host.submit, ("settle", KEY, 0, 2))
     scene.ticks(700 // TICK_MS)

@@ -1,5 +1,5 @@
-"""Consumer groups on three real nodes: members of any node, nodes that are killed, and what an operator sees
-of them.
+"""Consumer groups on three real nodes: members on any node, nodes that are killed, and the group as an
+operator sees it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def ring(three: Ring) -> Ring:
 
 
 def declare(ring: Ring, name: str, copies: int = 3, **arguments: str | int) -> str:
-    """Declare a stream on so many nodes and a group over it; return the name of the group."""
+    """Declare a stream on this many nodes and a group over it; return the name of the group."""
     table: dict[str, str | int] = {
         "x-queue-type": "stream-group",
         "x-stream": name,
@@ -64,7 +64,7 @@ Taken = tuple[int, int, bool, str]
 def take(
     ring: Ring, at: str, group: str, count: int, *, ack: bool = True, prefetch: int = 100
 ) -> list[Taken]:
-    """Consume so many messages at a node; return offset, number, flag and the stream of each."""
+    """Consume this many messages at a node; return offset, number, flag and the stream of each."""
     found: list[Taken] = []
     with ring.channel(at, confirm=False) as channel:
         channel.basic_qos(prefetch_count=prefetch)
@@ -100,7 +100,7 @@ def test_what_a_dead_node_held_comes_to_another_one_flagged(ring: Ring) -> None:
     append(ring, "n1", "dead", 0, 30)
     leader = ring.leader(group)
     tags: list[int] = []
-    # The connection breaks, and pika says so wherever it is by then.
+    # The connection breaks, and pika raises wherever it is at that moment.
     with suppress(AMQPError), ring.connection(leader) as connection:
         channel = connection.channel()
         channel.basic_qos(prefetch_count=10)
@@ -111,7 +111,7 @@ def test_what_a_dead_node_held_comes_to_another_one_flagged(ring: Ring) -> None:
         channel.tx_select()
         channel.basic_ack(tags[3], multiple=True)
         channel.tx_commit()
-        # Those come ahead that there is room for now.
+        # Messages are sent ahead while there is room for them.
         ring.nodes[leader].kill()
     assert not ring.nodes[leader].running
     other = next(name for name in NAMES if name != leader)
@@ -122,7 +122,7 @@ def test_what_a_dead_node_held_comes_to_another_one_flagged(ring: Ring) -> None:
 
 
 class Worker(threading.Thread):
-    """Consumes at a node until it has seen the last message; it is quiet about a connection that breaks."""
+    """Consumes at a node until it has seen the last message; it ignores a broken connection."""
 
     def __init__(self, ring: Ring, at: str, group: str) -> None:
         super().__init__(daemon=True)
@@ -165,7 +165,9 @@ def test_a_member_notices_nothing_of_a_change_of_the_leader(ring: Ring) -> None:
 
 
 def test_members_share_the_partitions_of_a_super_stream(ring: Ring) -> None:
-    """Each partition has its own order, and the members that are left take over those of a node that dies."""
+    """Each partition has its own order, and the remaining members take over the partitions of a node that
+    dies.
+    """
     table = {"x-queue-type": "stream-group", "x-stream": "parts", "x-stream-offset": "first"}
     with ring.channel("n1") as channel:
         channel.exchange_declare("parts", "x-super-stream", durable=True, arguments={"x-partitions": 4})

@@ -38,7 +38,7 @@ def test_durable_classic_queue_of_a_dead_node(ring: Ring) -> None:
         channel.confirm_delivery()
         with pytest.raises(NackError):
             channel.basic_publish("", "homely", b"lost", PERSISTENT)
-        # Exchanges and bindings are everybody's.
+        # Exchanges and bindings do not belong to a node.
         channel.queue_bind("homely", "amq.direct", "home")
         ring.start("n2")
         channel.queue_declare("homely", durable=True)
@@ -94,7 +94,7 @@ def test_transient_and_exclusive_queues_go_with_their_node(ring: Ring) -> None:
     ring.start("n2")
     _gone(ring, "n3")
     with ring.channel("n3") as other:
-        # Their names are free for anybody.
+        # Now any client may use their names.
         other.queue_declare("mine", exclusive=True)
         other.queue_declare("fleeting", durable=True)
         assert other.queue_declare("fleeting", passive=True).method.message_count == 0
@@ -112,7 +112,7 @@ def test_their_names_are_free_even_if_the_node_does_not_come_back(ring: Ring) ->
         other.queue_declare("mine", exclusive=True)
         other.queue_declare("fleeting")
         ring.start("n3")
-        # The new ones are not taken for the old ones when the node is back.
+        # When the node is back, it does not take the new queues for its old ones.
         with ring.channel("n3") as back:
             publish(back, "mine", b"1")
             publish(back, "fleeting", b"2")

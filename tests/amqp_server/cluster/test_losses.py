@@ -1,4 +1,4 @@
-"""What the disks of real nodes lose: one of them, all of them, and what an operator does then."""
+"""The disk of one real node, or of all of them, loses data, and what an operator does then."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MESSAGES = [
 
 @pytest.fixture
 def own(tmp_path: Path, rest: bool) -> Iterator[Ring]:
-    # Logs of queues at rest are cut now and then: either all nodes have done that, or none.
+    # Nodes cut the logs of idle queues now and then: either all nodes have done that, or none.
     with Ring(tmp_path, *(() if rest else ("--rebalance-ms", "60000"))) as ring:
         yield ring
 
@@ -32,8 +32,8 @@ def fill(ring: Ring, queue: str) -> None:
 
 
 def damage(ring: Ring, where: dict[str, bytes]) -> None:
-    """While all are down, in the data files, once these have it: damaged in the log before, it would refuse
-    the start.
+    """Damage the data files while all nodes are down, once these files have the data: if the log before them
+    were damaged, the node would refuse to start.
     """
     for name, message in where.items():
         place = ring.directory / name
@@ -65,7 +65,7 @@ def test_what_all_nodes_have_lost_is_given_up_by_an_operator(own: Ring, *, rest:
     ring.start(*NAMES)
 
     def saying() -> list[str]:
-        """Return the nodes that say what is lost: one that another one is to fill does not."""
+        """Return the nodes that report a loss: a node that another one will fill reports none."""
         text = "LOST: queue 'holed' in vhost '/' has 1 entries"
         return [name for name in NAMES if text in ring.mqctl(name, "cluster", "status")]
 

@@ -1,4 +1,4 @@
-"""A node that is left alone promises nothing, says why, and goes on by itself."""
+"""A node that is left alone promises nothing, says why, and continues by itself when the others are back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REFUSED = (
 
 @pytest.fixture
 def ring(tmp_path: Path) -> Iterator[Ring]:
-    """Here it is waited for that changes are refused."""
+    """With a short timeout for changes: tests wait until a change is refused."""
     with Ring(tmp_path, *OPTIONS, "--change-timeout-ms", "2000") as started:
         yield started
 
@@ -64,7 +64,7 @@ def test_alone(ring: Ring) -> None:
         with pytest.raises(Failure, match="no majority") as failed:
             ring.mqctl("n1", "add_user", "nobody", "secret")
         assert failed.value.exit_code == UNAVAILABLE
-        # All this time nothing was confirmed.
+        # All this time the node confirmed nothing.
         assert list(client.receive(0.0)) == []
         ring.start("n2")
         confirmed = 0

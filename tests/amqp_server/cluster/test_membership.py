@@ -1,4 +1,4 @@
-"""Nodes that come and go while messages flow, and what operators see of it."""
+"""Nodes come and go while messages flow; and the cluster as operators see it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Flow(threading.Thread):
         return self
 
     def moved(self) -> None:
-        """Until some more messages have come through."""
+        """Wait until some more messages have come through."""
         goal = len(self.received) + 20
         wait_until(
             "messages flow",
@@ -89,7 +89,7 @@ def test_a_fourth_node_comes_and_an_old_one_leaves(ring: Ring) -> None:
         assert "queues are growing" in ring.mqctl("n1", "cluster", "grow", "n4")
         ring.equal("still", *ring.names)
         flow.moved()
-        # All that there is to be seen.
+        # A client of n4 can use all queues.
         with ring.channel("n4") as channel:
             assert take(channel, "grows", 1) == [b"g"]
             channel.queue_declare("home", durable=True)
@@ -110,7 +110,7 @@ def test_a_fourth_node_comes_and_an_old_one_leaves(ring: Ring) -> None:
         ring.mqctl("n1", "cluster", "transfer-leader", "two", "n4")
         wait_until("n4 leads", lambda: ring.leader("two") == "n4")
         flow.moved()
-        # It has something that nobody else has.
+        # The node has a queue that no other node has.
         with pytest.raises(Failure, match="queue 'home' in vhost '/' is on node 'n4' only"):
             ring.mqctl("n4", "cluster", "leave")
         with pytest.raises(Failure, match="node n4 is up: stop it first"):
@@ -127,7 +127,7 @@ def test_a_fourth_node_comes_and_an_old_one_leaves(ring: Ring) -> None:
     assert "CRITICAL mqd.cluster: this node was removed from its cluster" in node.log()
     assert [told["name"] for told in ring.status("n1")["nodes"]] == [*NAMES]
     assert all("n4" not in members(ring, queue) for queue in ("flow", "still", "grows", "two"))
-    # Nor does it come back as if nothing had happened.
+    # A new start does not bring the node back either.
     node.launch()
     wait_until("its start ends", lambda: not node.running)
     assert node.stop() == 1
@@ -142,7 +142,9 @@ def test_a_fourth_node_comes_and_an_old_one_leaves(ring: Ring) -> None:
 
 
 def test_shrunk_to_one_and_grown_again(ring: Ring) -> None:
-    """Also where the node that goes leads, and where the one that stays has no majority without it."""
+    """This also holds where the node that goes leads, and where the one that stays has no majority without
+    it.
+    """
     with ring.channel("n1") as channel:
         channel.queue_declare("small", durable=True, arguments=QUORUM)
         publish(channel, "small", b"1")
@@ -188,12 +190,12 @@ def test_a_dead_node_is_forgotten(empty: Ring) -> None:
                 other.queue_declare(queue, passive=True)
         channel.queue_declare("lost", durable=True)
         assert take(channel, "kept", 1) == [b"1"]
-    # It is told when it comes back, and stops by itself.
+    # When the removed node comes back, the others tell it so, and it stops by itself.
     node.launch()
     wait_until("it is told", lambda: not node.running)
     assert node.stop() == 1
     assert "CRITICAL mqd.cluster: this node was removed from its cluster" in node.log()
-    # With an empty directory it may join like any other.
+    # With an empty directory the node may join like any other.
     ring.place("n3")
     ring.mqctl("n1", "cluster", "join", "n3", f"{HOST}:{ring.links['n3']}")
     ring.names.append("n3")

@@ -17,7 +17,7 @@ REPLY_TO = "amq.rabbitmq.reply-to"
 
 
 class Caller:
-    """A client that asks, and waits for direct replies."""
+    """A client that sends requests, and waits for direct replies."""
 
     def __init__(self, channel: BlockingChannel) -> None:
         self.channel = channel
@@ -41,7 +41,7 @@ class Caller:
 
 
 def serve(channel: BlockingChannel, queue: str, count: int) -> str:
-    """Answer so many questions; return where the last answer went."""
+    """Answer this many requests; return where the last answer went."""
     done: list[str] = []
 
     def asked(channel: BlockingChannel, method: object, properties: object, body: bytes) -> None:
@@ -75,7 +75,7 @@ def test_remote_procedure_calls_between_all_nodes(ring: Ring, arguments: dict[st
             answers = callers[client].until(6)
             assert answers[:5] == [(b"%d question" % number)[::-1] for number in range(5)]
             assert answers[5] == b"y" + b"x" * 3_000_000
-            # The address is this channel's, not the node's.
+            # The reply address belongs to this channel, not to the node.
             assert to != REPLY_TO and to.endswith("." + client)
         channels["n1"].queue_delete(queue)
 
@@ -92,7 +92,7 @@ def test_replies_to_nobody_are_no_error(ring: Ring) -> None:
         with ring.channel("n3") as other, pytest.raises(ChannelClosedByBroker, match="NOT_FOUND"):
             other.queue_declare(f"{REPLY_TO}.g1h00.n9", passive=True)
         channel.connection.close()
-        # Confirmed, and thrown away where nobody waits any more.
+        # A reply is confirmed, and dropped where no client waits any more.
         server.basic_publish("", to, b"late")
         with pytest.raises(UnroutableError):
             server.basic_publish("", f"{REPLY_TO}.g1h00.n9", b"no such node", mandatory=True)

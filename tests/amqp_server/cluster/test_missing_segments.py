@@ -1,5 +1,5 @@
-"""A member of a stream that lacks a segment: who begins at a time waits until it has fetched that, and begins
-where it should.
+"""A member of a stream lacks a segment: a consumer that begins at a time waits until the member has fetched
+the segment, and then begins in the right place.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tests.amqp_server.cluster.simulation.node import SimulatedNode
 from tests.amqp_server.cluster.simulation.streams import Reader, StreamSimulation
 from tests.amqp_server.cluster.test_simulation_streams import ABANDONED
 
-#: Four nodes, of which three have the stream, from which nothing is deleted or compacted.
+#: Four nodes, of which three have the stream; it has neither retention nor compaction.
 SEED = 37
 SEGMENTS = 6
 ROUNDS = 40
@@ -40,7 +40,7 @@ class World(StreamSimulation):
         self.go_on()
 
     def without_a_copy(self) -> SimulatedNode:
-        """Return the node without a copy, which reaches no other node than the broken one any more."""
+        """Return the node without a copy; from now on it reaches no other node than the broken one."""
         (away,) = (node for node in self.nodes.values() if node.name not in self.queue_members)
         for name in self.queue_members:
             if name != self.broken.name:
@@ -59,7 +59,7 @@ class World(StreamSimulation):
         return next(host for node, host in self.members() if node is self.broken)
 
     def go_on(self) -> None:
-        """Everything works but the threads of this node that write; those that read do."""
+        """Run everything except the threads of this node that write; its reading threads run."""
         for _ in range(ROUNDS):
             for node in self.running:
                 self.tick(node)
@@ -83,7 +83,7 @@ class World(StreamSimulation):
 @ABANDONED
 @pytest.mark.parametrize("away", [False, True])
 def test_a_time_in_a_segment_that_is_missing(away: bool) -> None:
-    """`away`: asked by a node without a copy, which reaches this member only."""
+    """With `away`, the request comes from a node without a copy, which reaches this member only."""
     with by_hand():
         world = World(SEED)
         with world._watching():
@@ -96,7 +96,7 @@ def test_a_time_in_a_segment_that_is_missing(away: bool) -> None:
             reader.attach(node, queue)
             world.go_on()
             assert world.host.filling.missing and reader.next is None
-            # Now the thread goes on.
+            # Now the writing thread goes on.
             for _ in range(ROUNDS):
                 world.work_off()
                 world.go_on()

@@ -1,7 +1,7 @@
 """A queue moves between the publish and the hand-over: a commit, or a confirm, still says that it has the
 messages.
 
-The client is at b; the queue begins to be kept by b, ceases to be, or moves from one to another node.
+The client is at b; node b joins the queue, leaves it, or the queue moves from one node to another one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("hand")
 
 COUNT = 10
 QUEUE = "quorum"
-#: Who keeps the queue before and after.
+#: The nodes that keep the queue before and after.
 MOVES = {
     "grows to b": ("a", "ab"),
     "moves to b": ("a", "b"),
@@ -33,14 +33,16 @@ MOVES = {
     "moves away from b": ("b", "a"),
     "moves elsewhere": ("a", "c"),
 }
-#: At how many steps of the move the messages are handed over: some take until it is done.
+#: The steps of the move after which the messages are handed over: some commands take until the move is done.
 MOMENTS = (0, 1, 2, 3, 4, 6, 8, 10, 13, 16, 20, 25, 32, 40, 60)
 #: Ticks until it is done.
 MOVED_TICKS = 40
 
 
 def steps(scene: Scene, count: int) -> None:
-    """In each, every disk goes on by a commit's beginning or end, and every link by one frame."""
+    """Take this many steps. In each, every disk goes on by a commit's beginning or end, and every link by one
+    frame.
+    """
     for number in range(count):
         for node in scene.running:
             scene.step_disk(node)
@@ -53,10 +55,10 @@ def steps(scene: Scene, count: int) -> None:
 
 
 class Move:
-    """A publisher at b with messages that have been routed and not handed over, in a transaction or for an
-    alarm.
+    """A publisher at b with messages that have been routed and not handed over, because of a transaction or
+    an alarm.
 
-    Without either they are handed over when they are published.
+    Without either, messages are handed over when they are published.
     """
 
     def __init__(self, how: str, move: str) -> None:
@@ -78,7 +80,7 @@ class Move:
         self.bodies = list(self.scene.messages.by_body)[known:]
 
     def begin(self) -> None:
-        """Have the queue move."""
+        """Let the queue move."""
         node = self.scene.nodes["a"]
         node.broker.propose(SetMembers("/", QUEUE, self.queue_id, tuple(self.after), self.after[0]))
         node.end_turn()
@@ -96,8 +98,8 @@ class Move:
         self.node.end_turn()
 
     def finish(self) -> int:
-        """Return how many were confirmed. What was confirmed is in the queue; all that is there, once and in
-        order.
+        """Return how many were confirmed. Check that each confirmed message is in the queue, and that all
+        messages there come once and in order.
         """
         scene, client = self.scene, self.client
         scene.settle()
@@ -132,7 +134,7 @@ def test_handed_over_before_or_after_the_move(how: str, move: str) -> None:
     if how != "confirm":
         second.publish()
     second.begin()
-    # It would not come to rest before what the alarm holds back is answered.
+    # The cluster would not come to rest before the messages that the alarm holds back are answered.
     second.scene.ticks(MOVED_TICKS)
     second.hand_over()
     assert second.finish() == COUNT
@@ -150,8 +152,8 @@ def test_handed_over_during_the_move(how: str, move: str) -> None:
         world.steps(moment)
         world.hand_over()
         found.append(world.finish())
-    # A member that leaves refuses what is on its way when the others let it go: it does not learn whether the
-    # leader took it.
+    # A member that leaves refuses the messages that are under way when the others let it go: it does not
+    # learn whether the leader took them.
     before, after = MOVES[move]
     assert min(found) == COUNT or ("b" in before and "b" not in after)
     assert found[0] == COUNT
@@ -161,8 +163,8 @@ def test_handed_over_during_the_move(how: str, move: str) -> None:
 def test_a_queue_moves_while_a_wide_publish_is_handed_over(
     move: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A publish to many queues takes several turns; what it has for a queue
-    goes to where the queue is then.
+    """A publish to many queues takes several turns; its messages for a queue go where the queue is at that
+    turn.
     """
     world = Move("confirm", move)
     scene, client = world.scene, world.client
@@ -172,7 +174,7 @@ def test_a_queue_moves_while_a_wide_publish_is_handed_over(
     begun: list[Incoming] = []
 
     def waits(self: Incoming, whole: bool) -> bool:
-        """The first queue gets it now, the other one when the move is over."""
+        """Hand over to the first queue now, and to the other one when the move is over."""
         if self not in begun:
             begun.append(self)
             assert self._wide is not None
@@ -231,7 +233,9 @@ def test_a_commit_to_a_queue_that_is_deleted_meanwhile(members: str) -> None:
 
 
 def test_a_queue_that_failed_on_a_member_which_leaves_is_not_begun_there_again() -> None:
-    """What its clients publish goes to the members; once it went to a queue of the node's own."""
+    """Messages that its clients publish go to the members. A defect once sent them to a new queue of the
+    node's own.
+    """
     scene = Scene()
     reader = scene.client("c")
     queue_id = scene.place(reader, QUEUE, "cab")
@@ -264,7 +268,7 @@ def test_a_member_that_fails_while_it_leaves_is_let_go() -> None:
 
 @pytest.mark.parametrize("how", ["tx", "confirm", "alarm"])
 def test_a_member_comes_back_before_it_was_let_go(how: str) -> None:
-    """Its leader takes nothing from it meanwhile."""
+    """Meanwhile its leader takes nothing from it."""
     found: list[int] = []
     for moment in MOMENTS:
         world = Move(how, "leaves b")
@@ -281,7 +285,7 @@ def test_a_member_comes_back_before_it_was_let_go(how: str) -> None:
 
 @pytest.mark.parametrize("sent", [False, True])
 def test_a_question_goes_to_another_member_when_the_link_to_the_first_one_breaks(sent: bool) -> None:
-    """Nothing was done to the client's own node: its channel must not be closed."""
+    """The client's own node had no fault: its channel must not be closed."""
     scene = Scene()
     scene.place(scene.client("c"), QUEUE, "ac")
     client = scene.client("b")

@@ -1,5 +1,5 @@
-"""A node hears of a queue later than another node, whose clients use the queue already: what they send waits
-for it.
+"""A node hears of a queue later than another node whose clients use the queue already: their messages wait
+until it does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ QUEUE = "classic"
 
 
 def behind(scene: Scene) -> None:
-    """c declares a queue of its own. The others have it, and c does not hear so."""
+    """c declares a queue of its own. The others learn of it, and c does not yet."""
     scene.lead("a")
     scene.network.blocked["a", "c"] = None
     scene.client("c").declare(QUEUE)
@@ -90,7 +90,7 @@ def test_they_are_refused_if_the_queue_is_deleted_before() -> None:
 
 
 def test_a_link_that_breaks_takes_them_with_it() -> None:
-    """Their publisher has heard that they may be lost: they must not arrive afterwards."""
+    """Their publisher has been told that they may be lost: they must not arrive afterwards."""
     scene = Scene()
     client = scene.client("b")
     scene.settle()
@@ -105,7 +105,7 @@ def test_a_link_that_breaks_takes_them_with_it() -> None:
 
 
 def test_no_more_is_kept_than_may_be() -> None:
-    """What is refused then takes along what was kept before, of which its publisher knows no better."""
+    """The batch that is refused takes along the earlier ones, whose publisher has not been told yet."""
     scene = Scene()
     client = scene.client("b")
     scene.settle()
@@ -126,7 +126,9 @@ def test_no_more_is_kept_than_may_be() -> None:
 
 
 def test_commands_of_one_queue_stay_in_order() -> None:
-    """Also where the host is made later than its queue, in a turn that nothing of the topology begins."""
+    """This also holds where the host is made later than its queue, in a turn that has nothing to do with the
+    topology.
+    """
     kept = UndeclaredQueues(lambda queue_id: True, 1_000)
     hosts: dict[int, Any] = {}
     taken: list[int] = []

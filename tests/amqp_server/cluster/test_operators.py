@@ -1,5 +1,5 @@
-"""What operators set on one node holds on all of them when the answer comes, or as soon as a queue's leader
-has it.
+"""Settings that an operator makes on one node hold on all nodes when the answer comes, or as soon as a
+queue's leader has them.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def test_limits(ring: Ring) -> None:
 
 
 def refusal(ring: Ring, at: str, vhost: str = "narrow") -> str:
-    """Return why a client gets no channel there; nothing if it does."""
+    """Return why a client gets no channel there; empty if it gets one."""
     try:
         with ring.connection(at, virtual_host=vhost, connection_attempts=1) as connection:
             connection.channel()

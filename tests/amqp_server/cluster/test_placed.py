@@ -1,4 +1,4 @@
-"""What a node counts of the nodes of queues is what there is, whatever came, moved and went."""
+"""A node's counts of queues per node are right, whichever queues came, moved and went."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_counts_follow_what_comes_moves_and_goes() -> None:
     client.delete("quorum/2")
     cluster.wait_for(client)
     queue = cluster.nodes["a"].broker.vhost("/").queues["quorum/1"]
-    # As where it moves.
+    # The same call as in a move.
     moved = tuple(name for name in "abcd" if name != queue.members[0])
     for node in cluster.nodes.values():
         vhost = node.broker.vhost("/")

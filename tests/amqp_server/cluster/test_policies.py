@@ -38,7 +38,7 @@ def restart(scene: Scene, name: str) -> None:
 
 
 def test_a_member_that_starts_again_comes_to_the_same() -> None:
-    """What the policy refuses now was taken then."""
+    """The queue took then what the policy refuses now."""
     scene = Scene()
     client = scene.client("a")
     queue_id = scene.declare(client, "quorum")
@@ -61,7 +61,7 @@ def test_a_member_that_starts_again_comes_to_the_same() -> None:
 
 @pytest.mark.pure
 def test_a_log_begins_with_what_was_declared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the policies are when a member reads it."""
+    """This holds whatever the policies are when a member reads the log."""
     monkeypatch.setattr(GroupHost, "_configure", lambda self: None)
     scene = Scene()
     client = scene.client("b")
@@ -94,7 +94,7 @@ def test_a_change_that_was_on_its_way_when_the_leader_went_is_put_right_by_the_n
     scene.settle()
     host = scene.nodes["a"].cluster.hosts.grouped[queue_id]
     wanted = host.settings
-    # What somebody else once wanted.
+    # A command with settings that do not hold any more.
     host.submit(("configure", replace(wanted, max_length=90)))
     scene.settle()
     for node in scene.running:
@@ -121,7 +121,7 @@ def test_no_parameter_before_all_nodes_know_them() -> None:
     scene = old_scene()
     for node in scene.running:
         assert not node.topology.takes_parameters
-        # As nodes of that version write it.
+        # Nodes of that version write this format.
         assert len(msgspec.msgpack.decode(node.topology.snapshot()[1:])) == 7
     for name in "abc":
         upgrade(scene, name)

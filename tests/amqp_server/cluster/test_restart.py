@@ -1,4 +1,4 @@
-"""Nodes that are stopped in order hand over what they lead, and get it back."""
+"""Nodes that an operator stops hand over the queues that they lead, and get them back after the start."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from tests.amqp_server.cluster.ring import NAMES, PERSISTENT, QUORUM, Ring, publ
 from tests.reliability.node import wait_until
 
 QUEUES = [f"restart{number}" for number in range(6)]
-#: Without a handover the queues of a node stand still until it counts as dead and an election is over, s. A
-#: machine with other work is slow, but not that slow.
+#: Seconds. Without a handover the queues of a node stand still until it counts as dead and an election is
+#: over. A machine with other work is slow, but not that slow.
 GAP_MAX_S = 15.0
 
 
 class Confirming(threading.Thread):
-    """Publishes to all queues in turn, one at a time, and notes when each was confirmed."""
+    """Publishes to all queues in turn, one message at a time, and notes when each was confirmed."""
 
     def __init__(self, ring: Ring, name: str) -> None:
         super().__init__(daemon=True)
@@ -93,7 +93,7 @@ def test_a_node_that_would_be_missed_says_so(ring: Ring) -> None:
     )
     status, told = ring.ask("GET", "n1", "/api/health/checks/node-is-quorum-critical")
     assert told["queues"] == ["queue 'critical' in vhost '/'", "the topology"]
-    # It serves all the same, as soon as the two agree on who leads.
+    # The node serves all the same, as soon as the two agree on a leader.
     wait_until("n1 is ready", lambda: ring.ask("GET", "n1", "/health/ready")[0] == 200)
     waiting = threading.Thread(
         target=ring.mqctl, args=("n1", "check", "quorum-critical", "--wait", "60"), daemon=True

@@ -1,4 +1,4 @@
-"""Who leads after all nodes began again, and how soon."""
+"""Which node leads after all nodes have started again, and how soon."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SOON_TICKS = 3
 
 
 def _queues(cluster: Cluster) -> dict[int, str]:
-    """Declare some queues, to be led by each node; return the nodes by queue."""
+    """Declare some queues for each node to lead; return the nodes by queue."""
     client = cluster.new_client(cluster.nodes["a"])
     placed: dict[int, str] = {}
     for number in range(6):
@@ -45,7 +45,7 @@ def _ticks(cluster: Cluster, count: int) -> None:
 
 
 def _begun_again(names: str) -> tuple[Cluster, dict[int, str]]:
-    """All nodes crash; these come back and see each other."""
+    """All nodes crash; then these start again and see each other."""
     cluster = Cluster("abc", "abc")
     cluster.mend()
     cluster.settle()

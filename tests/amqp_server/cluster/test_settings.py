@@ -1,5 +1,5 @@
-"""What a queue is to do is derived from its declaration on each node, and is said in the log where it has
-changed.
+"""Each node derives the settings of a queue from its declaration; where they have changed, the log says
+so.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def test_a_version_that_derives_other_settings_says_so_in_the_log(monkeypatch: p
     assert before == scene.nodes["a"].broker.vhost("/").queues["quorum"].settings
     assert before.delivery_limit is None
 
-    # What is in the snapshots is what the group does, whatever a node would derive.
+    # The snapshots have the settings that the group uses, whatever a node would derive.
     for node in scene.nodes.values():
         node.turn.run(compaction.take_snapshot, node.cluster.replicas.groups[queue_id])
     scene.settle()

@@ -1,4 +1,4 @@
-"""A fixed set of seeds of whole nodes, and proof that they exercise what they are there for."""
+"""A fixed set of seeds of whole nodes, and checks that they exercise what they are made for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SEEDS = 48
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """Nodes have much to say of what is done to them here."""
+    """Nodes would log a lot about the faults here."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)

@@ -1,4 +1,4 @@
-"""A fixed set of seeds of a consumer group on whole nodes, proof that they exercise what they are there for,
+"""A fixed set of seeds of a consumer group on whole nodes, checks that they exercise what they are made for,
 and bugs that they find.
 """
 
@@ -24,7 +24,7 @@ MUTATION_SEEDS = 10
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """Nodes have much to say of what is done to them here."""
+    """Nodes would log a lot about the faults here."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
@@ -55,7 +55,7 @@ class Mutation(NamedTuple):
 
 
 def whoever_owns_it(self: Partition) -> Any:
-    """A new owner does not wait until the one before has let go."""
+    """A new owner does not wait until the one before has let go of the partition."""
     return self.owner
 
 
@@ -63,7 +63,7 @@ _give_back: Any = Group._give_back
 
 
 def as_new(self: Group, portions: list[Any], more: int = 1) -> None:
-    """What comes back is not flagged."""
+    """Messages that come back are not flagged as redelivered."""
     _give_back(self, portions, 0)
 
 
@@ -75,7 +75,7 @@ _detach: Any = ReplicatedGroupHost._detach
 
 
 def says_nothing(self: ReplicatedGroupHost, key: Any, *, gone: bool) -> Any:
-    """A consumer that leaves does not tell how far it was sent what it was given."""
+    """A consumer that leaves does not say how many of its messages were sent to it."""
     return [command for command in _detach(self, key, gone=gone) if command[0] != "sent"]
 
 

@@ -1,5 +1,5 @@
-"""Bugs that would lose, double, bring back or strand what was declared, planted one at a time: for each the
-simulation of whole nodes must fail, or the scene that is named.
+"""Bugs that would lose, duplicate, bring back or strand what was declared, planted one at a time: for each
+the simulation of whole nodes must fail, or the named scene.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Mutation(NamedTuple):
     target: object
     attribute: str
     mutant: Any
-    #: This fails then; without it the simulation does.
+    #: The scene that fails with the bug; if there is none, the simulation fails.
     test: Callable[[], None] | None = None
 
 
@@ -189,7 +189,7 @@ def ends_as_if_deleted() -> Callable[..., None]:
 
 
 class HostOfThen:
-    """A target that has the host which its queue had when a message was routed to it."""
+    """A target with the host that its queue had when a message was routed to it."""
 
     deleted = False
 
@@ -292,7 +292,7 @@ MUTATIONS = [
 def quiet() -> Iterator[None]:
     logging.disable(logging.CRITICAL)
     yield
-    # Coroutines of the runs that failed, as long as nobody is warned of them.
+    # Collect the coroutines of failed runs here, where nobody is warned of them.
     gc.collect()
     logging.disable(logging.NOTSET)
 

@@ -1,4 +1,6 @@
-"""What simulated clusters of whole nodes have met, each as a scene of its own; see simulation."""
+"""Failures that simulated clusters of whole nodes have run into, each as a scene of its own; see
+simulation.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("hand")
 
 
 class Scene(Cluster):
-    """Nodes that work, and do what the test says."""
+    """Nodes that work, and do only what the test says."""
 
     def __init__(
         self, names: str = "abc", founders: str = "", *, rates: dict[str, float] | None = None
@@ -59,7 +61,7 @@ class Scene(Cluster):
     def propose(
         self, name: str, *proposed: operations.Operation | PutNode | RemoveNode
     ) -> list[Result | Refused]:
-        """Have changes made in one turn of a node; return what it is told."""
+        """Have changes made in one turn of a node; return its answers."""
         replication, answers = self.nodes[name].cluster.replication, list[Result | Refused]()
         for each in proposed:
             if isinstance(each, PutNode | RemoveNode):
@@ -114,7 +116,7 @@ class Scene(Cluster):
             self.work_off()
 
     def finish(self) -> None:
-        """Everything works again, and all that must hold holds."""
+        """Everything works again, and all checks pass."""
         self.doubt_all()
         self.mend()
         self.settle()
@@ -131,7 +133,7 @@ def test_records_come_with_the_snapshot_that_was_on_disk_before_them() -> None:
     scene.crash(node)
     client = scene.client("a")
     for each in scene.running:
-        # Nothing is kept for those that lag.
+        # No log entries are kept for members that lag.
         replicas = each.cluster.replicas
         replicas.options = dataclasses.replace(replicas.options, log_bytes_max=1)
     for _ in range(10):
@@ -155,13 +157,15 @@ def test_records_come_with_the_snapshot_that_was_on_disk_before_them() -> None:
         if node.restored == restored:
             scene.tick(scene.random.choice(scene.running))
     assert node.restored > restored, "it took over no snapshot"
-    # The records of what the snapshot says are in no commit yet.
+    # The records of the snapshot are in no commit yet.
     scene.crash(node, written=False)
     scene.finish()
 
 
 def test_what_is_in_the_records_of_a_snapshot_that_is_behind_them_is_answered_as_done() -> None:
-    """A leader that has just started fills a node, and its records know more than it has read of its log."""
+    """A leader that has just started fills a node. The leader's records contain more than it has read of its
+    log.
+    """
     scene = Scene()
     scene.lead("c")
     for other in "bc":
@@ -180,7 +184,7 @@ def test_what_is_in_the_records_of_a_snapshot_that_is_behind_them_is_answered_as
     node.broker.propose(operations.PutUser(User("ann", "hash")), answers.append)
     node.end_turn()
     [flight] = list(node.cluster.replicas.groups[0].flights)
-    # As if it had been on its way all the time.
+    # As if the command had been under way all the time.
     group.take(flight.payload)
     scene.nodes["c"].end_turn()
     scene.wait(lambda: scene.nodes["c"].broker.access.users.get("ann") is not None)
@@ -199,7 +203,9 @@ def test_what_is_in_the_records_of_a_snapshot_that_is_behind_them_is_answered_as
 
 
 def test_a_member_is_let_go_only_by_the_leader() -> None:
-    """Whoever comes to a queue at the same time does not know yet that the one who goes is still needed."""
+    """A node that joins the queue at the same time does not know yet that the node which leaves is still
+    needed.
+    """
     scene = Scene("abcd")
     client = scene.client("d")
     queue_id = scene.place(client, "quorum", "ba")
@@ -232,7 +238,7 @@ def test_a_member_that_starts_again_while_it_leaves_is_still_one() -> None:
 
 
 def naming(names: str) -> Callable[[ClusterReplication, Any, Any], None]:
-    """Return a `submit` that lets only these nodes be named as the cluster's."""
+    """Return a `submit` that lets the cluster put only these nodes into the topology."""
     submit = ClusterReplication.submit
 
     def mutant(self: ClusterReplication, proposal: Any, done: Any = None) -> None:
@@ -244,7 +250,7 @@ def naming(names: str) -> Callable[[ClusterReplication, Any, Any], None]:
 
 @pytest.mark.parametrize("names", ["", "a", "bc"])
 def test_a_node_serves_when_it_knows_all_nodes(names: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A queue that is declared before would have no place to go to, or too few members."""
+    """A queue declared earlier would have no place to go to, or too few members."""
     cluster = Cluster("abc", "abc")
     with monkeypatch.context() as patch:
         patch.setattr(ClusterReplication, "submit", naming(names))
@@ -258,7 +264,7 @@ def test_a_node_serves_when_it_knows_all_nodes(names: str, monkeypatch: pytest.M
         assert not cluster.serving
     leader = cluster.leading()
     assert leader is not None
-    # The next leader names those that this one did not come to.
+    # The next leader puts the nodes there that this one did not come to.
     cluster.crash(cluster.nodes[leader.replicas.node])
     cluster.settle()
     for node in cluster.serving:
@@ -281,8 +287,8 @@ def test_a_queue_without_a_place_is_refused_in_order() -> None:
 
 
 def test_a_queue_is_put_on_nodes_that_have_been_there() -> None:
-    """Rather on those that are down: who has joined and was never seen is to be filled, and says nothing
-    before.
+    """Rather on nodes that are down: a node that has joined and was never seen is still to be filled, and
+    does not vote before that.
     """
     scene = Scene("abcde", "cde")
     scene.propose("c", PutNode("a", "127.0.0.1:1"), PutNode("b", "127.0.0.1:1"))
@@ -298,7 +304,7 @@ def test_a_queue_is_put_on_nodes_that_have_been_there() -> None:
 
 
 def test_nothing_is_put_on_a_node_that_leaves() -> None:
-    """Whoever declared it did not know yet."""
+    """The node that declared it did not know yet."""
     scene = Scene("abcd")
     empty = encoded({})
     queues = [
@@ -316,7 +322,7 @@ def test_nothing_is_put_on_a_node_that_leaves() -> None:
     ]  # fmt: skip
     [queue] = scene.nodes["b"].broker.all_queues()
     assert (queue.members, queue.record.leader) == (("a", "b"), "a")
-    # What was asked for earlier comes now.
+    # The command of an earlier request comes now.
     moved = operations.SetMembers("/", "one", queue.queue_id, ("d", "a", "b", "a"), "d")
     assert scene.propose("a", moved) == [Result(True)]
     assert (queue.members, queue.record.leader) == (("a", "b"), "a")
@@ -342,7 +348,7 @@ def test_nothing_comes_of_a_node_that_was_removed() -> None:
     node.end_turn()
     [*_, flight] = list(node.cluster.replicas.groups[0].flights)
     scene.propose("a", PutNode("d", ""), RemoveNode("d"))
-    # As if it had been on its way all the time.
+    # As if the command had been under way all the time.
     group = scene.nodes["a"].cluster.replicas.groups[0]
     group.take(flight.payload)
     scene.nodes["a"].end_turn()
@@ -353,7 +359,9 @@ def test_nothing_comes_of_a_node_that_was_removed() -> None:
 
 
 def test_a_start_that_was_on_its_way_when_the_node_was_removed_does_not_bring_it_back() -> None:
-    """The others would take it for one that nobody has named yet, and keep its vote for ever."""
+    """The others would take the node for one that nobody has put into the topology yet, and keep its vote
+    forever.
+    """
     scene = Scene("abcd")
     node = scene.nodes["d"]
     scene.lead("a")
@@ -364,7 +372,7 @@ def test_a_start_that_was_on_its_way_when_the_node_was_removed_does_not_bring_it
     scene.ticks(5)
     [*_, flight] = list(node.cluster.replicas.groups[0].flights)
     scene.propose("a", PutNode("d", ""), RemoveNode("d"))
-    # As if it had been on its way all the time.
+    # As if the command had been under way all the time.
     group = scene.nodes["a"].cluster.replicas.groups[0]
     group.take(flight.payload)
     scene.nodes["a"].end_turn()
@@ -378,9 +386,7 @@ def test_a_start_that_was_on_its_way_when_the_node_was_removed_does_not_bring_it
 
 
 def test_the_founders_of_a_queue_come_with_a_snapshot_though_its_members_are_as_before() -> None:
-    """A node that has missed that a queue went away and came back would begin
-    it anew with the wrong members.
-    """
+    """A node that missed the queue's removal and return would begin it anew with the wrong members."""
     scene = Scene()
     client = scene.client("a")
     queue_id = scene.declare(client, "quorum")
@@ -390,7 +396,7 @@ def test_the_founders_of_a_queue_come_with_a_snapshot_though_its_members_are_as_
     assert node.broker.vhost("/").queues["quorum"].record.founders == ()
     scene.crash(node)
     for each in scene.running:
-        # Nothing is kept for those that lag.
+        # No log entries are kept for members that lag.
         replicas = each.cluster.replicas
         replicas.options = dataclasses.replace(replicas.options, log_bytes_max=1)
     leader = scene.nodes["a"].broker.vhost("/").queues["quorum"].record.leader
@@ -412,13 +418,15 @@ def test_the_founders_of_a_queue_come_with_a_snapshot_though_its_members_are_as_
 
 
 def test_a_founder_that_was_away_until_its_queue_had_moved_votes_for_its_first_leader() -> None:
-    """Of two founders each is needed, though one is to leave before it has heard of the queue."""
+    """There are two founders, and both are needed, though one is to leave before it has heard of the
+    queue.
+    """
     scene = Scene("abcd")
     client = scene.client("a")
     node = scene.nodes["d"]
     scene.crash(node)
     for each in scene.running:
-        # Nothing is kept for those that lag.
+        # No log entries are kept for members that lag.
         replicas = each.cluster.replicas
         replicas.options = dataclasses.replace(replicas.options, log_bytes_max=1)
     record = QueueRecord(
@@ -444,7 +452,7 @@ def test_a_founder_that_was_away_until_its_queue_had_moved_votes_for_its_first_l
 
 
 def removed_unheard(names: str = "abcd") -> tuple[Scene, SimulatedNode]:
-    """Have d cut off, and removed by the others meanwhile."""
+    """Have d cut off, and meanwhile removed by the others."""
     scene = Scene(names)
     node = scene.nodes["d"]
     scene.lead("a")
@@ -487,7 +495,7 @@ def test_who_was_removed_is_told_by_a_node_that_starts_with_the_nodes_of_before(
 
 
 def test_who_joins_again_is_not_taken_for_the_one_that_was_removed() -> None:
-    """Not even by a node that has yet to read that it has joined."""
+    """This holds also on a node that has yet to read that the other one has joined again."""
     scene, node = removed_unheard()
     scene.crash(node)
     node.replace_disk()
@@ -495,7 +503,7 @@ def test_who_joins_again_is_not_taken_for_the_one_that_was_removed() -> None:
     scene.network.blocked.clear()
     other = scene.nodes["b"]
     for name in "ac":
-        # It takes a while to notice that.
+        # Node b takes a while to notice that the links are cut.
         scene.network.blocked[name, "b"] = None
     scene.nodes["a"].cluster.replication.submit(PutNode("d", "127.0.0.1:1"))
     scene.nodes["a"].end_turn()
@@ -525,7 +533,8 @@ def test_a_lost_disk_is_filled_by_a_leader_that_has_joined_later() -> None:
     scene.ask("join", scene.nodes["a"], scene.nodes["a"].cluster.administration.join("d", "127.0.0.1:1"))
     scene.settle()
     assert list(scene.belonging) == ["a", "b", "c", "d"]
-    # They do not tell what they reach, so nobody takes over from a leader that does not reach one of them.
+    # These nodes do not tell which nodes they reach, so nobody takes over from a leader that does not reach
+    # one of them.
     for node in scene.nodes.values():
         node.features = versions.FEATURES
     scene.mend()
@@ -535,7 +544,7 @@ def test_a_lost_disk_is_filled_by_a_leader_that_has_joined_later() -> None:
     scene.crash(node)
     node.replace_disk()
     scene.wiped["b"] = None
-    # It is configured with a and c.
+    # Node b is configured with a and c.
     scene.finish()
     assert scene.leading() is not None
 
@@ -545,7 +554,7 @@ def test_a_lost_disk_is_filled_by_a_leader_that_is_about_to_leave() -> None:
     scene.ask("join", scene.nodes["a"], scene.nodes["a"].cluster.administration.join("d", "127.0.0.1:1"))
     scene.settle()
     scene.lead("d")
-    # Who had it leave went down in the midst of it, so it has no address any more.
+    # The node that ran the removal failed in the middle of it, so d has no address any more.
     scene.propose("a", PutNode("d", ""))
     node = scene.nodes["b"]
     scene.crash(node)
@@ -562,7 +571,7 @@ def test_a_node_does_not_leave_with_what_it_alone_has_come_to_have() -> None:
     node = scene.nodes["d"]
     leaving = scene.ask("leave", node, node.cluster.administration.forget("d"))
     scene.lead("b")
-    # Asked for before, and first in the log.
+    # This change was asked for earlier, and comes first in the log.
     scene.nodes["b"].broker.propose(operations.SetMembers("/", "quorum", queue_id, ("d",), "d"))
     scene.nodes["b"].end_turn()
     scene.tick(node)
@@ -573,7 +582,7 @@ def test_a_node_does_not_leave_with_what_it_alone_has_come_to_have() -> None:
 
 
 def test_what_a_forgotten_node_had_is_deleted_in_parts() -> None:
-    """All of it at once would be one step, in which no node does anything else."""
+    """To delete everything at once would be one step, in which no node does anything else."""
     scene = Scene("abcd")
     queues = [
         QueueRecord("/", f"gone {number}", 0, auto_delete=False, arguments=encoded({}), durable=False, node="d",
@@ -618,13 +627,14 @@ def test_a_queue_that_is_declared_after_a_disk_was_lost_is_not_among_what_it_has
     scene.crash(node)
     node.replace_disk()
     scene.wiped["c"] = None
-    # Its number is clearly higher than that of its last start, so that it does not start once more.
+    # The number of this start is clearly higher than that of the last one, so the node does not start once
+    # more.
     node.clock.now_ms += 2 * STARTS_APART
     scene.start(node)
     scene.connect_all()
     client = scene.client("a")
     cluster: Any = node.cluster
-    # It does not look yet whether its memory is whole.
+    # The node does not check yet whether its memory is whole.
     cluster._forget_lost_disk = lambda: None
     scene.wait(lambda: node.serving)
     record = QueueRecord(
@@ -662,7 +672,7 @@ def test_a_queue_that_others_use_is_not_given_up_by_its_last_leader() -> None:
 
 
 def test_a_lease_goes_by_the_clock_of_its_leader_though_the_last_one_was_ahead() -> None:
-    """The queue's time goes on from where that leader left it."""
+    """The queue's time continues from where the last leader left it."""
     scene = Scene(rates={"a": 1.0, "b": 1.5, "c": 1.0})
     client = scene.client("c")
     queue_id = scene.place(client, "lease", "bac")
@@ -699,8 +709,8 @@ def test_a_queue_of_a_closed_connection_goes_before_close_ok() -> None:
 
 @pytest.mark.parametrize("way", ["joins", "leaves", "the home goes"])
 def test_a_commit_says_that_its_acks_came_too_late(way: str) -> None:
-    """The node of the client joins or leaves the queue, or loses its home: what the client held is in the
-    queue again.
+    """The node of the client joins or leaves the queue, or loses its home: the messages that the client held
+    are in the queue again.
     """
     scene = Scene("abcd")
     other = scene.client("b")
@@ -748,7 +758,7 @@ def test_a_commit_waits_until_the_home_of_a_queue_has_its_messages_on_disk() -> 
                 scene.network.go_on(*place, 8)
     home = scene.nodes["b"]
     assert next(iter(home.broker.all_queues())).host.ready_count == 1
-    # No disk has done anything.
+    # No disk has taken a step.
     assert client.asked is not None
     scene.crash(home, written=False)
     scene.ticks(30)
@@ -758,8 +768,8 @@ def test_a_commit_waits_until_the_home_of_a_queue_has_its_messages_on_disk() -> 
 
 
 def test_a_member_by_name_only_is_taken_out_before_the_others() -> None:
-    """It has never heard of the queue. Left with one other member, it would keep the queue from changing ever
-    again.
+    """Node c has never heard of the queue. Left with one other member, it would keep the queue from ever
+    changing again.
     """
     scene = Scene()
     node = scene.nodes["c"]
@@ -779,7 +789,7 @@ def test_a_member_by_name_only_is_taken_out_before_the_others() -> None:
 
 @pytest.mark.parametrize("known", ["abc", "a", "bc", ""])
 def test_an_entry_of_the_topology_that_all_have_lost_is_given_up_by_an_operator(known: str) -> None:
-    """The records of these nodes have the change; the others had not written it yet."""
+    """The records of the nodes in `known` have the change; the others had not written it yet."""
     scene = Scene()
     client = scene.client("a")
     scene.declare(client, "quorum/kept")
@@ -811,7 +821,7 @@ def test_an_entry_of_the_topology_that_all_have_lost_is_given_up_by_an_operator(
     assert [each.waiting_for_operator(0) for each in losses] == [[lost]] * 3
     assert not scene.leading()
     asked: Any = scene.nodes["b"].cluster
-    # An operator who means another entry is none.
+    # If an operator names another entry, nothing is given up.
     asked._config = dataclasses.replace(asked._config, accept_topology_loss=lost + 1)
     pass_time()
     assert not scene.leading()
@@ -820,13 +830,13 @@ def test_an_entry_of_the_topology_that_all_have_lost_is_given_up_by_an_operator(
     scene.wait(lambda: not any(node.cluster.roster.given_up.first for node in scene.nodes.values()))
     scene.settle()
     assert len({node.topology.snapshot() for node in scene.nodes.values()}) == 1
-    # Nothing of it is lost if any records have it.
+    # The change is not lost if any records have it.
     check_at_rest(scene)
     client = scene.client("c")
     assert bool(client.queue_id("quorum/lost")) is bool(known)
     assert client.queue_id("quorum/kept")
     scene.declare(client, "quorum/more")
-    # What was given up stays so, whoever starts again.
+    # The entry stays given up, whichever node starts again.
     for node in scene.nodes.values():
         scene.crash(node)
     scene.mend()
@@ -837,7 +847,7 @@ def test_an_entry_of_the_topology_that_all_have_lost_is_given_up_by_an_operator(
 
 @pytest.mark.parametrize("ask", ["consume", "get"])
 def test_who_asks_a_queue_whose_deletion_the_node_has_not_seen_yet_may_ask_again(ask: str) -> None:
-    """A queue of that name may be there again by then, so it is not said that there is none."""
+    """By then there may be a queue of that name again, so the error does not say that there is none."""
     scene = Scene()
     at_a, at_b = scene.client("a"), scene.client("b")
     queue_id = scene.declare(at_a, "quorum/q")
@@ -882,7 +892,7 @@ def test_of_two_administrators_deleted_at_once_one_stays() -> None:
     assert "last administrator" in "".join(result.error for result in results)
     for node in scene.nodes.values():
         assert len([user for user in node.broker.access.users if user.administers]) == 1
-    # One who means it may.
+    # With `forced`, an operator may do it.
     (left,) = [user.name for user in first.broker.access.users if user.administers]
     first.broker.propose(operations.PutUser(User(left, "hash"), forced=True), answers.append)
     first.end_turn()

@@ -1,4 +1,4 @@
-"""A fixed set of seeds of streams on whole nodes, proof that they exercise what they are there for, and bugs
+"""A fixed set of seeds of streams on whole nodes, checks that they exercise what they are made for, and bugs
 that they find.
 """
 
@@ -41,7 +41,7 @@ ABANDONED = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """Nodes have much to say of what is done to them here."""
+    """Nodes would log a lot about the faults here."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
@@ -76,28 +76,28 @@ class Mutation(NamedTuple):
     target: Any
     attribute: str
     mutant: Callable[..., Any]
-    #: The seed to begin with: earlier ones find nothing.
+    #: The seed to begin with: earlier seeds find nothing.
     first: int = 0
 
 
 def to_the_end(self: StreamGroupHost, applied: int) -> int:
-    """A snapshot says that the segments have what is still in the tail."""
+    """A snapshot says that the segments have messages that are still in the tail."""
     self._stable.reach(self.replica.applied, self.replica.state(), self._stable.next)
     return applied
 
 
 def any_batch(self: Replica, batch: NodeBatch) -> bool:
-    """What comes again is taken again."""
+    """A batch that comes again is taken again."""
     self.batches[batch.node] = (batch.incarnation, batch.number)
     return True
 
 
 def as_it_is(self: Filling, lost: Lost) -> None:
-    """What is damaged is passed over."""
+    """Damaged messages are skipped."""
 
 
 def own_retention(self: StreamGroupHost) -> None:
-    """Every member deletes what it thinks is too much, and tells nobody."""
+    """Every member deletes segments by its own count, and tells nobody."""
     if self._trims or self.ended:
         return
     count = len(self._log.segments) - 1
@@ -110,7 +110,7 @@ _retain: Any = StreamGroupHost._retain
 
 
 def trim_to(self: StreamGroupHost, offset: int) -> None:
-    """Delete what ends there or before."""
+    """Delete the segment if it ends at this offset or before."""
     segments = self._log.segments
     if not (self.ended or self._trims) and segments and segments[0].size and segments[0].stop <= offset:
         self._trims = True
@@ -118,8 +118,8 @@ def trim_to(self: StreamGroupHost, offset: int) -> None:
 
 
 def one_more(self: StreamGroupHost) -> None:
-    """Where segments go, the next one goes as well: a snapshot has messages of it, and stands for the log
-    that had them.
+    """Where segments go, the next one goes as well: a snapshot has messages of that segment, and has replaced
+    the log that had them.
     """
     first = self.replica.first_offset
     sealed = self._log.segments[:-1]
@@ -129,22 +129,22 @@ def one_more(self: StreamGroupHost) -> None:
 
 
 def before_its_entry(self: StreamGroupHost) -> None:
-    """The leader deletes what it wants to go: its snapshot has that until the entry is applied, if it ever
-    is.
+    """The leader deletes at once: its snapshot still has these messages until the entry is applied, if it
+    ever is.
     """
     _retain(self)
     trim_to(self, self._trimming)
 
 
 def nothing_is_asked(self: Filling, offset: int, stop: int, prefer: str, done: Any) -> None:
-    """What this disk lacks is not fetched."""
+    """Messages that this disk lacks are not fetched."""
 
 
 _write: Any = Replicas.write
 
 
 def unsynced(self: Replicas) -> None:
-    """Entries count before they are on the disk."""
+    """Entries count as written before they are on the disk."""
     written = list(self._written)
     _write(self)
     for each in written:
@@ -172,27 +172,27 @@ def all_are_new(self: Taken, names: Any, now_ms: int) -> list[range]:
 
 
 def forgets_what_it_took(state: Any, taken: Any) -> Any:
-    """A snapshot does not say what was taken."""
+    """A snapshot does not say which messages were taken."""
     return _encode_state(state, None)
 
 
 def says_too_much(self: StreamGroupHost) -> Any:
-    """A snapshot knows names of messages that come behind it: they are taken for duplicates."""
+    """A snapshot has the names of messages that come behind it: they are taken for duplicates."""
     return _encode_state(self._stable.state, self.replica.taken)
 
 
 def cuts_the_wrong_ones(append: Any, kept: list[range]) -> Any:
-    """As many as are new are kept, from the front."""
+    """The right number of messages is kept, but always the first ones."""
     return _without(append, [range(sum(map(len, kept)))])
 
 
 def keeps_nothing(batch: Any, keys: Any, latest: Any, until_ms: int) -> tuple[list[int], bool]:
-    """Compaction keeps nothing of what it writes anew."""
+    """Compaction drops all messages of the batches that it writes anew."""
     return [], False
 
 
 def at_its_own_time(append: Any, base: int, time_ms: int) -> Any:
-    """Members look at a clock of their own for the time of a batch."""
+    """Each member takes the time of a batch from a clock of its own."""
     return _placed(append, base, time_ms + next(_turns) % 2)
 
 
@@ -203,12 +203,12 @@ _without: Any = entries.without
 
 
 def what_is_committed(self: Leadership) -> int:
-    """All have what a majority has."""
+    """All members are said to have what a majority has."""
     return self.raft.commit
 
 
 def whoever_says_so(self: Replica, note: Any) -> None:
-    """Whoever had a name moves it on."""
+    """Any consumer that has had a name moves it on."""
     offset = 0 if note.offset == entries.NO_OFFSET else note.offset
     self.names[note.name] = replicated.Kept(offset, note.owner)
 
@@ -219,7 +219,7 @@ def forgets_names(state: Any, taken: Any) -> Any:
 
 
 def is_not_synced(self: CrashingFiles, path: Path) -> None:
-    """Segments are on the disk when it likes."""
+    """A sync of a segment does nothing."""
     if path.suffix != ".segment":
         self.synced[path] = bytes(self.now[path])
 

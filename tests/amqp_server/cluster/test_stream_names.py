@@ -1,6 +1,4 @@
-"""Offsets that streams keep by name, on three real nodes: nodes that are killed, and consumers that go on
-elsewhere.
-"""
+"""Offsets that streams keep by name, on three real nodes: nodes are killed, and consumers go on elsewhere."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ def ring(started: Ring) -> Ring:
 def read(
     ring: Ring, at: str, stream: str, name: str, count: int, *, acked: int | None = None, nacked: int = -1
 ) -> list[int]:
-    """Return the offsets of so many messages, of which the first ones are acked, or all, and one is given
+    """Return the offsets of this many messages. The first ones, or all of them, are acked, and one is given
     back.
     """
     arguments = {"x-stream-offset": "committed", "x-group": name, "x-stream-offset-default": "first"}
@@ -57,7 +55,7 @@ def read(
 
 
 def goes_on(ring: Ring, at: str, stream: str, name: str, offset: int) -> None:
-    """Acks have no answer: until the name is so far."""
+    """Wait until the name has come this far: acks have no answer."""
 
     def there() -> bool:
         found = read(ring, at, stream, name, 1, acked=0)
@@ -80,7 +78,7 @@ def test_a_name_goes_on_at_any_node(ring: Ring) -> None:
     assert read(ring, "n3", "named", "r", 10, nacked=at + 4) == [*range(at, at + 10)]
     for other in NAMES:
         goes_on(ring, other, "named", "r", at + 4)
-    # Another name is another reader.
+    # Each name is a reader of its own.
     assert read(ring, "n2", "named", "other", 3) == [0, 1, 2]
 
 

@@ -1,6 +1,4 @@
-"""Streams on three real nodes: nodes that are killed, wiped or damaged, and clients that notice nothing of
-it.
-"""
+"""Streams on three real nodes: nodes are killed, wiped or damaged, and clients notice nothing of it."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ from tests.amqp_server.cluster.ring import NAMES, PERSISTENT, QUORUM, Ring, publ
 from tests.reliability.node import Node, wait_until
 
 STREAM = {"x-queue-type": "stream", "x-stream-max-segment-size-bytes": 16_384}
-#: Small segments, which are written soon.
+#: Small segments, written soon.
 SMALL = ("--stream-flush-ms", "50", "--stream-flush-bytes", "65536")
 PADDING = bytes(200)
 
@@ -67,7 +65,7 @@ def append(ring: Ring, at: str, stream: str, low: int, stop: int) -> None:
 def replay(
     ring: Ring, at: str, stream: str, count: int, offset: object = "first", **more: object
 ) -> list[tuple[int, int]]:
-    """Return so many offsets and numbers, as a consumer of a node gets them."""
+    """Return this many offsets and numbers, as a consumer of a node gets them."""
     found: list[tuple[int, int]] = []
     arguments = {"x-stream-offset": offset} | {key.replace("_", "-"): value for key, value in more.items()}
     with ring.channel(at, confirm=False) as channel:
@@ -98,7 +96,7 @@ def row(ring: Ring, at: str, stream: str) -> dict[str, Any]:
 
 
 def stored(ring: Ring, stream: str, names: tuple[str, ...] = NAMES) -> None:
-    """Until the segments of these nodes have all of a stream."""
+    """Wait until the segments of these nodes have all of a stream."""
 
     def same() -> bool:
         told = [ring.queue(name, stream) for name in names]
@@ -114,7 +112,7 @@ def stored(ring: Ring, stream: str, names: tuple[str, ...] = NAMES) -> None:
 
 
 def test_every_node_counts_from_an_offset_on(ring: Ring) -> None:
-    """Those that are no members ask one each time."""
+    """Nodes that are no members ask a member each time."""
     declare(ring, "counted", x_initial_cluster_size=1)
     for stop in (40, 100):
         append(ring, "n1", "counted", stop - 40 if stop == 40 else 40, stop)
@@ -161,7 +159,7 @@ class Flow(threading.Thread):
         return self
 
     def moved(self, count: int = 50) -> None:
-        """Until some more messages have come through."""
+        """Wait until some more messages have come through."""
         goal = len(self.received) + count
         wait_until(
             "messages flow",
@@ -212,7 +210,7 @@ def test_a_node_that_is_no_member(ring: Ring) -> None:
         lambda: row(ring, outside, "two")["next_offset"] == 200,
         state=lambda: str(row(ring, outside, "two")),
     )
-    # A node that has messages to read goes, and one that follows the end reads on.
+    # A node that still has messages to read goes, and a reader that follows the end reads on.
     with ring.channel(outside, confirm=False) as reader, ring.channel(outside) as writer:
         reader.basic_qos(prefetch_count=10)
         got: list[int] = []
@@ -293,13 +291,13 @@ def test_damages_are_mended_from_other_nodes(ring: Ring) -> None:
     sound = [path for path in files(node) if path.parent.name == str(queue_id)]
     assert len(sound) > 3
     before = [path.read_bytes() for path in sound]
-    # While it runs a bit flips; nobody gets what is damaged, and nobody misses anything.
+    # While the node runs a bit flips; no reader gets a damaged message, and none misses one.
     data = bytearray(before[1])
     data[len(data) // 2] ^= 4
     sound[1].write_bytes(data)
     assert replay(ring, "n2", "damaged", 400) == pairs(0, 400)
     wait_until("it is mended", lambda: sound[1].read_bytes() == before[1])
-    # While it is down a segment is lost, and another one is cut.
+    # While the node is down a segment is lost, and another one is cut.
     node.kill()
     sound[2].unlink()
     sound[-1].write_bytes(before[-1][: len(before[-1]) // 2])
@@ -430,7 +428,7 @@ def test_what_is_published_again_is_there_once(ring: Ring) -> None:
     publish_all(leader, "once", 0, 40)
     for name in NAMES:
         assert replay(ring, name, "once", 40) == pairs(0, 40)
-    # One that has lost its disk is told what was taken by the others.
+    # The other members tell a member that has lost its disk which messages were taken.
     stored(ring, "once")
     ring.nodes["n1"].kill()
     shutil.rmtree(ring.nodes["n1"].data)
@@ -443,7 +441,9 @@ def test_what_is_published_again_is_there_once(ring: Ring) -> None:
 
 
 def test_compressed_streams_are_read_and_mended(ring: Ring) -> None:
-    """Members compress for themselves: one may have what another one has in a batch of another size."""
+    """Members compress for themselves: one may store a message in a batch of another size than the others
+    do.
+    """
     for codec in ("zstd", "lz4"):
         stream = f"packed-{codec}"
         declare(ring, stream, x_stream_compression=codec)
@@ -494,7 +494,7 @@ def test_each_member_compacts_and_the_offsets_stay(ring: Ring) -> None:
         assert found == sorted(found)
         assert len(found) < 200, (name, row(ring, name, "table"), found)
         assert {number for _, number in found} >= set(range(395, 400))
-    # One that begins empty gets what the others have left, and goes on with it.
+    # A member that begins empty gets the messages that the others still have, and continues with them.
     ring.nodes["n2"].kill()
     shutil.rmtree(ring.nodes["n2"].data)
     ring.start("n2")
@@ -504,8 +504,8 @@ def test_each_member_compacts_and_the_offsets_stay(ring: Ring) -> None:
 
 
 def test_filters_and_times_hold_on_every_node(ring: Ring) -> None:
-    """Members read their own segments, others ask one; duplicates that were cut out take no filter value with
-    them.
+    """Members read their own segments, and other nodes ask a member. When duplicates are cut out, the filter
+    values of the other messages stay.
     """
     declare(ring, "rooms", x_deduplication=True)
     declare(ring, "far rooms", x_initial_cluster_size=1, x_deduplication=True)
@@ -585,7 +585,7 @@ def _delete_orders(ring: Ring) -> None:
 
 
 def _orders_are(ring: Ring, count: int) -> None:
-    """Until all nodes have so many partitions."""
+    """Wait until all nodes have this many partitions."""
 
     def there() -> list[list[str]]:
         told = [ring.get(name, "/api/queues") for name in NAMES]
@@ -596,7 +596,7 @@ def _orders_are(ring: Ring, count: int) -> None:
 
 
 def test_a_time_that_no_clock_shows_is_behind_the_end(ring: Ring) -> None:
-    """Also where a member is asked for it: a timestamp may have any 64 bits."""
+    """Also where a node asks a member for it: a timestamp may have any 64 bits."""
     declare(ring, "late", x_initial_cluster_size=1)
     append(ring, "n1", "late", 0, 5)
     seconds = (1 << 54, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)

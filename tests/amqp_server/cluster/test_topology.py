@@ -1,4 +1,4 @@
-"""What is declared through one node is there at the others when the answer comes: no test here waits for
+"""A declaration made through one node is there on the others when the answer comes: no test here waits for
 anything.
 """
 
@@ -77,7 +77,7 @@ def test_default_queue_type_of_a_vhost(ring: Ring) -> None:
         channel = connection.channel()
         channel.queue_declare("plain", durable=True)
         channel.queue_declare("mine", exclusive=True)
-        # Who says the same again, wherever, agrees.
+        # A second equal declaration succeeds on any node.
         other.channel().queue_declare("plain", durable=True)
         assert set(ring.queue("n1", "plain", "modern")["placed"]) == {*NAMES}
         types = {queue["name"]: queue["type"] for queue in ring.get("n3", "/api/queues/modern")}
@@ -127,7 +127,7 @@ def test_exclusive_queues_are_in_reach_of_their_owner_only_and_of_all_publishers
         ring.channel("n2") as other,
         pytest.raises(ChannelClosedByBroker, match=f"NOT_FOUND - no queue '{name}' in vhost '/'"),
     ):
-        # It went with its connection.
+        # The queue went with its connection.
         wait_until("the queue is gone", lambda: other.queue_declare(name, passive=True) is None)
 
 
@@ -143,7 +143,9 @@ def test_auto_delete_queue_goes_with_its_last_consumer_wherever_that_was(ring: R
         tags[-1][0].basic_cancel(tags[-1][1])
 
         def gone() -> bool:
-            """At all nodes: one that has not seen it yet has its clients ask again."""
+            """Return whether the queue is gone at all nodes: a node that has not seen that yet has its
+            clients ask again.
+            """
             return not any(
                 queue["name"] == "fleeting"
                 for node in ring.nodes

@@ -1,5 +1,5 @@
-"""Nodes make snapshots of the topology in parts: others have their turns in between, and what came later is
-not in it.
+"""Nodes make snapshots of the topology in parts: other work has its turns in between, and later changes are
+not in the snapshot.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ pytestmark = pytest.mark.usefixtures("hand")
 
 
 def with_short_turns(scene: Scene, name: str) -> tuple[SimulatedNode, Group]:
-    """Start a node anew: it may ask three times in a turn whether it is overdue, then it is."""
+    """Start a node anew, with short turns: a turn may ask three times whether it is overdue before the answer
+    is yes.
+    """
     node = scene.nodes[name]
     scene.crash(node, written=True)
     node.turn_lasts = 3.0
@@ -33,7 +35,9 @@ def with_short_turns(scene: Scene, name: str) -> tuple[SimulatedNode, Group]:
 
 
 def change(scene: Scene, node: SimulatedNode, user: str) -> None:
-    """Have a change applied at a node. A cluster that is left to itself longer would take snapshots."""
+    """Have a change applied at a node, and no more: a cluster that is left to itself longer would take
+    snapshots.
+    """
     scene.propose("a", operations.PutUser(User(user, "hash")))
     scene.wait(lambda: node.broker.access.users.get(user) is not None)
 
@@ -74,9 +78,9 @@ def test_what_is_applied_while_a_snapshot_is_made_is_not_in_it(monkeypatch: pyte
         node.turn.run(each.go_on)
     scene.wait(lambda: not group.snapshotting)
     assert stored == [expected]
-    # Only what came later counts for the next one.
+    # Only later changes count for the next snapshot.
     assert group.snapshot_index == index < group.applied and 0 < group.since_bytes <= since
-    # The disk has what was there then, and the log has the rest.
+    # The disk has the state of that time, and the log has the rest.
     scene.crash(node, written=True)
     scene.start(node)
     scene.mend()
@@ -105,11 +109,11 @@ def test_a_snapshot_of_another_node_is_read_in_parts(monkeypatch: pytest.MonkeyP
     while not done:
         assert node.turn.behind
         node.end_turn()
-    # What is left for the step that takes it over reads nothing.
+    # The step that takes the snapshot over has nothing left to read.
     whole = len(read)
     node.turn.run(node.topology.restore, msgspec.msgpack.decode(state)[0])
     assert whole == len(read) > 2
-    # Another one than the one that was read is read then.
+    # A snapshot other than the one that was read ahead is read when it is taken over.
     node.turn.run(node.cluster.catalog.fill, state, "a", lambda: True, lambda: None)
     change(scene, node, "bob")
     other = scene.nodes["a"].topology.snapshot()

@@ -1,4 +1,4 @@
-"""A transaction takes a message from one queue and puts another one into the next queue, in a cluster.
+"""In a cluster, a transaction takes a message from one queue and puts another one into the next queue.
 
 However far the commit has come when the client's node ends: the message is in one of the two queues, or in
 both.
@@ -16,7 +16,7 @@ from tests.amqp_server.cluster.test_simulation_scenes import Scene
 
 pytestmark = pytest.mark.usefixtures("hand")
 
-#: Who has the first queue and the second one; the client is at b.
+#: The nodes that have the first queue and the second one; the client is at b.
 PLACES = {
     "both elsewhere": ("a", "c"),
     "both everywhere": ("abc", "bca"),
@@ -27,7 +27,9 @@ MOMENTS = (*range(16), 20, 25, 32, 40, 60)
 
 
 def begun(places: tuple[str, str], *, moved: int = 1) -> tuple[Scene, Client, list[bytes]]:
-    """Return the bodies that the transaction moves: they are acked and published, and not committed."""
+    """Return the bodies that the transaction moves: they are acked and published, and the commit is not sent
+    yet.
+    """
     scene = Scene()
     reader = scene.client("c")
     for name, members in zip(("quorum/1", "quorum/2"), places, strict=True):
@@ -71,7 +73,7 @@ def test_the_message_is_in_one_of_the_queues(places: tuple[str, str]) -> None:
         scene.settle()
         found.add((left(scene, "quorum/1"), left(scene, "quorum/2")))
     assert (0, 0) not in found
-    # The commit had come to its end, and it had not.
+    # In some runs the commit had come to its end, and in others it had not.
     assert (0, 1) in found and len(found) > 1
 
 
@@ -79,7 +81,7 @@ def test_the_message_is_in_one_of_the_queues(places: tuple[str, str]) -> None:
 def test_a_message_that_cannot_be_published_is_not_acked(
     whole: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its next queue is out of reach: the commit fails, and the message is in the first queue again."""
+    """The next queue is out of reach: the commit fails, and the message is in the first queue again."""
     if not whole:
         monkeypatch.setattr(tx, "WHOLE_PARTS_MAX", 0)
     scene, client, _ = begun(("a", "c"))

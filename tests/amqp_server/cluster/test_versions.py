@@ -1,4 +1,6 @@
-"""Versions: what a node of the version before must be able to read, and when the new version begins."""
+"""Versions: what a node of the version before must be able to read, and when the cluster begins to use the
+new version.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,14 @@ from tests.amqp_server.cluster.test_simulation_scenes import Scene
 
 pytestmark = pytest.mark.usefixtures("hand")
 
-#: What a node of mqd 0.1 tells: nothing.
+#: A node of mqd 0.1 announces no features.
 OLD: tuple[str, ...] = ()
 #: Fields of a queue's row that mqd 0.1 knows.
 OLD_FIELDS = 13
 
 
 def old_scene() -> Scene:
-    """A cluster whose nodes are all of the version before."""
+    """A cluster in which all nodes have the version before."""
 
     class Old(Scene):
         def mend(self) -> None:
@@ -104,7 +106,7 @@ def test_rows_of_the_topology_are_as_the_version_before_reads_them() -> None:
     scene.propose("a", operations.DeclareQueue(record))
     for node in scene.running:
         (queue,) = node.broker.all_queues()
-        # Such a node would remember as many as it always does.
+        # Such a node would always remember the default number.
         assert queue.record.deduplication_producers == 100_000
         state = msgspec.msgpack.decode(node.topology.snapshot()[1:])
         (rows,) = [part for part in state if isinstance(part, list) and part and part[0][1] == "q"]
@@ -147,7 +149,7 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
     ids=["proposal", "operation"],
 )
 def test_what_this_mqd_does_not_know_in_the_topologys_log_ends_the_process(proposal: Later | Change) -> None:
-    """It passes nothing over: the other nodes apply it."""
+    """Instead of skipping the entry, the node stops: the other nodes apply it."""
     catalog = Scene().nodes["a"].cluster.catalog
     entry = catalog.encode([msgspec.msgpack.encode(Batch("z", 1, 1, proposal))])
     with pytest.raises(Fatal, match=r"entry 1000 .* can't be read by this version of mqd"):
@@ -155,7 +157,7 @@ def test_what_this_mqd_does_not_know_in_the_topologys_log_ends_the_process(propo
 
 
 def declared(scene: Scene, name: str, **arguments: str) -> list[str]:
-    """Have a client declare a queue; return what it is refused with."""
+    """Have a client declare a queue; return the error that refuses it."""
     client = scene.client("a")
     table: dict[str, Any] = {key.replace("_", "-"): value for key, value in arguments.items()}
     client.ask("declare", name, commands.Queue.Declare(queue=name, durable=True, arguments=table))

@@ -14,7 +14,7 @@ from tests.amqp_server.cluster.simulation.cluster import Cluster, by_hand
 
 
 def zones(**told: str) -> Zones:
-    """Zones as node a knows them."""
+    """The zones as node a knows them."""
     made = Zones("a", told.pop("a", ""))
     for node, zone in told.items():
         made.heard(node, ("reach", *features(zone)))
@@ -96,7 +96,7 @@ def test_a_queue_grows_into_a_zone_that_it_is_not_in() -> None:
     cluster.settle()
     node = cluster.nodes["a"]
     client = cluster.new_client(node)
-    # It is on two nodes, and is to be on three.
+    # The queue is on two nodes, and is to be on three.
     node.cluster.roster.zones = Zones()
     client.declare("two")
     cluster.wait_for(client)
@@ -107,7 +107,7 @@ def test_a_queue_grows_into_a_zone_that_it_is_not_in() -> None:
 
 
 def test_the_arguments_of_a_placement() -> None:
-    """As many members as asked for, whatever the zones."""
+    """There are as many members as asked for, whatever the zones."""
     with by_hand():
         cluster = Cluster("abc", "abc")
         for node in cluster.nodes.values():

@@ -1,4 +1,4 @@
-"""Certificates made here, and clients that use them."""
+"""Certificates for the tests, and clients that use them."""
 
 from __future__ import annotations
 

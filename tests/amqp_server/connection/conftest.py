@@ -1,4 +1,4 @@
-"""What several tests of connections share."""
+"""Fixtures that several tests of connections share."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Marks:
 
 
 class Commits:
-    """Durable when the test says so: `MemoryNode.sync`."""
+    """Commits that become durable when the test says so: `MemoryNode.sync`."""
 
     def __init__(self, environment: MemoryEnvironment) -> None:
         self._pending = environment.pending
@@ -153,13 +153,13 @@ class MemoryNode:
         return peer
 
     def sync(self) -> None:
-        """All that was changed is on disk."""
+        """Put all changes on the disk."""
         self.turn.run(self.environment.flush)
         for peer in self.peers:
             peer.collect()
 
     def contents(self) -> dict[str, list[tuple[bytes, bytes, bool]]]:
-        """What stands in each queue: routing, content frames, redelivered."""
+        """Return the messages of each queue: routing, content frames, redelivered."""
         found: dict[str, list[tuple[bytes, bytes, bool]]] = {}
         for queue in self.broker.all_queues():
             found[queue.name] = messages = []
@@ -199,9 +199,9 @@ class Peer:
             channel_max=16,
         )
         self.session.client.capabilities = dict(CAPABILITIES)
-        #: All that the broker has sent.
+        #: All bytes that the broker has sent.
         self.output = b""
-        #: Or nothing, from now on.
+        #: False if it reads nothing from now on.
         self.reads = True
         self._read = 0
 
@@ -210,7 +210,7 @@ class Peer:
     def resumed(self) -> None: ...
 
     def flush(self) -> None:
-        """`collect` takes what the outbox lets go."""
+        """Pass the bytes that the outbox lets go to `collect`."""
 
     def send(self, *data: bytes) -> None:
         """Send bytes as one read, and end the turn."""
@@ -219,7 +219,9 @@ class Peer:
             peer.collect()
 
     def call(self, channel: int, *methods: base.Frame) -> list[tuple[int, base.Frame | Delivery]]:
-        """Send methods as one read; return what comes back, on disk or not, in as many turns as it takes."""
+        """Send methods as one read; return all answers, also those that wait for the disk, in as many turns
+        as they take.
+        """
         self.send(*(frames.method_frame(channel, method) for method in methods))
         self.node.sync()
         while self.node.turn.behind:
@@ -229,7 +231,7 @@ class Peer:
         return self.answers()
 
     def collect(self) -> None:
-        """Take what the outbox lets go."""
+        """Take the bytes that the outbox lets go."""
         while self.reads and (data := b"".join(self.outbox.take())):
             self.output += data
             self.outbox.sent(len(data))
@@ -238,7 +240,7 @@ class Peer:
             self.node.turn.run(self.session.room)
 
     def answers(self) -> list[tuple[int, base.Frame | Delivery]]:
-        """Return what came since the last call, decoded by pamqp."""
+        """Return the answers since the last call, decoded by pamqp."""
         data, self._read = self.output[self._read :], len(self.output)
         return decoded(data)
 

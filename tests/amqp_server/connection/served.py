@@ -27,7 +27,7 @@ _Method = TypeVar("_Method", bound=base.Frame)
 
 @asynccontextmanager
 async def served(directory: Path, **options: Any) -> AsyncIterator[Node]:
-    """A node that serves; it is stopped as an operator does, by SIGTERM."""
+    """A running node; the end stops it as an operator does, by SIGTERM."""
     options = {"amqp": "127.0.0.1:0", "http": "", "disk_free_min_bytes": 0, "memory_limit": "64GiB"} | options
     environment = Environment.open(directory / "data", map_bytes=1 << 28)
     node = Node(Config(data_dir=str(directory / "data"), **cast(Any, options)), environment)
@@ -38,7 +38,7 @@ async def served(directory: Path, **options: Any) -> AsyncIterator[Node]:
         stopped.set()
 
     thresholds = gc.get_threshold()
-    # A second signal may come when the node has put the old handler back, which would end the tests.
+    # A second signal may come after the node has put the old handler back, and would end the tests.
     handler = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         async with trio.open_nursery() as nursery:
@@ -63,8 +63,8 @@ async def served(directory: Path, **options: Any) -> AsyncIterator[Node]:
 
 
 def handshakes_take(node: Node, seconds: float) -> None:
-    """From now on, no longer than this: who is to log in on a slow machine has done so, or comes when it is
-    over.
+    """From now on, bound handshakes by this time. On a slow machine, clients that must log in have done so
+    before, or do so when this is over.
     """
     node.server.config = replace(node.server.config, handshake_timeout_s=seconds)
 
@@ -87,12 +87,12 @@ class Client:
             await self.stream.send_all(b"".join(data))
 
     async def ask(self, channel: int, method: base.Frame, answer: type[_Method]) -> _Method:
-        """Send a method and wait for this answer."""
+        """Send a method and wait for an answer of this kind."""
         await self.send(frame.marshal(method, channel))
         return await self.wait_for(answer)
 
     async def wait_for(self, kind: type[_Method]) -> _Method:
-        """Return the next method of this kind; what comes before it stays in `received`."""
+        """Return the next method of this kind; all others that come before it stay in `received`."""
         with trio.fail_after(PATIENCE_S):
             while True:
                 for index, (_, found) in enumerate(self.received):
@@ -102,7 +102,7 @@ class Client:
                 assert await self.read(), "the connection was closed"
 
     async def deliveries(self, count: int) -> list[Delivery]:
-        """Return the next so many contents."""
+        """Return the next contents, this many."""
         with trio.fail_after(PATIENCE_S):
             while True:
                 found = [each for _, each in self.received if isinstance(each, Delivery)]
@@ -122,7 +122,7 @@ class Client:
         return bool(data)
 
     async def ended(self) -> bool:
-        """Read to the end; whether it came in time."""
+        """Read to the end; return whether it came in time."""
         with trio.move_on_after(PATIENCE_S):
             try:
                 while await self.read():
@@ -168,7 +168,7 @@ def _frames(data: bytes) -> list[tuple[int, int]]:
 
 
 def _whole(data: bytes) -> int:
-    """The length of the whole methods, with all of their contents, at the beginning of `data`."""
+    """Return the length of the whole methods, with all of their contents, at the beginning of `data`."""
     whole = position = 0
     left = -1
     for size, kind in _frames(data):
@@ -205,7 +205,9 @@ async def connect(
 
 @asynccontextmanager
 async def client(node: Node, *, receive_buffer_bytes: int = 0, **options: Any) -> AsyncIterator[Client]:
-    """A client that has logged in and opened its channels; its socket is closed in the end without a word."""
+    """A client that has logged in and opened its channels; its socket is closed in the end without
+    connection.close.
+    """
     made = await connect(node, receive_buffer_bytes=receive_buffer_bytes)
     try:
         await made.log_in(**options)

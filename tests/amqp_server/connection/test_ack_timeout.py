@@ -1,4 +1,4 @@
-"""A delivery that is never acked closes its channel, and goes to others."""
+"""A delivery that is never acked closes its channel, and goes to other consumers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Watched:
             peer.send(b"".join(message("", "q", b"body").frames(1)))
 
     def passes(self, ms: int) -> None:
-        """In steps that are shorter than those of the watch."""
+        """Let time pass in steps that are shorter than those of the watch."""
         node, end = self.node, self.node.clock.now_ms + ms
         while node.clock.now_ms < end:
             node.clock.now_ms = min(end, node.clock.now_ms + LOOK_MS // 2)
@@ -75,7 +75,7 @@ def test_a_channel_that_does_not_ack_is_closed_and_its_messages_go_back(way: str
         "PRECONDITION_FAILED - delivery acknowledgement on channel 1 timed out. Timeout value used: 10000 ms."
     )
     assert watched.ready == 2
-    # The connection goes on, and another channel is judged by its own deliveries.
+    # The connection goes on, and the age of its own deliveries decides about another channel.
     peer.call(1, commands.Channel.CloseOk())
     peer.call(2, commands.Channel.Open())
     peer.call(2, commands.Basic.Get(queue="q"))
@@ -85,7 +85,7 @@ def test_a_channel_that_does_not_ack_is_closed_and_its_messages_go_back(way: str
 
 
 def test_only_the_age_of_what_is_unacked_counts() -> None:
-    """A channel that has been busy for long, and is never without something unacked, is not closed."""
+    """A busy channel that always has something unacked is not closed."""
     watched = Watched()
     peer = watched.peer()
     peer.call(1, commands.Basic.Qos(prefetch_count=2))
@@ -154,6 +154,6 @@ def test_many_connections_take_several_turns(monkeypatch: pytest.MonkeyPatch) ->
     watched.passes(TIMEOUT_MS + 8 * LOOK_MS)
     assert all(closed(peer) for peer in peers)
     assert watched.ready == len(peers)
-    # Nothing is kept of channels that are gone.
+    # Nothing is kept for channels that are gone.
     watched.passes(8 * LOOK_MS)
     assert not watched.watch._noted and not watched.watch._before

@@ -1,4 +1,6 @@
-"""What has left a queue takes no memory any more, though the queue stays and nothing else comes to it."""
+"""A message that has left a queue takes no memory any more, even if the queue stays and no other message
+comes to it.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +41,13 @@ def purge(peer: Peer) -> None:
 @pytest.mark.parametrize("mode", [b"\x01", b"\x02"], ids=["transient", "persistent"])
 @pytest.mark.parametrize("empty", [get, consume, reject_and_consume, purge])
 def test_bodies_go_with_their_messages(empty: Callable[[Peer], None], mode: bytes) -> None:
-    # Of tests before this one, in cycles that the collector has yet to find.
+    # Runs of earlier tests, in cycles that the collector has yet to find.
     before = alive(Run)
     node = MemoryNode()
     peer = node.peer()
     peer.call(1, commands.Channel.Open())
     peer.call(1, commands.Queue.Declare(queue="q", durable=True))
-    # More than one run has.
+    # More messages than fit in one run.
     peer.send(message("", "q", b"x" * 100_000, delivery_mode=mode).encode(1) * COUNT)
     node.sync()
     empty(peer)

@@ -1,5 +1,5 @@
-"""One read may ask for any number of bytes. They come as the client takes them, and large bodies are not
-copied.
+"""One read may ask for any number of bytes. The client gets them as fast as it takes them, and large bodies
+are not copied.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ TIMES = 12
 
 
 def framed(routing_key: str, size: int, **how: Any) -> bytes:
-    """A message in frames that may be sent."""
+    """Encode a message in frames of the permitted size."""
     most = 131_064
     cuts = (most,) * (size // most) + ((size % most,) if size % most else ())
     return replace(message("", routing_key, b"x" * size, **how), cuts=cuts).encode(1)
 
 
 class Slow(Peer):
-    """Takes what it is sent when the test says so."""
+    """A peer that takes its output when the test says so."""
 
     takes = True
 
@@ -69,7 +69,7 @@ def bodies(peer: Peer) -> list[bytes]:
     return [each.body for _, each in peer.answers() if isinstance(each, Delivery)]
 
 
-#: The publisher has used channel 1: another number must be put into each frame.
+#: The publisher has used channel 1: for any other number each frame must be changed.
 @pytest.mark.parametrize("channel", [1, 2])
 def test_a_large_message_got_and_given_back_many_times_in_one_read(channel: int) -> None:
     node = filled(LARGE)
@@ -80,7 +80,7 @@ def test_a_large_message_got_and_given_back_many_times_in_one_read(channel: int)
     peak = peak_of(lambda: peer.send(*both))
     assert peer.session.incoming.congested
     assert peer.outbox.size < 2 * LARGE
-    # Of the body itself there is no copy.
+    # The body itself is not copied.
     assert peak < LARGE // 2
     peer.takes = True
     peer.send()
@@ -104,7 +104,7 @@ def test_a_large_message_delivered_to_many_channels() -> None:
 
 
 def test_small_answers_are_bounded_too() -> None:
-    """Thousands of questions in one read, each answered with a kilobyte."""
+    """Thousands of requests in one read, each answered with a kilobyte."""
     node = filled(1_000)
     peer = slow(node)
     peer.takes = False
@@ -122,7 +122,7 @@ def test_large_messages_that_nobody_gets_are_returned_without_a_copy() -> None:
     peer = slow(node)
     one = framed("nowhere", LARGE, mandatory=True)
     peer.takes = False
-    # One copy is its frames, and one the message that is put together of them.
+    # One copy is the message's frames, and one is the message put together from them.
     assert peak_of(lambda: peer.send(one)) < 2.5 * LARGE
     peer.takes = True
     peer.send()
@@ -136,7 +136,7 @@ def test_what_comes_behind_waits_and_order_is_kept() -> None:
     get = method(1, commands.Basic.Get(queue="q", no_ack=True))
     peer.send(get * 6, method(1, commands.Queue.Declare(queue="behind")))
     assert "behind" not in node.broker.vhost("/").queues
-    # Half a frame more, and the rest of it.
+    # One more get, in two halves.
     peer.send(get[:5])
     peer.send(get[5:])
     assert "behind" not in node.broker.vhost("/").queues

@@ -1,4 +1,4 @@
-"""What a method costs does not grow with what others, or the same client, have declared before."""
+"""The cost of a method does not grow with what others, or the same client, have declared before."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from amqp_server.wire import frames
 from tests.amqp_server.connection.node import MemoryNode, Peer
 from tests.work import steps
 
-#: Of the cost with ten times as much to look at. Trees and sets of different sizes are not exactly as fast.
+#: Largest factor between the costs with ten times as much to look at. Trees and sets of different sizes are
+#: not exactly as fast.
 SAME = 1.3
 
 
@@ -44,7 +45,7 @@ METHODS: list[base.Frame] = [
     commands.Queue.Bind(queue="q", exchange="e", routing_key="1"),
     commands.Queue.Unbind(queue="q", exchange="e", routing_key="1"),
     commands.Queue.Unbind(queue="q", exchange="e", routing_key="unknown"),
-    # With the last binding goes an exchange.
+    # The exchange is deleted with its last binding.
     commands.Queue.Unbind(queue="other", exchange="auto", routing_key="k"),
     commands.Queue.Delete(queue="other"),
     commands.Exchange.Delete(exchange="auto"),
@@ -58,7 +59,7 @@ def test_a_change_costs_the_same_however_many_bindings_there_are(method: base.Fr
 
 
 def test_a_publish_after_a_bind_costs_the_same_however_many_bindings_there_are() -> None:
-    """A headers exchange must know what may be behind it."""
+    """A headers exchange must know which bindings a message may match."""
 
     def publish_after_bind(count: int) -> int:
         peer = with_bindings(0, "headers")
@@ -101,7 +102,7 @@ def test_the_routes_of_a_channel_are_forgotten_when_it_is_closed() -> None:
 
 
 def consuming(count: int, *, queues: int, ready: int = 0) -> Peer:
-    """A channel with so many consumers, and messages that they may have when their window is wider."""
+    """A channel with this many consumers, and messages that they may get when their window is wider."""
     peer = opened()
     for number in range(queues):
         peer.call(1, commands.Queue.Declare(queue=f"q{number}"))
@@ -124,14 +125,14 @@ def consuming(count: int, *, queues: int, ready: int = 0) -> Peer:
     ids=["qos", "nack", "recover"],
 )
 def test_a_frame_does_not_visit_all_consumers(methods: list[base.Frame]) -> None:
-    """What changes the channel's window is told to their queues once in a turn."""
+    """A change to the channel's window reaches its queues once in a turn."""
     few, many = (cost(consuming(count, queues=count), *methods) for count in (20, 200))
     one = cost(consuming(200, queues=200), *methods[:2])
     assert many - few < one
 
 
 def test_a_message_does_not_visit_all_consumers_of_its_queue() -> None:
-    """Those of one channel are served one message at a time."""
+    """The consumers of one channel are served one message at a time."""
 
     def deliver(count: int) -> int:
         peer = consuming(count, queues=1)
@@ -150,12 +151,12 @@ def test_a_wider_window_is_used_at_once_and_a_narrow_one_only_by_its_acks() -> N
         found = peer.call(1, commands.Basic.Qos(prefetch_count=limit, global_=True))
         assert len(found) == 1 + more
     assert len(peer.call(1, commands.Basic.Ack(delivery_tag=0, multiple=True))) == 7
-    # No window at all.
+    # Now without a window.
     assert len(peer.call(1, commands.Basic.Qos(prefetch_count=0, global_=True))) == 1 + 30 - 14
 
 
 def test_one_topic_exchange_has_so_many_hashes() -> None:
-    """A message may reach all of them."""
+    """A message may reach all of the bindings that need a hash."""
     peer = opened(topic_hashes_again_max=3)
     peer.call(1, commands.Queue.Declare(queue="q"))
     keys = ["#.a.#.b.#", "#.c.#", "#", "c.#.#", "#.d.#"]

@@ -1,4 +1,4 @@
-"""What clients leave behind is freed when they are gone, and not when the collector comes."""
+"""Objects of clients are freed when the clients are gone, and not only when the collector runs."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def publish(peer: Peer, count: int = 3) -> None:
 
 
 def forget(node: MemoryNode, peer: Peer) -> None:
-    """The peer's socket is gone."""
+    """The peer loses its socket."""
     node.turn.run(peer.session.lost)
     node.turn.forget(peer.session, peer)
     node.peers.remove(peer)
@@ -103,7 +103,7 @@ def test_a_deleted_queue_goes_with_all_that_it_held(kind: str, use: Callable[[Pe
         use(peer)
         assert alive(Run)
         peer.call(1, commands.Queue.Delete(queue="q"))
-        # Its client goes on, and may have unacked messages of it.
+        # The queue's client goes on, and may have unacked messages of the queue.
         assert not alive(Run) and not alive(LocalHost)
     assert not left.found, str(left)
 
@@ -194,7 +194,7 @@ def test_a_channel_that_is_closed_for_too_large_a_transaction() -> None:
         assert closed.reply_code == 406
         peer.call(2, commands.Channel.CloseOk())
         assert len(alive(Channel)) == 1
-        # Nothing of it was published, also not what came with the same read.
+        # Nothing of the transaction was published, not even what came with the same read.
         assert not alive(Run)
     assert not left.found, str(left)
 
@@ -210,7 +210,7 @@ def test_a_queue_that_failed() -> None:
         assert not alive(Machine)
         peer.call(1, commands.Queue.Delete(queue="q"))
         del queue
-        # A timer was to begin it anew.
+        # A timer was about to begin the queue anew.
         node.clock.now_ms += PAUSE_MS
         node.turn.run(node.broker.timers.run, node.clock.now_ms)
         assert not alive(Queue)
@@ -242,14 +242,16 @@ def test_a_virtual_host() -> None:
 
 @pytest.mark.parametrize("ahead", [0, 1])
 async def test_sockets_and_tasks_go_with_their_clients(tmp_path: Path, ahead: int) -> None:
-    """Over sockets, with the tasks and the frames of their calls: in order, abruptly, or thrown out."""
+    """Over sockets, with the tasks and the frames of their calls: clients go in order, abruptly, or are
+    closed by an operator.
+    """
     async with served(tmp_path, login_memory_s=3_600) as node:
         await _cycles(node, 16)
         await trio.testing.wait_all_tasks_blocked()
         with garbage() as left:
             await _cycles(node, 40)
             if ahead:
-                # One that does not take what it is sent has a task of its own.
+                # A client that does not read has a task of its own.
                 async with client(node, receive_buffer_bytes=4_096) as slow:
                     await slow.send(
                         method(1, commands.Queue.Declare(queue="q", exclusive=True)),
@@ -259,7 +261,7 @@ async def test_sockets_and_tasks_go_with_their_clients(tmp_path: Path, ahead: in
                     await until(lambda: any(each._draining for each in node.server.transports))
             await until(lambda: not node.server.transports)
             await until(lambda: not alive(Session))
-            # A queue goes in a turn of its own.
+            # A queue is deleted in a turn of its own.
             await until(lambda: not alive(Run))
         assert not left.found, str(left)
     assert gc.isenabled()

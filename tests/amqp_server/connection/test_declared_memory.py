@@ -1,4 +1,4 @@
-"""What is declared takes up memory, which is counted to the last byte, and bounded."""
+"""Declarations take up memory. The node counts it to the last byte, and bounds it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def opened(node: MemoryNode) -> Peer:
 
 
 def called(peer: Peer, *methods: base.Frame) -> None:
-    """Each is answered with what it asks for."""
+    """Check that each method gets the answer that it asks for."""
     for method in methods:
         ((_, answer),) = peer.call(1, method)
         assert answer.name == f"{method.name}Ok", answer  # type: ignore[union-attr]
@@ -96,7 +96,7 @@ def test_nothing_is_counted_when_all_is_gone(node: MemoryNode, how: str) -> None
 def test_a_node_that_gets_a_snapshot_counts_the_same(node: MemoryNode) -> None:
     kinds = (commands.Exchange.Declare, commands.Queue.Declare, commands.Queue.Bind)
     named = (each for each in everything() if isinstance(each, kinds))
-    # An exclusive queue goes with a client of its own node.
+    # An exclusive queue is deleted by a client of its own node.
     called(opened(node), *(each for each in named if getattr(each, "queue", "") != "own"))
     other = StreamNode()
     other.turn.run(lambda: other.broker.topology.restore(node.broker.topology.snapshot()))
@@ -125,7 +125,7 @@ def test_more_than_fits_is_refused(method: base.Frame) -> None:
     ((_, close),) = peer.call(1, method)
     assert isinstance(close, commands.Connection.Close) and close.reply_code == 506
     assert "declared_bytes_max" in close.reply_text
-    # What is there already is no new declaration, and what has gone makes room.
+    # To declare again what is there is no new declaration, and a deletion makes room.
     again = opened(node)
     called(again, commands.Queue.Declare(queue="there"), commands.Queue.Delete(queue="more"))
     assert taken(node) < before

@@ -1,4 +1,4 @@
-"""A connection can be thrown out, and the node can stop, whatever a connection is at."""
+"""An operator can close a connection, and the node can stop, in any state of the connection."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def _greeted(node: Node) -> Client:
 
 
 async def _logging_in(node: Node) -> Client:
-    """The password is being checked."""
+    """The node checks the client's password."""
 
     async def never(*_: Any, **__: Any) -> Outcome:
         await trio.sleep_forever()
@@ -56,7 +56,7 @@ async def _open(node: Node) -> Client:
 
 
 async def _full(node: Node) -> Client:
-    """It does not take what it is sent."""
+    """The client does not read."""
     client = await connect(node, receive_buffer_bytes=4_096)
     await client.log_in()
     await client.send(
@@ -69,7 +69,7 @@ async def _full(node: Node) -> Client:
 
 
 async def _unread(node: Node) -> Client:
-    """It has work left, and more to say."""
+    """The session has work left, and the client sends more."""
     client = await _open(node)
     transport = next(reversed(node.server.transports))
     transport.session.unfinished = True
@@ -79,7 +79,7 @@ async def _unread(node: Node) -> Client:
 
 
 async def _refused(node: Node) -> Client:
-    """It has not answered connection.close."""
+    """The client has not answered connection.close."""
     client = await _open(node)
     await client.send(method(1, commands.Basic.Publish(immediate=True)))
     await client.wait_for(commands.Connection.Close)
@@ -87,7 +87,7 @@ async def _refused(node: Node) -> Client:
 
 
 async def _unsaid(node: Node) -> Client:
-    """Its close-ok waits for the disk."""
+    """The session's close-ok waits for the disk."""
     client = await _open(node)
     transport = next(reversed(node.server.transports))
     transport.outbox.withhold()
@@ -97,7 +97,7 @@ async def _unsaid(node: Node) -> Client:
 
 
 async def _closed(node: Node) -> Client:
-    """It has close-ok, and has not closed its socket."""
+    """The client has close-ok, and has not closed its socket."""
     client = await _open(node)
     await client.ask(0, commands.Connection.Close(200, "", 0, 0), commands.Connection.CloseOk)
     return client
@@ -144,7 +144,7 @@ async def test_stopped_in_any_state(tmp_path: Path, authority: Authority) -> Non
     async with AsyncExitStack() as clients:
         async with served(tmp_path, **authority.options) as node:
             made = await _all_states(node, clients)
-            # And one that has not said a word of its TLS.
+            # And a client that has not sent a byte of its TLS handshake.
             shaking = await connect(node, port=tls_port(node))
             clients.push_async_callback(trio.aclose_forcefully, shaking.stream)
             await until(lambda: node.server._open == len(made) + 1)
@@ -162,7 +162,7 @@ async def test_half_open_gives_way(tmp_path: Path, begin: Begin) -> None:
         first = await begin(node)
         await until(lambda: len(node.server.half_opens) == 1)
         [place] = _places(node)
-        # It has had its time.
+        # The first client's time is over.
         place.began -= 10
         second = await begin(node)
         assert await first.ended()

@@ -1,4 +1,4 @@
-"""The mechanism EXTERNAL: a client's certificate says who it is, and nothing else does."""
+"""The mechanism EXTERNAL: only the client's certificate says which user it is."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ async def test_the_certificate_is_the_login(
         node.broker.access.users.put("app", "")
         node.broker.access.permissions.set("app", "/", ".*", ".*", ".*")
         client = await connect_tls(node, context("app"))
-        # What the client claims beside it means nothing.
+        # A name that the client claims in its response means nothing.
         assert await start(client, response="guest") == "AMQPLAIN PLAIN EXTERNAL"
         await client.wait_for(commands.Connection.Tune)
         await client.send(frame.marshal(commands.Connection.TuneOk(2047, 131_072, 0), 0))
@@ -116,7 +116,7 @@ async def test_the_certificate_is_the_login(
             r"\d{4}-\d\d-\d\dT[\d:]{8}Z - \d{4}-\d\d-\d\dT[\d:]{8}Z", told.peer_cert_validity or ""
         )
         await client.close()
-        # A password goes on being one, and a user without one has none.
+        # A password still works, and a user without a password can't log in with one.
         with_password = await connect_tls(node, context("app"))
         await with_password.log_in()
         await with_password.close()
@@ -129,10 +129,10 @@ async def test_the_certificate_is_the_login(
         )
         await refused(node, authority.trusting)
         assert "user '' - no certificate that names a user" in caplog.text
-        # Nobody becomes a user by a certificate of another authority.
+        # A certificate of another authority makes nobody a user.
         with pytest.raises((trio.BrokenResourceError, AssertionError)):
             await refused(node, authority.with_certificate)
-        # Nor without TLS.
+        # Nor does the mechanism work without TLS.
         plain = await connect(node)
         assert await start(plain) == "AMQPLAIN PLAIN"
         close = await plain.wait_for(commands.Connection.Close)

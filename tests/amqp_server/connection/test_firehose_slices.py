@@ -1,4 +1,4 @@
-"""Copies for the firehose take many times longer than the messages: they are made in parts, in their order,
+"""Copies for the firehose take many times longer than the messages: the node makes them in parts, in order,
 and neither publishers nor consumers run ahead of them.
 """
 
@@ -19,8 +19,8 @@ from tests.amqp_server.connection.test_slices import (
 )
 
 COUNT = 2_000
-#: Instructions of the longest turn: some copies at each look at the clock. All copies would take ten times as
-#: many.
+#: Instructions of the longest turn: the node makes some copies between two looks at the clock. All copies
+#: would take ten times as many.
 COPIES_MAX = 10 * TURN_MAX
 
 
@@ -32,7 +32,7 @@ def sliced() -> SlicedNode:
 
 
 def traced(sliced: SlicedNode) -> Peer:
-    """Return who has declared a queue, and one for the copies."""
+    """Return a client that has declared a queue, and another queue for the copies."""
     peer = opened(sliced)
     called(peer, commands.Queue.Declare(queue="q"), commands.Queue.Declare(queue="copies"))
     called(peer, commands.Queue.Bind(queue="copies", exchange="amq.rabbitmq.trace", routing_key="#"))
@@ -98,7 +98,7 @@ def test_copies_of_what_a_client_gets_are_made_in_parts(sliced: SlicedNode) -> N
     see = bystander(sliced)
     sliced.turns.clear()
     sliced.feed(getter, method(1, commands.Basic.Consume(queue="q", no_ack=True)))
-    # It gets no more before those are copied.
+    # The consumer gets no more messages before those are copied.
     assert getter.session.paused
     assert sliced.drive(between=see) > 10
     assert not getter.session.paused

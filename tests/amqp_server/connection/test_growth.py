@@ -1,4 +1,4 @@
-"""What is kept for queues, routes and transactions stays bounded, however often they are used."""
+"""Memory for queues, routes and transactions stays bounded, however often they are used."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_messages_that_expire_sooner_and_sooner_have_one_timer() -> None:
     for number in range(USES // 10):
         ttl = str(10**8 - number).encode()
         peer.send(message(expiration=bytes((len(ttl),)) + ttl).encode(1))
-        # The next one becomes the head, and expires before the one that is taken.
+        # The next message becomes the head, and expires before the message that is taken.
         if number:
             peer.send(method(1, commands.Basic.Get(queue="q", no_ack=True)))
         peer.output, peer._read = b"", 0
@@ -109,14 +109,14 @@ def test_a_transaction_is_bounded(size: int, at_once: bool, fast: bool) -> None:
     peer.call(2, commands.Channel.Open())
     peer.answers()
     one = message(body=b"x" * size).encode(1)
-    # As much as may be is committed, again and again.
+    # A transaction as large as permitted is committed, again and again.
     count = 90_000 // len(one)
     for _ in range(3):
         peer.send(one * count)
         assert names(peer.call(1, commands.Tx.Commit())) == ["Tx.CommitOk"]
     peer.send(one * count, method(1, commands.Tx.Rollback()), one * count)
     assert names(peer.call(1, commands.Tx.Rollback())) == ["Tx.RollbackOk"] * 2
-    # More is not, and nothing of it is kept or published.
+    # A larger one is not committed, and nothing of it is kept or published.
     more = [one, message(routing_key="r", body=b"x" * size).encode(1)] * count
     if at_once:
         peer.send(b"".join(more))
@@ -131,7 +131,7 @@ def test_a_transaction_is_bounded(size: int, at_once: bool, fast: bool) -> None:
     assert not node.contents()["r"]
     transaction = peer.session.channels[1].tx
     assert transaction is None or not transaction.segments
-    # The connection goes on, and so does the channel's number.
+    # The connection goes on, and the channel's number can be used again.
     peer.send(frames.method_frame(1, commands.Channel.CloseOk()))
     assert names(peer.call(1, commands.Channel.Open(), commands.Tx.Select())) == [
         "Channel.OpenOk",

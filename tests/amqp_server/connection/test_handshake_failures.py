@@ -1,4 +1,4 @@
-"""What the log says of a TLS handshake that failed: which side, which certificate, and what is to be done."""
+"""The log line about a failed TLS handshake says which side failed, for which certificate, and what to do."""
 
 from __future__ import annotations
 
@@ -82,7 +82,9 @@ def old(made: Certificates) -> ssl.SSLContext:
 
 
 async def shake_hands(node: Node, context: ssl.SSLContext) -> None:
-    """Have it refused, by either side: with TLS 1.3 a client hears of it after its part of the handshake."""
+    """Make a handshake that either side refuses: with TLS 1.3 a client hears of a refusal after its part of
+    the handshake.
+    """
     client = await connect(node, tls=context, port=tls_port(node))
     assert isinstance(client.stream, trio.SSLStream)
     with trio.fail_after(PATIENCE_S):
@@ -121,7 +123,7 @@ async def test_the_log_says_what_is_wrong_and_what_to_do(
         await until(lambda: "TLS handshake" in caplog.text)
     (line,) = [each.getMessage() for each in caplog.records if "TLS handshake" in each.getMessage()]
     assert line.startswith(f"TLS handshake with 127.0.0.1 failed: {meaning}")
-    # OpenSSL's own words can be searched for, and where in Python's source they were met helps nobody.
+    # An operator can search for OpenSSL's own words; the place in Python's source helps nobody.
     assert "([SSL: " in line and "_ssl.c" not in line
 
 

@@ -1,5 +1,5 @@
-"""A server of the operator's that says who may log in and what they may do:
-what it cannot do to the broker.
+"""An operator's HTTP server decides who may log in and what they may do. It must not be able to harm the
+broker.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def asking(backend: Backend, **options: Any) -> dict[str, Any]:
 
 
 async def begin(node: Node, user: str = "anna", password: str = "tea") -> tuple[Client, Any]:
-    """Log in; return what comes: connection.tune or connection.close."""
+    """Log in; return the answer: connection.tune or connection.close."""
     made = await connect(node)
     await made.send(b"AMQP\x00\x00\x09\x01")
     await made.wait_for(commands.Connection.Start)
@@ -103,7 +103,7 @@ def ready(node: Node, queue: str) -> int:
 async def test_methods_wait_for_their_permission_and_others_go_on(tmp_path: Path, backend: Backend) -> None:
     async with served(tmp_path, **asking(backend)) as node, client(node) as guest, logged_in(node) as anna:
         backend.awake.clear()
-        # All at once: nothing overtakes the method whose permission is asked, and nothing is lost.
+        # All in one write: nothing overtakes the method that waits for its permission, and nothing is lost.
         await anna.send(
             frame.marshal(commands.Queue.Declare(queue="q"), 1),
             frame.marshal(commands.Confirm.Select(), 1),
@@ -115,7 +115,7 @@ async def test_methods_wait_for_their_permission_and_others_go_on(tmp_path: Path
         )
         await until(lambda: backend.questions("resource"))
         assert session_of(node, "anna").suspended is not None
-        # Another connection meanwhile, which nobody is asked about.
+        # Meanwhile another connection, about which the backend is not asked.
         await guest.ask(1, commands.Queue.Declare(queue="guests"), commands.Queue.DeclareOk)
         await guest.send(message(routing_key="guests", body=b"tea").encode(1))
         await until(lambda: ready(node, "guests") == 1)
@@ -130,7 +130,7 @@ async def test_methods_wait_for_their_permission_and_others_go_on(tmp_path: Path
             got += [each.body for each in await anna.deliveries(1)]
         assert got == [b"0", b"1", b"2", b"x" * 300_000, b"last"]
         asked = [(each["name"], each["permission"]) for each in backend.questions("resource", "topic")]
-        # Each once, in the order of the methods.
+        # One question for each, in the order of the methods.
         assert asked == [
             ("q", "configure"),
             ("amq.default", "write"),
@@ -199,7 +199,8 @@ async def test_a_large_message_waits_whose_permission_has_changed(tmp_path: Path
         await anna.ask(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
         whole = large()
         for _ in range(2):
-            # Its first frames come before the topology changes, and the rest when the answer counts no more.
+            # Its first frames come before the topology changes, and the others when the cached answer has
+            # expired.
             await anna.send(whole[:150_000])
             await until(lambda: session_of(node, "anna").channels[1].assembly)
             await trio.sleep(1.1)
@@ -238,7 +239,7 @@ async def test_answers_are_forgotten(tmp_path: Path, backend: Backend) -> None:
         await until(lambda: ready(node, "q") == 1)
         backend.permits = lambda asked: False
         with trio.fail_after(PATIENCE_S):
-            # The route is remembered, as for any client, but no longer than the answer counts.
+            # The route is remembered, as for any client, but no longer than the cached answer is valid.
             while not any(isinstance(found, commands.Channel.Close) for _, found in anna.received):
                 await anna.send(publish)
                 with trio.move_on_after(0.05):
@@ -257,14 +258,14 @@ async def test_a_slow_backend_holds_up_nobody_else(
         for number in range(12):
             nursery.start_soon(refused, node, f"user{number}")
         await until(lambda: len(backend.questions("user")) >= 3)
-        # Logins have half of the places.
+        # Logins may take half of the places.
         assert len(backend.questions("user")) == 3
         assert not backend.questions("resource")
-        # Of the same address, with a password of the broker's own.
+        # A client of the same address, with a password of the broker's own.
         with trio.fail_after(PATIENCE_S):
             async with client(node) as guest:
                 await guest.ask(1, commands.Queue.Declare(queue="guests"), commands.Queue.DeclareOk)
-        # Permissions have the others.
+        # Permissions may take the other half.
         await anna.send(frame.marshal(commands.Queue.Declare(queue="q"), 1))
         await until(lambda: backend.questions("resource"))
         close = await anna.wait_for(commands.Channel.Close)
@@ -298,9 +299,9 @@ def _headers(handler: Handler) -> None:
 
 
 def _reset(handler: Handler) -> None:
-    """End the connection by a reset, as a server does that has not read all."""
+    """End the connection by a reset, as a server does that has not read everything."""
     handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    # The handler's files and its server would keep it, and end it in order.
+    # The handler's files and its server would keep the socket, and end it in order.
     os.close(handler.connection.detach())
 
 
@@ -339,7 +340,7 @@ async def test_what_is_no_answer(tmp_path: Path, backend: Backend, caplog: pytes
             assert elsewhere.asked == []
         finally:
             elsewhere.close()
-        # A permission that has no answer is refused, and asked again the next time.
+        # Without an answer the permission is refused, and the next method asks again.
         close = await anna.ask(1, commands.Queue.Declare(queue="q"), commands.Channel.Close)
         assert close.reply_code == 403
         assert "backend has not answered for user 'anna'" in caplog.text
@@ -347,7 +348,7 @@ async def test_what_is_no_answer(tmp_path: Path, backend: Backend, caplog: pytes
         backend.passwords["anna2"] = "tea"
         async with logged_in(node, "anna2") as client_:
             await client_.ask(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
-        # Nobody's failed login.
+        # This is no failed login of any user.
         assert not node.password_checks._sources
         assert "tea" not in caplog.text
 
@@ -359,14 +360,14 @@ async def test_failed_logins_count_once(tmp_path: Path, backend: Backend) -> Non
         for _ in range(3):
             async with logged_in(node):
                 pass
-        # Not its password here, which is no failure.
+        # The broker itself has another password for this user, which is no failure.
         assert not sources
         await refused(node, "anna", "coffee")
         assert sources["127.0.0.1"].failures == 1
         await refused(node, "guest", "tea")
         assert sources["127.0.0.1"].failures == 2
         backend.misbehaves = _answer(500, b"")
-        # With the backend away, guesses at the broker's own users count all the same.
+        # While the backend is away, wrong guesses at the broker's own users count as usual.
         await refused(node, "guest", "coffee")
         assert sources["127.0.0.1"].failures == 3
         await refused(node, "bert", "coffee")
@@ -382,8 +383,8 @@ async def test_the_order(tmp_path: Path, backend: Backend, order: tuple[str, ...
         else:
             await refused(node, "guest", "guest")
         assert [each["username"] for each in backend.questions("user")] == ["guest"]
-        # Who is known to both is of who lets it in: a user of the backend has no permission of its namesake's
-        # here.
+        # If both know a user, the one that accepts the login decides: a user of the backend does not get the
+        # permissions of the broker's user of the same name.
         backend.passwords["guest"] = "coffee"
         backend.permits = lambda asked: asked.path == "vhost"
         made, tune = await begin(node, "guest", "coffee")
@@ -435,7 +436,7 @@ async def test_the_management_api(tmp_path: Path, backend: Backend) -> None:
             )
             assert sent.json() == {"routed": True}
             assert (await api.get("users")).status_code == 401
-            # A password is not asked for with every request.
+            # The backend is not asked about the password for every request.
             assert len(backend.questions("user")) == 1
             ours, nobody = cast(Any, ("guest", "guest")), cast(Any, None)
             for password, outcome in (("tea", True), ("coffee", False)):
@@ -491,7 +492,7 @@ async def test_limits(tmp_path: Path, backend: Backend, caplog: pytest.LogCaptur
         async with trio.open_nursery() as nursery:
             for number in range(6):
                 nursery.start_soon(turned, f"user{number}")
-            # Two wait for an answer, and the others are not asked about.
+            # Two logins wait for an answer; the node refuses the others without asking.
             await until(lambda: len(turned_away) == 4)
             assert len(backend.questions("user")) == 3
             backend.passwords.clear()
@@ -500,7 +501,7 @@ async def test_limits(tmp_path: Path, backend: Backend, caplog: pytest.LogCaptur
         assert "too many questions wait for it (auth_http_waiting_max)" in caplog.text
 
 
-# Where sending fails, httpx leaves the generator of a request's body to the collector.
+# If sending fails, httpx leaves the generator of a request's body to the collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_over_tls(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     authority, ca_file = trustme.CA(), str(tmp_path / "ca.pem")

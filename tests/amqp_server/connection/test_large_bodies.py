@@ -24,7 +24,7 @@ from .node import Delivery, MemoryNode, Peer, decoded
 
 MIB = 1 << 20
 
-#: Some body frames are taken whole, others in pieces, the small ones as any frame.
+#: Some body frames are taken whole, others in pieces, and the small ones like any frame.
 SIZES = st.sampled_from([1, 300, 16_383, 16_384, 16_385, 40_000, 131_064])
 LARGE_BODY_BYTES, READ_BYTES = 8 * MIB, 256 << 10
 
@@ -67,7 +67,7 @@ def test_messages_of_two_channels_are_whole(cuts: list[list[int]], order: object
         data += waiting[channel].pop(0)
     at = 0
     while at < len(data):
-        # The last one is that of all further reads.
+        # The last size is used for all further reads.
         size = reads.pop(0) if len(reads) > 1 else max(reads[0], 20_000)
         peer.send(data[at : at + size])
         at += size
@@ -95,7 +95,7 @@ def test_those_that_are_put_together_as_they_come_are_whole(
 
 @pytest.mark.parametrize("frame_bytes", [5_000, 100_000])
 def test_the_end_of_a_large_body_moves_nothing(frame_bytes: int) -> None:
-    """Its last frame takes no memory and no time: all that came before is in its place."""
+    """The last frame takes no memory and no time: all earlier ones are in their place."""
     peer = opened(MemoryNode())
     body, framed = sent(1, 0, [frame_bytes] * (4_000_000 // frame_bytes))
     tracemalloc.start()
@@ -137,7 +137,7 @@ def test_who_announces_more_than_may_be_is_refused(size: int) -> None:
 
 
 def test_room_that_the_machine_does_not_have_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The system may refuse it to one who has announced much."""
+    """The system may refuse the room for a large announced body."""
 
     def refused(_: object) -> None:
         raise MemoryError
@@ -153,7 +153,7 @@ def test_room_that_the_machine_does_not_have_is_not_needed(monkeypatch: pytest.M
 @pytest.mark.parametrize("size", [100_000, 2 * MIB])
 @pytest.mark.parametrize("small", [b"", b"x"], ids=["empty", "one byte"])
 def test_small_frames_take_no_more_memory_than_they_count(small: bytes, size: int) -> None:
-    """Each would be an object of 50 bytes or more, and they may be as many as the client wants."""
+    """Each frame would be an object of 50 bytes or more, and the client may send any number of them."""
     peer = opened(MemoryNode())
     unfinished = peer.session.incoming.unfinished
     count = 4_000
@@ -179,7 +179,7 @@ def test_small_frames_take_no_more_memory_than_they_count(small: bytes, size: in
 
 
 def test_frames_as_long_as_frame_max_without_what_is_around_them() -> None:
-    """As RabbitMQ we take them, and nobody gets one that is too long."""
+    """Like RabbitMQ, mqd accepts them, and no client gets a frame that is too long."""
     peer = opened(MemoryNode())
     frame_max = peer.session.limits.frame_max
     body, framed = sent(1, 0, [frame_max] * 10)
@@ -213,7 +213,7 @@ def test_what_has_come_is_given_back_when_it_ends_in_the_middle(how: str, cut: i
                 )
             )
         else:
-            # Nothing but its frames may come on this channel; the rest of a frame is whatever it is.
+            # Only frames of this body may come on this channel; the rest of a frame may be any bytes.
             peer.send(bytes(cut), frames.method_frame(1, commands.Channel.Close(0, "", 0, 0)))
         held, _ = tracemalloc.get_traced_memory()
     finally:
@@ -237,7 +237,7 @@ def test_headers_that_are_not_kept(small: bool, how: str) -> None:
     peer.send(*begun)
     peer.send(*(raw(3, 1, each) for each in parts[:-1]))
     if how == "reply to another":
-        # The one it had when the header came has gone.
+        # The channel that the reply address named when the header came is gone.
         peer.call(2, commands.Channel.Close(0, "", 0, 0), commands.Channel.Open())
         channel = peer.session.channels[1]
         assert channel.reply_host is not None
@@ -277,9 +277,7 @@ def test_a_bad_frame_behind_large_ones_is_told_however_it_is_cut(cut: int, damag
 
 @pytest.mark.parametrize("channel", [1, 2])
 def test_a_large_body_is_copied_once(channel: int) -> None:
-    """Its frames, as they were received, are put together; that is what
-    each consumer gets, on any channel.
-    """
+    """The frames are put together as they were received; every consumer gets the result, on any channel."""
     node = MemoryNode()
     peer, consumer = opened(node), node.peer()
     consumer.call(channel, commands.Channel.Open())
@@ -294,7 +292,7 @@ def test_a_large_body_is_copied_once(channel: int) -> None:
         for at in range(0, len(data), READ_BYTES):
             node.turn.receive(peer.session, data[at : at + READ_BYTES])
         kept, most = tracemalloc.get_traced_memory()
-        # What was received, and the copy.
+        # The frames as received, and the copy.
         assert most < 2.1 * LARGE_BODY_BYTES
         assert kept < 1.1 * LARGE_BODY_BYTES
         tracemalloc.reset_peak()

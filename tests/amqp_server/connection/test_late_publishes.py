@@ -1,6 +1,6 @@
 """Messages that reach their queues long after they were routed: at a commit, or when an alarm is over.
 
-A route names queues, as in RabbitMQ: whoever has the name at the end gets the message.
+A route names queues, as in RabbitMQ: the queue that has the name at the end gets the message.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.amqp_server.connection.node import Delivery, MemoryNode, Peer
 from tests.amqp_server.wire.published import Message, message
 
 Answers = list[tuple[int, base.Frame | Delivery]]
-#: Takes messages, and returns what has them reach their queues and what their publisher is told then.
+#: Takes messages; returns a call that lets them reach their queues and returns the answers to the publisher.
 Late = Callable[..., Callable[[], Answers]]
 
 TAKEN = {"tx": "Tx.CommitOk", "alarm": "Basic.Ack"}
@@ -101,7 +101,7 @@ def test_a_queue_that_was_declared_again_gets_them(
 def test_a_large_message_goes_to_the_queue_that_was_declared_again(
     node: MemoryNode, other: Peer, late: Late
 ) -> None:
-    """It is put together frame by frame."""
+    """The message is put together frame by frame."""
     go_on = late(*to("q", b"x" * 100_000))
     declare_again(other)
     go_on()
@@ -148,7 +148,7 @@ def test_of_several_queues_those_that_are_left_get_them(
 
 
 def test_bindings_count_when_a_message_comes(node: MemoryNode, other: Peer, late: Late, how: str) -> None:
-    """Where it goes is not decided again; and what comes after a change goes by the change."""
+    """The first message is not routed again; a message that comes after a change uses the new bindings."""
     bind = commands.Queue.Bind(queue="q", exchange="amq.direct", routing_key="k")
     other.call(1, bind, commands.Queue.Declare(queue="new"))
     first = late(*to("k", b"before", exchange="amq.direct"))
@@ -163,7 +163,7 @@ def test_bindings_count_when_a_message_comes(node: MemoryNode, other: Peer, late
 
 
 def test_a_binding_does_not_come_back_with_its_queue(node: MemoryNode, other: Peer, late: Late) -> None:
-    """The queue of the name gets what was on its way, and nothing that comes later."""
+    """The new queue of that name gets messages that were under way, and no later ones."""
     bind = commands.Queue.Bind(queue="q", exchange="amq.fanout")
     other.call(1, bind)
     first = late(*to("", b"before", exchange="amq.fanout"))

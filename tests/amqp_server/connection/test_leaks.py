@@ -26,10 +26,10 @@ from .node import CAPABILITIES
 from .served import connect, served, until
 
 CYCLES = 2_000
-#: Clients at a time.
+#: Clients that are connected at a time.
 AT_ONCE = 8
 
-#: All that a client says, in one write: nothing here needs an answer first.
+#: All frames that a client sends, in one write: none of them needs an answer first.
 _HELLO = b"AMQP\x00\x00\x09\x01" + b"".join(
     frame.marshal(each, 0)
     for each in (
@@ -51,7 +51,9 @@ _CLOSE = frame.marshal(commands.Connection.Close(200, "", 0, 0), 0)
 
 
 async def _cycle(node: Node, number: int) -> None:
-    """Connect, declare, consume, publish to oneself, take it, and go: in order, abruptly, or thrown out."""
+    """Connect, declare, consume, publish to the own queue, get the message, and go: in order, abruptly, or
+    closed by the node.
+    """
     client = await connect(node)
     await client.send(_HELLO + _WORK + message("amq.fanout", "x").encode(1))
     await client.deliveries(1)
@@ -79,7 +81,7 @@ async def _cycles(node: Node, count: int) -> None:
 
 
 def _figures(node: Node) -> dict[str, int]:
-    """What the node keeps count of."""
+    """The figures that the node counts."""
     broker = node.broker
     return {
         "sessions": len(broker.sessions),
@@ -103,21 +105,21 @@ def _figures(node: Node) -> dict[str, int]:
 def _objects() -> Counter[str]:
     """Objects that the collector sees, by type."""
     while gc.collect():
-        pass  # what was kept by a generator that the last round closed
+        pass  # objects kept by a generator that the last round closed
     return Counter(type(each).__qualname__ for each in gc.get_objects())
 
 
 def _allowed(name: str) -> int:
-    """Trio forgets a thousand expired deadlines at a time, each a scope in a tuple."""
+    """Trio forgets a thousand expired deadlines at a time, each of them a scope in a tuple."""
     return 1_100 if name in ("CancelScope", "tuple") else CYCLES // 20
 
 
 @pytest.mark.timeout(300)
 async def test_clients_leave_nothing_behind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    # pytest keeps the lines.
+    # pytest would keep the log lines.
     caplog.set_level("CRITICAL", "mqd")
     async with served(tmp_path, login_memory_s=3_600) as node:
-        # What is made once and kept is made before the first look.
+        # Objects that are made once and kept are made before the first count.
         await _cycles(node, 200)
         figures, tasks = _figures(node), trio.lowlevel.current_statistics().tasks_living
         gc.unfreeze()
@@ -125,7 +127,8 @@ async def test_clients_leave_nothing_behind(tmp_path: Path, caplog: pytest.LogCa
         await _cycles(node, CYCLES)
         await until(lambda: trio.lowlevel.current_statistics().tasks_living <= tasks)
         await until(lambda: _figures(node) == figures)
-        # The notes of the time, and the look for deliveries that wait too long for their ack.
+        # Two timers stay: the notes of the time, and the look for deliveries that wait too long for their
+        # ack.
         assert figures.pop("timers") == 2
         assert set(figures.values()) == {0}
         after = _objects()

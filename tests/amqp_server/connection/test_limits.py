@@ -1,4 +1,6 @@
-"""Who is let in, for how long, and how many: handshake, connections, heartbeats, and the end by SIGTERM."""
+"""Which clients the node lets in, for how long, and how many: handshake, connections, heartbeats, and the end
+by SIGTERM.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,7 @@ async def test_another_protocol_is_told_which_one_this_is(tmp_path: Path) -> Non
 
 
 async def _refused(connection: Client) -> bool:
-    """Was it closed without a word?"""
+    """Return whether the node closed the connection without sending a byte."""
     with trio.fail_after(PATIENCE_S):
         try:
             await connection.stream.send_all(b"AMQP\x00\x00\x09\x01")
@@ -71,7 +73,7 @@ async def _refused(connection: Client) -> bool:
 
 
 async def _answers(many: list[Client]) -> list[bool]:
-    """Who is refused, in order."""
+    """Return which of them the node refused, in order."""
     refused: list[bool] = []
     for connection in many:
         refused.append(await _refused(connection))
@@ -80,7 +82,7 @@ async def _answers(many: list[Client]) -> list[bool]:
 
 async def test_connections_are_bounded(tmp_path: Path) -> None:
     async with served(tmp_path, connections_max=5) as node, client(node), client(node):
-        # All at once, so that the node accepts them in one go.
+        # All of them at once, so that the node accepts them together.
         many = [await connect(node) for _ in range(20)]
         refused = await _answers(many)
         assert refused.count(False) == 3
@@ -117,7 +119,7 @@ async def test_heartbeats_are_sent(tmp_path: Path) -> None:
 
 
 async def test_a_heartbeat_follows_half_an_interval_of_silence(tmp_path: Path) -> None:
-    """It is counted from the last bytes that left, whatever they were."""
+    """The interval counts from the last bytes that left, whatever these were."""
     async with served(tmp_path) as node, client(node, heartbeat_s=4) as idle:
         [transport] = node.server.transports
         clock, timers = node.broker.clock, node.broker.timers
@@ -125,7 +127,7 @@ async def test_a_heartbeat_follows_half_an_interval_of_silence(tmp_path: Path) -
         await idle.ask(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
         sent = transport.last_sent
         assert timers.next_ms is not None
-        # The first look comes half an interval after the login, and finds something newer.
+        # The first check comes half an interval after the login, and finds newer bytes.
         await until(lambda: transport.last_sent > sent)
         assert 2.0 - 0.002 <= transport.last_sent - sent < 2.5
         assert idle.heartbeats == 0
@@ -168,7 +170,7 @@ async def test_any_frame_is_a_sign_of_life(tmp_path: Path) -> None:
             await busy.send(message(routing_key="nowhere").encode(1))
             await trio.sleep(0.5)
         assert await silent.ended()
-        # As long again as it took to drop the silent one.
+        # Send for as long again as the node took to drop the silent client.
         for _ in range(4):
             await busy.send(message(routing_key="nowhere").encode(1))
             await trio.sleep(0.5)
@@ -176,7 +178,7 @@ async def test_any_frame_is_a_sign_of_life(tmp_path: Path) -> None:
 
 
 async def test_a_blocked_publisher_is_not_dropped(tmp_path: Path) -> None:
-    """It is not read from, so its heartbeats cannot be missed."""
+    """The node does not read from it, so it can't miss the client's heartbeats."""
     contents = [message(routing_key="q", body=b"x" * 65_000).encode(1)] * 30
     async with (
         served(tmp_path) as node,
@@ -185,7 +187,7 @@ async def test_a_blocked_publisher_is_not_dropped(tmp_path: Path) -> None:
     ):
         await blocked.ask(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
         node.broker.alarms.set("test", True)
-        # Not all of it may fit in the socket's buffers until the node reads on.
+        # Some of it may not fit in the socket's buffers until the node reads on.
         nursery.start_soon(blocked.send, *contents)
         await blocked.wait_for(commands.Connection.Blocked)
         [transport] = node.server.transports
@@ -200,7 +202,9 @@ async def test_a_blocked_publisher_is_not_dropped(tmp_path: Path) -> None:
 
 
 async def test_heartbeats_are_read_while_blocked(tmp_path: Path) -> None:
-    """Little was published: acks and heartbeats are still read (and a dead client is still noticed)."""
+    """This client has published little: the node still reads its acks and heartbeats (and still notices a
+    dead client).
+    """
     async with served(tmp_path) as node, client(node, heartbeat_s=1) as blocked:
         await blocked.ask(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
         await blocked.send(message(routing_key="q").encode(1) * 2)
@@ -216,7 +220,7 @@ async def test_heartbeats_are_read_while_blocked(tmp_path: Path) -> None:
 
 
 async def _hear(user: Client, count: int, seconds: float) -> None:
-    """Fail unless so many heartbeats come within this time. Our own are sent meanwhile."""
+    """Fail unless this many heartbeats come within this time. Meanwhile the client sends its own."""
     heard = user.heartbeats
     with trio.fail_after(seconds + PATIENCE_S / 10):
         began = trio.current_time()
@@ -228,7 +232,9 @@ async def _hear(user: Client, count: int, seconds: float) -> None:
 
 @pytest.mark.parametrize("messages", [1, 20], ids=["read", "stalled"])
 async def test_a_blocked_publisher_gets_heartbeats(tmp_path: Path, messages: int) -> None:
-    """As long as the alarm stands, whether it is read from or not, and without sending anything itself."""
+    """As long as the alarm stands, whether the node reads from it or not, and even if it sends nothing
+    itself.
+    """
     async with served(tmp_path) as node, client(node, heartbeat_s=1) as blocked:
         await blocked.ask(1, commands.Confirm.Select(), commands.Confirm.SelectOk)
         await blocked.ask(1, commands.Queue.Declare(queue="q", durable=True), commands.Queue.DeclareOk)
@@ -258,7 +264,7 @@ async def test_who_waits_for_the_disk_gets_heartbeats(tmp_path: Path) -> None:
 
 
 class Behind:
-    """The disk is behind until this event. See connection.listener.AwaitedBackpressure."""
+    """The disk lags until this event. See connection.listener.AwaitedBackpressure."""
 
     def __init__(self, written: trio.Event, high_bytes: int = 1 << 20) -> None:
         self._written = written
@@ -296,7 +302,7 @@ async def test_who_publishes_little_does_not_wait_for_the_disk(
             await small.send(message(routing_key="small", body=b"x" * 1_000).encode(1))
             await consumer.deliveries(1)
         assert [each for each in node.server.transports if each.waits_for_disk] == waiting
-        # It has had its share then.
+        # After this the client has had its share.
         await small.send(message(routing_key="small", body=b"x" * 1_000).encode(1) * 4)
         await consumer.deliveries(4)
         await until(lambda: sum(each.waits_for_disk for each in node.server.transports) == 2)
@@ -306,7 +312,7 @@ async def test_who_publishes_little_does_not_wait_for_the_disk(
         await trio.testing.wait_all_tasks_blocked(0.05)
         assert held.session.incoming.received_bytes == received_bytes
         written.set()
-        # And has a new one when the disk is behind again.
+        # The client gets a new share when the disk lags again.
         await consumer.deliveries(2)
         monkeypatch.setattr(node.server, "backpressure", Behind(trio.Event()))
         await small.send(message(routing_key="small").encode(1))
@@ -326,7 +332,7 @@ async def test_shares_together_are_no_more_than_may_wait(
 async def test_a_publisher_that_waits_for_the_disk_is_not_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is not read from, so its heartbeats cannot be missed."""
+    """The node does not read from it, so it can't miss the client's heartbeats."""
     async with (
         served(tmp_path, unsynced_share_bytes=0) as node,
         client(node, heartbeat_s=1) as publisher,
@@ -356,17 +362,17 @@ async def test_acks_of_a_blocked_publisher_are_read_up_to_a_bound(tmp_path: Path
         await both.ask(1, commands.Basic.Consume(queue="q"), commands.Basic.ConsumeOk)
         node.broker.alarms.set("test", True)
         published = message(routing_key="other", body=b"x" * 60_000).encode(1)
-        # Three times this much is held back, and acks behind it are taken.
+        # The node holds three messages of this size back, and still takes the acks behind them.
         for tag in range(1, 4):
             await both.deliveries(1)
             await both.send(published, method(1, commands.Basic.Ack(tag)))
         await both.deliveries(1)
-        # Once more is too much: what comes behind it is not read until the alarm is over.
+        # A fourth one is too much: the node does not read what comes behind it until the alarm is over.
         await both.send(published)
         [stalled] = [each for each in node.server.transports if each.session.incoming.segments]
         await until(lambda: stalled.session.incoming.stalled)
         await both.send(method(1, commands.Basic.Ack(4)))
-        # Those that only consume go on.
+        # Clients that only consume go on.
         await other.ask(1, commands.Basic.Consume(queue="q", no_ack=True), commands.Basic.ConsumeOk)
         await other.deliveries(1)
         assert stalled.session.channels[1].unacked.count == 1
@@ -381,7 +387,7 @@ async def test_acks_of_a_blocked_publisher_are_read_up_to_a_bound(tmp_path: Path
 async def test_octets_received_are_those_that_the_client_sent(
     tmp_path: Path, secure: bool, authority: Authority
 ) -> None:
-    """However they are cut, whatever waits for an answer or an alarm, and through TLS."""
+    """However the bytes are cut, whatever waits for an answer or an alarm, and also through TLS."""
     async with served(tmp_path, **(authority.options if secure else {})) as node:
         user = Counted(await (connect_tls(node, authority.trusting) if secure else connect(node)))
         await user.log_in()
@@ -449,7 +455,7 @@ async def test_sigterm_closes_connections_in_order(tmp_path: Path) -> None:
 
 
 async def test_a_goodbye_is_answered_however_long_ago_the_login_was(tmp_path: Path) -> None:
-    """Connections are looked at now and then, also while the answer waits for the disk."""
+    """The node checks connections now and then, also while the answer waits for the disk."""
     async with served(tmp_path, close_wait_s=0.1) as node, client(node) as leaving:
         (transport,) = node.server.transports
         transport.began -= 2 * Config().handshake_timeout_s
@@ -466,7 +472,7 @@ async def test_a_goodbye_is_answered_however_long_ago_the_login_was(tmp_path: Pa
 
 @pytest.mark.parametrize("secure", [False, True], ids=["plain", "tls"])
 async def test_the_socket_is_the_clients_to_close(tmp_path: Path, secure: bool, authority: Authority) -> None:
-    """What it still sends is discarded, and no longer than close_wait_s."""
+    """The node discards further input of the client, and waits close_wait_s at most."""
     async with served(tmp_path, close_wait_s=1, **(authority.options if secure else {})) as node:
         leaving = await (connect_tls(node, authority.trusting) if secure else connect(node))
         await leaving.log_in()
@@ -532,7 +538,7 @@ async def test_what_was_confirmed_is_there_after_a_restart(tmp_path: Path) -> No
         assert delivery.body == b"kept"
 
 
-#: Limit, depth, and whether the connection ends.
+#: Limit, depth, and whether the node closes the connection.
 DEPTHS = [
     (1, 1, False),
     (1, 2, True),
@@ -545,7 +551,7 @@ DEPTHS = [
 
 
 def _declaring(depth: int) -> bytes:
-    """A queue.declare whose arguments are so deep; pamqp's encoder would not come to the end of it."""
+    """A queue.declare with arguments this deep; pamqp's encoder would not come to the end of it."""
     value = b"I\0\0\0\1"
     for level in range(depth):
         value = b"A" + long(value) if level % 2 else b"F" + long(short(b"k") + value)
@@ -564,7 +570,7 @@ async def test_arguments_that_are_too_deep_close_the_connection(
             assert f"nested more than {limit} deep (table_depth_max)" in closed.reply_text
         else:
             await user.wait_for(commands.Queue.DeclareOk)
-            # All that compares or prints arguments goes through them.
+            # Such arguments go through all code that compares or prints arguments.
             await user.send(_declaring(depth))
             await user.wait_for(commands.Queue.DeclareOk)
             declared = ManagedBroker(node).queues.find("/", "q")
@@ -586,7 +592,7 @@ async def test_headers_that_are_too_deep_close_the_connection(
     body = raw(3, 1, b"ab") if bodies == 1 else raw(3, 1, b"a") + raw(3, 1, b"b")
     async with served(tmp_path, table_depth_max=limit) as node, client(node) as user:
         await user.ask(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
-        # Once by the way of frames seen for the first time, and once by that of known ones.
+        # First as frames of a new shape, then as frames of a known one.
         for _ in range(2):
             await user.send(method(1, commands.Basic.Publish(routing_key="q")), raw(2, 1, header), body)
             if ends:
@@ -615,10 +621,10 @@ async def test_a_queue_remembers_as_many_producers_as_where_it_was_declared(
         await user.ask(1, declare, commands.Queue.DeclareOk)
         await say(user, "a", "b", "a", "b")
         assert (await user.ask(1, declare, commands.Queue.DeclareOk)).message_count == 2
-        # The third one pushes the first one out, which then is new.
+        # The third name pushes the first one out, which then counts as new.
         await say(user, "c", "a")
         assert (await user.ask(1, declare, commands.Queue.DeclareOk)).message_count == 4
-    # The configuration is for queues that are declared under it.
+    # The configuration is for queues that are declared while it holds.
     async with served(tmp_path, deduplication_producers_max=10) as node, client(node) as user:
         settings = node.broker.vhost("/").queues["q"].settings
         assert settings.deduplication_producers == 2

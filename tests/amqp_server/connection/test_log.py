@@ -1,5 +1,5 @@
-"""What the log says of connections: RabbitMQ's words, one line each, and
-nothing that a client could forge.
+"""The log's lines about connections: RabbitMQ's words, one line each, and nothing that a client could
+forge.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ async def test_client_that_leaves_without_a_word(tmp_path: Path, caplog: pytest.
 
 
 async def test_probe_leaves_no_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """What connects and leaves is a load balancer that looks whether the port is open."""
+    """A load balancer connects and leaves, to see whether the port is open."""
     caplog.set_level("INFO")
     async with served(tmp_path) as node:
         probe = await connect(node)

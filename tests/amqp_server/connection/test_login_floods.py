@@ -1,4 +1,4 @@
-"""Strangers who guess passwords or hold connections open do not keep out the others, nor fill the log."""
+"""Strangers that guess passwords or hold connections open do not keep other clients out, nor fill the log."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def try_password(node: Node, address: str, password: str, user: str = "gue
 
 
 class Slow:
-    """In the place of a password's check: it ends when the test says so, and counts."""
+    """Stands in for the check of a password: the check ends when the test says so, and is counted."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.open = threading.Semaphore(0)
@@ -95,7 +95,7 @@ async def test_few_checks_are_made_at_a_time_and_addresses_take_turns(
 
         nursery.start_soon(bystander)
         await until(lambda: len(node.server.transports) == 41)
-        # Its check comes after one more of each of the others at most, not after all 40.
+        # This check comes after at most one more of each of the others, not after all 40.
         with trio.fail_after(PATIENCE_S):
             while not accepted:
                 before = slow.count
@@ -133,7 +133,7 @@ async def test_address_that_guesses_waits_longer_and_longer(tmp_path: Path) -> N
 
             for number in range(20):
                 nursery.start_soon(guess, number)
-            # More than may wait are refused without a check.
+            # The node refuses the logins beyond the permitted number of waiting ones without a check.
             await until(lambda: len(refused) == 12)
             assert await try_password(node, "127.0.0.2", "guest")
             node.broker.access.users.add("ann", "secret")
@@ -179,7 +179,7 @@ async def test_addresses_that_are_remembered_are_bounded() -> None:
 
 
 class WithoutThreads(PasswordChecks):
-    """A clock that jumps would do so while a thread works."""
+    """Checks without threads, because a clock that jumps would jump while a thread works."""
 
     def __init__(self, users: _Users, config: Config) -> None:
         super().__init__(users, config)  # type: ignore[arg-type]
@@ -190,7 +190,7 @@ class WithoutThreads(PasswordChecks):
 
 
 class _Users:
-    """Of which one check takes no time, and nothing is remembered."""
+    """Users whose passwords are checked in no time, and not remembered."""
 
     def __init__(self) -> None:
         self.checked = 0
@@ -244,7 +244,7 @@ def test_busiest_address_gives_way() -> None:
     assert door.admit("c", "c0") and door.dropped == ["a0"]
     door.admitted["a1"].checking = True
     assert door.admit("b", "b1") and door.dropped == ["a0", "a2"]
-    # They have as many as they may, and nobody has had the time to log in.
+    # All addresses have as many places as they may, and nobody has had the time to log in.
     assert not door.admit("a", "a8")
     assert len(door.places) == 6
     for name in ("a1", "a3", "a4", "b0", "b1"):
@@ -276,7 +276,7 @@ def test_oldest_of_the_node_gives_way_where_all_are_of_one_address() -> None:
 async def test_half_open_connections_keep_nobody_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, address: str
 ) -> None:
-    """Neither from another address, nor from the same one."""
+    """Clients of other addresses and of the same one still get in."""
     async with served(tmp_path, half_open_max=20, half_open_per_address_max=15) as node:
         held = [await connect_from(node, "127.0.0.2") for _ in range(30)]
         await until(lambda: len(node.server.half_opens) == 15)

@@ -1,4 +1,6 @@
-"""What connections remember of frames is bounded in bytes, over all of them, and is gone with them."""
+"""The memory that connections use to remember frames is bounded in bytes, over all of them, and is freed with
+them.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ def distinct_headers(number: int) -> bytes:
 
 
 def long_headers(number: int) -> bytes:
-    """Each of another length: another shape."""
+    """Header tables of different lengths, and so of different shapes."""
     return message("e", "k", b"", headers=table(30_000 + number, number)).encode(1)
 
 
@@ -104,7 +106,7 @@ def test_an_alarm_clears_it_and_what_is_estimated_is_near_what_there_is(traced: 
 
 
 def test_messages_go_where_they_went() -> None:
-    """Though all is forgotten again and again, within a read, too."""
+    """Though the memo is emptied again and again, even within a read."""
     node = MemoryNode(memo_bytes_max=1 << 16)
     peer = node.peer()
     peer.call(1, commands.Channel.Open())

@@ -142,7 +142,7 @@ def test_a_full_link_goes_on_when_it_has_room(node: PolledNode) -> None:
                 break
         node.poller.serve()
     assert came == b"".join(HEAD.pack(len(frame)) + frame for frame in frames)
-    # It is watched for room no more, but it is read.
+    # The poller no longer watches the link for room, but it reads it.
     assert not node.poller.serve()
     link.send(b"still read")
     node.poller.serve()

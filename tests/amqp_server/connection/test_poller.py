@@ -1,8 +1,8 @@
 """All sockets that are ready are served together, and no client's work delays another one's by more than a
 part.
 
-Over pairs of sockets, without a task: a test makes the rounds itself. Time goes on with each look at the
-clock, so a turn is over after so many looks.
+Over pairs of sockets, without a task: the tests make the rounds themselves. Time goes on with each look at
+the clock, so a turn is over after a fixed number of looks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .node import CAPABILITIES, Commits, Delivery, MemoryNode, decoded, make_bro
 
 #: Looks at the clock within one turn.
 LOOKS = 40
-#: What a queue takes that is slow.
+#: Looks that a slow queue takes.
 SLOW_LOOKS = 8
 
 
@@ -51,7 +51,7 @@ class CountedCommits(Commits):
     def turn_ends(self) -> None:
         if self.unsynced:
             self.count += 1
-            # Durable at once, so that the next turn's changes are counted by themselves.
+            # Make it durable at once, so that the next turn's changes make a commit of their own.
             self.environment.flush()
 
 
@@ -63,10 +63,10 @@ class Disk:
 
 
 class SocketWire(ClientWire):
-    """May have bytes left that its socket knows nothing of, as TLS does."""
+    """May have bytes left that its socket does not show, as TLS does."""
 
     left = b""
-    #: Comes with the next bytes of the socket.
+    #: Bytes that come with the next ones of the socket.
     behind = b""
 
     @property
@@ -119,7 +119,7 @@ class Client:
         return self.answers()
 
     def read(self) -> bool:
-        """Take what has come; False at the end of the stream."""
+        """Read what has arrived; False at the end of the stream."""
         while True:
             try:
                 data = self.sock.recv(1 << 20)
@@ -176,7 +176,7 @@ class PolledNode(MemoryNode):
         return self.clients[-1]
 
     def round(self) -> bool:
-        """What the task that waits for the sockets and the driver do, each once."""
+        """Do once what the driver does, and the task that waits for the sockets."""
         left = self.poller.serve()
         if self.turn.behind:
             self.poller.serve_light()
@@ -207,12 +207,12 @@ def publish(key: str, body: bytes = b"m", **properties: Any) -> bytes:
 
 
 def test_messages_of_many_clients_make_one_commit(node: PolledNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the queue is run once."""
+    """And the queue runs once."""
     clients = [node.client(f"c{number}") for number in range(30)]
     clients[0].call(commands.Queue.Declare(queue="q", durable=True))
     for each in clients:
         each.call(commands.Confirm.Select())
-    # As long as it takes: there is no clock for many small ones.
+    # The turn may take any time: there is no clock for many small messages.
     node.turn._lasts_s = 10_000
     runs: list[LocalHost] = []
     apply_pending = LocalHost.apply_pending
@@ -296,7 +296,7 @@ def test_firehoses_delay_a_small_client_by_a_part_however_many_they_are(
         small.call(commands.Queue.Bind(queue=f"q{number}", exchange="amq.fanout"))
     data = {
         "methods": method(1, commands.Queue.Declare(queue="q1", passive=True)) * 500,
-        # Nearly a whole turn, and no more before the answers have come.
+        # Nearly a whole turn, and no more methods before the answers have come.
         "few": method(1, commands.Queue.Declare(queue="q1", passive=True)) * (LOOKS - 10),
         "messages": publish("q1", b"x" * 1_000) * 100,
         "wide": message("amq.fanout", "").encode(1) * 50,
@@ -328,7 +328,8 @@ def test_firehoses_delay_a_small_client_by_a_part_however_many_they_are(
             if [each for each in small.answers() if isinstance(each, Delivery)]:
                 break
         delays.append(node.looks - before)
-    # A round: one turn of the light, one of the heavy, one of what was left; each may end some looks late.
+    # A round is one turn of the light clients, one of the heavy ones, and one of leftover work; each may end
+    # some looks late.
     assert max(delays) < 4 * LOOKS
 
 
@@ -362,7 +363,7 @@ def test_one_queue_of_a_client_does_not_come_behind_all_of_another(
 def test_the_end_of_a_commit_and_what_it_causes_share_half_a_turn(
     node: PolledNode, monkeypatch: pytest.MonkeyPatch, asks: bool, takes: int, most: int
 ) -> None:
-    """And a client has its answer at its end all the same."""
+    """And a client still gets its answer at the end of the turn."""
     small = node.client("small")
     names = [f"q{number}" for number in range(20)]
     for name in ("small", *names):
@@ -384,7 +385,7 @@ def test_the_end_of_a_commit_and_what_it_causes_share_half_a_turn(
             node.turn.schedule(queues[name].host)
 
     monkeypatch.setattr(LocalHost, "apply_pending", slow)
-    # What answers with a count has the client's own queue applied, and no other one.
+    # A method whose answer has a count applies the pending commands of its own queue, and of no other one.
     question = method(1, commands.Queue.Declare(queue="small", passive=True)) if asks else b""
     small.send(publish("small"), question)
     node.poller.report(ended)
@@ -444,7 +445,7 @@ def test_what_a_turn_has_no_time_for_comes_first_in_the_next(node: PolledNode) -
     assert node.poller.serve()
     first = [int(each.body) for each in clients[0].answers()]
     assert 0 < len(first) < 60
-    # Those that were served have more; the others go before them.
+    # The clients that were served send more; the others go before them.
     for number in first:
         clients[number].send(publish("q", b"%d" % number))
     node.poller.serve()
@@ -469,13 +470,13 @@ def test_one_that_is_not_read_goes_on_when_it_may(node: PolledNode) -> None:
 
 
 def test_what_another_task_has_found_wakes_the_one_that_waits(node: PolledNode) -> None:
-    """A heavy one that has bytes left in its TLS, whose socket is silent."""
+    """A heavy client has bytes left in its TLS, and its socket is silent."""
     client = node.client()
     client.call(commands.Queue.Declare(queue="q"))
     client.wire.behind = publish("q", b"x" * 100) * 1_000
     client.send(publish("q"))
     node.poller.serve_light()
-    # It is the set that the task waits for.
+    # The task waits for the poller's set.
     with select.epoll() as outer:
         outer.register(node.poller.fileno(), select.EPOLLIN)
         assert outer.poll(0)
@@ -504,7 +505,7 @@ def test_a_connection_that_ends_leaves_nothing(node: PolledNode, end: Callable[[
     if end is _closes:
         (answer,) = client.answers()
         assert isinstance(answer, commands.Connection.CloseOk)
-        # It is for the client to close the socket; what else it sends is thrown away.
+        # The client is to close the socket; the node discards further input.
         client.send(publish("q"))
         node.settle()
         assert client.transport in node.transports
@@ -532,7 +533,7 @@ class PutOff:
 
 
 def test_clients_are_served_while_a_commit_is_put_off(node: PolledNode) -> None:
-    """What comes meanwhile is served before it begins."""
+    """The node serves what arrives meanwhile before the commit begins."""
     commits = PutOff()
     node.poller._commits = commits
     client = node.client()
@@ -570,7 +571,7 @@ def test_nobody_waits_longer_than_a_commit_is_put_off(node: PolledNode) -> None:
 
 
 def test_a_heavy_client_does_not_wait_while_a_commit_is_put_off(node: PolledNode) -> None:
-    """Its socket is ready all the time: whoever looked at the set would turn round and round."""
+    """Its socket is ready all the time: a task that looked at the set would loop without rest."""
     commits = PutOff()
     node.poller._commits = commits
     client = node.client()

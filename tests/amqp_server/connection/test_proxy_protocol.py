@@ -1,4 +1,4 @@
-"""The header of a proxy: what it says counts if the proxy is trusted, and nothing that is sent does harm."""
+"""The header of a proxy counts if the proxy is trusted, and no header does harm."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_hostile_bytes_are_refused_or_awaited(data: bytes) -> None:
         return
     assert header is None or 0 < header.size <= len(data)
     if header is None:
-        # It ends, one way or the other: no bytes keep a connection waiting for ever.
+        # With more bytes the header is complete or refused: no bytes keep a connection waiting forever.
         with suppress(BadProxyHeader):
             assert parse_header(data + b"\xff" * MOST, MOST) is not None
 
@@ -152,7 +152,7 @@ async def test_the_client_is_who_the_proxy_says(tmp_path: Path, caplog: pytest.L
     trusted = ("127.0.0.1",)
     async with served(tmp_path, proxy_sources=trusted, loopback_users=()) as node:
         for header in (V1, V2):
-            # The header and what follows it come in any pieces.
+            # The header and the bytes behind it come in any pieces.
             client = await connect(node)
             for byte in header:
                 await client.send(bytes((byte,)))
@@ -175,7 +175,7 @@ async def test_the_client_is_who_the_proxy_says(tmp_path: Path, caplog: pytest.L
         assert peer_of(session) == "127.0.0.1" and session.client.name.startswith("127.0.0.1:")
         await client.close()
         await until(lambda: not node.server.transports)
-        # Without a header nothing is guessed.
+        # Without a header the node guesses nothing.
         for bytes_ in (b"AMQP\x00\x00\x09\x01", b"PROXY TCP4 nonsense\r\n", b"\x16\x03\x01\x02\x00"):
             assert await closed(await behind(node, bytes_))
         handshakes_take(node, 0.2)
@@ -197,7 +197,7 @@ async def test_guest_stays_at_home_behind_a_proxy(tmp_path: Path) -> None:
 
 
 async def test_places_are_those_of_the_clients(tmp_path: Path) -> None:
-    """All clients of one proxy are not one address."""
+    """The clients of one proxy do not count as one address."""
     options = {"proxy_sources": ("127.0.0.1",), "half_open_per_address_max": 2}
     async with served(tmp_path, **options) as node:
         clients = [
@@ -241,7 +241,7 @@ async def test_before_tls(tmp_path: Path, authority: Authority) -> None:
             assert told.ssl and told.ssl_protocol == "tlsv1.3" and told.peer_cert_subject is None
             await client.close()
             await until(lambda: not node.server.transports)
-        # The port that a proxy names says nothing about TLS: here the proxy has ended it.
+        # The port in the header says nothing about TLS: here the proxy has ended it.
         client = await behind(node, f"PROXY TCP4 192.0.2.7 198.51.100.1 1 {tls_port(node)}\r\n".encode())
         await client.log_in()
         (told,) = ManagedConnections(node).views()

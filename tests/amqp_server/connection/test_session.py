@@ -1,4 +1,4 @@
-"""What a session says and does not say around the end of its channels."""
+"""The frames that a session sends, and must not send, around the end of its channels."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def confirming(node: MemoryNode) -> Peer:
 
 
 def test_no_confirm_after_close_ok(node: MemoryNode) -> None:
-    """The client knows the channel no more, and some close the connection for a frame on it."""
+    """The client does not know the channel any more, and some clients close the connection when they get a
+    frame on it.
+    """
     peer = confirming(node)
     peer.send(message(**DURABLE).encode(1), method(1, commands.Channel.Close(200, "", 0, 0)))
     node.sync()
@@ -64,7 +66,7 @@ def test_a_number_that_is_opened_again_starts_anew(node: MemoryNode) -> None:
 
 
 def test_an_error_in_the_same_read_rolls_back(node: MemoryNode) -> None:
-    """Whatever closed the channel: what was published in its transaction is gone."""
+    """Whatever closed the channel, the messages published in its transaction are gone."""
     peer = node.peer()
     peer.call(1, commands.Channel.Open(), commands.Queue.Declare(queue="q"), commands.Tx.Select())
     peer.answers()

@@ -1,6 +1,6 @@
 """No client's work makes a turn long: it is done a part at a time, and others have their turns in between.
 
-Time goes on with each look at the clock here, so a turn is over after so many looks.
+Here time goes on with each look at the clock, so a turn is over after a fixed number of looks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.work import steps
 
 #: Looks at the clock within one turn.
 LOOKS = 5
-#: Instructions of the longest turn, however much is asked for.
+#: Instructions of the longest turn, however much a client asks for.
 TURN_MAX = 100_000
 
 
@@ -171,7 +171,7 @@ def test_who_shares_a_turn_with_a_wide_fanout_waits_for_few_of_its_queues(sliced
     turn = sliced.turn
 
     def both() -> None:
-        # As the poller serves light connections.
+        # This is how the poller serves light connections.
         for each, data in (
             (peer, message("amq.fanout", "a") * 20),
             (other, message("", "bystander", b"hello")),
@@ -195,7 +195,7 @@ def test_who_shares_a_turn_with_a_wide_fanout_waits_for_few_of_its_queues(sliced
 
 
 def with_headers(count: int, number: int) -> bytes:
-    """A message with so many headers, whose values no other one has."""
+    """A message with this many headers, whose values no other message has."""
     properties: Any = commands.Basic.Properties(headers={f"k{each}": f"{number}" for each in range(count)})
     content = header.ContentHeader(0, 0, properties).marshal()
     publish = commands.Basic.Publish(exchange="amq.headers", routing_key="")
@@ -203,7 +203,7 @@ def with_headers(count: int, number: int) -> bytes:
 
 
 def test_messages_with_many_headers_are_taken_in_parts(sliced: SlicedNode) -> None:
-    """Each in a shape of its own."""
+    """Each message has a shape of its own."""
     peer = opened(sliced)
     declared(peer, 1, exchange="amq.headers")
     publish = bystander(sliced)
@@ -219,7 +219,7 @@ def test_messages_with_many_headers_are_taken_in_parts(sliced: SlicedNode) -> No
 
 
 def test_messages_that_many_bindings_may_be_about_are_routed_in_parts(sliced: SlicedNode) -> None:
-    """All have one shape, which is walked once."""
+    """All messages have one shape, and its bindings are walked once."""
     peer = opened(sliced)
     called(peer, commands.Queue.Declare(queue="q"))
     bind = commands.Queue.Bind(queue="q", exchange="amq.headers", arguments={"k0": "common"})
@@ -287,7 +287,7 @@ def test_what_was_published_before_an_error_is_handed_over_in_parts_too(
 
 
 def test_a_client_that_waits_for_its_queues_is_not_read(sliced: SlicedNode) -> None:
-    """Else it would fill the memory with what queues have yet to do."""
+    """Otherwise it would fill the memory with commands that queues have not applied yet."""
     peer = opened(sliced)
     declared(peer, 60)
     sliced.feed(peer, message("amq.fanout", ""))
@@ -297,7 +297,7 @@ def test_a_client_that_waits_for_its_queues_is_not_read(sliced: SlicedNode) -> N
 
 
 def test_a_transaction_is_applied_as_a_whole(sliced: SlicedNode) -> None:
-    """So it reaches the disk at once."""
+    """So all of it reaches the disk at once."""
     peer = opened(sliced)
     names = declared(peer, 100)
     called(peer, commands.Tx.Select())
@@ -327,7 +327,7 @@ def test_dead_letters_leave_in_parts(sliced: SlicedNode) -> None:
 
 
 def test_a_dead_letter_to_many_queues_goes_in_parts(sliced: SlicedNode) -> None:
-    """The disk gets it at once with what it settles."""
+    """The disk gets the dead letter in the same commit that settles the message."""
     peer = opened(sliced)
     publish = bystander(sliced)
     called(peer, commands.Queue.Declare(queue="first", durable=True))
@@ -338,7 +338,7 @@ def test_a_dead_letter_to_many_queues_goes_in_parts(sliced: SlicedNode) -> None:
     arguments: Any = {"x-dead-letter-exchange": "amq.fanout"}
     called(peer, commands.Queue.Declare(queue="source", durable=True, arguments=arguments))
     called(peer, commands.Basic.Consume(queue="source"))
-    # More than leave at once.
+    # More than one step takes.
     peer.send(message("", "source", persistent=True) * 10)
     sliced.drive()
     on_disk: list[tuple[int, ...]] = []
@@ -358,7 +358,7 @@ def test_a_dead_letter_to_many_queues_goes_in_parts(sliced: SlicedNode) -> None:
     sliced.turns.clear()
     sliced.feed(peer, method(1, commands.Basic.Nack(delivery_tag=0, multiple=True, requeue=False)))
     while depths(sliced)["last"] < 10:
-        # Each waits until the disk has what went before.
+        # Each dead letter waits until the disk has the one before.
         assert sliced.drive(between=between) > 5
     assert {depths(sliced)[name] for name in [*names, "first", "last"]} == {10}
     assert set(on_disk) <= {(10 - sent, sent, sent) for sent in range(11)} and len(set(on_disk)) > 2
@@ -366,7 +366,7 @@ def test_a_dead_letter_to_many_queues_goes_in_parts(sliced: SlicedNode) -> None:
 
 
 def test_dead_letters_to_many_queues_wait_until_those_have_taken_the_last_ones(sliced: SlicedNode) -> None:
-    """To hand a letter to a queue is quick, and what the queue does then takes the time."""
+    """To hand a dead letter to a queue is quick; the work of the queue takes the time."""
     peer = opened(sliced)
     names = declared(peer, 400)
     arguments: Any = {"x-dead-letter-exchange": "amq.fanout"}
@@ -463,7 +463,7 @@ def test_a_queue_that_is_deleted_has_sent_a_dead_letter_to_all_of_many_queues(
     for _ in range(3):
         sliced.drive()
     assert depths(sliced) == dict.fromkeys(names, 1)
-    # Nobody keeps the store from its commits.
+    # Nothing holds back the commits of the store any more.
     assert not sliced.environment.pending.held
 
 
@@ -489,8 +489,8 @@ def test_a_large_rollback_and_a_large_commit_are_short(sliced: SlicedNode, order
 
 
 def held(sliced: SlicedNode, peer: Peer, count: int = 4_000) -> Any:
-    """Have the channel hold messages of two queues in turn, no two in a row
-    of one; return the queues' hosts.
+    """Have the channel hold messages of two queues in turn, never two in a row from the same queue; return
+    the queues' hosts.
     """
     called(peer, *(commands.Queue.Declare(queue=name) for name in "qr"))
     called(peer, *(commands.Basic.Consume(queue=name, consumer_tag=f"c{n}") for n, name in enumerate("qr")))
@@ -550,7 +550,7 @@ def test_a_transaction_that_comes_to_nothing_is_forgotten_in_parts(sliced: Slice
 
 
 def test_one_ack_of_what_consumers_got_in_turn_is_one_command_for_each_queue(sliced: SlicedNode) -> None:
-    """Each command goes through lists of what the consumer holds."""
+    """Each command goes through lists of the messages that the consumer holds."""
     for end, most in ((commands.Basic.Ack(0, multiple=True), 250), (commands.Basic.Nack(0, True, True), 500)):
         peer = opened(sliced)
         hosts = held(sliced, peer, 500)
@@ -572,7 +572,7 @@ ALL = {
 @pytest.mark.parametrize("how", ALL)
 @pytest.mark.parametrize("tx", [False, True], ids=["", "tx"])
 def test_very_many_deliveries_are_settled_at_once_in_parts(how: str, tx: bool) -> None:
-    """What the client has sent behind it waits until all are."""
+    """Later frames of the client wait until all of them are settled."""
     sliced = SlicedNode(looks=1)
     peer = opened(sliced)
     publish = bystander(sliced)
@@ -604,7 +604,7 @@ def test_very_many_deliveries_are_settled_at_once_in_parts(how: str, tx: bool) -
 
 
 def test_what_comes_back_in_parts_is_handed_out_in_its_old_order(sliced: SlicedNode) -> None:
-    """Though tags are in another one."""
+    """Though their tags are in another order."""
     peer = opened(sliced)
     called(peer, commands.Queue.Declare(queue="q"))
     called(peer, commands.Basic.Consume(queue="q"))
@@ -663,7 +663,7 @@ def test_very_many_acks_count_though_their_client_goes(sliced: SlicedNode, how: 
 
 @pytest.mark.parametrize("how", ["channel closed", "channel failed", "connection lost"])
 def test_very_many_unacked_deliveries_go_back_in_parts(sliced: SlicedNode, how: str) -> None:
-    """And in front of what comes meanwhile."""
+    """And they go in front of messages that arrive meanwhile."""
     peer, other = opened(sliced), opened(sliced)
     publish = bystander(sliced)
     hosts = held(sliced, peer)
@@ -721,7 +721,9 @@ def test_very_many_messages_for_one_queue_are_committed_in_parts(sliced: SlicedN
 
 
 def large_transaction(sliced: SlicedNode, peer: Peer) -> None:
-    """Open one with 300 acks of 600 messages, no two in a row, and 1,000 messages for 20 queues in turn."""
+    """Open a transaction with 300 acks of 600 messages, no two in a row, and 1,000 messages for 20 queues in
+    turn.
+    """
     names = [f"q{number}" for number in range(20)]
     called(peer, *(commands.Queue.Declare(queue=name, durable=True) for name in names))
     called(peer, commands.Queue.Declare(queue="source"))
@@ -737,7 +739,7 @@ def large_transaction(sliced: SlicedNode, peer: Peer) -> None:
 
 
 def stored(sliced: SlicedNode) -> int:
-    """Messages on the disk."""
+    """Return the number of messages on the disk."""
     sliced.turn.run(sliced.environment.flush)
     queues = sliced.environment.queues.values()
     return sum(count for queue in queues for count, *_ in queue.records.values())
@@ -805,7 +807,7 @@ def test_large_transactions_are_committed_one_after_the_other(sliced: SlicedNode
 
 
 def test_a_transaction_has_so_many_parts() -> None:
-    """Other commits wait for it."""
+    """Other commits wait for a transaction, so the number of its parts is bounded."""
     sliced = SlicedNode(tx_parts_max=1_000)
     peer = opened(sliced)
     called(peer, commands.Queue.Declare(queue="q"))
@@ -816,7 +818,8 @@ def test_a_transaction_has_so_many_parts() -> None:
             peer.send((message("", "q") + message("", "r")) * 100)
             sliced.drive()
         called(peer, commands.Tx.Commit())
-    # Messages that go the same way are one part, and so are those of each way that they alternate between.
+    # Messages that go the same way are one part. If they alternate between several ways, there is one part
+    # for each.
     peer.send(message("", "q") * 2_000 + (message("", "q") + message("", "r")) * 2_000)
     sliced.drive()
     called(peer, commands.Tx.Rollback())
@@ -838,7 +841,7 @@ def test_many_exclusive_queues_go_in_parts_with_their_connection(sliced: SlicedN
     sliced.turns.clear()
     if how == "close":
         sliced.feed(peer, method(0, commands.Connection.Close(0, "", 0, 0)))
-        # Clients count on it that the queues are gone when they have their answer.
+        # Clients expect that the queues are gone when they get the answer.
         assert len(depths(sliced)) > 200 and not peer.answers()
     else:
         sliced.turns.append(steps(sliced.turn.run, peer.session.lost))
@@ -849,7 +852,7 @@ def test_many_exclusive_queues_go_in_parts_with_their_connection(sliced: SlicedN
 
 
 def bound(peer: Peer, count: int) -> None:
-    """Bind the queue "bound" to the exchange "x" so many times."""
+    """Bind the queue "bound" to the exchange "x" this many times."""
     called(
         peer,
         commands.Exchange.Declare(exchange="x", durable=True),
@@ -972,7 +975,7 @@ def test_very_many_consumers_go_in_parts(sliced: SlicedNode) -> None:
 
 
 def test_a_client_with_very_many_channels_goes(sliced: SlicedNode) -> None:
-    """What one channel held is not given to the next one that goes."""
+    """Messages of one channel are not given to a channel that goes next."""
     peer = opened(sliced)
     peer.session.limits.channel_max = 2_047
     called(peer, commands.Queue.Declare(queue="q"))
@@ -991,7 +994,7 @@ def test_a_client_with_very_many_channels_goes(sliced: SlicedNode) -> None:
 def consuming(
     sliced: SlicedNode, peer: Peer, channels: int, each: int, queue: str = "q", **more: Any
 ) -> None:
-    """Open channels, each with so many consumers of one queue."""
+    """Open channels, each with this many consumers of one queue."""
     peer.session.limits.channel_max = 2_047
     called(peer, commands.Queue.Declare(queue=queue, **more))
     for number in range(2, channels + 2):
@@ -1008,7 +1011,7 @@ def consuming(
 
 @pytest.mark.parametrize("own", [0, 700], ids=["of others", "and of the channel"])
 def test_very_many_consumers_are_told_in_parts_that_their_queue_is_gone(sliced: SlicedNode, own: int) -> None:
-    """Those of the channel that deletes it after delete-ok."""
+    """Consumers of the channel that deletes the queue are told after delete-ok."""
     peer = opened(sliced)
     publish = bystander(sliced)
     consuming(sliced, peer, 20, 100)
@@ -1051,7 +1054,7 @@ def test_who_goes_before_it_is_told_that_its_queue_is_gone(sliced: SlicedNode) -
     [("plain", "lost"), ("auto_delete", "closed"), ("exclusive", "closed"), ("exclusive", "lost")],
 )
 def test_a_connection_of_many_channels_ends_in_parts(sliced: SlicedNode, how: str, kind: str) -> None:
-    """However little each of them has."""
+    """However little each channel has."""
     peer = opened(sliced)
     publish = bystander(sliced)
     arguments: Any = {} if kind == "plain" else {kind: True}
@@ -1088,7 +1091,7 @@ def test_what_a_deleted_queue_held_of_its_consumers_windows_is_given_back_in_par
     called(peer, commands.Basic.Qos(prefetch_count=600, global_=True))
     called(peer, *(commands.Basic.Consume(queue="q", consumer_tag=f"c{n}") for n in range(600)))
     called(peer, commands.Basic.Consume(queue="r", consumer_tag="r"))
-    # Neighbours that differ are no run.
+    # Neighbours with different attributes do not form a run.
     for number in range(700):
         peer.send(message("", "q", persistent=bool(number % 2)))
         peer.send(message("", "r"))
@@ -1099,13 +1102,13 @@ def test_what_a_deleted_queue_held_of_its_consumers_windows_is_given_back_in_par
     sliced.turns.clear()
     sliced.feed(other, method(1, commands.Queue.Delete(queue="q")))
     assert sliced.drive(between=publish) > 1
-    # In one go, the turn of the deletion has 101,000.
+    # Without parts, the turn of the deletion takes 101,000.
     assert max(sliced.turns) < 80_000
     assert depths(sliced)["r"] == max(0, 700 - 600) and window.used == 600 >= of_r
 
 
 def test_consumers_of_one_channel_get_few_messages_in_one_turn(sliced: SlicedNode) -> None:
-    """They take turns, so each message is a delivery of its own."""
+    """The consumers take turns, so each message is a delivery of its own."""
     peer, other = opened(sliced), opened(sliced)
     called(peer, commands.Queue.Declare(queue="q"))
     called(peer, *(commands.Basic.Consume(queue="q", consumer_tag=tag, no_ack=True) for tag in "ab"))
@@ -1116,7 +1119,7 @@ def test_consumers_of_one_channel_get_few_messages_in_one_turn(sliced: SlicedNod
     for _ in range(10):
         sliced.turns.append(steps(sliced.turn.run, sliced.broker.timers.run, sliced.clock.now_ms))
         publish()
-    # Each takes about 1,500.
+    # Each message takes about 1,500.
     assert max(sliced.turns) < 10 * TURN_MAX
     got = [each.method for _, each in peer.answers() if isinstance(each, Delivery)]
     assert [each.delivery_tag for each in got] == list(range(1, 3_001))  # type: ignore[attr-defined]

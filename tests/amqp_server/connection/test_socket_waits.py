@@ -1,4 +1,4 @@
-"""Sockets of strangers that are ready at once have their tasks go on a few at a time."""
+"""If many strangers' sockets are ready at once, their tasks go on a few at a time."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ async def test_a_task_that_is_cancelled_leaves_its_socket() -> None:
                     inner.cancel_scope.cancel()
             theirs.send(b"x")
             await waits.readable(ours.fileno())
-            # When the node stops, whoever comes late waits to be cancelled, too.
+            # When the node stops, a task that comes late waits to be cancelled, too.
             nursery.cancel_scope.cancel()
         with trio.CancelScope() as scope:
             scope.cancel()
@@ -138,7 +138,7 @@ async def test_handshakes_whose_clients_leave_at_once_end_a_few_at_a_time(
                 await trio.sleep(0.01)
             trio.lowlevel.add_instrument(passes)
             for client in clients:
-                # Not one in each pass.
+                # Fewer than one in each pass.
                 client.socket.close()
             while len(ended) < COUNT:
                 await trio.sleep(0.01)

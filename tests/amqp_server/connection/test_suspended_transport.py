@@ -1,4 +1,4 @@
-"""Connections that wait for an answer from elsewhere, over sockets."""
+"""Connections over sockets that wait for an answer from another node."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def test_the_answer_leaves_without_anything_else_to_send(tmp_path: Path) -
 
 
 async def test_who_waits_is_not_taken_for_dead(tmp_path: Path) -> None:
-    """More has come behind than is read: nobody can tell then whether there are heartbeats in it."""
+    """More has arrived than the node reads: it can't tell whether heartbeats are among that."""
     async with served(tmp_path) as node:
         log = LateReplication(node.broker)
         node.broker.replication = log
@@ -40,11 +40,11 @@ async def test_who_waits_is_not_taken_for_dead(tmp_path: Path) -> None:
             (transport,) = node.server.transports
             await waiting.send(HEARTBEAT * (200_000))
             await until(lambda: transport.session.incoming.backlogged)
-            # All of that may have come in one read.
+            # All of the first write may have come in one read.
             await waiting.send(HEARTBEAT * 1_000)
             heard = waiting.heartbeats
             with trio.fail_after(PATIENCE_S):
-                # Twice as long as a silent client has, and more.
+                # More than twice as long as a silent client has.
                 while waiting.heartbeats < heard + 6:
                     await waiting.read()
             assert transport.session.incoming.backlogged

@@ -1,4 +1,6 @@
-"""Methods whose answers come later: from a majority of the nodes, or from a queue on another node."""
+"""Methods whose answers come later: after a majority of the nodes has agreed, or from a queue on another
+node.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from .node import Delivery, MemoryNode, Peer
 
 
 class LateReplication(LocalReplication):
-    """Applies what was proposed when the test says so."""
+    """Applies proposals when the test says so."""
 
     def __init__(self, broker: Broker) -> None:
         super().__init__(broker.config.node, broker.topology)
@@ -37,7 +39,7 @@ class LateReplication(LocalReplication):
             super().propose(operation, done)
 
     def apply(self) -> None:
-        """Apply all that was proposed until now, in order."""
+        """Apply all proposals so far, in order."""
         proposed, self.proposed = self.proposed, []
         for operation, done in proposed:
             super().propose(operation, done)
@@ -50,7 +52,7 @@ class LateReplication(LocalReplication):
 
 
 class LateHost:
-    """A queue on another node: what is asked is answered when the test says so."""
+    """A queue on another node: it answers requests when the test says so."""
 
     def __init__(self, host: LocalHost, waiting: list[Callable[[], None]]) -> None:
         self._host = host
@@ -86,7 +88,7 @@ class LateHosts(LocalHosts):
         return cast(Host, LateHost(self.local(queue, machine), self.waiting))
 
     def answer(self) -> None:
-        """Answer everything that was asked until now."""
+        """Answer all requests so far."""
         waiting, self.waiting[:] = list(self.waiting), []
         for answer in waiting:
             self._turn.run(answer)
@@ -102,7 +104,7 @@ class Cluster(MemoryNode):
         self.sync()
 
     def remote_queues(self) -> LateHosts:
-        """Queues declared from now on live elsewhere; the topology is quick again."""
+        """Queues declared from now on live on another node; the topology answers at once again."""
         self.log.late = False
         self.broker.hosts = hosts = LateHosts(self.broker)
         return hosts
@@ -276,7 +278,7 @@ def test_close_ok_follows_the_end_of_exclusive_queues(node: Cluster, peer: Peer,
         node.sync()
     assert kinds(peer.answers()) == [commands.Connection.CloseOk]
     assert peer.session.state is State.CLOSED
-    # What was refused is asked for again, until it is done.
+    # The deletions that were refused are proposed again until they succeed.
     assert len(node.log.proposed) == (0 if majority else 2)
     node.apply()
     assert node.contents() == {}
@@ -413,7 +415,7 @@ def test_a_consumer_of_a_connection_that_ended_meanwhile_holds_nothing(
     peer.call(1, commands.Basic.Consume(queue="q", consumer_tag="c"))
     queue = node.broker.vhost("/").queues["q"]
     node.turn.run(peer.session.lost)
-    # As its link brings it: what was asked, then what the end of the channel submitted.
+    # In the order of the link: first the request, then the commands of the channel's end.
     remote.answer()
     queue.host.submit(("detach", (peer.session.number, 1, "c", 1), True))
     node.sync()
@@ -447,7 +449,7 @@ def test_what_was_got_for_a_connection_that_ended_is_not_lost(
     peer.call(1, commands.Basic.Get(queue="q"))
     host = node.broker.vhost("/").queues["q"].host
     node.turn.run(peer.session.lost)
-    # As its link brings it: what was asked, then what the end of the channel submitted.
+    # In the order of the link: first the request, then the commands of the channel's end.
     remote.answer()
     node.turn.run(host.submit, ("detach", (peer.session.number, 1, None, False), True))
     assert (host.ready_count, host.unacked_count) == (1, 0)

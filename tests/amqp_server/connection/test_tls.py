@@ -1,4 +1,4 @@
-"""amqps with a certificate made here."""
+"""AMQP over TLS (amqps), with a certificate made for the tests."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def test_publish_and_consume(tmp_path: Path, authority: Authority) -> None
 async def test_what_is_decrypted_is_served_though_nothing_more_comes(
     tmp_path: Path, authority: Authority
 ) -> None:
-    """TLS takes more from the socket at once than is read of a light connection."""
+    """TLS takes more from the socket at once than the node reads from a light connection."""
     async with served(tmp_path, **authority.options) as node:
         client = await connect_tls(node, authority.trusting)
         await client.log_in()
@@ -49,7 +49,7 @@ async def test_what_is_decrypted_is_served_though_nothing_more_comes(
 
 
 async def test_slow_reader_gets_all(tmp_path: Path, authority: Authority) -> None:
-    """Records that do not fit in the socket wait, and no byte of them is lost."""
+    """Records that do not fit in the socket wait, and none of their bytes is lost."""
     async with served(
         tmp_path, outbox_high_bytes=65_536, outbox_low_bytes=16_384, **authority.options
     ) as node:
@@ -68,7 +68,7 @@ async def test_slow_reader_gets_all(tmp_path: Path, authority: Authority) -> Non
                 )
             )
         queue = node.broker.vhost("/").queues["q"]
-        # Its answer comes when all that was published before is in the queue.
+        # The answer comes when all earlier messages are in the queue.
         await publisher.ask(1, commands.Queue.Declare(queue="q", passive=True), commands.Queue.DeclareOk)
         assert queue.host.ready_count > 0
         got: list[bytes] = []
@@ -111,7 +111,7 @@ async def test_plain_bytes_and_silence_on_the_tls_port(tmp_path: Path, authority
                 except trio.BrokenResourceError:
                     pass
                 await each.stream.aclose()
-        # They count no more among those that have not logged in.
+        # They no longer count among the clients that have not logged in.
         await until(lambda: not node.server.half_opens)
         handshakes_take(node, PATIENCE_S)
         client = await connect_tls(node, authority.trusting)
@@ -146,7 +146,7 @@ async def test_certificate_that_changed_on_disk_is_served(
         stays = await connect_tls(node, authority.trusting)
         await stays.log_in()
         before = await _certificate(node, authority)
-        # Half of a new pair is of no use, and the old one stays.
+        # Half of a new pair can't be used, and the old pair stays.
         (tmp_path / "renewed").mkdir()
         renewed = make_authority(tmp_path / "renewed")
         shutil.copyfile(renewed.options["tls_key_file"], authority.options["tls_key_file"])
@@ -157,13 +157,13 @@ async def test_certificate_that_changed_on_disk_is_served(
             while (after := await _certificate(node, renewed)) in (None, before):
                 await trio.sleep(0.01)
         assert after is not None
-        # Who was there before has noticed nothing.
+        # The client that was there before has noticed nothing.
         await stays.ask(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
         await stays.close()
 
 
 async def _certificate(node: Node, authority: Authority) -> bytes | None:
-    """Return what the listener shows; None if it is of another authority."""
+    """Return the certificate that the listener shows; None if it is of another authority."""
     try:
         made = await connect_tls(node, authority.trusting)
     except trio.BrokenResourceError:
@@ -183,7 +183,7 @@ def test_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
 
 async def test_old_protocols_are_refused(tmp_path: Path, authority: Authority) -> None:
     async with served(tmp_path, **authority.options) as node:
-        # A ClientHello of TLS 1.1, by hand: this machine's OpenSSL may not offer that any more.
+        # A ClientHello of TLS 1.1, written by hand: this machine's OpenSSL may no longer offer that version.
         hello = bytes.fromhex("0302") + bytes(32) + b"\x00" + bytes.fromhex("0004002f0035") + b"\x01\x00"
         handshake = b"\x01" + len(hello).to_bytes(3, "big") + hello
         old = await connect(node, port=tls_port(node))
@@ -193,5 +193,5 @@ async def test_old_protocols_are_refused(tmp_path: Path, authority: Authority) -
                 data = await old.stream.receive_some()
             except trio.BrokenResourceError:
                 data = b""
-        assert data[:1] in (b"", b"\x15")  # closed, or an alert first; no ServerHello
+        assert data[:1] in (b"", b"\x15")  # closed, or first an alert; no ServerHello
         await old.stream.aclose()

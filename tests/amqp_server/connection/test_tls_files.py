@@ -1,4 +1,4 @@
-"""What is wrong with a TLS file, in one line with the file's name."""
+"""The fault of a TLS file, in one line with the file's name."""
 
 from __future__ import annotations
 

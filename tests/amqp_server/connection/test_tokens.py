@@ -1,6 +1,4 @@
-"""Tokens in the place of passwords: who signed them, what they grant, how
-they are renewed and how they end.
-"""
+"""Tokens instead of passwords: who signed them, what they grant, how they are renewed and how they end."""
 
 from __future__ import annotations
 
@@ -55,7 +53,7 @@ class Issuer:
             {"kty": "RSA", "kid": "broken", "n": 7},
         ]
         self.asked: list[str] = []
-        #: While it is not set, nothing is answered.
+        #: While this is not set, the server answers nothing.
         self.gate = threading.Event()
         self.gate.set()
         self.closing = threading.Event()
@@ -77,7 +75,7 @@ class Issuer:
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 if self.path == "/slowly":
-                    # It never ends, and no two bytes are far apart.
+                    # The answer never ends, and no two bytes are far apart.
                     while not issuer.closing.wait(0.05):
                         self.wfile.write(b" ")
                 self.wfile.write(body)
@@ -87,7 +85,7 @@ class Issuer:
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
         self._server.daemon_threads = True
-        # What a client that gave up leaves is nobody's failure.
+        # Errors that a client causes by giving up are not to be reported.
         self._server.handle_error = lambda *_: None  # type: ignore[method-assign]
         self.url = f"https://127.0.0.1:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
@@ -124,7 +122,7 @@ def issuer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Issuer]:
 
 
 async def begin(node: Node, password: str, user: str = "") -> tuple[Client, Any]:
-    """Log in; return what comes: connection.tune or connection.close."""
+    """Log in; return the answer: connection.tune or connection.close."""
     client = await connect(node)
     await client.send(b"AMQP\x00\x00\x09\x01")
     await client.wait_for(commands.Connection.Start)
@@ -182,7 +180,7 @@ async def test_a_token_says_who_the_user_is_and_grants(tmp_path: Path, issuer: I
             await client.ask(1, commands.Queue.Declare(queue="other"), commands.Queue.DeclareOk)
         await until(lambda: not node.server.transports)
         assert not node.broker.access.permissions._grants
-        # Which is no user of the broker's own, and a password goes on being one.
+        # This name is no user of the broker's own, and passwords still work.
         assert node.broker.access.users.get("anna") is None
         direct = await connect(node)
         await direct.log_in()
@@ -289,7 +287,7 @@ async def test_the_management_api_takes_tokens(
             assert (await ask("GET", "vhosts", issuer.token("mqd.tag:monitoring"))).status_code == 200
             alive = await ask("GET", "aliveness-test/%2F", issuer.token(f"{ALL} mqd.tag:monitoring"))
             assert alive.json() == {"status": "ok"}
-            # What the token permits counts, and not what a user of the broker may who has the same name.
+            # The token's permissions count, and not those of a broker's user with the same name.
             node.broker.access.users.put("bert", "", ())
             node.broker.access.permissions.set("bert", "/", ".*", ".*", ".*")
             policy = {"pattern": "^q", "definition": {"max-length": 1}}
@@ -342,11 +340,11 @@ async def test_who_waits_for_keys_holds_nobody_up(
             login = commands.Connection.StartOk({}, "PLAIN", f"\0\0{issuer.token()}", "en_US")
             await waiting.send(frame.marshal(login, 0))
             await until(lambda: bool(issuer.asked))
-            # Another client of its address, with a password.
+            # Another client of the same address, with a password.
             direct = await connect(node)
             await direct.log_in()
             await direct.close()
-            # The first one gives up, and the keys come all the same.
+            # The first client gives up, and the keys come all the same.
             await trio.aclose_forcefully(waiting.stream)
             await until(lambda: not node.server.transports)
             issuer.gate.set()
@@ -378,7 +376,7 @@ async def test_renewed_and_expired(tmp_path: Path, issuer: Issuer, caplog: pytes
             await client.ask(
                 0, commands.Connection.UpdateSecret(renewed, "renewal"), commands.Connection.UpdateSecretOk
             )
-            # It goes on past the end of the first one, with what the second one grants.
+            # The client goes on after the first token has expired, with the permissions of the second one.
             await denied(client, 3, commands.Queue.Declare(queue="a"))
             await client.ask(4, commands.Queue.Declare(queue="b"), commands.Queue.DeclareOk)
             close = await client.wait_for(commands.Connection.Close)
@@ -418,7 +416,7 @@ async def test_an_issuer_that_is_away_and_one_that_is_asked_for_its_keys(
             direct = await connect(node)
             await direct.log_in()
             await direct.close()
-    # Another authority's certificate is none.
+    # The server's certificate is from another authority, so it is not accepted.
     options = issuer.options | {"oauth_ca_file": ""}
     async with served(tmp_path / "strange", **options) as node:
         await refused(node, issuer.token())
@@ -428,7 +426,7 @@ async def test_an_issuer_that_is_away_and_one_that_is_asked_for_its_keys(
 async def test_the_library_that_fetches_keys_is_loaded_beside_the_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It takes as long as ten turns, the first time."""
+    """To load it takes as long as ten turns, the first time."""
     loaded: list[tuple[str, bool]] = []
     load = importlib.import_module
 

@@ -1,5 +1,5 @@
-"""Moving bytes: sockets that take little at a time, readers that do not
-read, and others who must not notice.
+"""Moving bytes: sockets that take little at a time, clients that do not read, and other clients, which must
+not notice.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ async def test_slow_reader_is_paused_and_others_go_on(tmp_path: Path) -> None:
             await publisher.send(stuffing * 100)
         transport = next(each for each in node.server.transports if each.session.paused)
         queue = node.broker.vhost("/").queues["slow"]
-        # Its answer comes when all that was published before is in the queue.
+        # The answer comes when all earlier messages are in the queue.
         await publisher.ask(1, commands.Queue.Declare(queue="slow", passive=True), commands.Queue.DeclareOk)
-        # A run may be handed over before the pause is seen, then no more: the rest waits in its queue.
+        # A run may be handed over before the pause is seen, and then no more: the rest waits in the queue.
         assert transport.outbox.size < COUNT * len(BODY) / 4
         assert queue.host.ready_count > COUNT / 2
         for _ in range(20):
@@ -76,7 +76,7 @@ async def test_slow_reader_is_paused_and_others_go_on(tmp_path: Path) -> None:
 
 
 async def test_pause_ends_for_what_comes_later(tmp_path: Path) -> None:
-    """Nothing hangs when the queue was empty before the reader had drained."""
+    """Nothing hangs if the queue was empty before the reader had drained."""
     async with (
         served(tmp_path, outbox_high_bytes=8_192, outbox_low_bytes=1_024) as node,
         client(node) as publisher,
@@ -104,7 +104,7 @@ async def test_reader_that_never_reads_can_be_closed(tmp_path: Path) -> None:
 
 
 async def test_answer_before_the_end_is_sent(tmp_path: Path) -> None:
-    """Whatever waits when the client closes is sent, however slowly it is taken."""
+    """All frames that wait when the client closes are sent, however slowly it reads."""
     async with served(tmp_path, close_wait_s=0.1) as node, client(node) as publisher:
         await publisher.ask(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
         await publisher.send(message(routing_key="q", body=BODY).encode(1) * 500)
@@ -120,7 +120,7 @@ async def test_answer_before_the_end_is_sent(tmp_path: Path) -> None:
 
 
 async def test_reset_connection(tmp_path: Path) -> None:
-    """A client that is killed sends no goodbye; what it held goes back."""
+    """A client that is killed does not close its connection; its unacked messages go back."""
     async with served(tmp_path) as node, client(node) as publisher:
         await publisher.ask(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
         reader = await connect(node)
@@ -136,7 +136,7 @@ async def test_reset_connection(tmp_path: Path) -> None:
 
 
 async def test_a_defect_ends_one_connection_only(tmp_path: Path) -> None:
-    """An exception nobody foresaw becomes 541 for the client that met it."""
+    """An exception that nobody expected becomes 541 for the client that caused it."""
     async with served(tmp_path) as node, client(node) as unlucky, client(node) as other:
         transport = min(node.server.transports, key=_number)
 

@@ -1,4 +1,4 @@
-"""Messages whose last frame never comes: the memory alarm stops them, too."""
+"""Messages whose last frame never comes: the memory alarm stops their publishers, too."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FRAME = 100_000
 
 
 def begun(channel: int, body_bytes: int = 10 * FRAME) -> bytes:
-    """A message of which no body has come yet."""
+    """A message with no body frame yet."""
     publish = Message(b"", b"q", 0, header_payload({}, body_bytes), b"", ())
     return b"".join(publish.frames(channel))
 
@@ -64,9 +64,9 @@ def test_an_alarm_stops_content_that_is_not_complete(piece: int) -> None:
     assert peer.session.incoming.stalled
     assert unfinished_bytes(peer) <= 2 * FRAME + 2 * piece + 200 * CHANNELS
     assert told(peer) == [commands.Connection.Blocked]
-    # What comes nevertheless, because it was read already, waits.
+    # Frames that the node has read already wait.
     peer.send(body[at:])
-    # Then all of it is taken.
+    # Now the node takes them all.
     node.turn.run(node.broker.alarms.set, "memory", False)
     peer.send(*(raw(3, channel, b"x" * FRAME) * 9 for channel in range(1, CHANNELS + 1)))
     node.sync()
@@ -102,7 +102,7 @@ def test_under_an_alarm_an_ack_passes_content_that_is_not_complete() -> None:
 
 
 async def test_over_sockets_no_more_is_read(tmp_path: Path) -> None:
-    """As much as 137 channels of one client can begin, while the alarm stands."""
+    """As much data as 137 channels of one client can begin, while the alarm stands."""
     channels = tuple(range(1, 138))
     async with served(tmp_path) as node, client(node, channels=channels) as sender:
         (transport,) = node.server.transports
@@ -113,7 +113,7 @@ async def test_over_sockets_no_more_is_read(tmp_path: Path) -> None:
         one_each = b"".join(raw(3, channel, b"x" * FRAME) for channel in channels)
 
         async def send() -> None:
-            # It takes as long as the alarm stands.
+            # This lasts as long as the alarm stands.
             for _ in range(5):
                 await sender.stream.send_all(one_each)
 
@@ -147,7 +147,7 @@ def end_by_channel(node: MemoryNode, peer: Peer) -> None:
 
 
 def end_by_error(node: MemoryNode, peer: Peer) -> None:
-    # More body than was announced.
+    # More body than the header announced.
     peer.send(raw(3, 1, b"x" * FRAME) * 10)
 
 
@@ -176,7 +176,7 @@ def test_what_has_come_counts_until_it_is_complete_or_given_up(
 def test_bodies_of_queues_make_room_for_it() -> None:
     node = MemoryNode()
     peer = opened(node)
-    # Each is a run of its own.
+    # Each message is a run of its own.
     for number in range(40):
         mode = b"\x02" if number % 2 else b"\x01"
         peer.send(message("", "q", b"x" * FRAME, delivery_mode=mode).encode(1))

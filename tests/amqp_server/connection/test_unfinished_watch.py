@@ -1,4 +1,6 @@
-"""Who fills the memory with messages that it never finishes loses its connection, and the alarm ends."""
+"""A client that fills the memory with messages that it never finishes loses its connection, and the alarm
+ends.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,7 @@ class Watched:
 
 
 def begun(channel: int, count: int = 10) -> bytes:
-    """A message of so many frames of which none has come yet."""
+    """A message of this many frames, none of which has come yet."""
     publish = Message(b"", b"q", 0, header_payload({}, count * FRAME), b"", ())
     return b"".join(publish.frames(channel))
 
@@ -94,13 +96,13 @@ def test_a_silent_connection_is_closed_and_others_stay(
     watched = Watched()
     silent, other = watched.peer("silent"), watched.peer("other")
     fill(silent)
-    # Less than what a connection may keep for as long as it likes.
+    # Less than a connection may keep for any time.
     other.send(begun(1) + part(1))
     watched.alarm()
     watched.passes(TIMEOUT_S - 0.1)
     assert silent.session.state is State.RUNNING
     watched.passes(0.1)
-    # Now it is to show that it goes on.
+    # From now on the client must make progress.
     assert silent.session.state is State.RUNNING
     with caplog.at_level(logging.ERROR):
         watched.passes(TIMEOUT_S)
@@ -131,11 +133,11 @@ def test_a_client_that_the_alarm_stopped_is_read_and_finishes() -> None:
     assert not incoming.stalled
     for _ in range(4):
         peer.send(*(part(channel) for channel in (1, 2, 3)))
-    # It is in the queue, and can leave memory from there, though the alarm stands.
+    # The message is in the queue, and can leave memory from there, though the alarm stands.
     assert watched.ready() == 3
     watched.passes(TIMEOUT_S)
     assert peer.session.state is State.RUNNING
-    # But nothing new goes on like this.
+    # But no new message gets as far.
     peer.send(begun(1) + part(1, 10))
     peer.send(begun(1) + part(1, 10))
     assert incoming.stalled and watched.ready() <= 4
@@ -153,7 +155,7 @@ def test_a_transaction_is_committed_under_an_alarm() -> None:
 
 
 def test_nobody_goes_on_for_ever() -> None:
-    """A frame now and then is progress, but not without an end."""
+    """A frame now and then is progress, but it does not count forever."""
     watched = Watched()
     peer = watched.peer(channels=2)
     peer.send(begun(1, 30) + part(1, 3))
@@ -161,7 +163,7 @@ def test_nobody_goes_on_for_ever() -> None:
     watched.passes(TIMEOUT_S)
     rounds = 0
     while peer.session.state is State.RUNNING:
-        # Other messages are finished.
+        # The client finishes other messages.
         peer.send(part(1), begun(2, 3), part(2, 2))
         peer.send(part(2))
         watched.passes(TIMEOUT_S)
@@ -171,7 +173,7 @@ def test_nobody_goes_on_for_ever() -> None:
 
 
 def test_what_all_of_them_may_send_is_bounded() -> None:
-    """The largest are closed when it is used up."""
+    """When the allowance is used up, the largest are closed."""
     watched = Watched(memory_limit=str(128 * FRAME), message_bytes_max=64 * FRAME)
     peers = [watched.peer(f"{number}") for number in range(4)]
     for peer in peers:
@@ -190,7 +192,7 @@ def test_what_all_of_them_may_send_is_bounded() -> None:
         most = max(most, unfinished() - before)
         watched.passes(TIMEOUT_S)
     assert most <= 128 * FRAME // 4 + 4 * 5 * FRAME
-    # The alarm has never ended.
+    # The alarm has not ended.
     assert not any(peer.session.state is State.RUNNING for peer in peers) or unfinished() < before
 
 
@@ -218,7 +220,7 @@ def test_the_time_begins_anew_with_each_alarm() -> None:
         watched.alarm(False)
         watched.passes(TIMEOUT_S + 1)
     assert peer.session.state is State.RUNNING
-    # A full disk is no matter of theirs.
+    # A full disk does not concern them.
     watched.node.turn.run(watched.node.broker.alarms.set, "disk", True)
     for _ in range(4):
         watched.passes(TIMEOUT_S + 1)
@@ -240,7 +242,7 @@ def test_without_an_alarm_a_connection_has_a_limit(piece: int) -> None:
     watched = Watched(unfinished_bytes_max=20 * FRAME)
     peer = watched.peer()
     for _ in range(3):
-        # What is finished counts no more.
+        # A finished message does not count any more.
         peer.send(begun(1) + part(1, 10))
     assert watched.ready() == 3
     data = b"".join(begun(channel) + part(channel, 9) for channel in (1, 2, 3))
@@ -262,7 +264,7 @@ def test_transactions_count_in_this_limit() -> None:
     closes = [each for _, each in peer.answers() if isinstance(each, commands.Channel.Close)]
     assert [each.reply_code for each in closes] == [406]
     assert "unfinished_bytes_max" in closes[0].reply_text
-    # The two others are whole.
+    # The two other messages are whole.
     peer.call(1, commands.Tx.Commit())
     peer.call(2, commands.Tx.Rollback())
     assert watched.ready() == 9

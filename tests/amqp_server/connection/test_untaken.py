@@ -1,4 +1,4 @@
-"""Clients that take nothing of what they are sent fill the memory up to a bound only, and are closed then."""
+"""Clients that do not read their messages fill the memory up to a bound only, and are closed then."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.amqp_server.streams.node import StreamNode
 
 MIB = 1 << 20
 BODY = 2 * MIB
-#: Two of them are more than the bound.
+#: Two bodies are more than the bound.
 OPTIONS: Any = {"unsent_bytes_max": 3 * MIB, "unfinished_timeout_s": 10.0}
 MESSAGES = 6
 
@@ -37,7 +37,7 @@ def opened(node: MemoryNode) -> Peer:
 
 
 def settle(node: MemoryNode) -> None:
-    """Have all done that can be done."""
+    """Do all work that can be done."""
     for _ in range(20):
         if isinstance(node, StreamNode):
             node.work()
@@ -69,8 +69,8 @@ def stream(queue: str) -> tuple[MemoryNode, Callable[[], Peer]]:
 
 
 def _filled(node: MemoryNode, queue: str, kind: str) -> tuple[MemoryNode, Callable[[], Peer]]:
-    """Return a node whose queue has large messages that are out of memory, and what makes a consumer that
-    reads nothing.
+    """Return a node whose queue has large messages that are out of memory, and a call that makes a consumer
+    that reads nothing.
     """
     peer = opened(node)
     peer.call(1, commands.Queue.Declare(queue=queue, durable=True, arguments={"x-queue-type": kind}))
@@ -107,7 +107,7 @@ def test_large_messages_wait_until_others_are_taken(kind: Kind) -> None:
     node, consumer = kind("q")
     held = [consumer() for _ in range(4)]
     unsent = node.broker.services.memory.unsent
-    # The one that fills it may go beyond the bound.
+    # The client that reaches the bound may go beyond it.
     assert [each.outbox.size > MIB for each in held] == [True, True, False, False]
     assert BODY < unsent.bytes < 3 * BODY
     small = opened(node)
@@ -139,7 +139,7 @@ def test_who_takes_nothing_is_closed(kind: Kind) -> None:
     pass_s(node, 5)
     assert not waiting.outbox.size
     pass_s(node, 6)
-    # One is enough, and what it held is given up when its socket is closed.
+    # To close one is enough, and its messages are given up when its socket is closed.
     ended = [each for each in stalled if each.session.state.name != "RUNNING"]
     assert ended and waiting.session.state.name == "RUNNING"
     for each in ended:
@@ -159,7 +159,7 @@ def test_who_takes_some_of_it_stays() -> None:
         for each in slow:
             chunks = each.outbox.take()
             each.outbox.sent(MIB // 10)
-            # As a socket that is nearly full does it; the rest is still to be sent.
+            # A socket that is nearly full takes little; the rest is still to be sent.
             each.outbox._chunks = chunks
         pass_s(node, 10.5)
         assert [each.session.state.name for each in slow] == ["RUNNING"] * 2
@@ -169,7 +169,7 @@ def test_who_takes_some_of_it_stays() -> None:
 
 @pytest.mark.parametrize("others", ["guest", "other"])
 def test_who_waits_takes_turns_with_other_users(others: str) -> None:
-    """A client that comes behind five of one user is the second, if it is another user's."""
+    """A client that comes behind five of one user is the second in turn if it belongs to another user."""
     node, consumer = stream("q")
     for _ in range(2 + 5):
         consumer()

@@ -1,5 +1,5 @@
-"""The poller's own set is what the node waits for: sockets cost no step of Trio's loop, and tasks wait for
-none of them.
+"""The node waits for the poller's own set: sockets cost no step of Trio's loop, and tasks wait for none of
+them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FRAMES = 50
 
 
 class Waits(trio.abc.Instrument):
-    """How often Trio has waited, or looked, for what its tasks wait for."""
+    """Counts how often Trio has waited, or looked, for what its tasks wait for."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -44,7 +44,7 @@ def node() -> Iterator[PolledNode]:
 
 
 def run(poller: Poller, task: Callable[[], Awaitable[None]], waits: Waits | None = None) -> None:
-    """Run a task beside that of the poller."""
+    """Run a task next to the poller's."""
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
@@ -65,7 +65,7 @@ def with_patience(main: Callable[[], Awaitable[None]]) -> None:
 
 
 def in_turns(link: Link, came: threading.Event) -> None:
-    """Send frames, each when the one before has come."""
+    """Send frames, each after the one before has arrived."""
     for number in range(FRAMES):
         link.send(b"%d" % number)
         assert came.wait(PATIENCE_S)
@@ -88,7 +88,7 @@ def test_what_comes_on_sockets_costs_no_step_of_trio(node: PolledNode) -> None:
 
     run(node.poller, task, waits)
     assert link.told == [f"n2: {number}" for number in range(FRAMES)]
-    # The thread began, and that is all that Trio has seen until it ended.
+    # The start of the thread is all that Trio has seen until it ended.
     assert waited[-1] - waited[0] < 5
     link.close()
 
@@ -174,14 +174,14 @@ def test_what_trio_waits_for_has_its_turn_while_sockets_never_rest(node: PolledN
         other.close()
 
     run(node.poller, task)
-    # Neither has a turn more often than now and then: the flood has had some of them, and two for each wake
-    # at most.
+    # Neither has a turn more often than now and then: the flood has had some of them, and at most two for
+    # each wake.
     assert 1 < len(link.told) <= 5 * FRAMES
     link.close()
 
 
 def test_tasks_that_began_before_have_their_steps(node: PolledNode) -> None:
-    """In whatever order Trio takes them: it throws a coin."""
+    """In whatever order Trio takes them: it chooses at random."""
 
     async def task() -> None:
         for _ in range(3):
@@ -203,7 +203,7 @@ def test_a_signal_ends_the_wait(node: PolledNode) -> None:
 
 
 def test_a_turn_may_cancel_the_task_that_waits_with_all_others(node: PolledNode) -> None:
-    """As a turn does that finds that the node must stop."""
+    """A turn that finds that the node must stop does this."""
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:

@@ -1,4 +1,4 @@
-"""Of a tx, or of a dead letter and its source, a crash at any moment leaves all or nothing, on disk as in
+"""A crash at any moment leaves all or nothing of a tx, or of a dead letter and its source, on disk as in
 memory.
 """
 
@@ -24,7 +24,7 @@ def small_layers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class LateCommits:
-    """Commits in memory at first, and then those of a Disk."""
+    """First commits in memory, and then those of a Disk."""
 
     def __init__(self, commits: Any) -> None:
         self.commits = commits
@@ -42,7 +42,7 @@ class NodeOverDisk(MemoryNode):
 
 
 class Disk:
-    """Counts the messages of each queue in every state that a crash would leave behind."""
+    """Counts the messages of each queue in every state that a crash could leave behind."""
 
     def __init__(self, node: NodeOverDisk) -> None:
         self._node = node
@@ -55,7 +55,7 @@ class Disk:
 
         def watched(transaction: MemoryTransaction) -> None:
             finish(transaction)
-            # The spill is another store.
+            # The spill has another store.
             if transaction._store is self._node.environment:
                 self.states.append(self._count(self._node.environment))
 

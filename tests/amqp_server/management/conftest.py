@@ -36,14 +36,14 @@ BODY_BYTES_MAX = 64 * 1024
 
 
 class ManagedNode(MemoryNode):
-    """What the HTTP API uses of amqp_server.app.Node. It is its own `commits`."""
+    """The parts of amqp_server.app.Node that the HTTP API uses. It is its own `commits`."""
 
     def __init__(self, directory: Path, node: str = "n1") -> None:
         super().__init__(node=node)
         broker = self.broker
         broker.add_vhost("other")
         for user, tags in PASSWORDS.items():
-            # SHA-256 as RabbitMQ has it: these tests make hundreds of logins.
+            # SHA-256, as RabbitMQ uses it: these tests make hundreds of logins.
             broker.access.users.put(user, sha256(user), tags)
             broker.access.permissions.set(user, "/", ".*", ".*", ".*")
         self.began = time.monotonic()
@@ -60,7 +60,7 @@ class ManagedNode(MemoryNode):
         self.commits = self
         self.resources = ResourceWatch(broker.config, broker.alarms, directory)
         self.stopped = 0
-        #: Queues of the vhost / at each commit that was waited for.
+        #: Queues of the vhost / at each commit that a request waited for.
         self.settled: list[list[str]] = []
 
     async def barrier(self) -> None:

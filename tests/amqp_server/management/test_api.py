@@ -43,9 +43,9 @@ async def test_users(connect: Connect, broker: ManagedBroker) -> None:
 
 async def test_last_administrator_stays_unless_forced(connect: Connect, broker: ManagedBroker) -> None:
     client = connect("admin")
-    # guest is one, too.
+    # guest is an administrator, too.
     assert (await client.delete("users/guest")).status_code == 204
-    broker.users.put("locked", "", ["administrator"])  # cannot log in, and so helps nobody
+    broker.users.put("locked", "", ["administrator"])  # cannot log in, and so does not count
     encoded = broker.users.require("admin").password_hash
     for asked in (
         client.delete("users/admin"),
@@ -58,7 +58,7 @@ async def test_last_administrator_stays_unless_forced(connect: Connect, broker: 
         assert "user 'admin' is the last administrator" in answer.json()["reason"]
         admin = broker.users.require("admin")
         assert (admin.tags, admin.password_hash) == (("administrator",), encoded)
-    # Another password, and another administrator, are no harm.
+    # A new password, and a second administrator, are permitted.
     assert (
         await client.put("users/admin", json={"password": "new", "tags": "administrator"})
     ).status_code == 204
@@ -124,7 +124,7 @@ async def test_authenticate(connect: Connect) -> None:
 
 
 def closed(peer: Peer) -> str | None:
-    """Why the broker closed this connection; None if it did not."""
+    """Return why the broker closed this connection; None if it did not."""
     peer.collect()
     found = [method for _, method in peer.answers() if isinstance(method, commands.Connection.Close)]
     return found[0].reply_text if found else None
@@ -224,7 +224,7 @@ async def test_vhosts_of_others_stay_shut(connect: Connect, broker: ManagedBroke
     assert (await manager.get("overview")).json()["object_totals"]["queues"] == 0
     for path in ("queues/other/hidden", "queues/other/hidden/contents", "exchanges/other/amq.topic"):
         assert (await manager.delete(path)).status_code == 401
-        # Who may look into all vhosts may change none of them.
+        # A user that may look into all vhosts may change none of them.
         assert (await connect("watcher").delete(path)).status_code == 401
     assert broker.queues.find("other", "hidden") is not None
 
@@ -258,7 +258,7 @@ Needed = frozenset[tuple[str, str]]
 
 
 def patterns(needed: Needed) -> list[str]:
-    """Patterns that permit this and nothing else."""
+    """Return patterns that permit this and nothing else."""
     return [
         "|".join(sorted(f"^{name}$" for kind, name in needed if kind == access)) or "^$"
         for access in ("configure", "write", "read")
@@ -293,7 +293,7 @@ CHANGES: list[tuple[str, str, dict[str, Any], Needed]] = [
 
 
 async def test_permissions_hold_as_over_amqp(connect: Connect, broker: ManagedBroker) -> None:
-    """Every change by every permission: the one that AMQP asks for is asked for here."""
+    """Try every change with every permission: the API requires the permission that AMQP requires."""
     await broker.queues.declare("/", "q", durable=True, auto_delete=False, arguments={})
     await broker.exchanges.declare(
         "/", "x", "topic", durable=True, auto_delete=False, internal=False, arguments={}
@@ -324,14 +324,14 @@ async def test_exchanges(connect: Connect) -> None:
 async def test_super_streams(connect: Connect, broker: ManagedBroker) -> None:
     client, manager = connect("admin"), connect("manager")
     asked: dict[str, Any] = {"type": "x-super-stream", "arguments": {"x-partitions": 2}}
-    # The test's node has no streams: what is refused is refused before that.
+    # The test's node has no streams: the checks of permissions come before that.
     answer = await client.put("exchanges/%2F/s", json=asked | {"arguments": {"x-partitions": 0}})
     assert answer.status_code == 400 and "invalid arg 'x-partitions'" in answer.json()["reason"]
     broker.permissions.set("manager", "/", "^s$", "", "")
     answer = await manager.put("exchanges/%2F/s", json=asked)
     assert answer.status_code == 401 and "queue 's-0'" in answer.json()["reason"]
     assert (await client.get("exchanges/%2F/s")).status_code == 404
-    # One that is bound by hand, and one as RabbitMQ's tools make it.
+    # One super stream that is bound by hand, and one as RabbitMQ's tools make it.
     for name, type_, marks in (
         ("hand", "x-super-stream", {}),
         ("tool", "direct", {"x-super-stream": True}),
@@ -371,13 +371,13 @@ async def test_bindings(connect: Connect, broker: ManagedBroker) -> None:
         destination, _, key = answer.headers["location"].partition("/")
         assert (destination, answer.content) == ("q", b"")
         keys.append(unquote(key))
-    # One key unquoted is the other one.
+    # Unquoted once more, one key would equal another.
     assert keys[:4] == ["a%2Fb%7Ec", "a%2Bb", "a+b", "~"]
     assert keys[4].startswith("a~")
     assert (await client.post("bindings/%2F/e/amq.topic/e/x", json={"routing_key": "#"})).status_code == 201
     assert (await client.post("bindings/%2F/e/nope/q/q", json={})).status_code == 404
     assert (await client.post("bindings/%2F/e/amq.topic/z/q", json={})).status_code == 404
-    # One more: the binding of every queue to the default exchange.
+    # One more than declared: the binding of every queue to the default exchange.
     assert len((await client.get("bindings/%2F")).json()) == 7
     assert len((await client.get("queues/%2F/q/bindings")).json()) == 6
     assert len((await client.get("exchanges/%2F/amq.topic/bindings/source")).json()) == 6
@@ -453,7 +453,7 @@ async def test_bad_messages(connect: Connect, node: ManagedNode, wrong: dict[str
 
 
 async def test_properties_at_their_limits(connect: Connect) -> None:
-    """What AMQP can carry is carried, and comes back."""
+    """All properties that AMQP can carry come back unchanged."""
     client = connect("admin")
     await client.put("queues/%2F/q", json={})
     headers = {
@@ -488,12 +488,12 @@ async def test_deep_arguments_are_the_clients_fault(
         ("POST", "bindings/%2F/e/amq.headers/q/q", b'{"arguments": %s}' % deep),
     ]
     for method, path, content in asked:
-        # The largest of them do not fit into the body that these tests allow.
+        # The largest of them do not fit into the largest body that these tests allow.
         answer = await client.request(method, path, content=content)
         assert answer.status_code in (400, 413), path
         if answer.status_code == 400:
             reason = answer.json()["reason"]
-            # As deep as stored tables may be at all, 128, is checked before what clients may send.
+            # The largest depth of stored tables, 128, is checked before the largest depth for clients.
             assert "deep (table_depth_max)" in reason or "nested too deeply" in reason
             assert "FRAME_ERROR" not in reason
     assert (await client.put("queues/%2F/q", json={})).status_code == 204
@@ -658,7 +658,7 @@ HOSTILE = ["(a|aa)+$", "(a+)+$", "(a*)*b", "(.*a){25}$", "((a{1,10}){1,10}){1,9}
 
 @pytest.mark.parametrize("pattern", HOSTILE)
 async def test_hostile_filter_ends_in_time(connect: Connect, broker: ManagedBroker, pattern: str) -> None:
-    """A backtracking engine takes years for one name, or its time limit for each of them."""
+    """A backtracking engine would take years for one name, or its time limit for each name."""
     for number in range(100):
         await broker.queues.declare("/", f"{number}{LONG}", durable=False, auto_delete=False, arguments={})
     started = time.process_time()
@@ -714,8 +714,8 @@ LISTS = [
 async def test_long_lists_let_others_go_on(
     broker: ManagedBroker, connect_with: Callable[..., httpx.AsyncClient], path: str
 ) -> None:
-    """How often a bystander gets its turn during a request, with short slices and with one that is long
-    enough.
+    """Count how often a bystander gets its turn during a request: with short slices, and with one that is
+    long enough.
     """
     await declare_many(broker, 1_000)
     turns: list[int] = []
@@ -737,7 +737,7 @@ async def test_many_long_lists_at_a_time_are_one_after_the_other(
     await declare_many(broker, 1_000)
     client = connect_with(slices=Slices(1))
     waits: list[float] = []
-    # The collector would look at the objects of all tests before this one.
+    # The collector would look at the objects of all earlier tests.
     gc.collect()
     gc.disable()
     began = time.thread_time()
@@ -795,7 +795,7 @@ async def test_queues_may_go_while_they_are_listed(connect: Connect, broker: Man
 
 
 async def longest_step_s(client: httpx.AsyncClient, path: str) -> tuple[float, float]:
-    """The longest step, and all, of a request, in CPU time of the thread."""
+    """Return the longest step of a request, and all of its steps, in CPU time of the thread."""
     steps: list[float] = []
 
     async def bystander() -> None:
@@ -826,6 +826,6 @@ async def test_a_queue_with_many_consumers_is_listed_in_short_steps(
     peer.call(1, *(commands.Basic.Consume(queue="q", consumer_tag=f"{number}") for number in range(10_000)))
     client = connect_with(slices=Slices(0.5))
     await client.get("whoami")
-    # Noise only adds.
+    # Noise only adds time.
     found = [await longest_step_s(client, "consumers?columns=consumer_tag") for _ in range(3)]
     assert min(longest / whole for longest, whole in found) < 0.04, found

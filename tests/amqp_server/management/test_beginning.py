@@ -1,5 +1,5 @@
-"""The management waits for a quiet second, and no longer than ten, unless somebody asks; nobody waits for its
-imports.
+"""The management API waits for a quiet second to start, at most ten seconds, unless a client sends a request;
+nothing waits for its imports.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ def listening() -> Iterator[socket.socket]:
 
 
 def _used(*shares: float) -> Callable[[], float]:
-    """The process' CPU so far: between the two looks of each second it has used that share of it."""
+    """Return readings of the process' CPU time: between the two readings of each second it has used this
+    share of the second.
+    """
     readings = [0.0]
     for share in shares:
         readings += [readings[-1] + share] * 2

@@ -1,4 +1,4 @@
-"""The health check that tells of certificates before they end."""
+"""The health check that warns of certificates before they expire."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -60,7 +60,7 @@ def put(file: Path, content: bytes | None) -> None:
 
 @pytest.mark.parametrize("content", [None, b"", b"no certificate"])
 async def test_a_file_that_holds_none(connect: Connect, file: str, content: bytes | None) -> None:
-    """The node goes on with what it has read, and would not start again."""
+    """The node continues with the certificate that it has read, and could not start again."""
     put(Path(file), content)
     answer = await connect("manager").get("health/checks/certificate-expiration/1/days")
     assert (answer.status_code, answer.json()) == (503, told_of(file, "unknown"))

@@ -1,4 +1,4 @@
-"""The routes of the cluster: who may ask and change what, and what is answered."""
+"""The routes of the cluster: which users may read and change what, and the answers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CHANGES = [
 
 
 class FakeCluster:
-    """Stands in for Administration; notes what it is asked to do."""
+    """Stands in for Administration; notes the requests."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[Any, ...]] = []

@@ -1,4 +1,4 @@
-"""Definitions: exported, taken over, and what has no counterpart."""
+"""Definitions: export, import, and parts that mqd has no counterpart for."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def queue(name: str, vhost: str = "/", **arguments: Any) -> dict[str, Any]:
 
 async def test_export_import_export(connect: Connect, node: ManagedNode, tmp_path: Path) -> None:
     client = connect("admin")
-    # There is no such user.
+    # That user does not exist.
     node.broker.access.permissions.clear_user("other")
     for path, body in (
         ("vhosts/v", {"description": "d", "tags": "a,b", "default_queue_type": "quorum"}),
@@ -77,7 +77,7 @@ async def test_export_import_export(connect: Connect, node: ManagedNode, tmp_pat
         assert (await client.post(path, json=body)).status_code == 201
     before = (await client.get("definitions")).json()
     types = {row["name"]: row["arguments"].get("x-queue-type") for row in before["queues"]}
-    # What the default of a vhost made of it is told, for brokers with another default.
+    # The export has the type that a vhost's default gave to a queue, for brokers with another default.
     assert types == {"by-default": "quorum", "classic": "classic", "plain": None}
     assert {row["name"] for row in before["users"]} >= {"ann", "bob", "nobody"}
 
@@ -88,7 +88,7 @@ async def test_export_import_export(connect: Connect, node: ManagedNode, tmp_pat
     file = tmp_path / "definitions.json"
     file.write_text(json.dumps(before))
     await load_definitions(managed, str(file))
-    # Twice is as good as once.
+    # A second import changes nothing.
     await load_definitions(managed, str(file))
     for user, password in (("ann", "secret"), ("bob", "bob")):
         assert other.broker.access.users.verify(user, password)
@@ -106,7 +106,7 @@ async def test_export_import_export(connect: Connect, node: ManagedNode, tmp_pat
         after = (await again.get("definitions")).json()
     for told in (before, after):
         for section in ("queues", "exchanges", "bindings"):
-            # Several are declared at a time.
+            # The node declares several at a time, so their order may differ.
             told[section].sort(key=json.dumps)
     assert after == before
 
@@ -116,7 +116,7 @@ async def test_the_id_of_a_cluster_goes_with_definitions(connect: Connect, node:
     path = "global-parameters/internal_cluster_id"
     own = (await client.get(path)).json()
     assert own == {"name": "internal_cluster_id", "value": f"rabbitmq-cluster-id-{node.environment.node_id}"}
-    # What the node knows by itself is not of the definitions that others take over.
+    # The export leaves out what the node sets by itself.
     assert (await client.get("definitions")).json()["global_parameters"] == []
     brought = {"name": "internal_cluster_id", "value": "rabbitmq-cluster-id-other"}
     assert (await client.post("definitions", json={"global_parameters": [brought]})).status_code == 204
@@ -147,7 +147,7 @@ async def test_a_password_gets_a_hash_of_our_own_at_the_next_login(
         assert (await checks.check("peer", digest, "secret")).value == "accepted"
         assert users.require(digest).password_hash.startswith("$argon2id$")
         assert users.require(digest).tags == ("management",)
-        # Known without another check.
+        # The password is remembered without another check.
         assert users.recall(digest, "secret")
         assert users.verify(digest, "secret")
         assert not users.verify(digest, "wrong")
@@ -314,7 +314,7 @@ async def test_others_go_on_meanwhile(connect_with: Any, node: ManagedNode) -> N
 
 
 async def test_no_turn_has_time(connect: Connect, node: ManagedNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every turn is overdue as soon as it begins: each takes one step all the same."""
+    """Every turn is overdue as soon as it begins: it takes one step all the same."""
     seconds = itertools.count()
     monkeypatch.setattr(node.broker.turn, "now", lambda: float(next(seconds)))
     monkeypatch.setattr(node.broker.turn, "_lasts_s", 0.5)
@@ -361,7 +361,7 @@ async def test_nothing_is_declared_behind_what_is_refused(connect: Connect, node
     assert answer.status_code == 400
     assert "'b' in vhost '/'" in answer.json()["reason"]
     assert "a" in node.broker.vhost("/").queues
-    # What was asked in the same turn was asked before the refusal was known.
+    # Other requests of the same turn were sent before the refusal was known.
     assert "c49" not in node.broker.vhost("/").queues
 
 

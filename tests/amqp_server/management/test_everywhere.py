@@ -1,4 +1,4 @@
-"""Each node answers for the whole cluster, also while another one is down or does not answer."""
+"""Each node answers for the whole cluster, also while another node is down or does not answer."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Others:
 
 
 class Two:
-    """Two nodes with a client each, and a third one that is down."""
+    """Two nodes, each with a client, and a third node that is down."""
 
     def __init__(self, path: Path) -> None:
         self.nodes = {name: ManagedNode(path, node=name) for name in ("n1", "n2")}
@@ -66,7 +66,7 @@ class Two:
             self.brokers[name].others = Others(self.asked[name])
 
     def declare(self, queue: str, home: str) -> None:
-        """As the topology has it on both nodes: the queue is on `home`."""
+        """Declare a queue as the topology has it on both nodes: the queue is on `home`."""
         for name, node in self.nodes.items():
             self.peers[name].call(1, commands.Queue.Declare(queue=queue, durable=True))
             declared = node.broker.vhost("/").queues[queue]
@@ -162,7 +162,7 @@ async def test_the_other_node_has_not_seen_the_token(two: Two) -> None:
             return sorted(row["node"] for row in answer.json())
 
         assert await nodes("tag:monitoring") == ["n1", "n2"]
-        # Another user's connections are not its own.
+        # These connections belong to another user.
         assert await nodes("tag:management read:*/*") == []
         refused = await client.get(
             "vhosts/%2F/connections", headers={"authorization": "Bearer tag:management"}
@@ -178,7 +178,7 @@ async def test_overview_adds_up(two: Two, ask: Ask) -> None:
     told = (await ask("n1").get("overview")).json()
     assert told["object_totals"]["connections"] == told["object_totals"]["channels"] == 2
     assert told["object_totals"]["queues"] == 1
-    # Of the queue's node only: the other one has a copy in this test.
+    # The count comes from the queue's node only: in this test the other one has a copy.
     assert told["queue_totals"]["messages"] == 3
     assert told["message_stats"]["publish"] == 6
     assert sorted(each["node"] for each in told["listeners"]) == ["n1", "n1", "n2", "n2"]
@@ -210,8 +210,8 @@ RATE = "message_stats.publish_details.rate"
 
 
 async def busy_queues(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    """20 queues on two nodes; each has got more than the one before, and one of them from clients of both
-    nodes.
+    """Make 20 queues on two nodes; each has got more messages than the one before, and one of them from
+    clients of both nodes.
     """
     now = iter(range(1_700_000_000, 1_800_000_000, 5))
     samplers = [broker.node.sample(Slices(1_000)) for broker in two.brokers.values()]
@@ -228,7 +228,7 @@ async def busy_queues(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
         await sample()
         for number in range(20):
             two.peers["n2"].send(*(published(1, "", f"q{number:02}", b"x") for _ in range(number)))
-        # No node knows of both.
+        # No node knows of both clients.
         for peer in two.peers.values():
             peer.send(*(published(1, "", "q03", b"x") for _ in range(10)))
     await sample()
@@ -270,7 +270,7 @@ async def test_a_page_of_queues_of_all_nodes(
 
 
 class EarlierQuestion(everywhere.Question):
-    """Of a version that asks, and is asked, for whole lists only."""
+    """A question of an earlier version, which asks for whole lists only."""
 
     def __post_init__(self) -> None:
         self.part = None
@@ -428,7 +428,7 @@ async def test_an_alarm_of_another_node_is_one_of_the_cluster(two: Two, ask: Ask
 async def test_logins_of_each_node(two: Two, ask: Ask) -> None:
     wrong = httpx.BasicAuth("admin", "wrong")
     assert (await ask("n2").get("whoami", auth=wrong)).status_code == 401
-    # Who shows no password has not tried one.
+    # A request without a password is no failed login.
     assert (await ask("n2").get("whoami", auth=lambda request: request)).status_code == 401
     assert (await ask("n2").get("whoami")).status_code == 200
     for node in ("n2", "n1"):

@@ -1,4 +1,6 @@
-"""Queues that have failed: who may see them and have them tried again, and what the check says."""
+"""Queues that have failed: which users may see them and have the node try them again, and the health
+check.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How old the oldest message is that a group has not worked off: threads look that up in segments, never the
+"""The age of the oldest message that a group has not worked off: threads look it up in segments, never the
 loop.
 """
 
@@ -24,13 +24,13 @@ from tests.amqp_server.streams.test_consumer_groups import declare
 from tests.amqp_server.streams.test_super_streams import opened
 
 STREAMS = ("s", "t")
-#: Between two batches of each stream, ms.
+#: Milliseconds between two batches of each stream.
 STEP_MS = 1_000
 BATCHES = 8
 
 
 class CountedReads:
-    """Files are looked at so often."""
+    """Counts reads of files."""
 
     def __init__(self, node: StreamNode, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
@@ -45,7 +45,7 @@ class CountedReads:
 
 @pytest.fixture
 def node() -> StreamNode:
-    """Return one with groups over two streams, each of which has one batch in each second, three in a
+    """Return a node with groups over two streams, each of which has one batch in each second, three in a
     segment.
     """
     node = StreamNode()
@@ -64,7 +64,7 @@ def node() -> StreamNode:
 
 
 async def put(node: StreamNode, groups: ManagedGroups, name: str, offset: int) -> None:
-    """Have a group go on at an offset."""
+    """Let a group continue at an offset."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(reset, groups, name, offset)
         await trio.testing.wait_all_tasks_blocked()
@@ -82,7 +82,7 @@ async def find(groups: ManagedGroups, name: str, told: list[dict[str, Any]]) -> 
 
 
 async def found_by(node: StreamNode, name: str, reads: CountedReads) -> dict[str, Any]:
-    """Return what is told of a group while threads work as often as anything waits for them."""
+    """Return the API's row of a group, while threads work as long as any request waits for them."""
     told: list[dict[str, Any]] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(find, ManagedGroups(node.broker), name, told)
@@ -102,8 +102,7 @@ async def test_threads_look_for_times_in_segments(node: StreamNode, monkeypatch:
     reads = CountedReads(node, monkeypatch)
     found = await found_by(node, "over-s", reads)
     assert reads.count
-    # The index has no entry for each batch: the time is about that of the message, and that of its segment at
-    # most.
+    # The index has no entry for each batch: the time is near the message's, and at worst that of its segment.
     now_ms = node.broker.services.queue_time.now_ms()
     (partition,) = found["partition_details"]
     assert now_ms - partition["oldest_unread_ms"] == within.first_ms
@@ -163,7 +162,7 @@ async def test_many_groups_are_looked_up_at_once_and_each_place_once(
     node.work()
     names = list(node.broker.vhost("/").groups)
     for name in names:
-        # Half of the groups of a stream are at one of its places, half at another.
+        # In each stream, half of the groups are at one place, and half at another.
         await put(node, groups, name, 1 + 3 * (names.index(name) // 2 % 2))
     told: list[Any] = []
     waits = 0

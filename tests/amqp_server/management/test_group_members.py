@@ -1,4 +1,4 @@
-"""The members of all groups: each other node is asked once, however many groups there are."""
+"""The members of all groups: a node asks each other node once, however many groups there are."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Key = tuple[Any, ...]
 
 
 class Groups:
-    """What one of two nodes sees of so many groups, each with a member at each of them. See
+    """One of two nodes' view of this many groups, each with a member at both nodes. See
     managed_groups.ManagedGroups.
     """
 
@@ -71,7 +71,7 @@ class Counted(Others):
 def asked(tmp_path: Path) -> tuple[Two, Counter[str]]:
     two, asked = Two(tmp_path), Counter[str]()
     for name, broker in two.brokers.items():
-        # The first node has no copy of the last ten.
+        # The first node has no copy of the last ten groups.
         broker.groups = cast(Any, Groups(name, GROUPS - 10 if name == "n1" else GROUPS))
         broker.others = Counted(cast(Others, broker.others), asked)
     return two, asked
@@ -97,7 +97,7 @@ async def test_each_other_node_is_asked_once(asked: tuple[Two, Counter[str]], pa
     assert Counter(row["connection"] for row in rows) == {
         "client of n1": groups,
         "client of n2": groups,
-        # It does not answer.
+        # This node does not answer.
         "on node n3": groups,
     }
     assert len({(row["group"], row["connection"]) for row in rows}) == 3 * groups

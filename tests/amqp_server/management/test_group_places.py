@@ -1,4 +1,4 @@
-"""Where a group is to go on, as an operator says it."""
+"""The place where a group is to continue, as an operator gives it."""
 
 from __future__ import annotations
 

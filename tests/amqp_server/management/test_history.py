@@ -1,4 +1,4 @@
-"""Samples: what is kept, how rates are made of it, and how much memory it takes."""
+"""Samples: which ones are kept, how rates are made of them, and how much memory they take."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T0 = 1_700_000_000_000
 
 
 def record(histories: Histories, of: object, values: list[int], start: int = 0) -> None:
-    """One sample each five seconds."""
+    """Record one sample every five seconds."""
     for index, value in enumerate(values, start):
         histories.timeline.advance(T0 + index * 5_000)
         histories.record(of, (value, 7))
@@ -135,7 +135,7 @@ def test_totals_of_a_day_are_kept_in_coarser_steps() -> None:
         known = [each for each in samples if each["sample"]]
         assert len(known) >= len(samples) - 2
         for each in known:
-            # The first sample of a step stands for it.
+            # The first sample of a step represents the step.
             assert abs(each["sample"] - (each["timestamp"] - T0) / 5_000) <= incr_s / 5
     assert totals.details(0, None) == {"rate": 0.2}
 

@@ -1,4 +1,4 @@
-"""Names that would be headers of their own, and numbers that nobody can count to."""
+"""Names that could become HTTP headers, and numbers that are too large."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .conftest import Connect
 
 pytestmark = pytest.mark.trio
 
-#: What would end a header, and begin the next one.
+#: Names that would end a header, and begin the next one.
 ENDS = [
     "\r\nx-injected: 1",
     "\nx-injected: 1",
@@ -44,7 +44,7 @@ def require_whole(answer: Any) -> None:
 @pytest.mark.parametrize("end", ENDS)
 async def test_a_name_is_no_header(connect: Connect, end: str) -> None:
     client = connect("admin")
-    # As with RabbitMQ, names of queues and exchanges lose their line ends. Routing keys keep them.
+    # As with RabbitMQ, names of queues and exchanges lose their line ends. Routing keys keep theirs.
     name = f"q{end}".replace("\r", "").replace("\n", "")
     for kind in ("queues", "exchanges"):
         require_whole(await client.put(f"{kind}/%2F/{quoted('q' + end)}", json={}))
@@ -56,7 +56,7 @@ async def test_a_name_is_no_header(connect: Connect, end: str) -> None:
     bound = await client.post(bindings, json=binding)
     assert bound.status_code == 201
     require_whole(bound)
-    # The place that it names is that of the binding.
+    # The location header names the binding.
     destination, key = bound.headers["location"].split("/")
     assert unquote(destination) == name
     found = await client.get(f"{bindings}/{key}")
@@ -95,7 +95,7 @@ async def test_pages_that_nobody_has(connect: Connect, number: str) -> None:
     for path in LISTS:
         for query in (f"page={number}", f"page=1&page_size={number}", f"page={number}&page_size={number}"):
             answer = await client.get(f"{path}?{query}")
-            # Or the address is too long to be looked at.
+            # Or the address is too long to be parsed.
             assert answer.status_code in (400, 414), (path, query)
             assert len(answer.content) < 500
 

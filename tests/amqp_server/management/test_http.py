@@ -70,7 +70,7 @@ async def test_no_route_lets_a_lesser_user_through(connect: Connect, route: Any)
         assert (await connect(None).request(route.method, path, json={})).status_code == 200
         return
     reached = {MANAGEMENT: "manager", MONITORING: "watcher", POLICYMAKER: "policies", ADMINISTRATOR: "admin"}
-    # As RabbitMQ has it: who sees everything may not set policies, nor the other way round.
+    # As in RabbitMQ, a monitoring user may not set policies, nor a policymaker see everything.
     above = {MONITORING: (MANAGEMENT,), POLICYMAKER: (MANAGEMENT,), ADMINISTRATOR: tuple(reached)}
     for tag, user in reached.items():
         answer = await connect(user).request(route.method, path, json={})
@@ -90,7 +90,7 @@ async def test_only_policymakers_set_policies(connect: Connect) -> None:
                 refused = answer.status_code == 401
                 assert refused is (user in ("manager", "watcher")), (user, method, path)
                 assert not refused or answer.json()["reason"] == "User not authorised to access object"
-    # Only where the user may open the vhost.
+    # Only where the user has access to the vhost.
     assert (await connect("policies").put("policies/other/p", json=body)).status_code == 401
     assert (await connect("policies").put("operator-policies/%2F/p", json=body)).status_code == 401
     for component in ("operator_policy", "vhost-limits"):
@@ -221,7 +221,7 @@ async def test_changes_are_settled_before_they_are_answered(connect: Connect, no
 
 
 async def test_requests_at_a_time_are_bounded(broker: ManagedBroker) -> None:
-    """Those of users. Probes and refused logins have no part in the bound."""
+    """Only requests of users count. Probes and refused logins are outside the bound."""
     import httpx
 
     from amqp_server.management.http import Api
@@ -238,7 +238,7 @@ async def test_requests_at_a_time_are_bounded(broker: ManagedBroker) -> None:
 async def test_wrong_logins_of_one_address_leave_room_for_others(
     connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The app of these tests takes eight requests at a time."""
+    """The API of these tests takes eight requests at a time."""
     stranger, admin = connect(None, peer="10.0.0.2"), connect("admin", peer="10.0.0.3")
     assert (await connect("watcher", peer="10.0.0.2").get("whoami")).status_code == 200
     answers: list[int] = []

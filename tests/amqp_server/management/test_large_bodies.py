@@ -1,4 +1,4 @@
-"""Large bodies of requests are read in short steps, and what would fill the memory is refused."""
+"""The API reads large bodies of requests in short steps, and refuses those that would fill the memory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Rests:
 def read(
     body: bytes, objects_max: int = 1_000, object_bytes_max: int = 1_000_000
 ) -> tuple[dict[str, Any], int]:
-    """Return what is read, and how often others had a chance meanwhile."""
+    """Return what was read, and how often other tasks had a chance meanwhile."""
     rests = Rests()
     reading = decoded(body, rests, objects_max, object_bytes_max)
     try:
@@ -146,7 +146,7 @@ async def test_only_texts_may_be_large(connect: Connect, broker: ManagedBroker) 
 async def test_definitions_are_told_in_short_steps(
     connect: Connect, broker: ManagedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is encoded at the end is encoded already, but for a few names."""
+    """Almost everything in the answer is encoded before its end, except a few names."""
     ends: list[object] = []
 
     def encode(body: object) -> bytes:

@@ -1,5 +1,5 @@
-"""A dead-letter routing key that no message can have is refused over HTTP
-too, and nothing of it is stored.
+"""Over HTTP, too, the node refuses a dead-letter routing key that no message can have, and stores nothing of
+it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ async def test_it_is_refused_and_the_node_starts_again(
     assert reason in answer.json()["reason"]
     assert "long" not in node.broker.vhost("/").queues
     assert (await client.get("policies")).json() == []
-    # The same name with a key that a message can have: its letters go where they should, now and after a
+    # The same name with a key that a message can have: its dead letters reach their queue, now and after a
     # start.
     allowed: dict[str, Any] = ARGUMENTS | {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
     for name, arguments in (("long", allowed), ("dead", {})):
@@ -90,7 +90,7 @@ async def test_it_is_refused_and_the_node_starts_again(
 
 
 def begin_again(node: ManagedNode) -> None:
-    """Start the node again from what is on its disk."""
+    """Start the node again from its disk."""
     marks = node.broker.services.marks
     node.broker = make_broker(Config(), node.environment, node.clock, Commits(node.environment), marks=marks)
     node.turn = node.broker.turn

@@ -1,4 +1,4 @@
-"""Changes by management in a cluster: they wait until they are applied, or are refused."""
+"""Changes by the management API in a cluster: they wait until they are applied, or are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Prometheus scrapes, read by Prometheus' own parser."""
+"""The metrics for Prometheus, read by Prometheus' own parser."""
 
 from __future__ import annotations
 
@@ -83,10 +83,10 @@ async def test_sums(node: ManagedNode, peer: Peer) -> None:
 
 
 async def test_every_name_is_there(node: ManagedNode, peer: Peer) -> None:
-    """The board and the alerts are compared with this list."""
+    """Another test compares the board and the alerts with this list."""
     families = await scrape(node, "/metrics")
     found = {sample.name for family in families for sample in family.samples}
-    # Of quorum queues in a cluster, and what cannot be added up.
+    # Except metrics of quorum queues in a cluster, and those that can't be summed.
     absent = {name for name in metrics.names() if name.startswith("rabbitmq_raft_")}
     absent |= {f"rabbitmq_{name}" for name in metrics.NOT_SUMMED}
     assert set(metrics.names()) - absent <= found
@@ -111,7 +111,7 @@ async def test_objects_one_by_one(node: ManagedNode, peer: Peer) -> None:
 
 
 class ClusterOfOneGroup:
-    """What is asked about the queue `q`."""
+    """The questions about the queue `q`."""
 
     def __init__(self, node: ManagedNode) -> None:
         self.roster = SimpleNamespace(nodes=())

@@ -1,4 +1,4 @@
-"""Messages moved from one queue to another, and where a message would go."""
+"""The API moves messages from one queue to another, and tells where a message would go."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ async def test_messages_are_moved_in_order(connect: Connect, node: ManagedNode, 
     assert answer.json() == {"moved": 2, "refused": 0}
     (first, *_) = (await client.post("queues/%2F/new/get", json=ASK)).json()
     assert first["properties"] == {"delivery_mode": delivery_mode, "priority": 3}
-    # As they were published first.
+    # The exchange and routing key of their first publish.
     assert (first["exchange"], first["routing_key"]) == ("", "old")
     assert (node.ready("old"), node.ready("new")) == (0, 5)
 
@@ -72,7 +72,7 @@ async def test_what_the_other_queue_refuses_stays(connect: Connect, node: Manage
 async def test_carbon_copies_and_user_ids_are_not_looked_at_again(
     connect: Connect, node: ManagedNode
 ) -> None:
-    """Over basic.publish, one would go to other queues again, and the other one be refused."""
+    """Over basic.publish, one message would go to more queues again, and the other one would be refused."""
     client = connect("admin")
     for queue in ("old", "new", "copy"):
         await client.put(f"queues/%2F/{queue}", json={})

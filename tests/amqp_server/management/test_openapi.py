@@ -1,4 +1,4 @@
-"""The description of the API says what the routes are."""
+"""The API's description matches the routes."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def test_bodies_are_those_that_handlers_read() -> None:
         "arguments",
     }
     assert sum(body_of(route.handler) is not None for route in ENDPOINTS) >= 8
-    # Also those that a helper of the handler reads, and those with fields of their own choice.
+    # Also bodies that a helper of the handler reads, and those with arbitrary fields.
     user = paths["/api/users/{user}"]["put"]["requestBody"]["content"]["application/json"]["schema"]
     assert user == {"$ref": "#/components/schemas/UserRequest"}
     policy = paths["/api/policies/{vhost}/{name}"]["put"]["requestBody"]
     assert policy["required"] is True
     assert policy["content"]["application/json"]["schema"]["required"] == ["pattern", "definition"]
     assert paths["/api/definitions"]["post"]["requestBody"]["required"] is False
-    # What has no body is told where something happens without one.
+    # Only these routes, which act without a body, have none.
     without = {
         f"{method} {path}"
         for path, methods in paths.items()

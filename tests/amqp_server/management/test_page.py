@@ -1,4 +1,6 @@
-"""The page's files, and how a browser logs in: cookies, the second secret, and what other pages cannot do."""
+"""The page's files, and how a browser logs in: cookies, the second secret, and how the node stops other
+sites.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ from .conftest import BODY_BYTES_MAX, ManagedNode, sha256
 
 
 class Clock:
-    """In seconds."""
+    """A clock in seconds."""
 
     def __init__(self) -> None:
         self.now = 1_000.0
@@ -84,7 +86,7 @@ async def test_the_page_and_its_policy(browser: Browser) -> None:
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert answer.headers["x-frame-options"] == "DENY"
     assert (await client.post("/")).status_code == 405
-    # Answers of the API have a stricter one.
+    # The API's answers have a stricter policy.
     other = (await client.get("/api/session")).headers["content-security-policy"]
     assert other == "default-src 'none'; frame-ancestors 'none'"
 
@@ -118,7 +120,7 @@ async def test_files_are_compressed_for_those_who_take_it(
     assert answer.headers.get("content-encoding") == encoding
     assert answer.headers["vary"] == "accept-encoding"
     file = page_files()["style.css"]
-    # As httpx has it after decompression.
+    # Compare the content after httpx has decompressed it.
     assert answer.content == file.body
     sent = int(answer.headers["content-length"])
     assert sent == len(file.gzipped if encoding else file.body)
@@ -126,7 +128,7 @@ async def test_files_are_compressed_for_those_who_take_it(
 
 
 def test_what_the_first_script_imports_is_announced() -> None:
-    """So that a browser asks for all of it at once, and not for one file after the other."""
+    """So a browser requests all of them at once, and not one file after the other."""
     texts = {path: file.body.decode() for path, file in page_files().items()}
     needed, pending = set(), ["app.js"]
     while pending:
@@ -158,7 +160,7 @@ def test_what_the_first_script_imports_is_announced() -> None:
     ],
 )
 async def test_no_path_leads_elsewhere(broker: ManagedBroker, path: str) -> None:
-    # Past httpx, which would tidy the path up.
+    # Without httpx, which would normalise the path.
     scope: dict[str, Any] = {
         "type": "http",
         "method": "GET",
@@ -187,7 +189,7 @@ async def test_no_path_leads_elsewhere(broker: ManagedBroker, path: str) -> None
 
 
 def test_nothing_in_the_files_needs_what_the_policy_forbids() -> None:
-    """No script or style within HTML, nothing of other hosts, and no HTML made of texts."""
+    """The files have no script or style within HTML, nothing of other hosts, and make no HTML from texts."""
     texts = {path: file.body.decode() for path, file in page_files().items()}
     index = texts["index.html"]
     assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\son\w+=|\sstyle=", index)
@@ -202,7 +204,7 @@ def test_nothing_in_the_files_needs_what_the_policy_forbids() -> None:
         ):
             assert word not in text, (path, word)
         hosts = set(re.findall(r"https?://[\w.]+", text))
-        # Names of the XML vocabulary; nobody fetches them.
+        # Names of the XML vocabulary; no browser fetches them.
         assert hosts <= {"http://www.w3.org"}, path
     imported = [
         (path, name)
@@ -238,13 +240,15 @@ async def test_a_session(browser: Browser) -> None:
     value = cookie.value
     assert (await client.delete("/api/session")).status_code == 204
     assert not list(client.cookies.jar)
-    # Gone from the node, too.
+    # The session is gone from the node, too.
     client.cookies.set(cookie.name, value or "", domain=cookie.domain, path="/api")
     assert (await client.get("/api/whoami")).status_code == 401
 
 
 async def test_a_login_takes_no_id_from_outside(browser: Browser) -> None:
-    """Whoever has put an id of theirs into a browser does not get what its user logs in to."""
+    """An attacker who has planted an id in a browser does not get the session of the user who logs in
+    there.
+    """
     client = browser()
     await log_in(client, "watcher")
     (cookie,) = client.cookies.jar
@@ -255,7 +259,7 @@ async def test_a_login_takes_no_id_from_outside(browser: Browser) -> None:
         body = {"name": "admin", "password": "admin"}
         answer = await browser().post("/api/session", json=body, headers=headers)
         assert answer.status_code == 200 and planted not in answer.headers["set-cookie"]
-        # And the session that it was of has ended.
+        # And the session with that id has ended.
         assert (await browser().get("/api/whoami", headers=headers)).status_code == 401
 
 
@@ -265,7 +269,7 @@ async def test_the_cookie_is_for_this_host_and_no_script(browser: Browser) -> No
     assert "httponly" in cookie and "samesite=strict" in cookie and "path=/api" in cookie
     assert "domain" not in cookie and "expires" not in cookie and "max-age" not in cookie
     assert answer.json()["csrf"] not in cookie
-    # Beyond the machine there is a proxy that speaks TLS; the browser tells of it.
+    # Beyond the machine there is a proxy that speaks TLS; the browser's request shows it.
     assert "secure" not in cookie
     body = {"name": "admin", "password": "admin"}
     answer = await browser().post("/api/session", json=body, headers={"origin": "https://broker"})
@@ -282,7 +286,7 @@ async def test_who_may_not_in(browser: Browser, caplog: pytest.LogCaptureFixture
         answer = await browser(peer).post("/api/session", json={"name": user, "password": password})
         assert (answer.status_code, answer.json()["reason"]) == (401, reason)
         assert "set-cookie" not in answer.headers
-        # Or the browser would ask for a password in a window of its own.
+        # Otherwise the browser would ask for a password in a window of its own.
         assert "www-authenticate" not in answer.headers
     assert "canary" not in caplog.text
 
@@ -322,7 +326,7 @@ async def test_changes_need_the_second_secret(browser: Browser, broker: ManagedB
     del client.headers[CSRF_HEADER]
     assert (await client.put("/api/vhosts/v", json={})).status_code == 403
     assert "v" not in broker.vhosts
-    # What only reads needs none.
+    # Requests that only read need no secret.
     assert (await client.get("/api/vhosts")).status_code == 200
     assert (await client.put("/api/vhosts/v", json={}, headers={CSRF_HEADER: csrf})).status_code == 201
 
@@ -335,13 +339,13 @@ async def test_other_pages_change_nothing(
 ) -> None:
     client = browser()
     await log_in(client, "admin")
-    # Not even one that has guessed the secret.
+    # Another site can't do it even if it has guessed the secret.
     assert (await client.put("/api/vhosts/v", json={}, headers=page)).status_code == 403
     assert "v" not in broker.vhosts
-    # Nor does it read anything, or get what it reads executed.
+    # Nor can it read anything, or have an answer executed as a script.
     assert (await client.get("/api/vhosts", headers=page)).status_code == 403
     assert (await client.get("/api/session", headers=page)).json() == {"name": ""}
-    # Nor does one log the browser in as somebody else.
+    # Nor can it log the browser in as another user.
     body = {"name": "watcher", "password": "watcher"}
     assert (await client.post("/api/session", json=body, headers=page)).status_code == 415
     assert (await client.get("/api/session")).json()["name"] == "admin"
@@ -408,7 +412,7 @@ async def test_a_session_is_of_one_node(browser: Browser, tmp_path: Any) -> None
     other = browser(of=Api(other_node, BODY_BYTES_MAX).app(requests_max=8))
     await log_in(other, "watcher")
     (other_cookie,) = other.cookies.jar
-    # Two nodes of one host do not overwrite each other's.
+    # Cookies of two nodes on one host do not overwrite each other.
     assert cookie.name != other_cookie.name
     other.cookies.clear()
     for name in (cookie.name, other_cookie.name):
@@ -422,7 +426,7 @@ async def test_logins_with_each_request_go_on_as_before(browser: Browser) -> Non
     del client.headers[CSRF_HEADER]
     answer = await client.get("/api/whoami", auth=httpx.BasicAuth("admin", "admin"))
     assert answer.json()["name"] == "admin"
-    # The page's own requests are its user's, whatever the browser remembers beside.
+    # The page's own requests belong to its user, whatever other login the browser remembers.
     basic, of_the_page = httpx.BasicAuth("admin", "admin"), {CSRF_HEADER: ""}
     answer = await client.get("/api/whoami", auth=basic, headers=of_the_page)
     assert answer.json()["name"] == "watcher"
@@ -461,14 +465,14 @@ def test_sessions_end_and_are_bounded(node: ManagedNode) -> None:
     fifth = Caller(users.require("manager"))
     sessions.find(second)
     sessions.begin(fifth)
-    # The one that was used least recently has gone.
+    # The session that was used least recently has gone.
     assert sessions.find(third) is None and sessions.find(second) and sessions.find(others[0])
     clock.advance(9)
     assert sessions.find(second)
     clock.advance(9)
     assert sessions.find(second) and sessions.find(others[0]) is None
     clock.advance(9)
-    # Used all the time, and too old.
+    # This session was used all the time, and is too old.
     assert sessions.find(second) is None
     token = Caller(users.require("admin"), ("tag:administrator",), clock() + 5)
     of_token, session = sessions.begin(token)
@@ -488,7 +492,7 @@ def test_sessions_are_bounded_in_bytes(node: ManagedNode) -> None:
     ]
     assert 1 < len(sessions) < 10
     assert sessions.find(ids[-1]) and sessions.find(ids[0]) is None
-    # Whoever logs out makes room.
+    # A logout makes room.
     for id_ in ids:
         sessions.end(id_)
     assert len(sessions) == 0

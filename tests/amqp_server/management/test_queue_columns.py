@@ -1,4 +1,4 @@
-"""A page of queues costs what its rows cost, and one column of each other queue."""
+"""The cost of a page of queues is that of its rows, and of one column of each other queue."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def busy(node: ManagedNode, sampler: Sampler) -> Peer:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Names of the queues that whole rows were made of."""
+    """Return the names of the queues for which the API made whole rows."""
     counted: Counter[str] = Counter()
     view = ManagedQueues.view
 
@@ -90,7 +90,7 @@ async def test_a_rate_that_sorts_is_the_only_one_that_is_computed(
     monkeypatch.setattr(Series, "rate_alone", counting_alone)
     told = (await connect("admin").get(f"queues?page=1&page_size=2&sort={RATE}&sort_reverse=true")).json()
     assert [row["name"] for row in told["items"]] == ["q29", "q28"]
-    # q00 has got nothing.
+    # q00 has got no messages.
     assert counted["rate_alone"] == 29
     assert counted["rate"] < 60
 
@@ -119,7 +119,7 @@ async def test_a_column_is_what_whole_rows_have_there(
     arguments = {"x-queue-type": "quorum"}
     await broker.queues.declare("/", "quorum", durable=True, auto_delete=False, arguments=arguments)
     busy.send(published(1, "", "quorum", b"x"))
-    # This node has no store for it, so it fails.
+    # This node has no store for the stream, so the stream fails.
     arguments = {"x-queue-type": "stream"}
     with pytest.raises(Unavailable):
         await broker.queues.declare("/", "stream", durable=True, auto_delete=False, arguments=arguments)
@@ -170,7 +170,7 @@ async def test_a_queue_that_goes_meanwhile_is_left_out(
 async def test_a_page_is_in_the_order_that_its_rows_show(
     busy: Peer, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A queue got messages after it was given its place, and before its row was made."""
+    """A queue got messages after it was sorted, and before its row was made."""
     view = ManagedQueues.view
 
     def publishing(self: ManagedQueues, queue: Queue, stats: Stats | None = None) -> Any:

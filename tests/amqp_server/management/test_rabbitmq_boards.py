@@ -1,4 +1,4 @@
-"""RabbitMQ's Grafana boards have what they query, by the names and labels that stand in their queries."""
+"""mqd serves the metrics that RabbitMQ's Grafana boards query, with the names and labels of their queries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def named(text: str) -> frozenset[str]:
     return frozenset(f"rabbitmq_{name}" for name in text.split())
 
 
-#: Of both Overview boards.
+#: Metrics of both Overview boards.
 COMMON = named(
     """
     build_info channels channels_closed_total channels_opened_total connections connections_closed_total
@@ -66,15 +66,16 @@ QUORUM_QUEUES = {
         """
     ),
 }
-#: Of both Stream boards, which add up what is labelled `protocol="stream"` only, and the errors of that
-#: protocol.
+#: Metrics of both Stream boards, which add up only samples with the label `protocol="stream"`, and the errors
+#: of that protocol.
 STREAM = named(
     """
     global_consumers global_messages_confirmed_total global_messages_delivered_total
     global_messages_received_total global_publishers identity_info
     """
 )
-#: To count each message by its size, and to time each entry, would cost each message; see docs/monitoring.md.
+#: To count each message by its size, or to time each entry, would cost something for each message; see
+#: docs/monitoring.md.
 NOT_SERVED = named(
     """
     message_size_bytes_bucket message_size_bytes_count message_size_bytes_sum
@@ -82,7 +83,7 @@ NOT_SERVED = named(
     """
 )
 LABELS = {
-    # Each query joins on it, and takes the node's name from it.
+    # Each query joins on this metric, and takes the node's name from it.
     "rabbitmq_identity_info": {"rabbitmq_node", "rabbitmq_cluster", "rabbitmq_endpoint"},
     "rabbitmq_build_info": {"rabbitmq_version", "erlang_version"},
     "rabbitmq_global_messages_received_total": {"protocol"},
@@ -111,7 +112,7 @@ async def test_stream(node: ManagedNode, peer: Peer) -> None:
 
 @pytest.mark.parametrize("board", QUORUM_QUEUES.values(), ids=QUORUM_QUEUES.keys())
 async def test_quorum_queues(board: frozenset[str]) -> None:
-    """test_metrics.py has their values: they are there in a cluster only."""
+    """test_metrics.py checks their values: these metrics exist in a cluster only."""
     assert board - NOT_SERVED - set(metrics.names()) == set()
 
 

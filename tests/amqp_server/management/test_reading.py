@@ -1,4 +1,4 @@
-"""Messages of a stream, read by way of the API."""
+"""Messages of a stream, read with the API."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_from_where_and_how_many(stream: Vhost) -> None:
     assert read(stream, offset="1h", count=1) == [(0, "0")]
     assert read(stream, offset=10) == []
     assert stream.api("POST", "queues/empty/read", {}) == []
-    # Read as often as one likes: nothing is settled, and nothing is counted as delivered again.
+    # Any number of reads: nothing is settled, and nothing counts as redelivered.
     (row, *_) = stream.api("POST", "queues/s/read", {"count": 1, "truncate": 0})
     assert (row["redelivered"], row["payload"], row["payload_bytes"]) == (False, "", 1)
     assert stream.api("GET", "queues/s")["messages"] == 10

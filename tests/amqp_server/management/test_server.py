@@ -1,4 +1,4 @@
-"""The management listener over sockets, with clients that want to keep it from others."""
+"""The management listener over sockets, with clients that try to block it for others."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Client:
         await self.stream.send_all("\r\n".join([*lines, "", ""]).encode() + body)
 
     async def status(self) -> int:
-        """Of the next answer, whose body is read too; 0 if the connection ends before."""
+        """Return the status of the next answer, whose body is read too; 0 if the connection ends before."""
         with trio.fail_after(PATIENCE_S):
             while b"\r\n\r\n" not in self._data:
                 if not await self._fill():
@@ -112,8 +112,8 @@ async def until_status(dial: Dial, wanted: int, path: str, **more: Any) -> None:
 
 
 async def passing(clock: MockClock, seconds: float, dial: Dial, wanted: int, path: str, **more: Any) -> None:
-    """The same, while time goes on by so much after each look: what was to be seen before could not end
-    unseen.
+    """The same, while time goes on by this much after each look: a wanted state can't end without being
+    seen.
     """
     for _ in range(1_000):
         if await (await dial()).ask("GET", path, **more) == wanted:
@@ -123,12 +123,12 @@ async def passing(clock: MockClock, seconds: float, dial: Dial, wanted: int, pat
 
 
 async def log_in(dial: Dial, user: str) -> None:
-    """From now on the password is remembered, and a request takes its slot as soon as it is read."""
+    """Log in: from now on the password is remembered, and a request takes its slot as soon as it is read."""
     assert await (await dial()).ask("GET", "/api/whoami", login=user) == 200
 
 
 async def handled(dial: Dial) -> None:
-    """What other connections sent before has been read."""
+    """Wait until the node has read what other connections sent before."""
     for _ in range(5):
         assert await (await dial()).ask("GET", "/health") == 200
 
@@ -148,7 +148,7 @@ async def test_slow_bodies_keep_nobody_from_the_probes_and_end_in_time(
         assert await (await dial()).ask("GET", "/health/ready") == 200
 
         async def drip(client: Client) -> None:
-            """A byte now and then is no way round it."""
+            """A byte now and then does not help."""
             try:
                 while True:
                     await client.stream.send_all(b" ")
@@ -214,7 +214,7 @@ async def test_one_user_does_not_have_all_slots(broker: ManagedBroker) -> None:
 
 
 async def test_bad_logins_hold_nothing(broker: ManagedBroker, caplog: pytest.LogCaptureFixture) -> None:
-    """Nor do they have their body read, and they get their answer though they go on sending it."""
+    """The node does not read their body either, and they get their answer though they go on sending it."""
     limits = {"http_requests_max": 1, "http_requests_per_user_max": 1}
     async with serving(broker, **limits) as dial:
         for _ in range(5):
@@ -235,7 +235,7 @@ async def test_connections_that_do_nothing_are_displaced(broker: ManagedBroker) 
         idle = [await dial() for _ in range(60)]
         assert await (await dial()).ask("GET", "/health") == 200
         await idle[0].ends()
-        # What somebody is logged in on stays, however old it is.
+        # A connection with a login stays, however old it is.
         await first.stream.send_all(b"}")
         assert await first.status() == 201
 
@@ -291,14 +291,14 @@ async def test_pipelined_requests_take_a_share_of_the_time(broker: ManagedBroker
                 for client in clients:
                     flooding.start_soon(flood, client)
             nursery.cancel_scope.cancel()
-        # Sixty at a time would make some fifty rounds.
+        # Sixty requests at a time would make some fifty rounds.
         assert len(waits) > 300
         assert sorted(waits)[len(waits) * 9 // 10] < (trio.current_time() - began) / 50
 
 
 async def test_requests_behind_each_other_are_bounded(broker: ManagedBroker) -> None:
-    """None of them waits for an answer: after so many the connection ends. Whoever waits for answers may ask
-    for ever.
+    """The client does not wait for an answer: after this many requests the connection ends. A client that
+    waits for answers may send any number.
     """
     async with serving(broker, http_pipelined_max=3) as dial:
         client = await dial()
@@ -325,7 +325,7 @@ async def test_a_client_that_speaks_tls_is_named(
         with pytest.raises(ssl.SSLWantReadError):
             through.do_handshake()
         await client.stream.send_all(outgoing.read())
-        # Its library takes the answer for another version of TLS.
+        # The client's library takes the answer for another version of TLS.
         assert await client.status() == 400
         assert await (await dial()).ask("GET", "/health") == 200
     said = [each.getMessage() for each in caplog.records if each.name == "mqd.management"]

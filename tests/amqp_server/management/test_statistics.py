@@ -1,4 +1,4 @@
-"""What is counted, and how the management API shows it."""
+"""The counters, and how the management API shows them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_messages_of_two_exchanges_to_the_same_queue_in_one_read(connect: 
     for exchange in ("amq.fanout", "amq.direct"):
         peer.call(1, commands.Queue.Bind(queue="q", exchange=exchange, routing_key="k"))
     frames = [published(1, exchange, "k", b"x") for exchange in ("amq.fanout", "amq.direct", "amq.fanout")]
-    # Once so that the routes are known, and again.
+    # Once so that the routes are known, and then again.
     for _ in range(2):
         peer.send(*frames)
     assert await stats(connect, "exchanges/%2F/amq.fanout") == {"publish_in": 4, "publish_out": 4}
@@ -97,7 +97,7 @@ async def test_deliveries_acks_and_redeliveries(connect: Connect, peer: Peer) ->
     wanted = {"ack": 2, "deliver": 5, "deliver_get": 5}
     assert await stats(connect, CHANNEL) == {"publish": 5} | wanted
     assert await stats(connect, "queues/%2F/q") == {"publish": 5} | wanted
-    # It comes back, and is no ack.
+    # The message comes back, which is no ack.
     peer.call(1, commands.Basic.Nack(5, False, True))
     told = await stats(connect, "queues/%2F/q")
     assert (told["ack"], told["deliver"], told["redeliver"]) == (2, 6, 1)
@@ -165,7 +165,7 @@ async def test_rates(connect: Connect, peer: Peer, sampler: Sampler) -> None:
     details = told["message_stats"]["publish_details"]
     assert [each["sample"] for each in details["samples"]] == [15, 5, 0]
     assert (details["avg_rate"], details["rate"]) == (1.5, 2.0)
-    # The others were not asked for.
+    # The request did not ask for the others.
     assert told["messages_details"] == {"rate": 2.0}
 
 
@@ -188,7 +188,7 @@ async def test_the_memory_of_samples_is_bounded(node: ManagedNode, peer: Peer) -
     for name in list(node.broker.vhost("/").queues):
         node.broker.vhost("/").remove_queue(node.broker.vhost("/").queues[name])
     await sampler.sample()
-    # The exchange and the vhost are left.
+    # Only the exchange and the vhost are left.
     assert len(sampler.histories) <= 2
 
 
@@ -207,7 +207,7 @@ async def test_samples_cost_little(node: ManagedNode, peer: Peer) -> None:
 
 # -- a thousand of everything --------------------------------------------------------------------------------
 
-#: CPU time that an answer may take, s. One step of it may take 5 ms.
+#: CPU time that an answer may take, in seconds. One step of it may take 5 ms.
 COSTS = {
     "api/overview": 0.05,
     "api/queues?page=1&page_size=100&sort=name": 0.1,
@@ -221,7 +221,7 @@ COSTS = {
 async def test_looking_at_a_thousand_of_everything_is_cheap(node: ManagedNode, broker: ManagedBroker) -> None:
     for number in range(1_000):
         peer = node.peer(name=f"127.0.0.1:{number} -> 127.0.0.1:5672")
-        # Who has nothing to hear is not asked whether something came.
+        # Peers that get nothing need not be asked for new output.
         node.peers.clear()
         peer.session.opened()
         peer.call(1, commands.Channel.Open())
@@ -240,7 +240,7 @@ async def test_looking_at_a_thousand_of_everything_is_cheap(node: ManagedNode, b
         auth = httpx.BasicAuth("admin", "admin")
         async with httpx.AsyncClient(transport=transport, base_url="http://broker", auth=auth) as client:
             await client.get(path)
-            # Noise only adds.
+            # Noise only adds time.
             looked = [await steps(client, path) for _ in range(4)]
         whole, longest = min(all_ for all_, _ in looked), min(longest for _, longest in looked)
         print(f"{path}: {whole * 1000:.1f} ms, longest step {longest * 1000:.1f} ms")

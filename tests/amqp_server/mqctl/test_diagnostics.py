@@ -1,4 +1,4 @@
-"""Commands of rabbitmq-diagnostics: what scripts and probes of operators call."""
+"""Commands of rabbitmq-diagnostics that scripts and probes of operators call."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def test_terminal_is_asked_for_the_password_and_does_not_show_it(mqd: Addresses,
 
     process = subprocess.Popen(
         command, stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
-        # Its controlling terminal, as under a shell.
+        # The controlling terminal, as in a shell.
         preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
     )  # fmt: skip
     try:
@@ -232,7 +232,7 @@ def test_super_streams(mqctl: Mqctl, tmp_path: Path) -> None:
         assert refused.code == 65 and why in refused.err
     assert mqctl("add_partitions", "nope", "1").code == 69
     assert mqctl("add_partitions", "orders", "0").code == 64
-    # Definitions have those that it got later, too.
+    # Definitions include the partitions that were added later.
     file = str(tmp_path / "definitions.json")
     ok(mqctl("export_definitions", file))
     ok(mqctl("delete_exchange", "orders"))
@@ -288,14 +288,14 @@ def test_groups(mqd: Addresses, mqctl: Mqctl, tmp_path: Path) -> None:
         refused = mqctl("reset_group", "billing", *args)
         assert refused.code == 65 and why in refused.err
     assert mqctl("reset_group", "nope", "--to", "first").code == 69
-    # Who may declare queues, but not read the stream, has no group over it.
+    # A user that may declare queues, but not read the stream, can't declare a group over it.
     ok(mqctl("add_user", "mia", "pw"))
     ok(mqctl("set_user_tags", "mia", "management"))
     ok(mqctl("set_permissions", "mia", "^mine$", "", ""))
     refused = mqctl("--user", "mia", "--password", "pw", "declare_queue", "mine", *arguments)
     assert refused.code != 0 and "'orders-0' in vhost '/' refused for user 'mia'" in refused.err
     ok(mqctl("delete_user", "mia"))
-    # An import makes it when its streams are there.
+    # An import makes the group when its streams are there.
     file = str(tmp_path / "definitions.json")
     ok(mqctl("export_definitions", file))
     ok(mqctl("delete_queue", "billing"))
@@ -393,7 +393,7 @@ def test_memory_alarm(mqd: Addresses, mqctl: Mqctl) -> None:
 
 
 def test_requests_at_the_same_time_as_clients(mqd: Addresses, mqctl: Mqctl) -> None:
-    """Management's own session must not disturb a client's turn."""
+    """The management API's own session must not disturb a client's turn."""
     count = 200
     with channel(mqd) as ch:
         ch.queue_declare("busy", durable=True)
@@ -427,7 +427,7 @@ def test_usage_errors(mqctl: Mqctl, capsys: pytest.CaptureFixture[str]) -> None:
     assert mqctl("declare_queue", "q", "-a", "nonsense").code == 65
     for what in ((), ("q", "--topology")):
         assert "give either QUEUE or --topology" in mqctl("cluster", "accept-loss", *what).err
-    # It is no node of a cluster.
+    # This node belongs to no cluster.
     assert "give either" not in mqctl("cluster", "accept-loss", "--topology").err
     assert mqctl("cluster", "accept-loss", "--topology").code != 0
     assert "Lists queues" in ok(mqctl("list_queues", "--help")).out
@@ -522,9 +522,7 @@ def in_json(outcome: Outcome) -> Any:
 
 
 def test_json(mqctl: Mqctl) -> None:
-    """As rabbitmqctl: an array of objects, whose names are those of the
-    columns; the option stands anywhere.
-    """
+    """As in rabbitmqctl: an array of objects with the names of the columns; the option may stand anywhere."""
     assert in_json(mqctl("list_queues", "--formatter", "json")) == []
     ok(mqctl("declare_queue", "tab\tq", "-a", "x-max-length=5"))
     ok(mqctl("declare_queue", "qq", "-a", "x-queue-type=quorum"))
@@ -575,7 +573,7 @@ def test_quiet_may_stand_behind_the_command(mqctl: Mqctl) -> None:
 
 
 def test_stop(tmp_path: Path) -> None:
-    """The node ends in order, its clients are told, and the command comes back when nobody is served any
+    """The node stops in order and tells its clients, and the command returns when the node serves nobody any
     more.
     """
     amqp, http = (f"127.0.0.1:{port}" for port in free_ports(2))
@@ -734,8 +732,8 @@ def test_limits_and_parameters(mqctl: Mqctl) -> None:
 
 @pytest.mark.parametrize("way", ["ctl", "api"])
 def test_definitions_of_rabbitmq(mqd: Addresses, mqctl: Mqctl, way: str) -> None:
-    """As rabbitmqctl export_definitions of RabbitMQ 3.10.8 wrote them, and its management API; passwords are
-    "secret".
+    """Definitions of RabbitMQ 3.10.8, one file written by rabbitmqctl export_definitions, one by its
+    management API; passwords are "secret".
     """
     lines = ok(mqctl("import_definitions", str(Path(__file__).with_name(f"rabbitmq-3.10.8.{way}.json")))).out
     left_out = [
@@ -743,7 +741,7 @@ def test_definitions_of_rabbitmq(mqd: Addresses, mqctl: Mqctl, way: str) -> None
         for name, key in (("mirrored", "ha-mode"), ("mirrored", "ha-sync-mode"), ("only-mirrored", "ha-mode"))
     ]
     if way == "ctl":
-        # It leaves out internal exchanges, and not their bindings.
+        # rabbitmqctl leaves out internal exchanges, but not their bindings.
         left_out.append("left out: bindings 'events' in vhost 'orders': there is no exchange 'auto'")
     assert sorted(lines.splitlines()) == sorted(left_out)
     in_vhost = ("-p", "orders")

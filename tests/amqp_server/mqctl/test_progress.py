@@ -1,4 +1,4 @@
-"""A bar for what takes long: on a terminal, and nowhere else."""
+"""A progress bar for commands that take long: on a terminal, and nowhere else."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Captured = pytest.CaptureFixture[str]
 
 
 def look_at_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """stderr is a terminal, as far as programs ask, and all is shown from the first moment on."""
-    # Here, because fixtures are made before pytest puts the test's own stderr in its place.
+    """Make stderr a terminal for programs, and show the bar from the first moment on."""
+    # Patched here, because fixtures run before pytest replaces stderr for the test.
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setattr(module, "FIRST_S", 0.0)
     monkeypatch.setattr(module, "LOOK_INTERVAL_S", 0.01)

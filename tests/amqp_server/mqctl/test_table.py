@@ -1,4 +1,4 @@
-"""How rows are printed: as tables that fit a terminal, as CSV, and what completes commands."""
+"""How mqctl prints rows, as tables that fit a terminal and as CSV, and how it completes commands."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_table_fits_the_terminal(width: int) -> None:
     lines = fitted(ROWS, width)
     assert len(lines) == len(ROWS)
     assert max(map(len, lines)) <= width
-    # Short columns are not cut for long ones.
+    # Short columns are not cut to make room for long ones.
     assert all(row[1] in line for row, line in zip(ROWS, lines, strict=True)) or width < 40
 
 

@@ -1,4 +1,4 @@
-"""The parameter of a shovel: RabbitMQ's rules and texts, hosts, and passwords that nobody sees."""
+"""The parameter of a shovel: RabbitMQ's rules and texts, hosts, and passwords, which are shown to nobody."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_whose_rights() -> None:
     assert changed["src-uri"] == ["amqp://a%40b@", "amqp://a%40b@/v", "amqp://bob@/v"]
     assert changed["dest-uri"] == "amqp://h"
     assert uri.parse(changed["src-uri"][0]).user == "a@b"
-    # Not as the user "ann@", who is somebody else.
+    # And not as a user "ann@", who is a different user.
     assert acts_as(GOOD | {"src-uri": "amqp://@/v"}, "ann")["src-uri"] == "amqp://ann@/v"
     for user in ("", "@", "%40", ":", "@@"):
         try:

@@ -1,4 +1,6 @@
-"""One node of a cluster runs each shovel, another one when it dies or is cut off, and nothing is lost."""
+"""One node of a cluster runs each shovel. Another node takes over when that one dies or is cut off, and
+nothing is lost.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def shovels(node: Broker) -> list[dict[str, Any]]:
 
 
 def keepers(node: Broker) -> dict[str, str]:
-    """Return the node that runs each shovel, once all run, each on one."""
+    """Return the node of each shovel, once all of them run, each on one node."""
 
     def all_run() -> dict[str, str]:
         rows = shovels(node)
@@ -67,7 +69,7 @@ def test_one_node_runs_each() -> None:
             channel.queue_declare(queue, durable=True, arguments={"x-queue-type": "quorum"})
         for name in NAMES[1:]:
             put(cluster["n2"], name, f"from-{name}", f"to-{name}")
-        # So many that it takes a while.
+        # Enough messages for the shovel to take a while.
         wanted = [b"%d" % number for number in range(800)]
         channel.tx_select()
         for body in wanted:
@@ -81,12 +83,12 @@ def test_one_node_runs_each() -> None:
         home = before[NAMES[0]]
         others = [name for name in ("n1", "n2", "n3") if name != home]
         node = cluster[others[0]]
-        # It is asked of another node than the one that runs it.
+        # Another node than the one that runs the shovel gets the request.
         node.api("DELETE", f"/api/shovels/vhost/%2F/{NAMES[0]}/restart")
         cluster.kill(home)
         eventually(lambda: home not in keepers(node).values(), 30)
         after = keepers(node)
-        # Those whose node lives have not moved.
+        # Shovels of nodes that live have not moved.
         assert {name: after[name] for name in NAMES if before[name] != home} == {
             name: at for name, at in before.items() if at != home
         }
@@ -101,7 +103,7 @@ def test_one_node_runs_each() -> None:
         eventually(lambda: all(row["pending"] == 0 for row in shovels(node)))
         moved = Counter(drained(cluster.url(others[0]), "b"))
         assert set(moved) == set(wanted)
-        # Cut off, it runs none, and its own shovels run elsewhere.
+        # When the node is cut off it runs no shovel, and its shovels run elsewhere.
         cluster.partition(home)
         eventually(lambda: home not in keepers(node).values(), 30)
         eventually(

@@ -1,4 +1,4 @@
-"""The client's side of a connection, fed with what a broker sends, and with what none does."""
+"""The client's side of a connection, with input as a broker sends it, and with input that no broker sends."""
 
 from __future__ import annotations
 

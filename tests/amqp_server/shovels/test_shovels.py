@@ -1,4 +1,4 @@
-"""Shovels between brokers that run: what arrives, what is told, and what a bad other side does."""
+"""Shovels between running brokers: the messages that arrive, the status, and a faulty other side."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def broker() -> Iterator[Broker]:
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a certificate of localhost, its key, and its authority's."""
+    """A directory with a certificate for localhost, its key, and the certificate of its authority."""
     directory, authority = tmp_path_factory.mktemp("authority"), trustme.CA()
     issued = authority.issue_cert("localhost")
     issued.private_key_and_cert_chain_pem.write_to_path(str(directory / "cert"))
@@ -102,7 +102,7 @@ def connections(vhost: Vhost) -> set[str]:
 
 
 def publish(channel: BlockingChannel, wanted: list[bytes]) -> None:
-    """In one transaction: it is quick."""
+    """Publish in one transaction, which is quick."""
     channel = channel.connection.channel()
     channel.tx_select()
     for body in wanted:
@@ -120,7 +120,7 @@ def count(channel: BlockingChannel, queue: str) -> int:
 
 
 def bodies(channel: BlockingChannel, queue: str) -> list[bytes]:
-    """Take all that is in the queue."""
+    """Take all messages of the queue."""
     found: list[bytes] = []
     left = count(channel, queue)
     if left:
@@ -170,7 +170,7 @@ def test_messages_arrive_whole_and_once(vhost: Vhost, channel: BlockingChannel, 
         "pending": 0,
         "forwarded": len(sent),
     }
-    # What is published from now on follows.
+    # Messages published from now on follow.
     channel.basic_publish("", "a", b"later", told)
     eventually(lambda: bodies(channel, "b") == [b"later"])
     assert channel.basic_get("a")[0] is None
@@ -195,7 +195,7 @@ def test_exchanges_at_both_ends(vhost: Vhost, channel: BlockingChannel) -> None:
     assert (method.exchange, method.routing_key) == ("amq.fanout", "k.1")
     (entry,) = properties.headers["x-shovelled"]
     assert entry["shovel-name"] == "s" and entry["src-exchange-key"] == "k.#" and "dest-queue" not in entry
-    # Its exclusive queue goes with it.
+    # The shovel's exclusive queue goes with it.
     vhost.broker.api("DELETE", f"/api/shovels/vhost/{quote(vhost.name, safe='')}/s")
     eventually(lambda: len(vhost.api("GET", "queues")) == 2)
 
@@ -222,7 +222,7 @@ def test_a_name_can_be_used_again(vhost: Vhost, channel: BlockingChannel) -> Non
 
 def test_the_destination_has_an_alarm(vhost: Vhost, channel: BlockingChannel, other: Broker) -> None:
     other.api("PUT", "/api/nodes/n1/memory-limit", {"limit": "1MiB"})
-    # It blocks who publishes: the first message.
+    # The alarm blocks clients that publish, so it blocks the shovel at its first message.
     shovel(vhost, dest_uri=other.url(), src_prefetch_count=10)
     eventually(lambda: status(vhost)["state"] in ("running", "blocked"))
     publish(channel, [b"%d" % number for number in range(100)])
@@ -294,13 +294,13 @@ def test_the_next_uri_is_taken_and_a_broker_that_comes_back(
     other.start()
     eventually(lambda: count(channel, "a") == 0, 30)
     connection = pika.BlockingConnection(pika.URLParameters(at))
-    # Once or, what was confirmed when it was killed, twice.
+    # Each message is there once. Messages that were confirmed when the shovel was killed may be there twice.
     assert set(bodies(connection.channel(), "there")) == set(wanted)
     connection.close()
 
 
 def test_a_node_that_is_killed_goes_on(broker: Broker, vhost: Vhost, other: Broker) -> None:
-    """Nothing is lost if the shovel's node dies: at least once."""
+    """Nothing is lost if the shovel's node dies: delivery is at least once."""
     source = pika.BlockingConnection(pika.URLParameters(other.url())).channel()
     source.queue_declare("a", durable=True)
     wanted = [b"%d" % number for number in range(1_000)]
@@ -318,7 +318,7 @@ def test_a_node_that_is_killed_goes_on(broker: Broker, vhost: Vhost, other: Brok
 
 @contextmanager
 def listening(talk: Callable[[socket.socket], None]) -> Iterator[str]:
-    """A broker of another kind: what it does on each connection."""
+    """A broker of another kind: it calls `talk` for each connection."""
     server = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
@@ -385,7 +385,7 @@ def test_a_hostile_broker_hurts_nobody(
 
         def told() -> bool:
             seen.append(status(vhost).get("reason", ""))
-            # Others are served meanwhile.
+            # Meanwhile the node serves other clients.
             channel.basic_publish("", "b", b"x")
             return re.search(why, seen[-1]) is not None
 
@@ -405,7 +405,7 @@ def test_passwords_are_nowhere(broker: Broker, vhost: Vhost, channel: BlockingCh
     with pytest.raises(ApiError) as raised:
         shovel(vhost, src_uri=at + "/a/b", nope=1)
     assert CANARY not in repr(shown) + str(raised.value)
-    # A file that can be imported again has to have them; only administrators get it.
+    # A file for imports must have the passwords; only administrators get it.
     (kept,) = [
         each for each in broker.api("GET", "/api/definitions")["parameters"] if each["vhost"] == vhost.name
     ]
@@ -437,7 +437,7 @@ class TestRights:
         assert status(vhost)["src_uri"] == local(vhost)
         value = parameter(vhost)
         assert value["src-uri"] == local(vhost, "ann@")
-        # She may not read this one.
+        # The user ann may not read queue b.
         self.put(ann, vhost, src_queue="b", dest_queue="a")
         eventually(lambda: "ACCESS_REFUSED" in status(vhost).get("reason", ""))
         assert "access to queue 'b'" in status(vhost)["reason"]

@@ -1,4 +1,4 @@
-"""What is acked at the source, whatever the destination confirms and in whatever order."""
+"""Which messages a shovel acks at the source, whatever the destination confirms and in whatever order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Outbox:
 
 
 class Session:
-    """Notes what it is told."""
+    """Notes the calls that it gets."""
 
     def __init__(self) -> None:
         self.outbox = Outbox()

@@ -1,4 +1,4 @@
-"""A broker without sockets whose streams are on a disk in memory; threads work when the test says so."""
+"""A broker without sockets whose streams are on a disk in memory; its threads work when the test says so."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Store:
     def __init__(self, files: CrashingFiles) -> None:
         self.files = files
         self.writes: list[Callable[[], None]] = []
-        #: What found the disk full.
+        #: Writes that found the disk full.
         self.refused: list[Callable[[], None]] = []
         self.reads: list[Callable[[], None]] = []
         self.compactions: list[Callable[[], None]] = []
@@ -69,7 +69,7 @@ class Store:
 
 
 class StreamNode(MemoryNode):
-    """With small segments, and a flush as soon as the test works."""
+    """A node with small segments, which are flushed as soon as the test works."""
 
     def __init__(self, options: StreamOptions | None = None, **config: Any) -> None:
         self.files = CrashingFiles()
@@ -112,7 +112,7 @@ class StreamNode(MemoryNode):
         )
 
     def work(self) -> None:
-        """Have everything synced, written and read that is to be, and what comes of it."""
+        """Do all pending syncs, writes and reads, and the work that follows from them."""
         store = self.store
         store.writes[:0] = store.refused
         store.refused.clear()
@@ -134,7 +134,7 @@ class StreamNode(MemoryNode):
         self.turn.end()
 
     def restart(self, *, lost_power: bool = False) -> None:
-        """kill -9; with `lost_power`, what was not synced may be lost."""
+        """Restart after kill -9; with `lost_power`, data that was not synced may be lost."""
         self.environment.crash()
         if lost_power:
             self.files.crash()
@@ -189,7 +189,7 @@ def consume(
     name: str = "s",
     **more: Any,
 ) -> list[tuple[int, Any]]:
-    """Return what comes at once."""
+    """Return the answers that come at once."""
     arguments: dict[str, Any] = {key.replace("_", "-"): value for key, value in more.items()}
     if offset is not None:
         arguments["x-stream-offset"] = offset

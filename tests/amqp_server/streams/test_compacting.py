@@ -93,7 +93,7 @@ def test_a_consumer_from_first_sees_the_latest_of_each_key_and_everything_since(
     node.restart(lost_power=True)
     assert read(node) == found
     assert node.host().lost_count == 0
-    # It goes on.
+    # Compaction goes on after the restart.
     peer = opened(node)
     for seed in range(8, 16):
         more = some(seed, 20)
@@ -166,14 +166,14 @@ def test_a_slow_consumer_misses_nothing_while_it_reads() -> None:
 
 
 def test_what_is_sealed_while_a_pass_runs_is_compacted_after_it() -> None:
-    """Nobody publishes any more, so nothing else begins the next pass."""
+    """No client publishes any more, so nothing else begins the next pass."""
     node, peer = make()
     steps = node.store.compactions
     for seed in range(20):
         publish(peer, *some(seed, 20))
         node.sync()
         if seed == 10:
-            # The pass has seen what is sealed by now; what it does then takes long.
+            # The pass has read which segments are sealed by now; the rest of its work takes long.
             node.turn.run(steps.pop())
             assert steps
         while node.store.writes:
@@ -183,7 +183,7 @@ def test_what_is_sealed_while_a_pass_runs_is_compacted_after_it() -> None:
 
 
 def test_a_pass_whose_segments_go_meanwhile_is_followed_by_another_one() -> None:
-    """Nobody publishes any more, so nothing else begins the next pass."""
+    """No client publishes any more, so nothing else begins the next pass."""
     node, peer = make()
     for seed in range(20):
         publish(peer, *some(seed, 20))
@@ -196,7 +196,7 @@ def test_a_pass_whose_segments_go_meanwhile_is_followed_by_another_one() -> None
         node.turn.run(step)
     log, compacting = node.host()._log, node.host().compacting
     assert isinstance(log, StreamLog) and compacting is not None
-    # Retention was faster, and a damage that was mended may be, too.
+    # Retention was faster, as the mending of damage may be.
     log.trim(1)
     node.work()
     assert compacting.stop == sealed(node) and not compacting.running
@@ -242,7 +242,7 @@ def test_what_fails_is_told_and_nothing_is_lost(
 
 
 def test_a_full_disk_stops_compaction_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
-    """What it has begun to write takes no room from others, and it goes on when there is room."""
+    """The files that it has begun to write take no room from others, and it goes on when there is room."""
     node, peer = make()
     host = node.host()
     for seed in range(8):
@@ -253,7 +253,7 @@ def test_a_full_disk_stops_compaction_for_a_while(caplog: pytest.LogCaptureFixtu
     (begun,) = node.store.compactions
     node.store.compactions.clear()
     begun()
-    # There is room for a part of what the pass writes.
+    # There is room for only a part of the pass' files.
     node.files.room = node.files.used + 100
     node.work()
     assert "stream 's' in vhost '/' is not compacted for 60 s: OSError(28" in caplog.text
@@ -294,9 +294,7 @@ def test_bad_arguments(arguments: dict[str, Any], why: str) -> None:
 
 
 def test_retention_deletes_no_more_than_it_wanted_before_a_pass() -> None:
-    """The oldest segment is to go, and has become one with younger ones
-    before the disk comes to delete it.
-    """
+    """The oldest segment is to go, and a pass has merged it with younger ones before the disk deletes it."""
     node, peer = make()
     host, store = node.host(), node.store
     # A first pass leaves small segments, which a second one puts together.

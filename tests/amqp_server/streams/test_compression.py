@@ -1,4 +1,6 @@
-"""Compressed streams: what goes in comes out, segments are smaller, and damage is still told."""
+"""Compressed streams: consumers get the published messages, segments are smaller, and damage is still
+found.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ def test_messages_come_out_as_they_went_in(codec: str | None, default: str) -> N
         each.restart(lost_power=True)
         assert read(each) == expected
         assert read(each, offset=55) == expected[55:]
-        # What was read does not count any more when it was handed out.
+        # Data that was read does not count any more after it was handed out.
         assert each.host()._services.held_bytes == 0
 
 

@@ -1,5 +1,5 @@
-"""Consumer groups on a node that stands alone: members, acks, what comes
-back, restarts, and what is refused.
+"""Consumer groups on a node that stands alone: members, acks, messages that come back, restarts, and requests
+that are refused.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def declare(peer: Peer, name: str = "g", stream: object = "s", **arguments: Any)
 
 
 def tell(peer: Peer, *methods: base.Frame) -> None:
-    """Send methods as one read, and leave what comes back."""
+    """Send methods as one read, and do not take the answers."""
     peer.send(*(frames.method_frame(1, method) for method in methods))
 
 
@@ -68,7 +68,7 @@ def consume(
 
 
 def got(peer: Peer, answers: list[tuple[int, Any]] | None = None) -> list[Message]:
-    """Return what was delivered since the last call."""
+    """Return the messages delivered since the last call."""
     found: list[Message] = []
     for _, each in [*(answers or []), *peer.answers()]:
         if isinstance(each, Delivery):
@@ -85,7 +85,7 @@ def _message(delivery: Delivery) -> Message:
 
 
 def worked(node: StreamNode, *peers: Peer) -> list[list[Message]]:
-    """Have all work done, and return what each peer got."""
+    """Do all pending work, and return the messages that each peer got."""
     found: list[list[Message]] = [[] for _ in peers]
     node.work()
     for place, peer in enumerate(peers):
@@ -122,7 +122,7 @@ def filled(node: StreamNode, peer: Peer, count: int = 10, **arguments: Any) -> N
 
 
 def published(node: StreamNode, peer: Peer, partitions: int, each: int) -> None:
-    """Publish so many messages to each partition of the super stream s."""
+    """Publish this many messages to each partition of the super stream s."""
     for number in range(partitions):
         publish(peer, bodies(each), name=f"s-{number}")
     node.work()
@@ -150,7 +150,7 @@ def test_a_member_gets_the_stream_with_its_name_and_offsets(node: StreamNode, pe
 
 
 def test_a_passive_declare_may_repeat_the_arguments(node: StreamNode, peer: Peer) -> None:
-    """Some clients send them again. Of a stream, `x-stream-offset` would ask something else."""
+    """Some clients send them again. For a stream, `x-stream-offset` would ask a different question."""
     filled(node, peer)
     for offset in ("first", 3):
         arguments: Any = {"x-queue-type": "stream-group", "x-stream": "s", "x-stream-offset": offset}
@@ -266,7 +266,8 @@ def test_partitions_are_shared_and_no_message_comes_twice(node: StreamNode, peer
     node.work()
     consume(node, two)
     first, second = worked(node, one, two)
-    # The first one had everything before the second one came; what it holds it keeps until it acks.
+    # The first consumer had every message before the second one came; it keeps its unacked messages until it
+    # acks.
     assert len(first) == 20 and not second
     tell(one, commands.Basic.Ack(0, multiple=True))
     published(node, peer, 4, 3)
@@ -288,7 +289,7 @@ def test_what_a_lost_member_held_comes_first_and_flagged(node: StreamNode, peer:
     tell(one, commands.Channel.Close(200, "", 0, 0))
     (second,) = worked(node, two)
     again = [each for each in second if each.again]
-    # Two more were handed to the first one for those that it had acked.
+    # The first consumer got two more after its acks.
     assert offsets(again) == [1, 2, 4, 5, 6, 7]
     assert offsets(second) == [1, 2, 4, 5, 6, 7, 8, 9]
 
@@ -322,7 +323,7 @@ def test_a_member_that_is_stuck_is_cancelled(node: StreamNode, peer: Peer) -> No
     told = [each for _, each in one.answers() if isinstance(each, commands.Basic.Cancel)]
     assert [each.consumer_tag for each in told] == ["t"]
     assert offsets(got(two)) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
-    # What it acks now is too late, and no error.
+    # Its ack now is too late, and no error.
     tell(one, commands.Basic.Ack(2))
     assert one.answers() == []
 
@@ -372,7 +373,7 @@ def test_a_group_over_a_deleted_stream_says_so(node: StreamNode, peer: Peer) -> 
     assert [type(each) for _, each in one.answers()] == [commands.Basic.Cancel]
     text = refused(one.call(1, commands.Basic.Consume(queue="g")), 506)
     assert "stream 's'" in text and "gone" in text
-    # Another one of that name is begun from its first message on.
+    # A new stream of that name is read from its first message on.
     peer.answers()
     declare_stream(peer)
     publish(peer, [b"new"])
@@ -403,7 +404,7 @@ def test_dead_letters(node: StreamNode, peer: Peer) -> None:
     consume(node, peer, 5)
     worked(node, peer)
     tell(peer, commands.Basic.Nack(5, requeue=True), commands.Basic.Nack(2, requeue=False))
-    # The one that came back has the next free tag.
+    # The message that came back has the next free tag.
     assert worked(node, peer) == [[Message("s", 4, b"m4", True), Message("s", 5, b"m5")]]
     tell(peer, commands.Basic.Nack(6, requeue=True))
     found = letters(node, peer)
@@ -524,7 +525,7 @@ def test_basic_get(node: StreamNode, peer: Peer) -> None:
     super_filled(node, peer, 2, 2)
     one, two = opened(node), opened(node)
     assert get(node, one) == Message("s-0", 0, b"m0")
-    # The other one gets what nobody holds.
+    # The other consumer gets the partition that nobody holds.
     assert get(node, two) == Message("s-1", 0, b"m0")
     assert get(node, one) == Message("s-0", 1, b"m1")
     assert get(node, one) is None
@@ -570,7 +571,7 @@ def test_deleting_forgets(node: StreamNode, peer: Peer) -> None:
     declare(peer)
     consume(node, peer)
     assert len(worked(node, peer)[0]) == 10
-    # The stream has it all, and knows of no consumer.
+    # The stream has all messages, and knows of no consumer.
     assert (node.host().ready_count, node.host().consumer_count) == (10, 0)
 
 
@@ -606,7 +607,7 @@ def test_a_reset_begins_elsewhere_and_forgets_what_is_held(node: StreamNode, pee
     group = host(node)
     node.turn.run(group.move, [(group.readers[0], 3)])
     assert offsets(worked(node, peer)[0]) == [3, 4, 5, 6, 7, 8]
-    # Acks of what was held before mean nothing any more.
+    # Acks of messages that were held before mean nothing any more.
     tell(peer, commands.Basic.Ack(6, multiple=True))
     assert worked(node, peer) == [[]] and committed(node) == [3]
     node.restart()
@@ -688,7 +689,7 @@ def test_a_group_outlives_a_failure_of_its_stream(node: StreamNode, peer: Peer) 
     for _ in range(3):
         node.pass_time(1_000)
         node.work()
-    # The member is still there, and goes on with what it had not got.
+    # The member is still there, and goes on with the messages that it had not got.
     tell(one, commands.Basic.Ack(6, multiple=True))
     assert offsets(worked(node, one)[0]) == [6, 7, 8, 9]
     assert committed(node) == [6]
@@ -741,8 +742,8 @@ def test_recover_brings_all_back(node: StreamNode, peer: Peer) -> None:
 
 
 def test_what_many_groups_have_read_ahead_is_bounded() -> None:
-    """A group whose members take no more for now keeps nothing of a batch that the stream's reader has let go
-    of.
+    """While the members of a group take no more messages, the group keeps nothing of a batch that the
+    stream's reader has let go of.
     """
     options = StreamOptions(segment_bytes=20_000, flush_bytes=1, read_bytes_max=30_000)
     node = StreamNode(options)
@@ -768,7 +769,7 @@ def test_what_many_groups_have_read_ahead_is_bounded() -> None:
 def test_a_group_looks_for_partitions_when_its_own_streams_change(
     node: StreamNode, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every bind of others would have thousands of groups look through thousands of bindings."""
+    """Otherwise every bind would have thousands of groups look through thousands of bindings."""
     filled(node, peer)
     declare_super_stream(peer, "su", 5)
     declare(peer, "over", "su")
@@ -822,7 +823,7 @@ def test_the_marks_of_a_groups_partitions_are_stored_once(
 
 
 def in_memory() -> tuple[StreamNode, Peer]:
-    """Return a node whose streams stay in memory, so that nothing is read by threads."""
+    """Return a node whose streams stay in memory, so that threads have nothing to read."""
     node = StreamNode(StreamOptions(segment_bytes=1 << 20, flush_bytes=1 << 20))
     return node, opened(node)
 
@@ -834,7 +835,8 @@ def test_a_batch_of_messages_that_differ_is_handed_out_in_parts(monkeypatch: pyt
     consume(node, peer, prefetch=0)
     node.work()
     peer.answers()
-    # They name a stream already, as dead letters of groups do: so each is made anew.
+    # These messages name a stream already, as dead letters of groups do: so the headers of each are made
+    # anew.
     more = [{"x-stream": "other", "n": n} for n in range(4 * PIECE)]
     publish(peer, bodies(4 * PIECE), more=more)
     monkeypatch.setattr(Turn, "overdue", lambda turn: True)
@@ -885,7 +887,7 @@ def test_dead_letters_leave_as_many_as_a_turn_has_time_for(monkeypatch: pytest.M
 def test_dead_letters_to_many_queues_wait_until_those_have_taken_the_last_ones(
     monkeypatch: pytest.MonkeyPatch, queues: int, count: int
 ) -> None:
-    """To hand a letter to a queue is quick, and what the queue does then takes the time."""
+    """To hand a dead letter to a queue is quick; the work of the queue takes the time."""
     node, peer = in_memory()
     for number in range(queues):
         peer.call(1, commands.Queue.Declare(queue=f"dead{number}"))
@@ -903,7 +905,7 @@ def test_dead_letters_to_many_queues_wait_until_those_have_taken_the_last_ones(
         apply_pending(host)
 
     monkeypatch.setattr(LocalHost, "apply_pending", slow)
-    # One of them takes a whole turn.
+    # The commands of one queue take a whole turn.
     monkeypatch.setattr(Turn, "overdue", lambda turn: bool(applied))
     tell(peer, commands.Basic.Nack(0, True, False))
     counts = [0]

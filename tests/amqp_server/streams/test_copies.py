@@ -1,4 +1,4 @@
-"""How often a large body is copied in memory on its way into a stream's file, and out of it to the socket.
+"""The copies in memory that a large body has on its way into a stream's file, and from there to the socket.
 
 docs/architecture.md has the numbers.
 """
@@ -26,9 +26,7 @@ T = TypeVar("T")
 
 
 def copies(step: Callable[[], T], size: int) -> tuple[T, float]:
-    """Return what a step returns, and the most memory that it has taken meanwhile, in bodies of this size
-    together.
-    """
+    """Return the result of a step, and the most memory that the step has taken, in bodies of this size."""
     before, _ = tracemalloc.get_traced_memory()
     tracemalloc.reset_peak()
     result = step()
@@ -64,11 +62,11 @@ def test_copies_on_the_way_in_and_out(tmp_path: Path, size: int, count: int, mad
         _, delivering = copies(lambda: delivered(read, out, FRAME_MAX_BYTES), total)
     finally:
         tracemalloc.stop()
-    # The message as it will be sent, and the batch, which is the same for a large one; what the kernel gives,
-    # with the little that is read to learn how much.
+    # To make: the message as it will be sent, and the batch, which is the same for a large message. To read:
+    # the kernel's copy, with the few bytes that are read first to learn the size.
     assert (round(making), round(writing), round(reading), round(delivering)) == (made, 0, 1, 0)
     assert max(making - made, writing, reading - 1, delivering) < 0.1
-    # What goes to the socket lies where the file was read to.
+    # The socket gets memory that the file was read to.
     items = read.batches[0].items
     sent = [each for each in out if isinstance(each, memoryview)]
     assert isinstance(items, memoryview) and len(sent) == count

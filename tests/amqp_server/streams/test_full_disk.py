@@ -1,4 +1,6 @@
-"""A stream on a disk without room: nothing is lost, and it goes on by itself as soon as there is some."""
+"""A stream on a disk without room: nothing is lost, and the stream goes on by itself as soon as there is
+room.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ def test_retention_makes_room_for_what_waits_for_it() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_start_without_room_serves_what_is_there(seed: int) -> None:
-    """After a crash some files are to be mended, which may need more room than there is."""
+    """After a crash some files must be mended, which may need more room than there is."""
     node = StreamNode(StreamOptions(segment_bytes=1500, flush_bytes=300))
     node.files.random = chance = random.Random(seed)
     peer = opened(node)

@@ -1,4 +1,4 @@
-"""What the leader of a group proposes, without a log, streams or clients."""
+"""The proposals of a group's leader, without a log, streams or clients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STREAMS = {7: "s-0", 8: "s-1"}
 
 
 class Watched:
-    """A stream with so many messages."""
+    """A stream with this many messages."""
 
     def __init__(self, stop: int) -> None:
         self._stop = stop
@@ -49,7 +49,7 @@ class Leader:
         applied(self.replica, *commands)
 
     def propose(self) -> list[Command]:
-        """Return what is proposed in one turn; it is on its way from then on."""
+        """Return the proposals of one turn; they are under way from then on."""
         self.coordinator.coordinate()
         proposed: list[Command] = self.host.pending
         self.host.pending = []
@@ -70,7 +70,7 @@ def test_one_partition_has_the_room_that_a_member_has() -> None:
     leader.arrives(proposed)
     assert leader.propose() == []
     leader.apply(("settle", key("a"), 0, 0))
-    # The other one was not served yet.
+    # The other member was not served yet.
     assert leader.propose() == [("hand", 8, whole("a"), 0, 1)]
 
 
@@ -79,7 +79,7 @@ def test_room_that_was_promised_in_vain_is_for_the_other_partitions() -> None:
     leader = Leader(a=1)
     proposed = leader.propose()
     assert proposed == [("hand", 7, whole("a"), 0, 1)]
-    # The group goes to the end of that partition before the proposal is applied: nothing comes of it.
+    # The group goes to the end of that partition before the proposal is applied: the proposal has no effect.
     leader.apply(("move", 1, [[7, 10]]))
     leader.propose()
     leader.arrives(proposed)

@@ -1,4 +1,4 @@
-"""Dead letters of a group in a cluster leave in parts where they have many targets, and in their order."""
+"""In a cluster, a dead letter of a group with many targets leaves in parts, and the letters stay in order."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from quorum_queue.consumer_groups.replica import Death
 from quorum_queue.local import NodeServices
 from quorum_queue.machine.run import Run
 
-#: Parts of each letter, and what a turn has time for.
+#: Parts of each letter, and the parts that one turn has time for.
 PARTS, PARTS_MAX = 10, 4
 
 
 class Node:
-    """A turn, where dead letters go, and the group's host."""
+    """Stands in for a turn, the dead-letter targets, and the group's host."""
 
     def __init__(self) -> None:
         self.left: dict[Any, Callable[[], None]] = {}
-        #: Which letter a part was of, in this turn and in all.
+        #: The letter of each part, in this turn and in all turns.
         self.now: list[Any] = []
         self.sent: list[Any] = []
         services = SimpleNamespace(turn=self, dead_letters=self)
@@ -49,7 +49,7 @@ class Node:
         self.letters.send(number, cast(Run, number), cast(Death, SimpleNamespace(reason="rejected")))
 
     def turns(self) -> list[int]:
-        """Run turns until nothing is left; return how many parts each had."""
+        """Run turns until nothing is left; return how many parts each turn sent."""
         counts = [len(self.now)]
         while self.left:
             left, self.left = self.left, {}

@@ -1,9 +1,10 @@
-"""All that clients and operators can do with a group of one node, mixed by chance: consumers and single gets,
-with acks, transactions and none, several channels of a connection, a prefetch of the channel, a limit of
-deliveries, dead letters, purges, resets, and streams that are deleted and declared anew.
+"""Everything that clients and operators can do with a group of one node, mixed by chance: consumers and
+single gets, with acks, with transactions, and without acks, several channels of a connection, a prefetch of
+the channel, a limit of deliveries, dead letters, purges, resets, and streams that are deleted and declared
+anew.
 
-A member sees a message once more only if it came back, and then flagged; what was acked never; and nothing of
-a partition before what comes first there.
+A member sees a message again only if the message came back, and then with the flag; it never sees an acked
+message again, nor a message of a partition before an earlier one that is due there.
 """
 
 from __future__ import annotations
@@ -29,30 +30,32 @@ from tests.amqp_server.streams.test_super_streams import declare, delete, opened
 
 PARTITIONS = 3
 LIMIT = 2
-#: A partition of one of the super streams that followed each other, and an offset.
+#: A partition of one of the successive super streams, and an offset.
 Message = tuple[str, int, int]
 
 
 class Channel:
-    """One channel of a client: it consumes, or gets messages one by one, or both."""
+    """One channel of a client: it consumes, gets messages one by one, or does both."""
 
     def __init__(self, mixture: Mixture, peer: Peer, number: int) -> None:
         chance = mixture.chance
         self.peer = peer
         self.number = number
         self.next_tag = 1
-        #: Deliveries that it may settle, and those of them that the group has forgotten.
+        #: Deliveries that the channel may settle, and those of them that the group has forgotten.
         self.held: dict[int, Message] = {}
         self.lost = False
         self.no_ack = chance.random() < 0.15
         self.transacts = not self.no_ack and chance.random() < 0.2
         self.gets = chance.random() < 0.3
         self.consumes = not self.gets or chance.random() < 0.5
-        #: What a transaction will have settled, with the tags.
+        #: The settlements of the open transaction, with the tags.
         self.begun: list[tuple[str, int, Message]] = []
 
     def has(self) -> list[Message]:
-        """Return what it holds, also what it settles in a transaction that is not committed."""
+        """Return the messages that the channel holds, also those that it settles in a transaction without a
+        commit.
+        """
         return [*self.held.values(), *[message for _, _, message in self.begun]]
 
     def tell(self, *methods: base.Frame) -> None:
@@ -75,12 +78,12 @@ class Mixture:
             super_stream_partitions_max=5,
         )
         self.channels: list[Channel] = []
-        #: The super stream is there; how often it was declared anew, and how many messages its partitions
-        #: have.
+        #: Whether the super stream is there; how often it was declared anew, and how many messages its
+        #: partitions have.
         self.lives = True
         self.age = 0
         self.stop: defaultdict[str, int] = defaultdict(int)
-        #: Handed out, done, dead; and how often each message came back.
+        #: Messages handed out, done, and dead; and how often each message came back.
         self.seen: set[Message] = set()
         self.done: set[Message] = set()
         self.attempts: defaultdict[Message, int] = defaultdict(int)
@@ -107,7 +110,7 @@ class Mixture:
             assert len(at) <= 1, f"{name} has two active channels"
 
     def collect(self, peer: Peer) -> list[base.Frame]:
-        """Take what came to a client; return its answers."""
+        """Take the frames that came to a client; return its answers."""
         answers: list[base.Frame] = []
         for number, each in peer.answers():
             channel = next((it for it in self.channels if it.peer is peer and it.number == number), None)
@@ -196,11 +199,11 @@ class Mixture:
         channel.tell(commands.Channel.Close(200, "", 0, 0))
         self.collect(channel.peer)
         self.channels.remove(channel)
-        # A transaction that was not committed did nothing.
+        # A transaction without a commit did nothing.
         self.come_back(channel.has())
 
     def cancel(self) -> None:
-        """What it holds it may settle yet."""
+        """A cancelled consumer may still settle the messages that it holds."""
         consuming = [each for each in self.channels if each.consumes and not each.lost]
         if consuming:
             channel = self.chance.choice(consuming)
@@ -259,7 +262,7 @@ class Mixture:
                 self.settled(kind, [message])
             channel.tell(commands.Tx.Commit())
         else:
-            # It holds them as before.
+            # The channel holds them as before.
             channel.held |= {tag: message for _, tag, message in done}
             channel.tell(commands.Tx.Rollback())
 
@@ -310,7 +313,7 @@ class Mixture:
                     self.done.add(message)
 
     def forget(self, name: str) -> None:
-        """What is held of a partition is forgotten."""
+        """Forget the held messages of a partition."""
         for each in self.channels:
             each.held = {tag: message for tag, message in each.held.items() if message[0] != name}
             each.begun = [settled for settled in each.begun if settled[2][0] != name]

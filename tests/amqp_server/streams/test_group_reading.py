@@ -1,4 +1,4 @@
-"""What a node reads for the members of a group in a cluster, where messages are gone."""
+"""How a node reads streams for the members of a group in a cluster, where messages are gone."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Sink:
 
 
 class Host:
-    """The group on this node, as far as a reading needs it."""
+    """The host of the group on this node, with only the parts that a reading needs."""
 
     queue_id = 1
     stream: Any = None
@@ -61,13 +61,13 @@ class Stream:
 
 
 class Place:
-    """Of the reading in the stream."""
+    """The place of the reading in the stream."""
 
     credit = 0
 
 
 def batch_at(offsets: list[int]) -> Batch:
-    """A batch that stands for all offsets from the first one to the last, and has these of them."""
+    """A batch for all offsets from the first to the last one, of which it has these."""
     encoder = Encoder(Layouts(), offsets[0], 0)
     encoder.add(run_of([framed({}, b"x", 1, 4096)] * len(offsets), [head_of("k")] * len(offsets), 1))
     (encoded,) = encoder.finish()

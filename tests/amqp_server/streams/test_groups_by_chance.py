@@ -1,4 +1,4 @@
-"""A group under whatever its members, the stream's retention and compaction, and crashes do to it."""
+"""A group while its members come and go, the stream has retention and compaction, and the node crashes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PARTITIONS = 3
 
 
 class Client:
-    """A member, with what it holds: delivery tags, in order, and the messages."""
+    """A member and its held messages: delivery tags, in order, and the messages."""
 
     def __init__(self, peer: Peer, number: int, prefetch: int) -> None:
         self.peer = peer
@@ -118,13 +118,13 @@ class World:
         self.clients.clear()
         self.acked -= self.fresh
         self.fresh.clear()
-        # What was published and not synced is gone.
+        # Messages that were published and not synced are gone.
         self.node.restart()
         self.publisher = opened(self.node)
         self.work()
 
     def finish(self) -> None:
-        """Everything that there is comes to who stays."""
+        """Check that the remaining members get all messages that are there."""
         for client in list(self.clients):
             self.clients.remove(client)
             self.seen.update((each.stream, each.offset) for each in got(client.peer))

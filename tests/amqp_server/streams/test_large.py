@@ -1,7 +1,7 @@
-"""A large message is made ready for a stream in pieces, before it is handed over: others have their turns in
-between.
+"""The node prepares a large message for a stream in pieces, before it hands it over: other work has its turns
+in between.
 
-Time goes on with each look at the clock here, so a turn is over after so many looks.
+Here time goes on with each look at the clock, so a turn is over after a fixed number of looks.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def body_of(size: int) -> bytes:
 
 
 def irregular(payload: bytes, body: bytes, channel: int, sizes: list[int]) -> bytes:
-    """Frame a body in frames of these sizes in turn."""
+    """Put a body into frames of these sizes in turn."""
     parts = [frames.raw_frame(frames.HEADER, channel, payload)]
     at = number = 0
     while at < len(body):
@@ -85,7 +85,7 @@ def test_what_is_made_in_pieces_is_what_was_published(channel: int, sizes: list[
     first, second, third, fourth, fifth = encoder.finish()
     offset = 70_000
     for each in (first, second, third, fourth, fifth):
-        # Its checksums are right.
+        # The batch's checksums are right.
         batch = from_disk(each)
         assert (batch.base, batch.count, bytes(batch.items)) == (offset, each.batch.count, each.batch.items)
         offset = batch.stop
@@ -127,7 +127,7 @@ def test_members_get_what_was_published(codec: str, copies: int, made: bool) -> 
         tracemalloc.stop()
     first, second = applied.batches
     for each, offset in ((first, 70_000), (second, 70_001)):
-        # Its checksums are right.
+        # The batch's checksums are right.
         read = from_disk(each)
         assert (read.base, read.time_ms, bytes(read.items)) == (offset, 77, each.batch.items)
         assert offset.to_bytes(8, "big") in bytes(read.items)[:400]
@@ -136,7 +136,7 @@ def test_members_get_what_was_published(codec: str, copies: int, made: bool) -> 
 
 
 class SlicedNode(StreamNode):
-    """The driver's turns come when the test says so."""
+    """A node whose driver runs turns when the test says so."""
 
     looks = 0
 

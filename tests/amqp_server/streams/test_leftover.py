@@ -1,4 +1,4 @@
-"""What thousands of consumers had read of a stream that is deleted is freed in parts."""
+"""When a stream is deleted, the node frees in parts what thousands of consumers had read of it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Reader:
 
 
 class ShortTurn:
-    """Over after each part."""
+    """A turn that is over after each part."""
 
     def __init__(self) -> None:
         self.left: list[Callable[[], None]] = []
@@ -42,7 +42,7 @@ def test_consumers_are_freed_some_in_each_turn() -> None:
     turn = ShortTurn()
     readers = [Reader() for _ in range(3 * FREED_MAX - 1)]
     Leftover(cast(list[StreamConsumer], list(readers)), [], cast(Turn, turn)).free()
-    # None of them is handed anything from now on.
+    # From now on none of them is handed anything.
     assert all(reader.detached for reader in readers)
     parts = [sum(reader.let_go_of for reader in readers)]
     while turn.left:

@@ -1,5 +1,5 @@
-"""Messages on their way through a stream's batches: what a consumer is sent is what was published, and its
-offset.
+"""Messages on their way through a stream's batches: a consumer gets each message as it was published, with
+its offset.
 """
 
 from __future__ import annotations
@@ -161,13 +161,13 @@ def test_a_long_run_of_messages_that_look_alike(first_tag: int, channel: int) ->
 
 
 def in_frames(properties: dict[str, Any], *parts: bytes) -> bytes:
-    """Return a content whose body was cut like this."""
+    """Return a content whose body is cut into these frames."""
     payload = header.ContentHeader(0, len(b"".join(parts)), commands.Basic.Properties(**properties)).marshal()
     bodies = [b"\x03\x00\x01" + len(part).to_bytes(4, "big") + part + b"\xce" for part in parts]
     return content.build(payload, b"", 1, 4096) + b"".join(bodies)
 
 
-#: Messages that have one shape, and differ in what is in front of their headers.
+#: Messages of one shape, which differ only in what stands before their headers.
 ALIKE_BUT_FOR = {
     "nothing": [("k", in_frames({"content_type": "a/b"}, each)) for each in (b"x", b"y")],
     "what is behind it": [("k", in_frames({"message_id": each}, b"x")) for each in ("x", "y")],
@@ -193,7 +193,7 @@ ALIKE_BUT_FOR = {
 def take_headed(
     batch: Batch, template: DeliverTemplate, tag: int, out: list[bytes | memoryview]
 ) -> list[int]:
-    """Take all of a batch with the headers of a group; return how many at a time."""
+    """Take all of a batch with the headers of a group; return the number of messages taken at a time."""
     headers, place, parts = Headers("s"), BatchReader(batch), list[int]()
     while place.left:
         count = headers.most(place)
@@ -211,7 +211,7 @@ def take_headed(
 def test_messages_of_one_shape_get_more_headers_and_keep_what_differs(
     what: str, count: int, channel: int, told: bool
 ) -> None:
-    """Whether they are alike the batch tells; one of an earlier version does not."""
+    """The batch says whether they are alike; a batch of an earlier version does not."""
     messages = [ALIKE_BUT_FOR[what][number // 3 % 2 if count > 2 else number] for number in range(count)]
     encoder = Encoder(Layouts(), 0, 0)
     for key, framed_content in messages:
@@ -256,7 +256,7 @@ def test_members_of_a_group_get_what_consumers_get_and_the_stream(
     encoder = Encoder(Layouts(), 0, 0)
     for number, (key, properties, _, size, count) in enumerate(messages):
         if named and number % 2:
-            # As a dead letter of another group it names a stream already.
+            # Like a dead letter of another group, the message names a stream already.
             properties = properties | {"headers": properties.get("headers", {}) | {"x-stream": "other"}}
         for body in [bytes([each + 32]) * (size + each % 3) for each in range(count)]:
             encoder.add(run_of([framed(properties, body, 1, 131_072)], [head_of(key)], 1))

@@ -21,7 +21,7 @@ def work(peer: Peer) -> None:
 
 
 def named(peer: Peer, name: str = "n", default: object = None, prefetch: int = 1000) -> list[int]:
-    """Consume where the name has come to; return the offsets that come at once."""
+    """Consume from where the name has come to; return the offsets that come at once."""
     arguments: dict[str, Any] = {"x-stream-offset": "committed", "x-group": name}
     if default is not None:
         arguments["x-stream-offset-default"] = default
@@ -51,7 +51,7 @@ def test_a_name_goes_on_where_it_last_acked() -> None:
     node, peer = twenty()
     one = opened(node)
     assert named(one, default="first") == list(range(20))
-    # What was acked behind a gap comes again: a stream remembers one offset.
+    # Messages that were acked behind a gap come again: a stream remembers one offset.
     tell(one, commands.Basic.Ack(5, multiple=True), commands.Basic.Ack(9))
     tell(one, commands.Channel.Close(200, "", 0, 0))
     two = opened(node)
@@ -78,7 +78,7 @@ def test_a_name_without_an_offset_begins_as_it_is_told() -> None:
     tell(one, commands.Channel.Close(200, "", 0, 0))
     publish(peer, [b"x"])
     node.work()
-    # It was told to begin with what comes from then on.
+    # The first consumer began with later messages only.
     assert named(opened(node), default="first") == [20]
 
 

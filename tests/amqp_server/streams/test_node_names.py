@@ -1,4 +1,4 @@
-"""Offsets by name in a cluster: what the log makes of what consumers say, and what their node says when."""
+"""Offsets by name in a cluster: how the log changes them, and when a node sends notes for its consumers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quorum_queue.host import Key
 
 
 class Log:
-    """A replica whose entries are made of notes."""
+    """A replica that gets its entries as notes."""
 
     def __init__(self) -> None:
         self.replica = Replica()
@@ -35,12 +35,12 @@ def test_only_who_has_a_name_moves_it_and_only_forward() -> None:
     assert log.kept() == {"r": (NO_OFFSET, "a")}
     log.note(Note("r", "a", 5, 9), Note("r", "a", 3, 9), Note("r", "b", 7, 9))
     assert log.kept() == {"r": (5, "a")}
-    # Taken from somebody who has it no more, which is nobody.
+    # Node b takes the name from x, which does not have it any more: the note has no effect.
     log.note(Note("r", "b", NO_OFFSET, 9, "x"))
     assert log.kept() == {"r": (5, "a")}
     log.note(Note("r", "b", NO_OFFSET, 9, "a"), Note("r", "a", 9, 9))
     assert log.kept() == {"r": (5, "b")}
-    # The same note once more, late.
+    # The same note again, late.
     log.note(Note("r", "a", NO_OFFSET, 9, ""), Note("r", "b", 1_000, 9))
     assert log.kept() == {"r": (100, "b")}
 
@@ -102,7 +102,7 @@ def test_acks_gather_while_others_are_on_their_way() -> None:
     assert [[note.offset for note in notes] for notes in node.sent] == [[1]]
     node.settle()
     assert [[note.offset for note in notes] for notes in node.sent] == [[49]]
-    # It goes, and what it has said last is on its way.
+    # The consumer goes while its last note is under way.
     del node.progress[1,]
     node.settle()
     node.names.flush(node.progress)
@@ -116,7 +116,7 @@ def test_the_last_one_of_two_nodes_has_the_name(late: bool) -> None:
     one, two = Node("one", log), Node("two", log)
     one.add((1,), "r")
     if late:
-        # Both believe that nobody has it.
+        # Both believe that nobody has the name.
         two.add((2,), "r")
     one.settle()
     if not late:

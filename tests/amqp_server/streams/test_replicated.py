@@ -85,7 +85,8 @@ def test_a_batch_is_taken_once_and_in_order() -> None:
     replica = Replica()
     replica.apply(1, *entry(1, one("a", 7, 1), one("b", 3, 1, 2)), OWN)
     assert replica.next_offset == 3
-    # Again, too early, of an earlier start, and of a later one that does not begin with its first.
+    # A batch that comes again, one that is too early, one of an earlier start, and one of a later start that
+    # is not its first.
     for batch in (one("a", 7, 1), one("a", 7, 3), one("b", 2, 1), one("b", 4, 2)):
         replica.apply(replica.applied + 1, *entry(1, batch), OWN)
         assert replica.next_offset == 3
@@ -135,8 +136,8 @@ ONCE = Settings(deduplication_window_ms=1_000, deduplication_count=50, deduplica
 
 
 def named(number: int, names: Any, *, mixed: bool = False, node: str = "a") -> bytes:
-    """Messages with these names, whose bodies are their numbers; `mixed`: of different lengths, and some
-    filtered.
+    """Messages with these ids, whose bodies are their numbers; with `mixed`, of different lengths and some
+    with filter values.
     """
     encoder = Encoder(Layouts(), 0, 0, stamped=True)
     for index in range(0, len(names), 3):
@@ -151,7 +152,7 @@ def named(number: int, names: Any, *, mixed: bool = False, node: str = "a") -> b
 
 
 def bodies(applied: Any) -> list[int]:
-    """The numbers in the bodies, in the order of their offsets."""
+    """Return the numbers in the bodies, in the order of their offsets."""
     found = []
     for each in applied.batches:
         data = b"".join(each.parts)
@@ -176,7 +177,7 @@ def test_duplicates_are_cut_out_wherever_they_stand(mixed: bool) -> None:
     assert bodies(replica.apply(1, *entry(1, named(1, names, mixed=mixed)), OWN)) == list(range(10))
     some = ids("a", "x", "b", "", "c", "y", "x", "d", "z", "e")
     applied = replica.apply(2, *entry(2, named(2, some, mixed=mixed)), OWN)
-    # Those without a name are always new, and the second "x" is as late as all that came before.
+    # Messages without an id are always new, and the second "x" is a duplicate like all that came before.
     assert bodies(applied) == [1, 3, 5, 8]
     assert (applied.numbers, replica.next_offset) == ([2], 14)
     assert [each.batch.base for each in applied.batches] == [10]
@@ -203,7 +204,7 @@ def test_what_was_taken_is_in_the_state_and_bounded() -> None:
     again = Replica.restore(replica.snapshot(), ONCE)
     assert again.digest() == replica.digest()
     for each in (replica, again):
-        # The last 50 are known, and those before no more.
+        # The last 50 are remembered, and no earlier ones.
         old = ids("6 10", "8 19", "1 0")
         assert bodies(each.apply(9, *entry(9, named(9, old)), OWN)) == [2]
     late = replica.apply(10, *entry(5_000, named(10, ids("8 19"))), OWN)
@@ -227,7 +228,7 @@ def test_what_is_compressed_on_its_way_comes_to_the_same(codec: str) -> None:
     assert len(packed) < len(plain) / 2
     found = [Replica().apply(1, *entry(5, each), OWN).batches for each in (plain, packed)]
     assert [each.parts for each in found[0]] == [each.parts for each in found[1]]
-    # What is small stays as it is.
+    # A small batch stays uncompressed.
     assert encode_batch(*OWN, 1, encoded(messages[1:])[:1], codec=codec) != b""
     (_, (batch,)) = entry(5, packed)
     (append,) = batch.appends

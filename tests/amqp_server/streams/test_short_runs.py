@@ -1,5 +1,5 @@
-"""Short runs are encoded together, as where keys alternate: the bytes are those of one message after the
-other.
+"""Short runs, as where keys alternate, are encoded together. The bytes are the same as if the messages were
+encoded one by one.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def test_a_confirm_means_synced(node: StreamNode, peer: Peer) -> None:
     assert peer.answers() == []
     node.sync()
     assert [(each.delivery_tag, each.multiple) for each in confirms(peer.answers())] == [(3, True)]
-    # It is in the journal, and in no segment yet.
+    # The message is in the journal, and in no segment yet.
     assert node.host().segment_count == 0
     node.restart()
     reader = opened(node)
@@ -225,7 +225,7 @@ def test_whatever_settles_is_credit(how: str, flushed: bool) -> None:
         reader.call(1, commands.Basic.Recover(requeue=True))
         seen = 4
     node.work()
-    # Nothing comes a second time.
+    # No message comes a second time.
     node.work()
     reader.call(1, commands.Basic.Qos(prefetch_count=4))
     assert [each.prefetch - each.credit for each in node.host()._consumers.values()] == [4]
@@ -293,7 +293,7 @@ def test_what_was_read_ahead_is_bounded() -> None:
     services = node.host()._services
     for _ in range(300):
         node.work()
-        # One consumer may always have one read.
+        # One consumer may always hold the data of one read.
         assert services.held_bytes <= 30_000 + 20_000
         for reader, its in zip(readers, found, strict=True):
             its += [offset for offset, _ in got(reader)]
@@ -423,7 +423,7 @@ def test_a_consumer_whose_offset_fell_off_goes_on_at_the_first_one(node: StreamN
 
 
 def count_from(peer: Peer, offset: Any, queue: str = "s") -> Any:
-    """The answer to a passive declare that counts from an offset on."""
+    """Return the answer to a passive declare that counts from an offset on."""
     declare_passive = commands.Queue.Declare(queue=queue, passive=True, arguments={"x-stream-offset": offset})
     [(_, answer)] = peer.call(1, declare_passive)
     if isinstance(answer, commands.Channel.Close):
@@ -439,7 +439,7 @@ def test_a_passive_declare_counts_from_an_offset_on(node: StreamNode) -> None:
     declare(peer, x_max_length_bytes=3000, x_stream_max_segment_size_bytes=1000)
     assert count_from(peer, 0) == 0
     publish(peer, bodies(0, 10))
-    # What is not synced, nobody can read.
+    # No client can read a message before it is synced.
     assert count_from(peer, 0) == 0
     node.work()
     assert [count_from(peer, offset) for offset in (0, 7, 10)] == [10, 3, 0]
@@ -510,8 +510,8 @@ def test_a_stream_that_is_deleted_while_it_is_written(node: StreamNode, peer: Pe
 @settings(deadline=None, derandomize=True, max_examples=30)
 @given(st.integers(0, 1 << 32))
 def test_no_confirmed_message_is_lost_and_no_offset_changes(seed: int) -> None:
-    """Publishes, flushes and crashes in any order; after each crash a replay has what was confirmed, in its
-    place.
+    """Publishes, flushes and crashes in any order; after each crash a replay has every confirmed message in
+    its place.
     """
     chance = random.Random(seed)
     node = StreamNode()
@@ -636,7 +636,7 @@ def test_a_transaction_is_one_batch(node: StreamNode, peer: Peer) -> None:
     ids=["batches", "bytes"],
 )
 def test_what_comes_one_by_one_is_moved_to_the_segments_early(options: StreamOptions) -> None:
-    """A thread that writes very many batches at once would have others wait for the interpreter."""
+    """A thread that writes very many batches at once would make others wait for the interpreter."""
     node = StreamNode(options)
     peer = opened(node)
     declare(peer)
@@ -665,7 +665,7 @@ def test_commands_are_applied_of_a_stream_whose_consumers_were_left(
         publish(peer, bodies(0, 1))
         node.sync()
         assert got(peer) == []
-        # As a turn does that has no time for what clients have scheduled.
+        # A turn that has no time for its clients' scheduled work does the same.
         stream = node.host()
         stream.pending.append(("detach", next(iter(stream._consumers)), True))
         node.turn.later(stream, stream.apply_pending)

@@ -1,4 +1,4 @@
-"""Super streams on a node that stands alone: all or nothing, order, growth, and who may do what."""
+"""Super streams on a node that stands alone: all or nothing, order, growth, and permissions."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_restart_brings_it_back(node: StreamNode, peer: Peer) -> None:
     peer = opened(node)
     publish(peer, ("hello1", b"again"))
     assert read(node, "s-1") == [b"1", b"3", b"8", b"again"]
-    # A new queue has an id of its own, and so have new partitions.
+    # A new queue has an id of its own, and new partitions have theirs.
     declare_stream(peer, "new")
     declare(peer, "t", 5)
     ids = [queue.queue_id for queue in node.broker.all_queues()]
@@ -245,7 +245,7 @@ def test_growth(node: StreamNode, peer: Peer) -> None:
     publish(peer, ("hello4", b"behind"))
     bodies = [read(node, f"s-{number}") for number in range(5)]
     assert bodies[2] == [b"before"] and [b"behind"] in bodies
-    # As it was declared, or as it is now; nothing else.
+    # The number of the declaration and the present one fit; no other number does.
     for partitions, fits in ((3, True), (5, True), (4, False)):
         ((_, answer),) = declare(peer, partitions=partitions)
         assert isinstance(answer, commands.Exchange.DeclareOk) is fits
@@ -316,7 +316,7 @@ def test_one_as_the_tools_of_rabbitmq_make_it(node: StreamNode, peer: Peer) -> N
                 queue=f"s-{number}", exchange="s", routing_key=str(number), arguments=arguments
             ),
         )
-    # Its publishers choose the partition themselves.
+    # The publishers choose the partition themselves.
     publish(peer, ("1", b"one"), ("0", b"zero"), ("other", b"nowhere"))
     assert (read(node, "s-0"), read(node, "s-1")) == ([b"zero"], [b"one"])
 
@@ -333,7 +333,7 @@ def test_permissions(node: StreamNode, peer: Peer) -> None:
     other = opened(node, "other")
     node.broker.access.permissions.set("other", "/", "^s(-[0-9]+)?$", "^s$", "")
     declare(other)
-    # Whoever may write to the exchange need not be able to write to its partitions.
+    # A user that may write to the exchange needs no permission to write to its partitions.
     publish(other, ("hello4", b"x"))
     assert read(node, "s-2") == [b"x"]
     why = refused(
@@ -351,7 +351,7 @@ def test_permissions(node: StreamNode, peer: Peer) -> None:
 
 
 def test_what_was_proposed_before_it_came_changes_nothing_of_it(node: StreamNode, peer: Peer) -> None:
-    """A node may have proposed a binding to an exchange of that name, which was deleted meanwhile."""
+    """A node may have proposed a binding to an earlier exchange of that name, deleted meanwhile."""
     declare_stream(peer, "other")
     declare(peer)
     topology, router = node.broker.topology, node.broker.vhost("/").router

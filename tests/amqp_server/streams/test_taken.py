@@ -1,5 +1,5 @@
-"""A stream takes no message twice: by id, by sequence, after restarts and crashes, and as its log alone tells
-it.
+"""A stream takes no message twice: by id, by sequence, after restarts and crashes, and with the log as the
+only source.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def by_sequence(producer: str, *numbers: int) -> list[tuple[bytes, dict[str, Any
 
 
 def confirmed(peer: Peer) -> int:
-    """Return up to which publish all is confirmed."""
+    """Return the number up to which all publishes are confirmed."""
     acks = [each for _, each in peer.answers() if isinstance(each, commands.Basic.Ack)]
     return max([each.delivery_tag or 0 for each in acks], default=0)
 
@@ -196,7 +196,7 @@ def test_a_crash_at_any_step_takes_each_message_once(monkeypatch: pytest.MonkeyP
         node.files.left = chance.randint(1, 40)
         peer = opened(node)
         try:
-            # A publisher that knows nothing begins from the front.
+            # A publisher that does not know the last number begins from the first one.
             for number in range(12):
                 publish(peer, *by_id(f"i{number}"), *by_sequence("p", number))
                 node.work()
@@ -238,7 +238,7 @@ def test_the_log_alone_leads_to_the_same_state(
     for names, passed in published:
         now_ms += passed
         each = names.each() if isinstance(names, Sequence) else names
-        # As one message after the other.
+        # The result is as for one message after the other.
         expected.expire(now_ms, [])
         new = 0
         for name in each:

@@ -1,4 +1,4 @@
-"""Messages and frames as a client might send them, well formed and broken; encoded here, without the broker's
+"""Messages and frames as a client might send them, correct and broken; encoded here, without the broker's
 code.
 """
 
@@ -91,7 +91,7 @@ def message(
     mandatory: bool = False,
     **properties: bytes,
 ) -> Message:
-    """A message by hand; its body in one frame."""
+    """A message with the given fields; its body is in one frame."""
     cuts = (len(body),) if body else ()
     header = header_payload(properties, len(body))
     return Message(exchange.encode(), routing_key.encode(), int(mandatory), header, body, cuts)
@@ -130,7 +130,7 @@ values = st.recursive(
     ),
     max_leaves=6,
 )
-#: Field tables with their length in front.
+#: Field tables after their length.
 field_tables = _table(values)
 
 # -- properties and messages ---------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ _copies = st.tuples(st.sampled_from([b"CC", b"BCC"]), _key_lists).map(
     lambda pair: long(short(pair[0]) + b"A" + long(b"".join(b"S" + long(key) for key in pair[1])))
 )
 _ROUTED_BY_HEADER = long(short(b"x") + b"S" + long(b"1"))
-#: What the broker takes as it is.
+#: Headers that the broker takes as they are.
 harmless = st.fixed_dictionaries(
     {},
     optional={
@@ -163,7 +163,7 @@ harmless = st.fixed_dictionaries(
         "cluster_id": _text,
     },
 )
-#: And what it refuses.
+#: And headers that it refuses.
 refused = st.one_of(
     st.just({"user_id": short(b"somebody")}),
     st.sampled_from([b"\0", b"\3", b"\xff"]).map(lambda mode: {"delivery_mode": mode}),
@@ -174,7 +174,7 @@ refused = st.one_of(
     st.just({"reply_to": short(b"amq.rabbitmq.reply-to")}),
 )
 small_bodies = st.binary(max_size=40)
-#: Around the sizes where frames are cut, and beyond.
+#: Sizes around those where frames are cut, and beyond.
 large_bodies = st.sampled_from(
     [4087, 4088, 4089, 5000, 131_063, 131_064, 131_065, 140_000, 204_800]
 ).map(lambda size: bytes(range(251)) * (size // 251 + 1)).flatmap(lambda data: st.just(data)) | st.just(b"z" * 4088)  # fmt: skip
@@ -213,7 +213,9 @@ def messages(
 
 @st.composite
 def repeated(draw: st.DrawFn, of: st.SearchStrategy[Message]) -> list[Message]:
-    """A message several times, and then with other bodies of its size, as loops publish them."""
+    """The same message several times, and then other bodies of the same size, as publishing loops send
+    them.
+    """
     first = draw(of)
     count = draw(st.integers(1, 12))
     other = Message(first.exchange, first.routing_key, first.bits, first.header, first.body[::-1], first.cuts)

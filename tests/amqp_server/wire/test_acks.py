@@ -1,4 +1,4 @@
-"""Acks out of raw bytes, three ways: whole, byte by byte, and with other data behind them."""
+"""Acks read from raw bytes, three ways: whole, byte by byte, and with other data behind them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Ack = tuple[int, bool]
 
 
 def expanded(ranges: list[tuple[int, int]]) -> list[Ack]:
-    """Ranges as the single acks that they stand for."""
+    """Expand ranges to the single acks that they stand for."""
     found: list[Ack] = []
     for low, high in ranges:
         if low == acks.NO_TAG:
@@ -105,7 +105,9 @@ def test_tag_0_waits_for_what_stands_before_it() -> None:
 
 @pytest.mark.parametrize("size", [0, 4, 11, 12, 14, 20, 525])
 def test_frame_of_another_size_is_left(size: int) -> None:
-    """Its fields stand where an ack's do, but its end does not: it must not be taken for 21 bytes."""
+    """The fields stand where an ack's do, but the frame's end does not: the scanner must not take it for 21
+    bytes.
+    """
     payload = (acknowledge(1, 7)[7:-1] + b"\xce" * 600)[:size]
     data = raw(1, 1, payload) + acknowledge(1, 8)
     assert acks.take(data, 0, len(data)) == (0, [])

@@ -20,7 +20,7 @@ def publisher(*, knows_levels: bool = True) -> Publisher:
 
 
 def level(of: Publisher, headers: dict[str, Any] | None) -> int:
-    """Return the level of a message with these headers, SLOW if the slow path must look."""
+    """Return the level of a message with these headers; SLOW if the slow path must read it."""
     payload = header.ContentHeader(0, 1, commands.Basic.Properties(headers=headers)).marshal()
     flags = int.from_bytes(payload[12:14], "big")
     attributes, _ = of.properties(payload, 12, len(payload), flags, 1, False)
@@ -49,7 +49,7 @@ def test_levels(headers: dict[str, Any] | None, expected: int) -> None:
 
 
 def test_a_header_of_the_same_shape_may_have_another_level() -> None:
-    """Other values of the same length are passed over once the shape is known."""
+    """Once the shape is known, the scanner skips other values of the same length."""
     of = publisher()
     assert level(of, {"x-confirm": "leader", "n": "1"}) == LEADER
     assert level(of, {"x-confirm": "leader", "n": "2"}) == LEADER

@@ -1,4 +1,4 @@
-"""Properties and content frames, three ways, and cut anew."""
+"""Properties and content frames, three ways, and cut anew into frames."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_bodies_are_cut_to_the_frame(size: int, frame_max: int) -> None:
 
 
 def check(item: bytes, sent: Message, channel: int, frame_max: int) -> None:
-    """The content is the message's, on this channel, in frames up to this size."""
+    """Check that the content is the message's, on this channel, in frames up to this size."""
     header, parts = b"", list[bytes]()
     while item:
         used, number, _ = frame.unmarshal(item)

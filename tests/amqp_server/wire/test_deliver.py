@@ -13,7 +13,7 @@ from quorum_queue.machine.run import Attributes, Run
 from ..connection.node import Delivery, decoded
 from .published import Message, message, messages, short
 
-#: Where the last byte, two, four of the tag turn over.
+#: Tags at which the last byte, the last two, or the last four turn over.
 TAGS = [1, 250, 255, 256, 257, 65_530, 65_535, 65_536, (1 << 32) - 3, 1 << 32, (1 << 63) - 700]
 
 
@@ -34,7 +34,7 @@ def run_of(
 def check(
     data: bytes, sent: list[Message], tag: int, *, channel: int, redelivered: bool = False
 ) -> list[tuple[str, str]]:
-    """All of them in order, with tags from `tag` on; returns their routing."""
+    """Check that all of them come in order, with tags from `tag` on; return their routing."""
     got = decoded(data)
     assert len(got) == len(sent)
     routing: list[tuple[str, str]] = []

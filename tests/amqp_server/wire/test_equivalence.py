@@ -1,4 +1,6 @@
-"""The fast path does what the slow path does: the same bytes out, the same queues, the same errors."""
+"""The fast path gives the same results as the slow path: the same bytes out, the same queues, the same
+errors.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,12 @@ from .published import (
     small_bodies,
 )
 
-#: Channels: 1 publishes and acks, 2 confirms, 3 is transactional. 4 is a plain one with consumers.
+#: Channel 1 publishes and acks, 2 confirms, 3 is transactional, and 4 is a plain one with consumers.
 CHANNELS = (1, 2, 3, 4)
 
 
 def examples(count: int) -> settings:
-    """So many; without the phase that explains failures, which takes minutes here."""
+    """Settings for this many examples, without the phase that explains failures, which takes minutes here."""
     phases = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
     suppressed = (HealthCheck.too_slow, HealthCheck.data_too_large)
     return settings(max_examples=count, deadline=None, phases=phases, suppress_health_check=suppressed)
@@ -53,12 +55,12 @@ def by_channel(output: bytes) -> dict[int, list[bytes]]:
 
 
 class Pair:
-    """Two nodes that are sent the same, with the fast path and without."""
+    """Two nodes with the same input, one with the fast path and one without."""
 
     def __init__(self, **options: int) -> None:
         self.nodes = [MemoryNode(switch_fast_path=fast, **options) for fast in (True, False)]
         self.publishers = [node.peer() for node in self.nodes]
-        #: Consumers on another connection, with the smallest frames there are.
+        #: Consumers on another connection, with the smallest permitted frames.
         self.readers = [node.peer(frame_max=4096) for node in self.nodes]
         for publisher, reader in zip(self.publishers, self.readers, strict=True):
             self._set_up(publisher, reader)
@@ -99,7 +101,7 @@ class Pair:
         assert not any(isinstance(answer, commands.Channel.Close) for _, answer in answers)
 
     def send(self, data: bytes, cuts: Iterable[int] = ()) -> None:
-        """Send the same to both, cut at these offsets."""
+        """Send the same bytes to both nodes, cut at these offsets."""
         edges = [0, *sorted(cuts), len(data)]
         for node, publisher in zip(self.nodes, self.publishers, strict=True):
             for start, stop in zip(edges, edges[1:], strict=False):
@@ -107,8 +109,8 @@ class Pair:
             node.sync()
 
     def check(self, *, gathered: bool = False) -> None:
-        """Nothing tells the two apart, but the order between channels where
-        messages are `gathered` by queue.
+        """Check that both have the same output, except for the order between channels where messages are
+        `gathered` by queue.
         """
         fast, slow = self.nodes
         for peer, other in (self.publishers, self.readers):
@@ -138,7 +140,7 @@ def _publishes(of: st.SearchStrategy[Message]) -> st.SearchStrategy[bytes]:
 
 @st.composite
 def _interleaved(draw: st.DrawFn) -> bytes:
-    """Two messages on two channels, frame by frame, and a heartbeat between."""
+    """Two messages on two channels, frame by frame, with a heartbeat between."""
     one, two = (draw(messages()).frames(channel) for channel in draw(st.permutations(CHANNELS))[:2])
     parts: list[bytes] = []
     while one or two:
@@ -261,7 +263,7 @@ def test_same_bytes_for_messages_that_alternate(
 
 
 def test_an_ack_behind_messages_that_alternate() -> None:
-    """It has a message of its own queue delivered, and may do so before the message that ends in the same
+    """The ack causes a delivery from its own queue, which may come before the message that ends in the same
     read.
     """
     begins = message("", "q1", b"one").encode(1) * 4
@@ -275,7 +277,9 @@ def test_an_ack_behind_messages_that_alternate() -> None:
 
 
 class Seen:
-    """What a client sees of one connection, without what depends on timing: how confirms are gathered."""
+    """The output of one connection as a client sees it, without what depends on timing: how confirms are
+    gathered.
+    """
 
     def __init__(self, output: bytes) -> None:
         self.deliveries: dict[str, list[tuple[object, ...]]] = defaultdict(list)
@@ -309,7 +313,7 @@ class Seen:
         return f"Seen({vars(self)})"
 
 
-# No refusals: what a channel is still told before it is closed does depend on timing.
+# No refusals: the frames of a channel before it is closed do depend on timing.
 _published = st.lists(st.one_of(_publishes(messages()), _interleaved(), heartbeats), max_size=6).map(b"".join)
 
 

@@ -1,4 +1,4 @@
-"""Publishes out of raw bytes, three ways: whole, byte by byte, and with other data behind them."""
+"""Publishes read from raw bytes, three ways: whole, byte by byte, and with other data behind them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Queue:
 
 
 KEYS = [(b"", b"a"), (b"", b"bb"), (b"x", b""), (b"", b"elsewhere")]
-# The first two go to the same queue, so that their messages may share a segment.
-# The last one's lead to no queue.
+# The first two keys lead to the same queue, so that their messages may share a segment. The last one leads to
+# no queue.
 HOST, OTHER = (Queue("one"),), (Queue("other"),)
 HOSTS = {KEYS[0]: HOST, KEYS[1]: HOST, KEYS[2]: OTHER, KEYS[3]: ()}
 
@@ -59,7 +59,7 @@ class Scanner:
         self.segments: list[Segment] = []
 
     def scan(self, data: bytes) -> tuple[int, Outcome]:
-        """Take all that can be taken; return the offset of what was left, and why."""
+        """Take all messages that can be taken; return the offset of the rest, and why it was left."""
         pos, outcome = 0, Outcome.OTHER
         while len(data) - pos >= 7:
             after = pos + 8 + int.from_bytes(data[pos + 3 : pos + 7], "big")
@@ -75,7 +75,7 @@ class Scanner:
         return pos, outcome
 
     def taken(self) -> list[Taken]:
-        """All messages as they came."""
+        """Return all messages in order."""
         found: list[Taken] = []
         for segment in self.segments:
             if segment.mix is None:
@@ -117,7 +117,7 @@ def expected(sent: list[Message], frame_max: int = 131_072) -> list[Taken]:
 
 
 def _fast(each: Message) -> bool:
-    """Is it one that need not be looked at?"""
+    """Return whether the slow path need not read this message."""
     properties = Properties.parse(each.header)
     expiration = properties.text("expiration") or "0"
     return (
@@ -159,7 +159,7 @@ def test_byte_by_byte(sent: list[Message]) -> None:
 
 
 def test_a_part_may_end_within_any_frame() -> None:
-    """More may have come than is to be taken now, and less than the rest of the message in which the part
+    """The data may be longer than the part to take now, and shorter than the message in which the part
     ends.
     """
     sent = [message(routing_key="a", body=b"x" * 5)] * 2
@@ -205,7 +205,7 @@ _complete = message("", "a", b"12345")
 @pytest.mark.parametrize(
     "content",
     [
-        raw(8, 0, b""),  # nothing says that frames of other channels may not come between
+        raw(8, 0, b""),  # nothing forbids frames of other channels in between
         raw(8, 0, b"")[:7],
         acknowledge(CHANNEL, 1),
         raw(3, CHANNEL, b"12345"),
@@ -225,7 +225,9 @@ _complete = message("", "a", b"12345")
 )
 @pytest.mark.parametrize("before", [0, 1, 3])
 def test_broken_content_is_left(content: bytes, before: int) -> None:
-    """At once, not only when more has come: the client may wait for the answer."""
+    """The scanner leaves it at once, not only after more data has come: the client may wait for the
+    answer.
+    """
     scanner = Scanner()
     good = _complete.encode(CHANNEL) * before
     frame = _complete.frames(CHANNEL)[0]
@@ -235,7 +237,7 @@ def test_broken_content_is_left(content: bytes, before: int) -> None:
 
 @given(st.lists(harmless, min_size=2, max_size=6))
 def test_shapes_do_not_mistake_one_header_for_another(several: list[dict[str, Any]]) -> None:
-    """What decides about a message is read from its own header, however like the others it is."""
+    """Each message is judged by its own header, however similar it is to others."""
     sent = [message("", "a", b"b", mandatory=False, **properties) for properties in several * 3]
     sent = [each for each in sent if _fast(each)]
     scanner = Scanner()
@@ -255,14 +257,14 @@ def test_messages_that_alternate_between_queues_are_gathered_by_queue() -> None:
     three = [message("", "a", b"1"), message("x", "", b"2"), message("", "bb", b"3")]
     sent = three * 10
     scanner.scan(b"".join(each.encode(CHANNEL) for each in sent))
-    # A read goes on where the one before ended.
+    # A read continues where the one before ended.
     scanner.scan(b"".join(each.encode(CHANNEL) for each in sent))
     assert [len(segment.contents) for segment in scanner.segments] == [40, 20]
     assert scanner.taken() == expected(sent + sent)
 
 
 def test_no_queue_is_in_two_lanes() -> None:
-    """Else a queue would get messages in another order than they came in."""
+    """Otherwise a queue would get messages in another order than that of their arrival."""
     scanner = Scanner()
     for route in scanner.routes.values():
         if route.head == short(b"x") + short(b""):
@@ -323,7 +325,7 @@ def test_the_header_of_the_read_before_is_known_in_the_next() -> None:
         scanner.scan(each.encode(CHANNEL))
         known.append(publisher.last_header)
     assert scanner.taken() == expected(sent)
-    # Only the second was not looked at.
+    # Only for the second message the header was not read.
     assert known[0] is not None and known[1] is known[0]
     assert known[2] is not known[1] and known[3] is not known[2]
     publisher.forget()

@@ -1,5 +1,5 @@
-"""The memo of publish frames: void when the topology or a permission
-changes, bounded, and without refusals.
+"""The memo of publish frames: void after changes of the topology or a permission, bounded, and without
+refusals.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def counted(node: MemoryNode) -> dict[str, int]:
 
 
 def closes(peer: Peer) -> list[int | None]:
-    """The reply codes of channels that were closed since the last look."""
+    """The reply codes of channels that were closed since the last call."""
     peer.node.sync()
     return [answer.reply_code for _, answer in peer.answers() if isinstance(answer, commands.Channel.Close)]
 
@@ -32,7 +32,7 @@ def node() -> MemoryNode:
 
 @pytest.fixture
 def peer(node: MemoryNode) -> Peer:
-    """Publishes to the fanout exchange x, to which the queue a is bound."""
+    """A peer that publishes to the fanout exchange x, to which the queue a is bound."""
     peer = node.peer()
     peer.call(
         1,
@@ -62,7 +62,7 @@ CHANGES: dict[str, tuple[base.Frame, dict[str, int]]] = {
 def test_a_change_counts_from_the_next_message_on(
     node: MemoryNode, peer: Peer, change: str, reads: int, other: bool
 ) -> None:
-    """Between reads and within one read."""
+    """The change may come between reads or within one read."""
     what, expected = CHANGES[change]
     channel = 1
     if other:
@@ -90,7 +90,7 @@ def test_a_change_by_another_connection_counts(node: MemoryNode, peer: Peer, cha
 
 
 def test_deleted_and_declared_again(node: MemoryNode, peer: Peer) -> None:
-    """The name is the same, the queue is another."""
+    """The name is the same, but it is another queue."""
     peer.send(
         PUBLISH,
         method(
@@ -144,7 +144,7 @@ def reopened(peer: Peer) -> None:
 
 @pytest.mark.parametrize("generation_stays", [True, False])
 def test_a_refusal_is_not_remembered(node: MemoryNode, peer: Peer, generation_stays: bool) -> None:
-    """Were one kept, it would be answered even where nothing that the memo knows of has changed."""
+    """The memo would repeat a stored refusal even where nothing that the memo knows of has changed."""
     node.broker.access.permissions.set("guest", "/", ".*", "^$", ".*")
     for _ in range(2):
         peer.send(PUBLISH)
@@ -172,7 +172,7 @@ def test_a_missing_exchange_is_not_remembered(node: MemoryNode, peer: Peer) -> N
 
 
 def test_no_queue_yet(node: MemoryNode, peer: Peer) -> None:
-    """That nobody gets a message is an answer like others, and as short-lived."""
+    """That a message has no queue is an ordinary result, and as short-lived as others."""
     early = message("", "soon", mandatory=True).encode(1)
     peer.send(early, method(1, commands.Queue.Declare(queue="soon")), early)
     returned = [answer for _, answer in peer.answers() if isinstance(answer, Delivery)]
@@ -209,7 +209,7 @@ def test_memo_of_header_routes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_channels_do_not_share_frames(node: MemoryNode, peer: Peer) -> None:
-    """The same publish on another channel is that channel's: its confirms, its transaction."""
+    """The same publish on another channel belongs to that channel: its confirms, its transaction."""
     peer.call(2, commands.Channel.Open())
     peer.call(2, commands.Tx.Select())
     peer.send(message("x", "k").encode(1), message("x", "k").encode(2))
@@ -233,7 +233,9 @@ def test_a_closed_channel_is_forgotten(node: MemoryNode, peer: Peer) -> None:
 @pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize("cut", [1, 2])
 def test_a_content_that_comes_after_the_change(fast: bool, cut: int) -> None:
-    """A message is routed when it is whole: a queue that went meanwhile gets nothing, a new one gets it."""
+    """A message is routed when it is whole: a queue deleted meanwhile gets nothing, and a new one gets the
+    message.
+    """
     node = MemoryNode(switch_fast_path=fast)
     peer = node.peer()
     peer.call(1, commands.Channel.Open(), commands.Queue.Declare(queue="q"))

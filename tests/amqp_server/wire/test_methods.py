@@ -1,4 +1,4 @@
-"""All methods of AMQP, encoded and decoded as pamqp does it."""
+"""All methods of AMQP; their bytes and fields are those of pamqp."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from amqp_server.wire import frames, methods
 
 #: Methods that a peer may send; Basic.Properties is no method.
 KINDS = [kind for kind in commands.INDEX_MAPPING.values() if issubclass(kind, base.Frame)]
-#: Tables have one field at most, as pamqp sorts them by name.
+#: Tables have one field at most, because pamqp sorts them by name.
 FIELDS = {
     "bit": st.booleans(),
     "octet": st.integers(0, 255),
@@ -34,7 +34,7 @@ def methods_of_all_kinds(draw: st.DrawFn) -> base.Frame:
 
 
 def values(method: base.Frame) -> list[object]:
-    """The values of the fields, with texts as bytes: long strings stay bytes here, and pamqp makes text of
+    """The values of the fields, with texts as bytes: long strings stay bytes here, while pamqp makes text of
     them.
     """
     found = [getattr(method, name) for name in method.__slots__]
@@ -44,7 +44,7 @@ def values(method: base.Frame) -> list[object]:
 @settings(max_examples=300, deadline=None)
 @given(methods_of_all_kinds())
 def test_as_pamqp(method: base.Frame) -> None:
-    # Its checks of names are another matter.
+    # These tests are not about pamqp's checks of names.
     with patch.object(type(method), "validate", lambda _: None):
         whole = frame.marshal(method, 7)
     assert frames.method_frame(7, method) == whole

@@ -107,7 +107,7 @@ def test_what_did_not_come_by_amqp_is_encoded_up_to_a_depth(kind: type) -> None:
 
 
 def test_a_deep_table_is_decoded_in_one_pass() -> None:
-    """Each value is looked at once, not once for each table around it."""
+    """The decoder reads each value once, not once for each table around it."""
     many = long(b"".join(short(b"") + b"t\x01" for _ in range(1000)))
     value = b"F" + many
     for _ in range(tables.DEPTH_MAX - 1):
@@ -145,7 +145,7 @@ def test_types() -> None:
     assert tables.types(table) == {chr(tag): tables.TYPE_NAMES[tag] for tag in SIZES}
 
 
-#: Bytes of a zero of each type.
+#: Size of a zero of each type, in bytes.
 SIZES = {
     ord(tag): size
     for tag, size in zip(
@@ -155,7 +155,7 @@ SIZES = {
 
 
 def same(one: object, two: object) -> bool:
-    """Equality, but NaN is NaN, and pamqp's naive or aware times are the same moment."""
+    """Equality, except that NaN equals NaN, and pamqp's naive and aware times are the same moment."""
     if isinstance(one, dict) and isinstance(two, dict):
         return list(one) == list(two) and all(same(one[name], two[name]) for name in one)
     if isinstance(one, list) and isinstance(two, list):

@@ -1,4 +1,4 @@
-"""Attacks by what an administrator does, and by the firehose."""
+"""Attacks through actions of an administrator, and through the firehose."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..scene import Scene, Target
 from . import frames
 from .web import call
 
-#: Policies are set and cleared for so long, s.
+#: Seconds for which policies are set and cleared.
 SECONDS = 8.0
 
 
@@ -22,7 +22,7 @@ def _flood_of_queues(client: Client, count: int) -> None:
 
 
 def policy_flaps(target: Target) -> None:
-    """A policy over 10,000 queues is set, changed and cleared at once, again and again."""
+    """A policy for 10,000 queues is set, changed and cleared at once, again and again."""
     with target.client() as client:
         _flood_of_queues(client, target.many(10_000))
     until = time.monotonic() + SECONDS * max(target.size, 0.25)
@@ -39,7 +39,7 @@ def policy_flaps(target: Target) -> None:
 
 
 def many_policies(target: Target) -> None:
-    """Policies that match no queue, 10,000 queues, and then policies that match each a tenth of them, one
+    """Policies that match no queue, 10,000 queues, and then policies that each match a tenth of them, one
     after the other.
     """
     until = time.monotonic() + SECONDS * max(target.size, 0.25)
@@ -62,7 +62,9 @@ def _policy(target: Target, name: str, pattern: str, priority: int) -> None:
 
 
 def _definitions(count: int) -> dict[str, Any]:
-    """So many objects: a third are queues, a third bindings, and the rest exchanges, policies and users."""
+    """Definitions with this many objects: a third are queues, a third bindings, and the rest exchanges,
+    policies and users.
+    """
     each = count // 3
     rest = count // 9
     return {
@@ -118,7 +120,7 @@ def large_definitions(target: Target) -> None:
 
 
 def nested_definitions(target: Target) -> None:
-    """Bodies of the largest size that are nothing but brackets, numbers or short names, which are refused."""
+    """Bodies of the largest size that consist only of brackets, numbers or short names, and are refused."""
     size = target.many(8 << 20)
     bodies = [
         b'{"queues":[' + b"[]," * (size // 3) + b"[]]}",
@@ -133,7 +135,7 @@ def nested_definitions(target: Target) -> None:
 
 
 def firehose(target: Target) -> None:
-    """One read of 20,000 small messages while the firehose is on, and what their consumers get of it."""
+    """One read of 20,000 small messages while the firehose is on, and the output for their consumers."""
     with target.client() as client:
         client.declare("copies", durable=False)
         client.declare("traced", durable=False)

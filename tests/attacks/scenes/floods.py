@@ -46,7 +46,7 @@ def wrong_logins(target: Target) -> None:
 
 
 def half_open(target: Target) -> None:
-    """1,000 sockets that say nothing, again and again."""
+    """1,000 sockets that send nothing, again and again."""
     until = time.monotonic() + SECONDS * max(target.size, 0.25)
     open_sockets: list[socket.socket] = []
     try:
@@ -63,7 +63,9 @@ def half_open(target: Target) -> None:
 
 
 def connection_churn(target: Target) -> None:
-    """Logins with the right password, one after the other, each hung up without a word."""
+    """Logins with the right password, one after the other; each connection is dropped without
+    connection.close.
+    """
     until = time.monotonic() + SECONDS * max(target.size, 0.25)
     while time.monotonic() < until:
         with contextlib.suppress(Gone, OSError):

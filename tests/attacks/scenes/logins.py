@@ -1,4 +1,4 @@
-"""Attacks by TLS, tokens and cookies, before anybody is logged in."""
+"""Attacks through TLS, tokens and cookies, before a login."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def _as_options(options: dict[str, Any]) -> list[str]:
 
 
 def _repeated(target: Target, count: int, attack: Callable[[int], None]) -> None:
-    """Have so many threads attack again and again; a broker that hangs up is a good answer."""
+    """Have this many threads attack again and again; if the broker closes the connection, that is a good
+    answer.
+    """
     until = time.monotonic() + SECONDS * max(target.size, 0.25)
     wrong: list[AssertionError] = []
 
@@ -60,7 +62,7 @@ def _repeated(target: Target, count: int, attack: Callable[[int], None]) -> None
 
 @contextlib.contextmanager
 def _with_tls(directory: Path) -> Iterator[tuple[int, Sequence[str]]]:
-    """A listener with TLS; its port."""
+    """Start a listener with TLS; give its port."""
     (port,) = free_ports(1)
     yield port, _as_options(make_authority(directory).options | {"amqps": f"127.0.0.1:{port}"})
 
@@ -85,7 +87,7 @@ def _connect(port: int) -> socket.socket:
 
 
 def half_handshakes(target: Target) -> None:
-    """1,000 sockets that send half of a ClientHello, or all of it and read nothing, again and again."""
+    """1,000 sockets that send half of a ClientHello, or send it whole and read nothing, again and again."""
     until = time.monotonic() + SECONDS * max(target.size, 0.25)
     hello = _client_hello()
     held: list[socket.socket] = []
@@ -105,7 +107,7 @@ def half_handshakes(target: Target) -> None:
 
 
 def silent_handshakes(target: Target) -> None:
-    """20 threads shake hands as fast as they can, and then say nothing; each keeps 50 such sockets."""
+    """20 threads do handshakes as fast as they can, and then send nothing; each keeps 50 such sockets."""
     context = _not_verified()
     held: dict[int, list[ssl.SSLSocket]] = {number: [] for number in range(20)}
 
@@ -124,7 +126,7 @@ def silent_handshakes(target: Target) -> None:
 
 
 def bad_records(target: Target) -> None:
-    """Records of TLS with nothing in them, and of nothing that it knows, after a handshake and before."""
+    """Empty TLS records, and records that TLS does not know, after a handshake and before."""
     context = _not_verified()
 
     def send(number: int) -> None:
@@ -154,7 +156,7 @@ def _with_issuer(directory: Path) -> Iterator[tuple[Issuer, Sequence[str]]]:
 
 
 def _tell(port: int, token: str) -> bytes:
-    """Log in with a token; return what the broker says to it."""
+    """Log in with a token; return the broker's answer."""
     with _connect(port) as sock:
         sock.sendall(header.ProtocolHeader().marshal())
         sock.recv(65_536)
@@ -171,9 +173,7 @@ def _http_tell(target: Target, token: str) -> bytes:
 
 
 def forged_tokens(target: Target) -> None:
-    """30 threads show tokens whose signatures are wrong, no two alike, of keys that are known and that are
-    not.
-    """
+    """30 threads send tokens with wrong signatures, no two alike, of known and of unknown keys."""
     issuer: Issuer = target.beside
     head, body, signature = issuer.token().split(".")
 
@@ -196,8 +196,8 @@ def forged_tokens(target: Target) -> None:
 
 
 def large_tokens(target: Target) -> None:
-    """Tokens that are right, no two alike, as large as they may be: with as many scopes, with claims nested
-    deeply and with lists where there should be a text.
+    """Valid tokens, no two alike, of the largest permitted size: with the largest number of scopes, with
+    deeply nested claims, and with lists where there should be a text.
     """
     issuer: Issuer = target.beside
     nested: Any = "x"
@@ -226,7 +226,7 @@ def large_tokens(target: Target) -> None:
 
 
 def forged_cookies(target: Target) -> None:
-    """30 threads show cookies that nobody has been given, short ones and long ones, many in one request."""
+    """30 threads send cookies that the node never gave out, short ones and long ones, many in one request."""
 
     with _connect(target.node.http) as sock:
         sock.sendall(log_in("guest", "guest"))

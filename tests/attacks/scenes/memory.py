@@ -1,4 +1,4 @@
-"""Attacks on the broker's memory, and on its life."""
+"""Attacks on the broker's memory, and attacks that could end it."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from tests.reliability.client import ChannelClosed, Client, Delivery, Gone
 from ..scene import MIB, Scene, Target
 from . import frames
 
-#: The attacker keeps still for so long, s.
+#: Seconds for which the attacker keeps still.
 HELD_S = 3.0
-#: The memory alarm comes first.
+#: With this limit the memory alarm comes first.
 NO_LIMIT = ("--unfinished-bytes-max", "4GiB")
-#: The broker ends it within this time: `unfinished_timeout_s` twice, and some more, s.
+#: Seconds within which the broker ends it: twice `unfinished_timeout_s`, and some more.
 ENDED_S = 60.0
-#: Likewise, of those that take nothing: `unfinished_timeout_s`, and a moment for what the socket still has,
-#: s.
+#: The same for clients that read nothing: `unfinished_timeout_s`, and a moment for the data that the socket
+#: still has.
 UNTAKEN_S = 25.0
 
 
 def long_dead_letter_key(target: Target) -> None:
-    """A key that does not fit into a short string, needed by a timer."""
+    """A dead-letter routing key that does not fit into a short string, when a timer needs it."""
     with target.client() as client:
         with contextlib.suppress(ChannelClosed):
             arguments: Any = {
@@ -41,7 +41,7 @@ def long_dead_letter_key(target: Target) -> None:
 
 
 def deleted_queues(target: Target) -> None:
-    """Fill a queue and delete it, again and again: four times as much as the memory takes."""
+    """Fill a queue and delete it, again and again: in all four times the memory."""
     body = bytes(MIB)
     for _ in range(8):
         with target.client() as client:
@@ -52,7 +52,7 @@ def deleted_queues(target: Target) -> None:
 
 
 def got_and_nacked(target: Target) -> None:
-    """A few bytes ask a hundred times for one large message."""
+    """A few bytes request one large message a hundred times."""
     with target.client() as client:
         client.declare("large", durable=False)
         client.send(frames.message("", "large", bytes(16 * MIB - 1024)))
@@ -64,7 +64,7 @@ def got_and_nacked(target: Target) -> None:
             for tag in range(1, times + 1)
         ]
         client.send(b"".join(got))
-        # It reads nothing of the answers for a while.
+        # For a while it does not read the answers.
         time.sleep(HELD_S)
 
 
@@ -101,8 +101,8 @@ def large_arguments(target: Target) -> None:
 
 
 def untaken(target: Target) -> None:
-    """60 clients that ask for a message of 16 MiB of a stream and of a queue whose bodies are out of memory,
-    and read nothing. The last one reads.
+    """60 clients that request a message of 16 MiB from a stream and from a queue whose bodies are out of
+    memory, and read nothing. The last one reads.
     """
     kinds: list[dict[str, Any]] = [{"x-queue-type": "stream"}, {}]
     for kind in kinds:
@@ -152,7 +152,7 @@ def unfinished_contents(target: Target) -> None:
     with target.client(channel_max=200, timeout_s=10.0) as client:
         client.declare("some", durable=False)
         client.sock.settimeout(HELD_S)
-        # Until the broker stops reading.
+        # Send until the broker stops reading.
         with contextlib.suppress(Gone):
             for channel in range(2, target.many(137) + 2):
                 client.method(commands.Channel.Open(), channel)
@@ -178,7 +178,7 @@ def unfinished_transactions(target: Target) -> None:
 
 
 def _ended(client: Client) -> None:
-    """Say nothing until the broker ends the connection."""
+    """Send nothing until the broker ends the connection."""
     began = time.monotonic()
     try:
         while time.monotonic() < began + ENDED_S:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from ..scene import ELSEWHERE, Scene, Target
 
 SECONDS = 8.0
-#: Sockets that are held at a time.
+#: Sockets that are held open at a time.
 HELD = 100
 
 
@@ -45,7 +45,7 @@ def _file(path: str) -> bytes:
 
 @contextlib.contextmanager
 def _threads(target: Target, count: int, attack: Callable[[int], None]) -> Iterator[list[threading.Thread]]:
-    """Have `attack` called again and again, for as long as an attack takes."""
+    """Call `attack` again and again, for as long as an attack takes."""
     until = time.monotonic() + SECONDS * max(target.size, 0.25)
     wrong: list[AssertionError] = []
 
@@ -71,7 +71,7 @@ def _threads(target: Target, count: int, attack: Callable[[int], None]) -> Itera
 
 @contextlib.contextmanager
 def _held(target: Target, sent: bytes) -> Iterator[None]:
-    """Sockets that go no further than this."""
+    """Sockets that stop after sending this."""
     with contextlib.ExitStack() as sockets:
         for _ in range(HELD):
             sock = sockets.enter_context(_connect(target))
@@ -81,7 +81,7 @@ def _held(target: Target, sent: bytes) -> Iterator[None]:
 
 
 def page_guesses(target: Target) -> None:
-    """30 threads guess the administrator's password, and 100 others never end to tell theirs."""
+    """30 threads guess the administrator's password, and 100 others never finish sending theirs."""
 
     def guess(number: int) -> None:
         with _connect(target) as sock:
@@ -98,7 +98,7 @@ def page_guesses(target: Target) -> None:
 
 
 def page_sessions(target: Target) -> None:
-    """Logins with the right password, without end."""
+    """Logins with the right password, one after the other."""
 
     def begin(number: int) -> None:
         with _connect(target, "127.0.0.1") as sock:
@@ -110,7 +110,7 @@ def page_sessions(target: Target) -> None:
 
 
 def page_loads(target: Target) -> None:
-    """20 browsers load all files again and again, and 100 ask for them and read nothing."""
+    """20 browsers load all files again and again, and 100 request them and read nothing."""
     with _connect(target) as sock:
         index = _talk(sock, _file("/")).decode()
     paths = [f"/{path}" for path in re.findall(r'(?:href|src)="(page/[^"]+)"', index)]

@@ -1,4 +1,4 @@
-"""Attacks by exchanges, bindings and queues."""
+"""Attacks through exchanges, bindings and queues."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def channel_churn(target: Target) -> None:
 
 
 def alternate_chain(target: Target) -> None:
-    """Each exchange has the next one as its alternate; nothing is bound."""
+    """Each exchange has the next one as its alternate exchange; nothing is bound."""
     length = target.many(3_000)
     with target.client() as client:
         frames.flood(
@@ -60,8 +60,8 @@ def alternate_chain(target: Target) -> None:
 
 
 def hash_ring(target: Target) -> None:
-    """Many heavy bindings of a consistent-hash exchange, with a message after each: the weights add up to
-    what they may.
+    """Many heavy bindings of a consistent-hash exchange, with a message after each: the sum of the weights is
+    the largest permitted.
     """
     with target.client() as client:
         client.call(
@@ -95,7 +95,7 @@ def topic_hashes(target: Target) -> None:
 
 
 def wide_headers(target: Target) -> None:
-    """Bindings that ask for any of 300 headers, messages with 2,000."""
+    """Bindings that match any of 300 headers, and messages with 2,000."""
     with target.client() as client:
         client.declare("bound", durable=False)
         for number in range(50):
@@ -111,7 +111,7 @@ def wide_headers(target: Target) -> None:
 
 
 def common_header(target: Target) -> None:
-    """Very many bindings that ask for one header, messages that have it and are all of one shape."""
+    """Very many bindings that match one header, and messages that all have this header and one shape."""
     with target.client() as client:
         client.declare("bound", durable=False)
         frames.flood(
@@ -155,7 +155,7 @@ def passive_declares(target: Target) -> None:
 
 
 def exclusive_queues_left(target: Target) -> None:
-    """A client with 40,000 queues of its own goes."""
+    """A client with 40,000 queues of its own disconnects."""
     with target.client() as client:
         _queues(client, target.many(40_000), exclusive=True)
 

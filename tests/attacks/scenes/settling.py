@@ -1,4 +1,4 @@
-"""Attacks by acks, prefetch and dead letters."""
+"""Attacks through acks, prefetch and dead letters."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def rolled_back_acks(target: Target) -> None:
 
 
 def _held(target: Target, client: Client, count: int) -> None:
-    """Have a channel hold many messages of two queues, no two in a row of one."""
+    """Have a channel hold many messages of two queues, never two in a row from the same queue."""
     for name in ("left", "right"):
         client.declare(name, durable=False)
         client.call(commands.Basic.Consume(queue=name, consumer_tag=name), commands.Basic.ConsumeOk)
@@ -53,8 +53,8 @@ def _held(target: Target, client: Client, count: int) -> None:
 
 
 def scattered_acks(target: Target) -> None:
-    """Acks in one transaction, no two in a row of one queue, which is rolled back; then the client goes with
-    them.
+    """Acks in one transaction, never two in a row for one queue, which is rolled back; then the client
+    disconnects while it holds the messages.
     """
     with target.client() as client:
         _held(target, client, target.many(18_000))
@@ -72,8 +72,8 @@ def _deliveries(client: Client, count: int) -> None:
 
 
 def ack_of_many(target: Target) -> None:
-    """A channel without prefetch holds many messages, no two in a row of one consumer. One nack returns them,
-    and one ack settles them; some are discarded, and the last ones are acked in a transaction.
+    """A channel without prefetch holds many messages, never two in a row from one consumer. One nack returns
+    them, and one ack settles them; some are discarded, and the last ones are acked in a transaction.
     """
     count = target.many(200_000)
     _fill(target, count)
@@ -93,7 +93,7 @@ def ack_of_many(target: Target) -> None:
 
 
 def _consuming(target: Target, client: Client, queue: str, **options: Any) -> int:
-    """Open channels with 40,000 consumers of one queue; return how many channels."""
+    """Open channels with 40,000 consumers of one queue; return the number of channels."""
     declare = commands.Queue.Declare(queue=queue, **options)
     client.call(declare, commands.Queue.DeclareOk)
     channels = max(2, target.many(80))
@@ -106,8 +106,9 @@ def _consuming(target: Target, client: Client, queue: str, **options: Any) -> in
 
 
 def end_of_consumers(target: Target) -> None:
-    """A queue that has 40,000 consumers on 80 channels is deleted; then the same with its connection's end,
-    which takes an exclusive and an auto-delete queue with it, after it has got a message for each consumer.
+    """A queue that has 40,000 consumers on 80 channels is deleted; then the same by the end of its
+    connection, which deletes an exclusive and an auto-delete queue, after it has got a message for each
+    consumer.
     """
     with target.client(channel_max=200) as client:
         count = 500 * _consuming(target, client, "deleted")
@@ -127,7 +128,7 @@ def _exists(target: Target, queue: str) -> bool:
         try:
             client.count(queue)
         except ChannelClosed as closed:
-            # An exclusive queue of somebody else is locked.
+            # An exclusive queue of another client is locked.
             return "404" not in str(closed)
     return True
 
@@ -191,7 +192,7 @@ def large_commits(target: Target) -> None:
 
 
 def wide_dead_letters(target: Target) -> None:
-    """Messages die at once, each into 3,000 queues."""
+    """Messages expire at once, and each goes to 3,000 queues."""
     with target.client() as client:
         count = target.many(3_000)
         frames.flood(client, [commands.Queue.Declare(queue=f"q{n}", auto_delete=False) for n in range(count)])

@@ -1,4 +1,4 @@
-"""Attacks by streams and the groups over them."""
+"""Attacks through streams and the groups over them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tests.reliability.client import Client, Delivery, settle
 from ..scene import Scene, Target
 from . import frames
 
-#: Members and partitions are given, and messages handed out, for so long, s.
+#: Seconds for which members get partitions, and messages are handed out.
 SECONDS = 3.0
 
 
 def _deliveries(client: Client, count: int, wait_s: float = 30.0) -> None:
-    """Take so many, or what comes in this time."""
+    """Take this many deliveries, or all that come in this time."""
     deadline = time.monotonic() + wait_s
     while count > 0 and time.monotonic() < deadline:
         count -= sum(isinstance(event, Delivery) for event in client.receive(1.0))
@@ -50,7 +50,7 @@ def many_groups(target: Target) -> None:
 
 
 def group_churn(target: Target) -> None:
-    """A group over 1,000 partitions, whose 100 members come together, give back what they got and go
+    """A group over 1,000 partitions, whose 100 members join together, give their messages back and leave
     together.
     """
     with target.client(channel_max=200) as client:
@@ -82,8 +82,8 @@ def group_churn(target: Target) -> None:
 
 
 def dead_letter_streams(target: Target) -> None:
-    """Six streams are fed by the dead letters of the groups over them, and of a quorum queue: what a client
-    refuses of one group comes back in all of them.
+    """Six streams get the dead letters of the groups over them, and of a quorum queue: a message that a
+    client refuses in one group comes back in all of them.
     """
     with target.client(channel_max=20) as client:
         client.call(

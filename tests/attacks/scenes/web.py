@@ -22,7 +22,7 @@ from . import frames
 
 GUEST = "Basic " + base64.b64encode(b"guest:guest").decode()
 HELD_S = 4.0
-#: Guesses are made for so long, s.
+#: Seconds for which passwords are guessed.
 SECONDS = 8.0
 
 
@@ -31,7 +31,7 @@ def _connect(target: Target, source: str = ELSEWHERE) -> socket.socket:
 
 
 def call(target: Target, method: str, path: str, data: Any = None, login: str = GUEST) -> int:
-    """Return the status. `data` is the body if it is bytes, and else what becomes its JSON."""
+    """Return the status. `data` is the body if it is bytes, and otherwise an object to be sent as JSON."""
     body = data if data is None or isinstance(data, bytes) else json.dumps(data).encode()
     request = urllib.request.Request(
         f"http://127.0.0.1:{target.node.http}{path}", body, {"Authorization": login}, method=method
@@ -55,7 +55,7 @@ def _queues(target: Target, count: int) -> None:
 
 
 def http2_windows(target: Target) -> None:
-    """300 streams that never take their answers."""
+    """300 streams whose client never reads its answers."""
     sockets = []
     try:
         for _ in range(3):
@@ -78,7 +78,7 @@ def http2_windows(target: Target) -> None:
 
 
 def pipelined_requests(target: Target) -> None:
-    """270 connections ask and read nothing."""
+    """270 connections send requests and read nothing."""
     sockets = []
     try:
         for _ in range(270):
@@ -109,13 +109,13 @@ def slow_bodies(target: Target) -> None:
 
 
 def regex_filters(target: Target) -> None:
-    """A pattern that a backtracking engine takes for ever to refuse."""
+    """A pattern for which a backtracking engine takes almost forever."""
     _queues(target, target.many(3_000))
     _ask(target, "/api/queues?page=1&use_regex=true&name=%28%5B%5Ex%5D%2B%29%2B%24%7C%28a%7Ca%7Ca-%29%2Az")
 
 
 def long_listings(target: Target) -> None:
-    """All of 20,000 queues, several times."""
+    """Lists of all 20,000 queues, several times."""
     _queues(target, target.many(20_000))
     for _ in range(5):
         _ask(target, "/api/queues")

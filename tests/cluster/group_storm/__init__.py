@@ -1,3 +1,3 @@
-"""Members of many client libraries in one consumer group, killed, frozen and told to go by chance, and a
-judge of what they saw.
+"""Members of many client libraries in one consumer group, which are killed, frozen and stopped at random, and
+a judge of what they saw.
 """

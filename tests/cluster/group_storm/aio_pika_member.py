@@ -1,5 +1,5 @@
 # mypy: disable-error-code="import-untyped, no-untyped-call, attr-defined, arg-type"
-"""A member by aio-pika, again and again: several channels of one connection, and acks out of order."""
+"""A member that uses aio-pika, again and again: several channels of one connection, and acks out of order."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Member:
             self.held.append((message, told))
 
     async def is_lost(self) -> bool:
-        """The library drops a consumer when the broker cancels it, and tells nobody."""
+        """The library drops a consumer when the broker cancels it, and does not report that."""
         underlay: Any = await self.channel.get_underlay_channel()
         return self.tag not in underlay.consumers
 

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="import-untyped, no-untyped-call, attr-defined, arg-type"
-"""A member by AMQPStorm, again and again."""
+"""A member that uses AMQPStorm, again and again."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What all members of a group have seen, line by line in the order in which it happened, and what must hold
-of it.
+"""The record of all members of a group, line by line in the order of events, and the rules that it must
+follow.
 
-All members write to one file, each line at once and before the act that it tells of. So a member that gets
-what another one let go of writes behind that one. A line begins with a session, which is one channel of one
-member:
+All members write to one file, each line at once and before the act that it reports. So if a member gets a
+message that another one let go of, its line comes behind the other's. A line begins with a session, which is
+one channel of one member:
 
     SESSION join NODE              the channel is about to consume, or to get messages one by one
     SESSION d PARTITION OFFSET new|again COUNT    a delivery, with its flag and x-delivery-count, 0 without
@@ -27,8 +27,8 @@ member:
     * anew EPOCH                   the stream was deleted, and comes again
 
 A PARTITION is the name of a stream, @, and the epoch of its messages, which their publisher has put into
-them: how often the stream had been declared anew. So nobody has to know when a member, which may ask to
-consume before the stream is deleted and be heard after it is there again, has joined.
+them: how often the stream had been declared anew. A member may ask to consume before the stream is deleted,
+and be heard after the stream is there again. So nobody has to know when it has joined.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class State(Enum):
     ACKED = "acked"
     RETURNED = "returned"
     REFUSED = "refused"
-    #: What became of it nobody can know who looks from outside.
+    #: From outside, nobody can know what became of the message.
     UNKNOWN = "unknown"
 
 
@@ -55,47 +55,50 @@ class Session:
     def __init__(self, name: str, node: str) -> None:
         self.name = name
         self.node = node
-        #: Its node goes down, or it holds something for too long: it may have lost its place without knowing.
+        #: The session's node goes down, or it holds a message for too long: it may have lost its place
+        #: without knowing.
         self.doomed = False
         self.closing = self.ended = False
-        #: What it tells from now on is out of date.
+        #: Its lines are out of date from now on.
         self.void = False
-        #: It was there when the group was reset: what it gets of this epoch may have left before that.
+        #: The session was there when the group was reset: messages of this epoch may have been sent to it
+        #: before that.
         self.stale = False
-        #: What it has acked and refused by the time it asked, and not heard of yet.
+        #: The messages that it has acked and refused before its request, without an answer yet.
         self.fresh: list[Message] = []
         self.asked: list[Message] = []
 
     @property
     def sound(self) -> bool:
-        """Return whether nobody else can have what it holds."""
+        """Return whether no other session can have its messages."""
         return not (self.doomed or self.closing or self.ended)
 
 
 class Judge:
-    """Feed it lines; `errors` has what did not hold."""
+    """Feed it lines; `errors` lists the broken rules."""
 
     def __init__(self, *, gaps: bool = False) -> None:
-        """`gaps`: messages may be missing between others, as retention and compaction, or members without
-        acks, leave them.
+        """`gaps`: messages may be missing between others, because of retention, compaction, or members
+        without acks.
         """
         self.gaps = gaps
         self.errors: list[str] = []
         self.sessions: dict[str, Session] = {}
-        #: By partitions: the offset that is to be seen next, and what was seen and is not done.
+        #: By partitions: the offset that is due next, and the messages that were seen and are not done.
         self.next: defaultdict[str, int] = defaultdict(int)
         self.open: defaultdict[str, dict[int, tuple[State, Session]]] = defaultdict(dict)
         self.done: set[Message] = set()
         #: How often the stream was declared anew.
         self.epoch = 0
-        #: By partitions: refused, as far as somebody heard that it was; and how many may have been, in all.
+        #: Messages that a member refused and had an answer for; and by partition, how many may have been
+        #: refused in all.
         self.refused: set[Message] = set()
         self.perhaps_refused: Counter[str] = Counter()
         self.seen = self.again = 0
-        #: The group is being reset: from before or from after, nobody can tell.
+        #: The group is being reset: nobody can tell whether a message is from before or from after.
         self.moving = False
-        #: The group was moved: what comes again since is no error. And what has come since it was reset to
-        #: the first message.
+        #: The group was reset: messages that come again since then are no error. And the messages that have
+        #: come since it was reset to the first one.
         self.moved = False
         self.since: defaultdict[str, set[int]] | None = None
 
@@ -109,12 +112,12 @@ class Judge:
             return
         session = self.sessions[who]
         if verb == "x":
-            # However that may be: a dead letter of it is no error.
+            # In any case, a dead letter of this message is no error.
             self.perhaps_refused[rest[0]] += 1
         if session.void:
             return
         if verb in ("d", "a", "r", "x") and int(rest[0].rpartition("@")[2]) != self.epoch:
-            # It is of a stream that was deleted.
+            # The line is about a stream that was deleted.
             return
         if verb == "d":
             self._delivered(session, rest[0], int(rest[1]), again=rest[2] == "again", count=int(rest[3]))
@@ -160,14 +163,14 @@ class Judge:
             self.epoch = int(rest[0])
             self._forget()
             self.next.clear()
-            # Of these messages all is known from the first one on.
+            # All of these messages are known from the first one on.
             self.moving = self.moved = False
             self.since = None
             for session in self.sessions.values():
                 session.stale = False
         elif verb == "move":
             self.moved = True
-            # Members keep what they hold when a group is purged.
+            # Members keep their unacked messages when a group is purged.
             self.moving = rest[0] == "first"
             self.since = defaultdict(set) if self.moving else None
         elif verb == "moved":
@@ -183,7 +186,7 @@ class Judge:
             raise ValueError(f"nothing is called {verb!r}")
 
     def _forget(self) -> None:
-        """What has become of the messages so far, and of their dead letters, does not matter any more."""
+        """The state of the messages so far, and of their dead letters, does not matter any more."""
         self.done.clear()
         self.open.clear()
         self.refused.clear()
@@ -196,7 +199,7 @@ class Judge:
         ]
 
     def _end(self, session: Session) -> None:
-        """It does nothing more: what it holds comes back, and what it has acked may have got there or not."""
+        """The session ends: its messages come back, and its acks may have arrived or not."""
         session.ended = True
         for opened in self.open.values():
             for offset, (state, holder) in opened.items():
@@ -240,7 +243,7 @@ class Judge:
     def _settles(self, session: Session, partition: str, offset: int, verb: str) -> None:
         opened = self.open[partition]
         if opened.get(offset) != (State.HELD, session):
-            # It was taken from it, and the group passes over what it says.
+            # The message was taken from the session, and the group ignores its answer.
             return
         if verb == "r":
             opened[offset] = State.RETURNED, session
@@ -249,7 +252,7 @@ class Judge:
         session.fresh.append((partition, offset))
 
     def _heard(self, session: Session) -> None:
-        """All that it did before it asked is on the disks."""
+        """All acts of the session before its request are on the disks."""
         asked, session.asked = session.asked, []
         for partition, offset in asked:
             found = self.open[partition].get(offset)
@@ -266,7 +269,7 @@ class Judge:
     # -- the end ---------------------------------------------------------------------------------------------
 
     def finish(self, ends: dict[str, int]) -> None:
-        """Nothing is left in the group, whose partitions end there."""
+        """Check that no message is left in the group, whose partitions end there."""
         for partition, stop in ends.items():
             came = None if self.since is None else self.since.get(partition)
             if came is not None and len(came) != stop:
@@ -281,7 +284,7 @@ class Judge:
                     )
 
     def finish_letters(self, letters: Mapping[str, int]) -> None:
-        """So many dead letters there are of each partition."""
+        """Check the dead letters, given their number for each partition."""
         refused = Counter(partition for partition, _ in self.refused)
         for partition in {**letters, **refused}:
             count, least, most = (

@@ -1,6 +1,7 @@
 "use strict";
 
-// A member by amqplib, again and again: frames of 4 KiB, which is what it asks for, and several channels.
+// A member that uses amqplib, again and again: with frames of 4 KiB, which the library asks for,
+// and several channels.
 
 const amqp = require(require.resolve("amqplib", { paths: [process.env.STORM_MODULES] }));
 const fs = require("fs");

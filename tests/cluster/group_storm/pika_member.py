@@ -1,5 +1,5 @@
-"""A member by pika, again and again: with one channel or two, with the prefetch of the consumer or of the
-channel, with acks, transactions or none of both, and with messages that it gets one by one.
+"""A member that uses pika, again and again: with one channel or two, with the prefetch of the consumer or of
+the channel, with acks, transactions or neither, and with messages that it gets one by one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pika.exceptions
 
 from tests.cluster.group_storm.telling import GROUP, HEARTBEAT_S, MAY, Teller, a_node, chance, complain, ends
 
-#: How long a slow member holds its messages, s.
+#: Seconds for which a slow member holds its messages.
 SLOW_S = 20.0
 Held = tuple[int, tuple[str, int]]
 
@@ -39,7 +39,7 @@ class Member:
         self.channel.basic_qos(prefetch_count=prefetch, global_qos=chance.random() < 0.3)
         self.channel.add_on_cancel_callback(self._cancelled)
         self.teller.join()
-        # Not both: the library hands out what it gets before deliveries that have come earlier.
+        # Not both: the library returns the message of a get before deliveries that have come earlier.
         if not self.gets:
             for _ in range(chance.choice([1, 1, 2])):
                 self.tags.append(self.channel.basic_consume(GROUP, self._take, auto_ack=self.no_ack))
@@ -102,12 +102,12 @@ class Member:
         self.teller.tell("c")
 
     def leave(self) -> None:
-        """In order: what was sent meanwhile is told, and what is held is acked, or comes back with the end of
-        the channel.
+        """Leave in order: report messages that were sent meanwhile, and ack the held ones, or let them come
+        back with the end of the channel.
         """
         for consumer_tag in self.tags:
             for method, properties, body in self.channel.basic_cancel(consumer_tag):
-                # Of one without acks; others come back.
+                # Messages of a consumer without acks; others come back.
                 self._take(self.channel, method, properties, body)
         if ends() or chance.random() < 0.5:
             while self.held:

@@ -1,8 +1,8 @@
-"""A group over a super stream of three nodes, with members of many client libraries, under all that may
-happen to them: `python -m tests.cluster.group_storm.storm --seed N --seconds 60`.
+"""A group over a super stream of three nodes, with members of many client libraries, under all kinds of
+faults: `python -m tests.cluster.group_storm.storm --seed N --seconds 60`.
 
 Members come, go, are killed and are frozen for longer than their heartbeats allow; nodes are killed, leaders
-change, and the super stream grows. The judge reads what all members tell of every delivery. Libraries whose
+change, and the super stream grows. The judge reads the members' reports of every delivery. Libraries whose
 tools are missing are left out.
 """
 
@@ -42,14 +42,14 @@ PARTITIONS = 4
 HEARTBEAT_S = 2
 #: Long enough for the broker to have given up a frozen member.
 FROZEN_S = 4 * HEARTBEAT_S
-#: A member that a busy machine holds up is none that is stuck.
+#: A member that a busy machine delays does not count as stuck.
 TIMEOUT_MS = 12_000
 #: Messages that are published in one transaction.
 TRANSACTION = 20
 
 
 class Libraries:
-    """How a member of each library is started."""
+    """How to start a member of each library."""
 
     def __init__(self, cache: Path, wanted: Sequence[str]) -> None:
         self.commands: dict[str, list[str]] = {"pika": _module("pika_member")}
@@ -139,9 +139,9 @@ class Storm:
         self.processes: list[Process] = []
         self._count = 0
         self.partitions = PARTITIONS
-        #: How often the super stream was declared anew. Each message says it. See judge.py.
+        #: How often the super stream was declared anew. Each message carries it. See judge.py.
         self.epoch = 0
-        #: Held by what publishes a transaction, and while there is no super stream.
+        #: The holder publishes a transaction, or there is no super stream.
         self._transaction = threading.Lock()
         self.down: dict[str, float] = {}
         self._publishing = True
@@ -184,7 +184,7 @@ class Storm:
         new.replace(self._urls)
 
     def fill(self) -> None:
-        """As many members as there are to be."""
+        """Start members up to the wanted number."""
         self._tell_urls()
         for each in list(self.processes):
             if each.process.poll() is not None:
@@ -210,7 +210,7 @@ class Storm:
 
     def kill_member(self) -> None:
         each = self.chance.choice(self.processes)
-        # Its last lines come before this one.
+        # The member's last lines come before this one.
         os.killpg(each.process.pid, signal.SIGSTOP)
         self.tell("kill", each.name)
         os.killpg(each.process.pid, signal.SIGKILL)
@@ -227,7 +227,7 @@ class Storm:
             self.tell("doom", each.name)
 
     def thaw(self) -> None:
-        """A member that was frozen for less than that may not have lost its place."""
+        """A member that is thawed earlier may not have lost its place."""
         for each in self.processes:
             if each.thaws_at and time.monotonic() >= each.thaws_at:
                 each.thaws_at = 0.0
@@ -277,7 +277,7 @@ class Storm:
             except AssertionError:
                 self.tell("moved", "perhaps")
             else:
-                # A partition that the node has not heard of yet begins with its first message anyway.
+                # A partition that the node does not know yet begins with its first message anyway.
                 self.tell("moved", "first", *(self._named(row.split("\t")[0]) for row in told.splitlines()))
 
     def purge(self) -> None:
@@ -288,8 +288,8 @@ class Storm:
             self.tell("moved", "end")
 
     def declare_anew(self) -> None:
-        """The super stream goes with all its messages, and comes again; the group begins with its first
-        message.
+        """The super stream is deleted with all its messages, and declared again; the group begins with the
+        first message.
         """
         if self.down:
             return
@@ -297,7 +297,7 @@ class Storm:
         with self._transaction:
             self.cluster.mqctl(name, "delete_exchange", self.stream)
             if self.chance.random() < 0.5:
-                # Else it comes again before the group has noticed.
+                # Otherwise the stream comes again before the group has noticed.
                 wait_for("the group has no stream", lambda: not self._rows(name), state=self._state)
             self.epoch += 1
             self.tell("anew", str(self.epoch))
@@ -365,7 +365,7 @@ class Storm:
             self.thaw()
         self._publishing = False
         publisher.join(PATIENCE_S)
-        # Members go on until nothing is left.
+        # Members go on until no message is left.
         for each in list(self.processes):
             if each.process.poll() is not None:
                 self.processes.remove(each)
@@ -385,7 +385,7 @@ class Storm:
                 self.judge.errors.append(f"no member of {library} has joined")
 
     def _wait_until_read(self) -> None:
-        """Members with a small prefetch may take minutes for what is left: wait as long as they get on."""
+        """Members with a small prefetch may take minutes for the rest: wait as long as they make progress."""
         done, until = -1, time.monotonic() + PATIENCE_S
         while not self._is_empty():
             with suppress(Exception):
@@ -439,7 +439,9 @@ class Storm:
         return "not to be had"
 
     def _judge_letters(self) -> None:
-        """What was refused for certain is among the dead letters, once; and nothing that nobody refused."""
+        """Each message that was certainly refused is among the dead letters, once; and no message that nobody
+        refused.
+        """
         found: Counter[str] = Counter()
         connection = open_connection(self.url("n1"))
         channel: Any = connection.channel()
@@ -453,7 +455,7 @@ class Storm:
                 if method is None:
                     self.judge.errors.append(f"of {count} dead letters {found.total()} came")
                     break
-                # As a dead letter it has the headers that the member got, but for the offset.
+                # The dead letter has the headers that the member got, except the offset.
                 found[partition_of(properties.headers)] += 1
                 channel.basic_ack(method.delivery_tag)
                 if found.total() >= count:
@@ -480,7 +482,7 @@ def storms(
     nodes: int = 3,
     keep: Path | None = None,
 ) -> bool:
-    """Run one storm for each seed; return whether all held. It ends with the first that did not, unless
+    """Run one storm for each seed; return whether all checks held. It ends with the first failure, unless
     `keep` names a directory for records and logs.
     """
     libraries = Libraries(CLIENTS / ".cache", languages)

@@ -1,5 +1,5 @@
-"""What the Python members share: what they are told by their environment, and how they tell what they see.
-See judge.py.
+"""The common part of the Python members: what their environment tells them, and how they report what they
+see. See judge.py.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 GROUP = os.environ.get("STORM_GROUP", "")
-#: A file with the URLs of the nodes, which may have others after a restart.
+#: A file with the URLs of the nodes, which may change with a restart.
 _URLS = os.environ.get("STORM_URLS", "")
 NAME = os.environ.get("STORM_NAME", "")
 HEARTBEAT_S = int(os.environ.get("STORM_HEARTBEAT", "0"))
-#: What a member may do beside acks: refuse, no_ack, slow.
+#: What a member may do in addition to acks: refuse, no_ack, slow.
 MAY = frozenset(os.environ.get("STORM_MAY", "").split(","))
-#: A file that says, when it is there, that all end.
+#: A file; when it exists, all members end.
 _END = os.environ.get("STORM_END", "")
 
 chance = random.Random(os.environ.get("STORM_SEED", ""))
@@ -59,14 +59,14 @@ class Teller:
         return message
 
     def end(self, word: str) -> None:
-        """It was closed in order (`leave`), or is lost (`gone`)."""
+        """The session was closed in order (`leave`), or is lost (`gone`)."""
         if self.joined and not self.ended:
             self.ended = True
             self.tell(word)
 
 
 def partition_of(headers: dict[str, Any]) -> str:
-    """Return the partition of a delivery, and the epoch that the publisher has put in. See judge.py."""
+    """Return the partition of a delivery, with the epoch that the publisher has put in. See judge.py."""
     return f"{_text(headers['x-stream'])}@{int(headers['epoch'])}"
 
 
@@ -75,5 +75,5 @@ def _text(value: Any) -> str:
 
 
 def complain(error: BaseException) -> None:
-    """What was not to happen goes to the log of the member."""
+    """Write an unexpected error to the log of the member."""
     print(f"{NAME}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)

@@ -1,5 +1,5 @@
-"""A file system in memory that crashes: what was not synced may be there
-afterwards, in part or not at all.
+"""A file system in memory that crashes: after a crash, data that was not synced may be there whole, in part
+or not at all.
 """
 
 import errno
@@ -13,8 +13,8 @@ class Crashed(BaseException):
 
 
 class CrashingFiles:
-    """See persistence.streams.files.Files. Writes reach the disk in blocks,
-    in any order; names on their own.
+    """See persistence.streams.files.Files. Writes reach the disk in blocks, in any order; names reach it
+    separately.
     """
 
     BLOCK = 64
@@ -22,24 +22,24 @@ class CrashingFiles:
     def __init__(self) -> None:
         self.now: dict[Path, bytearray] = {}
         self.synced: dict[Path, bytes] = {}
-        #: The names that a crash leaves for certain.
+        #: The names that a crash certainly leaves.
         self.names_synced: set[Path] = set()
-        #: Renames that a crash may undo, in order: old name, new name, and what the new one was before, on
-        #: the disk.
+        #: Renames that a crash may undo, in order: old name, new name, and the earlier content of the new one
+        #: on the disk.
         self.renames: list[tuple[Path, Path, bytes | None]] = []
-        #: Calls that change anything until the crash; None for never.
+        #: Calls with changes until the crash; None for never.
         self.left: int | None = None
-        #: Bytes that all files together may have; None for any number.
+        #: Bytes that all files together may take; None for no limit.
         self.room: int | None = None
         self.random = random.Random(0)
 
     @property
     def used(self) -> int:
-        """Bytes that all files have."""
+        """Bytes that all files take."""
         return sum(map(len, self.now.values()))
 
     def crash(self) -> None:
-        """Leave what may be there after a crash."""
+        """Leave a state that a crash may leave."""
         kept = self.random.randint(0, len(self.renames))
         for old, new, before in reversed(self.renames[kept:]):
             if new in self.now:
@@ -61,7 +61,7 @@ class CrashingFiles:
             if named and exists:
                 after[path] = self._torn(self.synced.get(path, b""), bytes(self.now[path]))
             elif named:
-                # It was removed, and is back.
+                # The file was removed, and is back.
                 after[path] = bytearray(self.synced.get(path, b""))
         self.now = after
         self.synced = {path: bytes(data) for path, data in after.items()}
@@ -106,7 +106,7 @@ class CrashingFiles:
         if crashes:
             written = written[: self.random.randint(0, len(written))]
         if self.room is not None:
-            # What is there already is written over.
+            # Existing bytes are overwritten in place.
             end = max(len(data) + max(self.room - self.used, 0), position)
             written = written[: end - position]
         if written:

@@ -1,4 +1,4 @@
-"""The format of a batch, the index, and what retention decides."""
+"""The format of a batch, the index, and the decisions of retention."""
 
 from typing import NamedTuple
 from zlib import crc32
@@ -184,7 +184,7 @@ def test_a_compressed_batch_is_read_back(codec: str, whole: bool, messages: list
     found, plain = batch.decode(packed_head, packed), batch.decode(head, data)
     assert bytes(found.items) == bytes(plain.items)
     assert (found.shapes, found.values, found.size) == (plain.shapes, plain.values, len(data))
-    # What is compressed is not compressed once more.
+    # Compressed data is not compressed once more.
     assert b"".join(batch.compressed([packed], codec)) == packed or packed == data
 
 
@@ -199,7 +199,7 @@ def test_what_cannot_be_decompressed_is_damaged(codec: str) -> None:
     forged = head._replace(items_crc=crc32(bytes(items)))
     with pytest.raises(Damaged, match="at 5"):
         batch.decode(forged, bytes(packed[:start] + items))
-    # A head that says less than what comes out: nothing is made of it that is larger.
+    # A head with too small a size: the reader makes nothing that is larger.
     with pytest.raises(Damaged, match="at 5"):
         batch.decode(
             *[

@@ -1,4 +1,4 @@
-"""Compaction: what stays, what readers see meanwhile, and that no crash loses anything."""
+"""Compaction: which messages stay, what readers see meanwhile, and that no crash loses anything."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def opened(files: CrashingFiles, stop: int = 0, segment_bytes: int = 400, codec:
 
 
 def fill(log: StreamLog, messages: list[Message], each: int = 3) -> None:
-    """Append messages in batches of so many; batch n has the time n · 1000."""
+    """Append messages in batches of this size; batch n has the time n · 1000."""
     for first in range(0, len(messages), each):
         base = log.stop
         log.append([stored(base, messages[first : first + each], base * 1000)])
@@ -70,7 +70,7 @@ def compact(
 
 
 def read(log: StreamLog, offset: int = 0) -> dict[int, bytes]:
-    """Return all messages from an offset on, by their offsets. Nothing is lost."""
+    """Return all messages from an offset on, by their offsets; check that nothing is lost."""
     found: dict[int, bytes] = {}
     place: Place | None = None
     while True:
@@ -90,7 +90,7 @@ def of_batch(batch: Batch) -> dict[int, bytes]:
         for _ in range(shape.count):
             low = number if batch.offsets is None else batch.offsets[number]
             item = bytes(batch.items[at : at + shape.size])
-            # Its filter value goes with it.
+            # The filter value stays with its message.
             assert batch.values[batch.filters[number] if batch.filters else 0] == item[:1]
             found[batch.base + low] = item
             number, at = number + 1, at + shape.size
@@ -99,7 +99,7 @@ def of_batch(batch: Batch) -> dict[int, bytes]:
 
 
 def expected(messages: list[Message], sealed: int) -> dict[int, bytes]:
-    """Return what has to be there: of the sealed ones the latest of each key."""
+    """Return the messages that must be there: in sealed segments the latest of each key."""
     latest = {key: offset for offset, (key, _) in enumerate(messages[:sealed])}
     return {
         offset: key.encode() + body
@@ -126,14 +126,14 @@ def test_the_latest_of_each_key_stays_with_its_offset(codec: str) -> None:
     wanted = expected(messages, sealed)
     assert read(log) == wanted and len(wanted) < 60
     assert not compaction.is_due(log, 50)
-    # From any offset on, and by any time: nothing that is younger is left out.
+    # From any offset or time on, no later message is left out.
     for offset in range(0, 121, 7):
         assert {each: item for each, item in read(log, offset).items() if each >= offset} == {
             each: item for each, item in wanted.items() if each >= offset
         }
         found = log.find(offset * 1000)
         assert {each for each in wanted if each - each % 3 >= offset} <= set(read(log, found))
-    # A restart finds the same, and nothing else is left of the old ones.
+    # A restart finds the same messages, and nothing else is left of the old segments.
     after = opened(files, 120, codec=codec)
     assert after.segments == log.segments and after.clean_stop == sealed
     assert len([path for path in files.now if path.suffix]) == 2 * len(log.segments)
@@ -161,7 +161,7 @@ def test_more_keys_than_fit_in_memory_take_several_passes() -> None:
         compact(log, keys_max=5)
         passes += 1
         assert log.clean_stop > before
-        # Up to there, each key that comes twice among what was looked at is there once.
+        # Up to there, each key is left once where the pass has looked.
         kept = read(log)
         assert all(kept[offset] == item for offset, item in expected(messages, sealed).items())
     assert passes > 3
@@ -191,7 +191,7 @@ def test_tombstones_go_when_they_are_old_enough() -> None:
 
 
 def test_batches_with_tombstones_keep_their_time() -> None:
-    """Else they would get that of later ones with each pass, and never go."""
+    """Otherwise they would get the time of later ones with each pass, and never go."""
     log = opened(CrashingFiles(), segment_bytes=150)
     fill(log, [("a", b"1"), ("b", b"1"), ("c", b"1"), ("a", b""), ("p", b"1"), ("q", b"1")])
     for number in range(10):
@@ -255,7 +255,7 @@ def test_a_reader_goes_on_undisturbed() -> None:
 
 
 class Replacing(CrashingFiles):
-    """Has something done as soon as a file was read."""
+    """Makes a call as soon as a file was read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -272,8 +272,8 @@ class Replacing(CrashingFiles):
 
 @pytest.mark.parametrize("wanted", [None, Wanted(frozenset({b"x"}), unfiltered=False)])
 def test_a_segment_is_replaced_while_it_is_read(wanted: Wanted | None) -> None:
-    """Nothing of it is left, or nothing that the reader wants: it goes on behind it, and passes over nothing
-    else.
+    """Nothing is left of the segment, or nothing that the reader wants: the reader goes on behind it, and
+    skips nothing else.
     """
     messages: list[Message] = [("." if number % 7 == 3 else "a", b"%d" % number) for number in range(40)]
     messages += [("x", b"last"), ("a", b"41")]
@@ -315,8 +315,8 @@ def test_retention_is_faster() -> None:
 
 
 def test_retention_deletes_no_more_than_it_wanted_before_a_pass() -> None:
-    """It was decided which segments go; before the thread comes to it, they are one with others that are to
-    stay.
+    """After retention has chosen the segments, and before its thread deletes them, a pass merges them with
+    others that must stay.
     """
     log = opened(CrashingFiles())
     fill(log, some(1, 120))
@@ -384,7 +384,7 @@ def test_a_crash_at_any_step_leaves_the_old_or_the_new(twice: bool) -> None:
         log = opened(files, 90)
         found = read(log)
         assert wanted.items() <= found.items() <= all_there.items()
-        # And it can be compacted then.
+        # And then it can be compacted.
         compact(log)
         assert read(log) == wanted
         assert not [path for path in files.now if path.suffix == ".new"]

@@ -1,4 +1,4 @@
-"""A pass of compaction moves no more bytes than it may in a second. Its clock goes on while it waits only."""
+"""A pass of compaction moves no more bytes in a second than it may. Its clock goes on only while it waits."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from tests.persistence.streams.test_compaction import Keys, Message, fill, opene
 
 BYTES_PER_S = 1 << 20
 SEGMENT_BYTES = 1 << 20
-#: It waits for what it has done, which is a write or a read at most, and pieces of indexes.
+#: A pass waits after its work, so it may be ahead by a write or a read, and by pieces of indexes.
 AHEAD_BYTES = WRITE_BYTES + BATCH_BYTES + SPACING_BYTES
 
 
 class Waits(threading.Event):
-    """Time passes while somebody waits."""
+    """Time passes while a thread waits."""
 
     def __init__(self) -> None:
         super().__init__()
         self.now_s = 0.0
-        #: When the node ends.
+        #: The time at which the node ends.
         self.ends_s = float("inf")
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -38,7 +38,7 @@ class Waits(threading.Event):
 
 
 class Metered(CrashingFiles):
-    """Counts what is read and written."""
+    """Counts the bytes that are read and written."""
 
     def __init__(self, waits: Waits) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Metered(CrashingFiles):
 
 
 def full(files: CrashingFiles, size: int, codec: str) -> StreamLog:
-    """Return a log of some MB whose messages have so many bytes, in batches of about 140 KB."""
+    """Return a log of some MB with messages of this size, in batches of about 140 KB."""
     chance = random.Random(size)
     log = opened(files, segment_bytes=SEGMENT_BYTES, codec=codec)
     messages: list[Message] = []
@@ -81,7 +81,7 @@ def full(files: CrashingFiles, size: int, codec: str) -> StreamLog:
 
 
 def keeps_its_rate(size: int, codec: str = "none") -> None:
-    """Do a whole pass, and judge each moment of it."""
+    """Do a whole pass, and check the rate at each moment."""
     waits = Waits()
     throttle = Throttle(BYTES_PER_S, waits)
     files = Metered(waits)
@@ -92,7 +92,7 @@ def keeps_its_rate(size: int, codec: str = "none") -> None:
         new = compaction.rewrite(log, group, plan.latest, Keys(), -1, codec, throttle)
         assert new is not None and log.replace(group, new)
     assert files.ahead_bytes <= AHEAD_BYTES < files.bytes
-    # Nor is it slower than it has to be.
+    # And it is not slower than necessary.
     assert files.seconds * BYTES_PER_S <= 1.01 * files.bytes
     assert read(log).keys() >= set(plan.latest.offsets.values())
 

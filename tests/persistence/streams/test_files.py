@@ -1,4 +1,4 @@
-"""What a disk cannot read is zeros to whoever reads a file, unless the whole disk may be gone."""
+"""A sector that the disk cannot read is zeros to the reader of a file, unless the whole disk may be gone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class BadSectors:
             return self._pread(file, size, position)
         for sector in range(position // SECTOR_BYTES, -(-(position + size) // SECTOR_BYTES)):
             if sector in self.sectors and sector * SECTOR_BYTES < about.st_size:
-                # As the kernel does it: what is before is read, and fails alone the next time.
+                # As in the kernel: the bytes before the sector are read, and the next read of the sector
+                # fails.
                 size = sector * SECTOR_BYTES - position
                 if size <= 0:
                     raise OSError(errno.EIO, "for the test")
@@ -78,7 +79,7 @@ def test_a_disk_that_reads_nothing_has_failed(tmp_path: Path, bad: BadSectors) -
 
 
 def test_a_stream_is_read_around_a_bad_sector(tmp_path: Path, bad: BadSectors) -> None:
-    """What is damaged is told, and can be put back."""
+    """The log reports the damage, and the data can be put back."""
     log = StreamLog(DiskFiles(), tmp_path, 1 << 30)
     log.open(0)
     parts = [stored(base, 3, size=400) for base in range(0, 90, 3)]

@@ -1,4 +1,4 @@
-"""Segments that compaction or retention takes away while somebody looks into them: that is no damage."""
+"""Compaction or retention removes a segment while another thread reads it: that is no damage."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ READS = range(12)
 
 
 class GoingFiles(CrashingFiles):
-    """Something happens before one of the reads of segments."""
+    """Calls something before one of the reads of segments."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class GoingFiles(CrashingFiles):
 
 
 def going(reads: int, happens: Callable[[StreamLog], None]) -> StreamLog:
-    """Return a log to whose segments something happens before so many reads of them are through."""
+    """Return a log to whose segments something happens before this many reads of them are done."""
     files = GoingFiles()
     log = opened(files)
     fill(log, MESSAGES)
@@ -48,7 +48,7 @@ def trim(log: StreamLog) -> None:
 
 
 def disappear(log: StreamLog) -> None:
-    """The disk has lost one."""
+    """The disk has lost a segment."""
     log.files.remove(log.path(log.segments[1].base, ".segment"))
 
 
@@ -67,7 +67,7 @@ def test_another_node_reads_what_is_trimmed_meanwhile(reads: int) -> None:
     log = going(reads, trim)
     offset = log.segments[1].base
     raw = log.read_raw(offset)
-    # What is before the first segment is gone; see StreamGroupHost.
+    # Messages before the first segment are gone; see StreamGroupHost.
     assert raw.lost is None or raw.lost.stop == log.segments[0].base == log.first_kept
     assert raw.data or raw.lost is not None
 
@@ -79,7 +79,7 @@ def test_a_time_is_looked_up_meanwhile(reads: int, happens: Callable[[StreamLog]
     wanted = log.segments[1].base + 3
     found = log.find(wanted * 1000)
     first = log.segments[0].base
-    # A compacted segment has larger batches: what is found may begin earlier.
+    # A compacted segment has larger batches: the result may begin earlier.
     assert found in (wanted, first) or log.segments[0].stem and found <= wanted
 
 
@@ -98,7 +98,7 @@ def test_a_segment_that_is_missing_is_told_to_another_node() -> None:
 
 
 def test_a_time_in_a_segment_that_is_missing_is_where_that_begins() -> None:
-    """Who reads there finds the damage, and has it mended."""
+    """A reader that begins there finds the damage, and has it mended."""
     log = going(-1, disappear)
     disappear(log)
     segment = log.segments[1]

@@ -1,4 +1,4 @@
-"""The log of a stream: what was stored is read back, whatever crashes; what is damaged is told and never
+"""The log of a stream: stored messages are read back, whatever crashes; damage is reported and never
 served.
 """
 
@@ -28,7 +28,7 @@ def bodies(base: int, count: int, size: int = 10) -> list[bytes]:
 def stored(
     base: int, count: int, time_ms: int = 0, size: int = 10, names: list[bytes | None] | None = None
 ) -> Stored:
-    """Messages that tell their offsets; `names` are their filter values."""
+    """Messages whose bodies are their offsets; `names` are their filter values."""
     items = bodies(base, count, size)
     shapes = [Shape(1, len(item), 1, 2, 3) for item in items]
     values: list[bytes | None] = [None]
@@ -41,7 +41,7 @@ def stored(
 
 
 def read_all(log: StreamLog, offset: int = 0, wanted: Wanted | None = None) -> tuple[list[int], list[Lost]]:
-    """Return the offsets that a reader gets, each with the right body, and what is lost."""
+    """Return the offsets that a reader gets, each with the right body, and the offsets that are lost."""
     offsets: list[int] = []
     lost: list[Lost] = []
     place: Place | None = None
@@ -85,7 +85,9 @@ def _view(batch: Batch) -> memoryview:
 
 @pytest.mark.parametrize("wanted", [None, Wanted(frozenset([b"few"]), unfiltered=False)])
 def test_batches_that_are_read_keep_no_more_memory_than_they_count_as(wanted: Wanted | None) -> None:
-    """They are views of what was read, which is more: the batch behind them, and what no filter matches."""
+    """They are views of a larger read: it also has the batch behind them, and messages that no filter
+    matches.
+    """
     log, _ = opened(CrashingFiles(), segment_bytes=1 << 30)
     for base in range(0, 100, 10):
         log.append([stored(base, 1, size=160_000, names=[b"few"])])
@@ -117,7 +119,7 @@ def test_a_restart_knows_the_same() -> None:
 
 
 def test_a_restart_reads_indexes_not_bodies() -> None:
-    """Else 20 GB would take minutes."""
+    """Otherwise 20 GB would take minutes."""
 
     class Counting(CrashingFiles):
         read_bytes = 0
@@ -150,7 +152,7 @@ def test_a_time_is_found() -> None:
 
 @pytest.mark.parametrize("spacing", [64, index.SPACING_BYTES])
 def test_a_time_of_a_damaged_batch_is_found(spacing: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever begins there finds the damage, and another node may have what was there."""
+    """A reader that begins there finds the damage, and another node may have the lost messages."""
     monkeypatch.setattr(index, "SPACING_BYTES", spacing)
     for damaged in range(0, 60, 3):
         files = CrashingFiles()
@@ -277,7 +279,7 @@ def test_a_flipped_bit_is_told_and_never_served(where: int, bit: int) -> None:
         assert not told & set(offsets)
         assert told | set(offsets) == set(range(60))
         assert offsets == sorted(offsets)
-    # And what comes then has offsets of its own.
+    # And later messages have offsets of their own.
     reopened, _ = opened(files, 60)
     reopened.append([stored(60, 3)])
     assert read_all(reopened)[0][-3:] == [60, 61, 62]
@@ -337,13 +339,13 @@ def test_a_segment_that_was_cut_short_is_told_and_its_offsets_are_not_used_again
 
 @pytest.mark.parametrize("seed", range(20))
 def test_what_a_start_counts_as_stored_is_synced(seed: int) -> None:
-    """A process that was killed has written more than it has synced; then the power goes."""
+    """A process that was killed has written more than it has synced; then the power fails."""
     files = CrashingFiles()
     files.random = random.Random(seed)
     log = filled(files, 12, segment_bytes=100_000)
     files.left = 2
     with pytest.raises(Crashed):
-        # It writes, and does not come to the end of the sync.
+        # The process writes, and does not finish the sync.
         log.append([stored(12, 3)])
     files.left = None
     after, _ = opened(files, 12, segment_bytes=100_000)

@@ -1,5 +1,5 @@
-"""A log that crashes, whose disk fills up, and that is trimmed, at any write; and bugs that would lose
-something, which this finds.
+"""A log that crashes at any write, whose disk fills up, and that is trimmed; and bugs that would lose
+something, which this test finds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ MUTATION_SEEDS = 150
 
 
 class World:
-    """The journal has what the log has not said to have; after each crash both together have everything."""
+    """The journal has everything that the log has not reported as stored; after each crash both together have
+    everything.
+    """
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -34,7 +36,7 @@ class World:
         self.files.random = self.random
         self.log, _ = opened(self.files)
         self.journal: list[Stored] = []
-        #: What was refused by a full disk, and is tried again as it was.
+        #: Messages that a full disk refused; the same writes are tried again.
         self.waiting: list[Stored] = []
         self.stop = self.stored_stop = self.first = 0
 
@@ -123,7 +125,7 @@ class Mutation(NamedTuple):
 
 
 def index_first(self: StreamLog, segment: Segment, writing: Writing, parts: list[Stored]) -> Writing:
-    """Entries of the index are on the disk before what they point at."""
+    """Entries of the index reach the disk before the batches they point at."""
     if not parts:
         return writing
     start = position = segment.size - sum(each.size for each in parts)
@@ -142,18 +144,18 @@ def index_first(self: StreamLog, segment: Segment, writing: Writing, parts: list
 
 
 def believed(self: Opening, base: int, entries: list[Entry], size: int) -> list[Entry]:
-    """A start takes an index for what it says."""
+    """A start believes an index without checks."""
     return entries
 
 
 def unsynced(self: CrashingFiles, path: Any) -> None:
-    """Segments count before they are on the disk."""
+    """Segments count as stored before they are on the disk."""
     if path.suffix != SEGMENT:
         self.synced[path] = bytes(self.now[path])
 
 
 def nothing_noted(self: StreamLog, name: str, offset: int) -> bool:
-    """What is trimmed may come back."""
+    """Trimmed messages may come back."""
     return True
 
 
@@ -161,7 +163,7 @@ _append: Any = StreamLog.append
 
 
 def counts_at_once(self: StreamLog, parts: Sequence[Stored]) -> None:
-    """What a full disk has refused counts as stored."""
+    """Messages that a full disk has refused count as stored."""
     try:
         _append(self, parts)
     except OSError:

@@ -1,5 +1,5 @@
-"""The log of a stream that has peers: what is damaged or missing is put
-back, and the end of a log is filled.
+"""The log of a stream that has peers: damaged or missing messages are put back, and the end of a log is
+filled.
 """
 
 from pathlib import Path
@@ -22,7 +22,7 @@ def mendable(files: CrashingFiles, stop: int = COUNT) -> StreamLog:
 
 
 def whole(offset: int = 0, stop: int = COUNT) -> bytes:
-    """Return the batches that another member has, from an offset on, up to a stop."""
+    """Return another member's batches from an offset on, up to a stop."""
     return b"".join(part for base in range(offset, stop, 3) for part in stored(base, 3).parts)
 
 
@@ -57,7 +57,7 @@ def test_raw_batches_fill_another_log_with_the_same_bytes() -> None:
         other.append(parts)
     assert same(files, others)
     assert log.read_raw(COUNT).data == b""
-    # In the middle of a batch: the whole batch comes.
+    # This offset is in the middle of a batch: the whole batch comes.
     assert next(heads_of(log.read_raw(31).data))[1].base == 30
 
 
@@ -88,8 +88,8 @@ def test_every_flipped_bit_is_mended(lost_power: bool) -> None:
 
 @pytest.mark.parametrize("lost_power", [False, True])
 def test_what_others_have_in_other_batches_is_put_between(lost_power: bool) -> None:
-    """They have compressed or compacted in another way: batches begin and end elsewhere, and have other
-    sizes.
+    """Peers have compressed or compacted in another way: their batches begin and end elsewhere, and have
+    other sizes.
     """
     sound = CrashingFiles()
     filled(sound)
@@ -118,7 +118,7 @@ def test_what_others_have_in_other_batches_is_put_between(lost_power: bool) -> N
 
 @pytest.mark.parametrize("segment_bytes", [1, 1000])
 def test_a_batch_of_the_same_size_that_stands_for_more_is_cut(segment_bytes: int) -> None:
-    """Where nothing is left of some offsets, a batch is as large however many they are."""
+    """A batch of which compaction has left nothing has the same size for any number of offsets."""
     files = CrashingFiles()
     log = StreamLog(files, HERE, segment_bytes)
     log.open(0, mendable=True)
@@ -159,7 +159,7 @@ def test_batches_are_cut_to_what_is_wanted() -> None:
             for each in (range(batch.count) if batch.offsets is None else batch.offsets)
         ]
         assert offsets == [*range(low, stop)]
-        # Once more, of what was cut before.
+        # Once more, with the batch that was just cut.
         again = within(cut, found, low, stop - 1) if stop - low > 1 else b""
         assert not again or list(heads_of(again))[-1][1].stop == stop - 1
 
@@ -178,7 +178,7 @@ def test_every_lost_segment_comes_back(restarts: bool) -> None:
         if restarts:
             log = mendable(files)
         if restarts and number == len(bases) - 1:
-            # The end is filled, not mended.
+            # The end of the log is filled, not mended.
             assert log.stop == base
             log.append([stored(each, 3) for each in range(base, COUNT, 3)])
         elif restarts:

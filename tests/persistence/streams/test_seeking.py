@@ -1,4 +1,4 @@
-"""A seek waits for a cold disk twice at most: for one index, and for a part of one segment. What it finds is
+"""A seek waits for a cold disk twice at most: for one index, and for a part of one segment. Its result is
 exact.
 """
 
@@ -18,7 +18,7 @@ PAGE = 4096
 
 
 class Cold(CrashingFiles):
-    """A disk whose reads are counted, but for what was read already: the kernel keeps that."""
+    """A disk that counts reads, except those of data that was read already: the kernel keeps that."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ def test_batches_of_all_sizes() -> None:
 @settings(QUICK, max_examples=60)
 @given(st.integers(0, 1 << 32), st.sampled_from([1, 150, 300, 1_000]))
 def test_every_offset_and_every_time_is_found(seed: int, spacing: int) -> None:
-    """Whichever batches the index points at; also where some of its entries are damaged."""
+    """Whichever batches the index points at, and also where some of its entries are damaged."""
     chance = random.Random(seed)
     files = CrashingFiles()
     log, _ = opened(files, segment_bytes=1_500)

@@ -1,4 +1,4 @@
-"""Threads that write and read logs, and what a disk that is full or fails ends."""
+"""Threads that write and read logs, and what stops on a full or failing disk."""
 
 import errno
 import threading
@@ -78,7 +78,7 @@ async def test_no_read_waits_behind_one_that_hangs_while_another_thread_is_free(
                 store.read(partial(hang, number), lambda outcome: None)
             for _ in hangs:
                 await trio.to_thread.run_sync(hanging.acquire)
-            # Both are busy when these come.
+            # Both threads are busy when these come.
             told: list[int] = []
 
             def has_read(outcome: Outcome[int]) -> None:
@@ -100,7 +100,7 @@ async def test_no_read_waits_behind_one_that_hangs_while_another_thread_is_free(
 async def test_what_is_read_waits_for_the_loop_in_bounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was read stays in memory until the loop takes it, so threads must not run far ahead of a busy
+    """Data that was read stays in memory until the loop takes it, so threads must not run far ahead of a busy
     loop.
     """
     monkeypatch.setattr(streams, "UNTOLD_MAX", 1)
@@ -217,7 +217,7 @@ def test_a_log_that_was_deleted_does_not_come_back(tmp_path: Path) -> None:
 async def test_others_have_their_turns_while_many_reads_are_told_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Each takes too long.
+    # Each step takes too long.
     monkeypatch.setattr(streams, "STEP_S", -1.0)
     store = StreamStore(tmp_path)
     told: list[str] = []
@@ -244,7 +244,7 @@ async def test_others_have_their_turns_while_many_reads_are_told_of(
         with trio.fail_after(5):
             await done.wait()
         nursery.cancel_scope.cancel()
-    # Trio runs what is ready in either order: (other, read) and then (read, other) has two reads side by
-    # side, never three.
+    # Trio runs ready tasks in either order: (other, read) and then (read, other) has two reads side by side,
+    # never three.
     assert max(len(reads) for reads in "".join("r" if it == "read" else "." for it in told).split(".")) <= 2
     assert told.count("other") >= 9

@@ -1,6 +1,4 @@
-"""A start reads one small file of what is known of sealed segments, and no index; whatever is wrong with that
-file.
-"""
+"""A start reads one small file about the sealed segments, and no index; whatever is wrong with that file."""
 
 import copy
 import random
@@ -77,7 +75,7 @@ def test_a_torn_file_costs_a_look_at_indexes(how: str) -> None:
             data += b"?" * (at % RECORD_BYTES)
         after, lost = opened(files, 60)
         assert (after.segments, lost) == (log.segments, [])
-        # What was lacking was added where a later start finds it.
+        # The start has added the missing records, where a later start finds them.
         known = Summaries(files, HERE).read()
         assert [known.get(segment.base) for segment in log.sealed] == list(log.sealed)
 
@@ -138,7 +136,7 @@ def test_a_disk_that_refuses_the_file_stops_nobody(monkeypatch: pytest.MonkeyPat
 @settings(QUICK, max_examples=80)
 @given(st.integers(0, 1 << 32))
 def test_a_start_finds_with_the_file_what_it_finds_without(seed: int) -> None:
-    """After kill -9 and loss of power at any write, and when the log was deleted, and filled again in other
+    """After kill -9 and power loss at any write, and after the log was deleted, and filled again with other
     sizes.
     """
     chance = random.Random(seed)

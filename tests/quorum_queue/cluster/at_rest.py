@@ -1,4 +1,4 @@
-"""What must hold when a cluster has come to rest, and when all its queues have been emptied."""
+"""The checks of a cluster that has come to rest, and of one whose queues have all been emptied."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _check_bodies(node: SimulatedNode, declared: Declared) -> None:
         damaged |= stored[declared.queue_id | ASIDE].damaged
     for index in host.replica.locations.pinned():
         if index in damaged:
-            # Nobody has wanted it since.
+            # No member has read it since it was damaged.
             continue
         if node.store.read_one(declared.queue_id, index).data != ledger.entries[index]:
             raise ledger.fail(f"{node.name} has another entry {index} on its disk")
@@ -57,7 +57,9 @@ def _check_bodies(node: SimulatedNode, declared: Declared) -> None:
 
 
 def _check_owners(cluster: Cluster, declared: Declared) -> None:
-    """Whoever holds messages is there, and has got them; whoever is there is attached."""
+    """Each consumer that holds messages is there, and has got them; each consumer that is there is
+    attached.
+    """
     ledger = declared.ledger
     holders: dict[tuple[Any, ...], Holder] = {}
     for node in cluster.running:
@@ -79,7 +81,7 @@ def _check_owners(cluster: Cluster, declared: Declared) -> None:
 
 
 def drain(cluster: Cluster) -> None:
-    """All sessions end; a new one takes everything out of the queues."""
+    """End all sessions; a new one takes all messages out of the queues."""
     cluster.log("sessions end")
     for node in cluster.running:
         for client in list(node.clients):

@@ -1,4 +1,4 @@
-"""What stands for the broker around a node's quorum queues: their declarations, timers, and the way of dead
+"""Stands in for the broker around a node's quorum queues: their declarations, timers, and the way of dead
 letters.
 """
 
@@ -31,22 +31,22 @@ class Declared:
         self.queue_id = queue_id
         self.name = name
         self.parsed = parsed
-        #: Where its dead letters go.
+        #: The queue that gets its dead letters.
         self.target = target
         self.ledger = ledger
-        #: Members with the preferred leader in front, as they were declared one after the other.
+        #: The successive lists of members, each with the preferred leader in front.
         self.members: list[tuple[str, ...]] = []
 
 
 class Event(NamedTuple):
-    """What the topology tells all nodes in the same order: a queue is there, or it is deleted."""
+    """The topology tells all nodes in the same order that a queue is there, or that it is deleted."""
 
     declared: Declared
     there: bool
 
 
 class SimulatedQueue:
-    """In the place of the topology's queue."""
+    """Stands in for the topology's queue."""
 
     host: Any
     #: Only classic queues have these.
@@ -100,7 +100,7 @@ class SimulatedQueue:
             client.consumers_lost(self)
 
     def delete(self) -> None:
-        """As amqp_server.broker.vhost does it."""
+        """Delete the queue as amqp_server.broker.vhost does."""
         self.deleted = True
         self.host.close()
         self.on.hosts.gone(self)  # type: ignore[arg-type]
@@ -108,7 +108,7 @@ class SimulatedQueue:
 
 
 class WatchedHost(GroupHost):
-    """Shows the ledger all that it applies."""
+    """Shows the ledger each entry that it applies."""
 
     def _show(self, index: int, data: bytes | None) -> None:
         queue: Any = self.queue
@@ -175,7 +175,7 @@ class Timers:
 
 
 class Letters:
-    """Sends dead letters on to the one target of a queue, as the broker does by its exchanges."""
+    """Sends dead letters on to the one target of a queue, as the broker does through its exchanges."""
 
     def __init__(self, node: SimulatedNode) -> None:
         self._node = node
@@ -216,9 +216,7 @@ class Answer:
 
 
 class Proposals:
-    """In the place of group 0: changes of members are noted by the
-    simulation, and told to the nodes later.
-    """
+    """Stands in for group 0: the simulation notes changes of members, and tells the nodes later."""
 
     def __init__(self, changed: Callable[[Any], None]) -> None:
         self._changed = changed

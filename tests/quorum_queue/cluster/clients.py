@@ -1,5 +1,5 @@
-"""Clients of the simulated cluster: they publish, consume, get, settle, purge, and go, and remember what they
-were told.
+"""Clients of the simulated cluster: they publish, consume, get, settle, purge, and go, and remember the
+answers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Publisher:
         self.name = name
         self.ledger = ledger
         self.queue = queue
-        #: When messages are to be confirmed, where it is not once a majority has them.
+        #: Confirm levels by number; without one, a message is confirmed when a majority has it.
         self.levels: dict[int, int] = {}
         self.bodies: list[bytes] = [b""]
         self.waiting: dict[int, None] = {}
@@ -44,7 +44,7 @@ class Publisher:
         for number in self._answered(first, last):
             level = self.levels.get(number, MAJORITY)
             if self.ledger.deleted:
-                # It went nowhere.
+                # The queue is deleted, so the message went nowhere.
                 level = MAJORITY
             if level == LEADER and self.bodies[number] not in self.ledger.accepted:
                 self._confirmed_by_leader(self.bodies[number])
@@ -54,11 +54,11 @@ class Publisher:
                 self._confirmed_by_all(self.bodies[number])
 
     def _confirmed_by_leader(self, body: bytes) -> None:
-        """Nobody has applied it yet."""
+        """No node has applied the message yet."""
         assert self.queue is not None
         host, nodes = self.queue.host, self._nodes
         group_id = self.queue.queue_id
-        # What a home on another node has known, it may know better by now.
+        # The term is known on the leader's node only; a home on another node may have a newer one by now.
         term = host.group.core.term if isinstance(host, GroupHost) and not host.ended else 0
         environments = [node.environment for node in nodes.values()]
         if term >= levels.newest_term(nodes, group_id) and not levels.is_on_a_disk(
@@ -68,7 +68,7 @@ class Publisher:
         self.ledger.confirmed_by_leader(body, term)
 
     def _confirmed_by_all(self, body: bytes) -> None:
-        """What a leader tells other nodes is looked at when it sends that."""
+        """What a leader tells other nodes is checked when it sends that."""
         assert self.queue is not None
         host = self.queue.host
         self.ledger.note("confirmed by all")
@@ -99,7 +99,7 @@ class Publisher:
 
 
 class Holder:
-    """A consumer, or what holds the messages that a client got one by one. See quorum_queue.ports.Sink."""
+    """A consumer, or the holder of messages that a client got one by one. See quorum_queue.ports.Sink."""
 
     def __init__(self, client: Client, queue: SimulatedQueue, key: tuple[Any, ...], *, no_ack: bool) -> None:
         self.client = client
@@ -124,7 +124,7 @@ class Holder:
         ledger = self.queue.declared.ledger
         ledger.received(self.owner, first_id, run)
         if self.gone:
-            # As a closed channel does; what was on its way is given back.
+            # A closed channel does the same; messages that were under way are given back.
             return
         may_miss = self.no_ack or ledger.closed
         if first_id < self.next_id or (first_id > self.next_id and not may_miss):
@@ -142,7 +142,7 @@ class Client:
     def __init__(
         self, node: SimulatedNode, number: int, random: Random, levels: tuple[int, ...] = (MAJORITY,)
     ) -> None:
-        """`levels` are those of confirmation that it chooses from."""
+        """The client chooses from `levels` of confirmation."""
         self.node = node
         self.number = number
         self.random = random
@@ -151,7 +151,7 @@ class Client:
         self.consumers: list[Holder] = []
         self.getters: dict[tuple[str, bool], Holder] = {}
         self.tags = 0
-        #: Answers that are still due, by what was asked.
+        #: Requests whose answers are still due, by kind.
         self.asked: dict[tuple[str, int], None] = {}
 
     def queue(self) -> SimulatedQueue:
@@ -173,7 +173,7 @@ class Client:
         random = self.random
         publisher = self.publishers.get(queue.name)
         if publisher is None or publisher.ledger is not queue.declared.ledger:
-            # A queue that was declared anew is another one.
+            # A queue that was declared anew is a different queue.
             again = "" if publisher is None else f"/{queue.queue_id}"
             publisher = Publisher(f"p{self.number}{queue.name}{again}", queue.declared.ledger, queue)
             self.publishers[queue.name] = publisher
@@ -248,7 +248,7 @@ class Client:
         return [*self.consumers, *self.getters.values()]
 
     def settle(self, holder: Holder, verb: str, count: int, *, oldest: bool = True) -> str:
-        """Answer for a few of the deliveries that this client has not answered for."""
+        """Settle a few of the deliveries that this client has not settled yet."""
         ids = list(holder.unacked)
         chosen = ids[:count] if oldest else [self.random.choice(ids)]
         ledger = holder.queue.declared.ledger
@@ -277,7 +277,7 @@ class Client:
         return f"{'stops' if paused else 'resumes'} {holder.key} on {holder.queue.name}"
 
     def cancel(self, holder: Holder) -> str:
-        """What it holds stays with it."""
+        """Cancel the consumer, which keeps the messages that it holds."""
         self.consumers.remove(holder)
         holder.attached = False
         self.getters[f"was {holder.key}", False] = holder
@@ -285,7 +285,7 @@ class Client:
         return f"cancels {holder.key} on {holder.queue.name}"
 
     def close(self) -> str:
-        """As a channel is closed: see amqp_server.channel.channel."""
+        """Do what the close of a channel does: see amqp_server.channel.channel."""
         for holder in self.holders():
             host = holder.queue.host
             while holder.unacked:
@@ -305,7 +305,7 @@ class Client:
             holder.gone = True
 
     def consumers_lost(self, queue: SimulatedQueue) -> None:
-        """The way to the queue's home broke, or it was deleted."""
+        """The link to the queue's home broke, or the queue was deleted."""
         for holder in self.holders():
             if holder.queue is queue:
                 holder.unacked.clear()
@@ -318,7 +318,7 @@ class Client:
     # -- chance ----------------------------------------------------------------------------------------------
 
     def act(self) -> str:
-        """Do something."""
+        """Do one thing at random."""
         random, queue = self.random, self.queue()
         action = random.random()
         if self.asked and action < 0.98:

@@ -1,4 +1,4 @@
-"""A cluster in one process, under the hand of whoever runs it: nothing moves unless it is told to."""
+"""A cluster in one process, driven by the test: nothing moves unless the test says so."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tests.quorum_queue.cluster.network import CLOSED, LinkSession, Network
 from tests.quorum_queue.cluster.node import SimulatedNode
 from tests.turns import Violation
 
-#: Rounds within which a healed cluster must come to rest: in each, everybody's clock ticks once.
+#: Rounds within which a healed cluster must come to rest: in each round every clock ticks once.
 ROUNDS = 400
-#: Arguments of queues, and where their dead letters go.
+#: Arguments of queues, and the queues for their dead letters.
 QUEUES: dict[str, tuple[QueueArguments, str]] = {
     "plain": (QueueArguments(queue_type="quorum"), ""),
     "few": (QueueArguments(queue_type="quorum", delivery_limit=2, dead_letter_exchange="", dead_letter_strategy="at-least-once"), "dead"),
@@ -56,7 +56,7 @@ class Cluster:
         self.names = tuple(names)
         self.pairs = [(one, two) for one in self.names for two in self.names if one != two]
         self.network = Network()
-        #: The queues that are there, and what became of all that ever were.
+        #: The queues that are there, and the books of all queues that have ever been there.
         self.declared: list[Declared] = []
         self.events: list[Event] = []
         self.ledgers: dict[str, Ledger] = {}
@@ -71,10 +71,10 @@ class Cluster:
             node.sent = self._sent
             self.nodes[name] = self.network.nodes[name] = node
         self.last_number = 0
-        #: When clients want their messages confirmed: each time one of these.
+        #: Confirm levels, of which a client chooses one for each publish.
         self.levels: tuple[int, ...] = (MAJORITY,)
         self.count: dict[str, int] = {}
-        #: (from, to) in which nothing arrives, whatever else is healed.
+        #: Links, as (from, to), on which nothing arrives, even when everything else is healed.
         self.dead: dict[tuple[str, str], None] = {}
 
     def _declare(self, queues: Mapping[str, Sequence[str]]) -> None:
@@ -98,7 +98,7 @@ class Cluster:
             target_ledger.sources.append(declared.ledger)
 
     def declare_anew(self, declared: Declared, members: Sequence[str]) -> Declared:
-        """Delete a queue, and declare one of the same name; the nodes learn of it one by one."""
+        """Delete a queue, and declare another one of the same name; the nodes learn of it one by one."""
         self.declared.remove(declared)
         declared.ledger.deleted = True
         self.events.append(Event(declared, there=False))
@@ -153,7 +153,7 @@ class Cluster:
         return False
 
     def elapsed(self) -> dict[str, int]:
-        """Return what each node's monotonic clock says."""
+        """Return the time of each node's monotonic clock."""
         return {node.name: node.now_ms for node in self.nodes.values()}
 
     def tick(self, node: SimulatedNode) -> None:
@@ -183,7 +183,7 @@ class Cluster:
             node.learn(declared)
         elif node.known < len(node.events):
             self.log(f"{node.name} learns of {node.events[node.known].declared.name}")
-            # Those that are far behind learn it from a snapshot of the topology, as it is by then.
+            # A node that is far behind learns it from the present snapshot of the topology.
             node.go_on(latest=self.random.random() < 0.5)
 
     def _sent(self, sender: str, to: str, frame: bytes) -> None:
@@ -196,7 +196,7 @@ class Cluster:
         raise Violation("no queue was declared to grow")
 
     def leading(self, declared: Declared) -> Group | None:
-        """The leader's group, of the highest term."""
+        """Return the group of the leader with the highest term."""
         led = [
             node.replicas.groups[declared.queue_id]
             for node in self.running
@@ -205,7 +205,7 @@ class Cluster:
         return max(led, key=lambda group: group.core.term, default=None)
 
     def is_settled(self, declared: Declared, group: Group) -> bool:
-        """Has the group the members that it is to have, and nothing under way?"""
+        """Return whether the group has exactly the members that it should have, and nothing under way."""
         members, core = declared.members[-1], group.core
         return (
             sorted(core.members.voters) == sorted(members)
@@ -219,8 +219,8 @@ class Cluster:
         )
 
     def mend(self) -> None:
-        """Everything works but what is dead: nodes are up, all know of all
-        members, and all links begin anew.
+        """Make everything work except the dead links: nodes are up, all know all members, and all links begin
+        anew.
         """
         self.unblock()
         for session in list(self.network.sessions):
@@ -232,7 +232,7 @@ class Cluster:
             self.network.connect(one, two)
 
     def unblock(self) -> None:
-        """All links work but the dead one."""
+        """All links work except the dead one."""
         self.network.blocked.clear()
         self.network.blocked.update(self.dead)
 
@@ -269,7 +269,7 @@ class Cluster:
         raise Violation("messages go round for ever")
 
     def unrest(self) -> str:
-        """Say what is still under way, or nothing."""
+        """Return what is still under way, as text; empty if nothing is."""
         for node in self.running:
             if node.known < len(node.events):
                 return f"{node.name} has not learned of {node.events[node.known]}"

@@ -1,8 +1,8 @@
-"""What must hold of a queue, judged by its log: an account of every message, kept beside the real machines.
+"""The checks of a queue, made against its log: an account of every message, kept next to the real machines.
 
 The first node that applies an entry shows it to the ledger, which applies it to a machine of its own, command
-by command, and books where each message goes and why. Whatever any node applies, delivers or confirms later
-is compared with the books.
+by command, and books where each message goes and why. The ledger compares with the books whatever any node
+applies, delivers or confirms later.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from quorum_queue.machine.settings import Settings
 from tests.turns import Violation
 
 Key = tuple[Any, ...]
-#: The head of dead letters, by which they are told from what clients published.
+#: The head of dead letters, which tells them from messages that clients published.
 DEAD = b"dead"
 
 
@@ -43,7 +43,7 @@ class Ledger:
     """One queue's books."""
 
     def __init__(self, name: str, settings: Settings, elapsed: Callable[[], dict[str, int]]) -> None:
-        """`elapsed` returns what the monotonic clock of each node says."""
+        """`elapsed` returns the times of the nodes' monotonic clocks."""
         self.name = name
         self._elapsed = elapsed
         self._began: dict[str, int] = {}
@@ -51,9 +51,10 @@ class Ledger:
         self.machine = Machine(settings, version=versions.FIRST)
         self.index = 0
         self.now_ms = 0
-        #: Time of the first entry.
+        #: The queue time of the first entry.
         self.first_ms = 0
-        #: What every replica must have applied and become at each index.
+        #: The entry that every replica must have applied at each index, and the state that it must have
+        #: reached.
         self.entries: dict[int, bytes | None] = {}
         self.machine_digests: dict[int, bytes] = {0: snapshot.digest(self.machine)}
         self.digests: dict[int, bytes] = {}
@@ -69,33 +70,33 @@ class Ledger:
         self.last_new = 0
         #: Dead letters that were taken: their queues and positions there.
         self.letters: dict[tuple[int, int], None] = {}
-        #: Positions of each body that was accepted.
+        #: Positions of each accepted body.
         self.accepted: dict[bytes, list[int]] = {}
-        #: The entry with each of them, the first one.
+        #: The first entry with each of them.
         self.entry_of: dict[bytes, int] = {}
         self.order: dict[bytes, int] = {}
         #: How often each body went to the dead-letter exchange.
         self.dead: dict[bytes, int] = {}
         self.deliveries: dict[tuple[Key, int], list[Delivery]] = {}
-        #: Told by the clients: what they published, and what they said of deliveries.
+        #: Reported by the clients: the messages that they published, and how they settled deliveries.
         self.published: dict[bytes, None] = {}
         self.republished: dict[bytes, None] = {}
-        #: What became of these nobody knew, so their publisher was told to try again; they may still come,
+        #: Messages whose outcome nobody knew, so their publisher was told to try again; they may still come,
         #: late.
         self.refused: dict[bytes, None] = {}
-        #: Confirmed when only the leader had it, and its term as far as it is known: with that leader it may
-        #: be lost.
+        #: Messages confirmed when only the leader had them, each with its term as far as it is known: they
+        #: may be lost with that leader.
         self.led: dict[bytes, int] = {}
         self.said: dict[tuple[str, Key, int], None] = {}
-        #: The queue that gets the dead letters of this one, and those whose dead letters this one gets.
+        #: The queue that gets this one's dead letters, and the queues whose dead letters this one gets.
         self.target: Ledger | None = None
         self.sources: list[Ledger] = []
         #: Starts of nodes that others had a reason to take for down.
         self.doubted: dict[tuple[str, int], None] = {}
-        #: The queue is deleted, on one node after the other: what is on its way to it goes nowhere, and is
+        #: The queue is deleted, on one node after the other: messages under way to it go nowhere, and are
         #: confirmed.
         self.deleted = False
-        #: All disks have lost something that is in these books: nothing can be judged by them any more.
+        #: All disks have lost an entry of these books, so the books can't judge anything any more.
         self.closed = False
         self.count: dict[str, int] = {}
 
@@ -110,7 +111,7 @@ class Ledger:
     def applied(
         self, node: str, index: int, data: bytes | None, digest: bytes, machine_digest: bytes
     ) -> None:
-        """A node has applied an entry (None if it is not the machine's) and has become this."""
+        """A node has applied an entry (None if it is not the machine's) and has reached this state."""
         if index <= self.index:
             if self.entries[index] != data:
                 raise self.fail(f"{node} applied another entry {index} than was applied before")
@@ -125,7 +126,7 @@ class Ledger:
         self.same(node, index, digest, machine_digest)
 
     def same(self, node: str, index: int, digest: bytes, machine_digest: bytes) -> None:
-        """A node is at this index: it must be what all others were there."""
+        """A node is at this index: its state must be the one that all others had there."""
         if self.machine_digests[index] != machine_digest:
             raise self.fail(f"the machine of {node} at {index} is not what its log makes of it")
         if self.digests.setdefault(index, digest) != digest:
@@ -169,7 +170,7 @@ class Ledger:
             self.note("nodes down")
 
     def _run(self, meta: Meta, command: Command | None, effects: Effects, entry: DecodedEntry) -> None:
-        """Run one command, or the end of the entry, and book what it did."""
+        """Run one command, or the end of the entry, and book its effects."""
         starts = [
             len(effects.places or ()),
             len(effects.deliveries),
@@ -216,7 +217,7 @@ class Ledger:
             raise self.fail("a consumer's ack did not settle what it held")
 
     def _let_go(self, command: Command) -> list[int]:
-        """Take what this command takes from consumers."""
+        """Take the messages that this command takes from consumers."""
         verb = command[0]
         if verb in ("settle", "return", "discard"):
             held = self.held.get(command[1], {})
@@ -232,7 +233,7 @@ class Ledger:
         return [self._release(key, number) for key in keys for number in sorted(self.held.get(key, ()))]
 
     def _check_said(self, verb: str, key: Key, number: int) -> None:
-        # When a link breaks, the queue's home gives back what clients behind it held.
+        # When a link breaks, the queue's home gives back the messages that clients behind it held.
         by_guest = len(key) > 6 and verb == "return"
         if (verb, key[-6:], number) not in self.said and not by_guest:
             raise self.fail(f"{verb} of delivery {number} to {key}, which its client never said")
@@ -245,7 +246,7 @@ class Ledger:
         return seq
 
     def _check_time(self) -> None:
-        """However clocks are set: the queue's time goes no faster than that of the node with the fastest
+        """However clocks are set, the queue's time goes no faster than that of the node with the fastest
         clock.
         """
         now, began = self._elapsed(), self._began
@@ -318,7 +319,7 @@ class Ledger:
     def _dead_letter(self, run: Run, reason: str, reasons: dict[int, str], entry: DecodedEntry) -> None:
         self.note(f"dead letters, {reason}", len(run.seqs))
         if run.seqs.start < 1:
-            # It never was in the queue.
+            # The message was never in the queue.
             ordinals = range(-run.seqs.start, -run.seqs.start + len(run.seqs))
             for body in entry.bodies.contents(ordinals):
                 self.dead[body] = self.dead.get(body, 0) + 1
@@ -333,7 +334,7 @@ class Ledger:
     def _check_left(
         self, seq: int, verb: str, released: list[int], given: dict[int, None], reason: str | None
     ) -> None:
-        """A message leaves the queue. May it?"""
+        """A message leaves the queue: check that it may."""
         settings = self.settings
         limit, ttl = settings.delivery_limit, settings.message_ttl_ms
         if seq in self.dead_lettering:
@@ -366,18 +367,22 @@ class Ledger:
     # -- clients ---------------------------------------------------------------------------------------------
 
     def confirmed(self, body: bytes) -> None:
-        """A publisher was told that this is safe."""
+        """A node has told a publisher that this message is safe."""
         if body not in self.accepted and not self.deleted:
             raise self.fail(f"{body!r} is confirmed and was never taken")
         self.note("confirmed")
 
     def confirmed_by_leader(self, body: bytes, term: int) -> None:
-        """A publisher was told that the leader of this term has it; 0 if nobody knows which one that was."""
+        """A node has told a publisher that the leader of this term has the message; 0 if nobody knows the
+        term.
+        """
         self.led[body] = term
         self.note("confirmed by the leader")
 
     def check_led(self, term: int) -> None:
-        """At rest in this term: what a leader has confirmed is there, unless another one leads since."""
+        """Check at rest in this term: messages that a leader has confirmed are there, unless another node has
+        led since.
+        """
         for body, led in self.led.items():
             if body not in self.accepted and not (self.deleted or self.closed):
                 if led >= term:
@@ -388,7 +393,7 @@ class Ledger:
         self.led.clear()
 
     def received(self, owner: Key, first_id: int, run: Run) -> None:
-        """A client got this."""
+        """A client got this run."""
         assert run.contents is not None
         if len(run.contents) != len(run.seqs):
             raise self.fail(f"{len(run.seqs)} messages with {len(run.contents)} bodies")

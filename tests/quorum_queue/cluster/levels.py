@@ -1,6 +1,4 @@
-"""What the levels of confirmation promise, looked at from outside: at the disks, and at the logs of all
-nodes.
-"""
+"""The promises of the confirm levels, checked from outside: on the disks, and in the logs of all nodes."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def running(nodes: Mapping[str, SimulatedNode]) -> dict[str, Replicas | None]:
-    """Return what the nodes have of all groups; nothing of one whose disk may have lost what it had."""
+    """Return the groups of each node; None for a node that is down, or whose disk may have lost entries."""
     return {
         name: node.replicas if node.alive and not node.environment.groups.was_damaged else None
         for name, node in nodes.items()
@@ -25,7 +23,7 @@ def running(nodes: Mapping[str, SimulatedNode]) -> dict[str, Replicas | None]:
 
 
 def check_reached(group: Group, index: int, members: Mapping[str, Replicas | None]) -> None:
-    """A leader says that all voters in reach have the log up to an index. `members` are those that run."""
+    """A leader says that all voters in reach have the log up to an index. `members` are the running ones."""
     core = group.core
     leadership = core.leadership
     if leadership is None:
@@ -40,7 +38,8 @@ def check_reached(group: Group, index: int, members: Mapping[str, Replicas | Non
         elif own is not None and (peer is None or peer.contact) and not own.core.amnesiac:
             raise Violation(f"{name} is in reach and has not {index}, {core.node} says that all have it")
         else:
-            # It is down, or was, or nobody reaches it, or its disk is damaged: what it had counted.
+            # This member is or was down, nobody reaches it, or its disk is damaged: its earlier answer
+            # counts.
             having += peer is None or peer.match >= index
     if 2 * having <= len(core.members.voters):
         raise Violation(f"{core.node} says that all have {index}, and no majority has")
@@ -57,6 +56,6 @@ def is_on_a_disk(environments: list[MemoryEnvironment], group_id: int, body: byt
 
 
 def newest_term(nodes: Mapping[str, SimulatedNode], group_id: int) -> int:
-    """Return the newest term that any node knows of."""
+    """Return the newest term that any node knows."""
     found = [node.replicas.groups.get(group_id) for node in nodes.values() if node.alive]
     return max((group.core.term for group in found if group is not None), default=0)

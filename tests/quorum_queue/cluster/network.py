@@ -1,5 +1,5 @@
-"""Links as TCP makes them: sessions of two ordered streams that each end opens and loses at a time of its
-own.
+"""Links as TCP makes them: sessions of two ordered streams, which each end opens and loses at its own
+time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LinkSession:
     def __init__(self, ends: tuple[str, str], incarnations: dict[str, int]) -> None:
         self.ends = ends
         self.incarnations = incarnations
-        #: What is on its way to each end.
+        #: The frames under way to each end.
         self.streams: dict[str, deque[bytes]] = {name: deque() for name in ends}
         self.states = dict.fromkeys(ends, NEW)
 
@@ -49,9 +49,9 @@ class Network:
     def __init__(self) -> None:
         self.nodes: dict[str, End] = {}
         self.sessions: list[LinkSession] = []
-        #: (from, to) in which nothing arrives.
+        #: Links, as (from, to), on which nothing arrives.
         self.blocked: dict[tuple[str, str], None] = {}
-        #: The version that queues may be raised to, as the topology would have it.
+        #: The version that the topology would allow queues to be raised to.
         self.version = versions.FIRST
 
     def connect(self, one: str, two: str) -> None:
@@ -79,7 +79,7 @@ class Network:
         return True
 
     def places(self) -> list[tuple[LinkSession, str]]:
-        """Ends of sessions at which something may happen now."""
+        """Return the ends of sessions at which something may happen now."""
         found: list[tuple[LinkSession, str]] = []
         for session in self.sessions:
             for name in session.ends:
@@ -98,9 +98,7 @@ class Network:
         return found
 
     def go_on(self, session: LinkSession, name: str, frames_max: int = 1) -> str:
-        """Let happen at one end what is next there; return what that was. A few frames may come with one
-        read.
-        """
+        """Do the next thing at one end; return what it was. A few frames may come with one read."""
         node, other = self.nodes[name], session.other(name)
         if session.states[name] == NEW:
             old = node.sessions.get(other)
@@ -119,7 +117,7 @@ class Network:
         return f"{name} sees the end of its link to {other}"
 
     def close(self, session: LinkSession, name: str) -> None:
-        """One end is done with the session; the other learns of it after what is on its way."""
+        """One end closes the session; the other end learns of it after the frames that are under way."""
         state, session.states[name] = session.states[name], CLOSED
         session.streams[name].clear()
         other = session.other(name)
@@ -133,7 +131,7 @@ class Network:
                 node.link_down(other)
 
     def crashed(self, name: str, cut: Callable[[], bool]) -> None:
-        """A node is gone: of what it sent last, `cut` says one by one what never arrives."""
+        """A node is gone. `cut` says of its last frames, one by one, which never arrive."""
         for session in [session for session in self.sessions if name in session.ends]:
             stream = session.streams[session.other(name)]
             while stream and cut():

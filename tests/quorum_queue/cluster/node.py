@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from tests.quorum_queue.cluster.clients import Client
 
 TICK_MS = 50
-#: Of all wall clocks at first.
+#: The time on all wall clocks at first.
 WALL_MS = 1_000_000_000
 #: Ticks of silence after which a session ends.
 DEAD_TICKS = 3
@@ -56,9 +56,9 @@ DEAD_TICKS = 3
 STARTS_APART = 100
 #: Ticks between two looks of the maintenance.
 LOOK_TICKS = 7
-#: Records of the write-ahead log, of which each node has one or none.
+#: Sizes of the write-ahead log in records, 0 for none; each node has one of them.
 LOG_RECORDS = (0, 2, 10)
-#: Small limits, so that they are met.
+#: Small limits, so that runs reach them.
 RAFT = Options(
     election_ticks=4, lost_ticks_jitter=2, append_bytes_max=1500, probe_bytes_max=300, inflight_appends_max=3,
     inflight_bytes_max=3000, apply_bytes_max=1500, cache_bytes_max=4000, snapshot_ticks=20,
@@ -98,7 +98,7 @@ class Peers:
 
 
 class SimulatedNode:
-    """See quorum_queue.cluster.replicas.Links, and amqp_server.cluster.node, whose part it plays."""
+    """See quorum_queue.cluster.replicas.Links, and amqp_server.cluster.node, for which it stands in."""
 
     def __init__(
         self,
@@ -114,28 +114,28 @@ class SimulatedNode:
         self.names = names
         self.network = network
         self.events = events
-        #: How many of them this node has been told.
+        #: The number of events that this node knows.
         self.known = len(events)
         self.alive = False
-        #: Snapshots that it took over.
+        #: Snapshots that the node took over.
         self.restored = 0
         self.incarnation = 0
-        #: A node of the version before has none.
+        #: Empty for a node of the version before.
         self.features: tuple[str, ...] = FEATURES
         self.environment = MemoryEnvironment(Faults(seed=seed))
         self.environment.log_records_max = Random(f"log {seed}").choice(LOG_RECORDS)
-        #: Of so many reads the disk has the pages later. None in scenes, which say what happens themselves.
+        #: The share of reads that wait for the disk. None in scenes, which decide about reads themselves.
         self.slow_reads = 0.0
         self._reads = Random(seed)
         self.sessions: dict[str, LinkSession] = {}
         self.clock = ManualClock(1000 + seed % 977, WALL_MS)
-        #: Of the queue time, on its disk: the cluster has been there for a while.
+        #: The note of the queue time on its disk: the cluster has existed for a while.
         self.time_note: TimeNote | None = QueueTime(self.clock).note()
         self.rate = rate
         self.replication = REPLICATION
         #: See amqp_server.cluster.groups.Groups.
         self.lost_before = 0
-        #: The version of each queue's members that this node has been told of.
+        #: The version of each queue's members that this node knows.
         self.versions: dict[int, int] = {}
         self.clients: list[Client] = []
         self.silent: dict[str, int] = {}
@@ -146,8 +146,8 @@ class SimulatedNode:
     # -- life ------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """From what is on disk."""
-        # As in life, where it is a time, there are numbers between two starts.
+        """Start from the data on the disk."""
+        # A real node takes a time as its number, so there are numbers between two starts here, too.
         self.incarnation += STARTS_APART
         self.alive = True
         self.silent = {}
@@ -159,7 +159,7 @@ class SimulatedNode:
         nothing: Any = None
         boundary = StrictBoundary()
         self.queue_time = QueueTime(self.clock, self.time_note)
-        #: Nodes that have told theirs since this start.
+        #: Nodes that have told their time since this start.
         self.told_time: dict[str, None] = {}
         self.replicas = Replicas(
             self.name, self.incarnation, store=self.store, commits=self.disk, links=self, clock=self.clock,
@@ -188,7 +188,7 @@ class SimulatedNode:
             self.reach,
             nothing,
         )
-        # All queues are declared from the beginning.
+        # All queues are declared before the nodes start.
         undeclared = UndeclaredQueues(lambda queue_id: False, 0)
         self.guests = Guests(self, self.turn, self.hosts.host_of, undeclared)
         self.dispatch = Dispatch(self.replicas, self, self.guests, self.hosts, self.reach)
@@ -214,13 +214,13 @@ class SimulatedNode:
             self.declare(declared)
         self.replicas.unopened.topology_index = self.last_id
         self.groups.drop_unclaimed(self.last_id)
-        # Nobody is served before.
+        # The node serves nobody before this.
         self.environment.groups.stood_still.clear()
         self.end_turn()
 
     @property
     def last_id(self) -> int:
-        """The last queue that this node was told of, whether it is still there or not."""
+        """Return the last queue that this node has heard of, whether it is still there or not."""
         return max((event.declared.queue_id for event in self.events[: self.known]), default=0)
 
     def declare(self, declared: Declared) -> None:
@@ -232,7 +232,7 @@ class SimulatedNode:
         self.changed(operation)
 
     def crash(self, *, written: bool) -> None:
-        """Stop at once. The commit under way may have reached the disk, though nobody was told."""
+        """Stop at once. The commit under way may have reached the disk, though no client was told."""
         self.alive = False
         if self.disk.running and written:
             self.environment.pending.oldest.done.clear()
@@ -287,7 +287,7 @@ class SimulatedNode:
             host.link_down(peer)
 
     def features_of(self, peer: str) -> tuple[str, ...]:
-        """A node of the version before does not look at what a peer tells."""
+        """A node of the version before ignores the features of a peer."""
         return self.network.nodes[peer].features if self.features else ()
 
     def _node_is(self, node: str, incarnation: int | None) -> None:
@@ -316,7 +316,7 @@ class SimulatedNode:
 
     @property
     def now_ms(self) -> int:
-        """By the monotonic clock."""
+        """Time of the monotonic clock."""
         return self.clock.now_ms
 
     def end_turn(self) -> None:
@@ -363,7 +363,7 @@ class SimulatedNode:
             self._tell_time(self.sessions)
 
     def set_clock(self, shift_ms: int) -> None:
-        """The wall clock is set. While the node runs it makes a note of that; see
+        """Set the wall clock. While the node runs it makes a note of that; see
         amqp_server.broker.time_notes.
         """
         self.clock.shift_ms += shift_ms
@@ -371,7 +371,7 @@ class SimulatedNode:
             self.time_note = self.queue_time.note()
 
     def had_clock(self, shift_ms: int) -> None:
-        """Its wall clock is so much ahead, and has always been."""
+        """The node's wall clock is this much ahead, and has always been."""
         assert self.time_note is not None and not self.alive
         self.clock.shift_ms += shift_ms
         self.time_note = TimeNote(self.time_note.queue_ms, self.clock.wall_ms())
@@ -394,7 +394,7 @@ class SimulatedNode:
         return True
 
     def step_read(self) -> bool:
-        """The disk has the pages that it was asked for first, if it was."""
+        """The disk has the pages now that were asked for first, if there were any."""
         reader = self.environment.reader
         if reader.waiting:
             self.turn.run(reader.step())
@@ -415,7 +415,7 @@ class SimulatedNode:
             self.replicas.disk_full(full)
 
     def learn(self, declared: Declared) -> None:
-        """The topology tells of a queue's next members."""
+        """The topology tells the node of a queue's next members."""
         queue: Any = self.queues[declared.name]
         queue.change(queue.version + 1)
         self.versions[queue.queue_id] = queue.version
@@ -423,11 +423,11 @@ class SimulatedNode:
 
     def _change(self, queue: Any) -> None:
         self.hosts.changed(queue)
-        # Dead letters of a queue that goes are read at once.
+        # A queue that goes reads its dead letters at once.
         self.environment.groups.stood_still.clear()
 
     def go_on(self, *, latest: bool = False) -> None:
-        """The topology tells of a queue that is new, or of one that is deleted."""
+        """The topology tells the node of a new queue, or of a deleted one."""
         self.turn.run(self._go_on, latest)
 
     def _go_on(self, latest: bool) -> None:

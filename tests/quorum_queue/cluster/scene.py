@@ -1,4 +1,4 @@
-"""A cluster for directed tests: three nodes or more that do what the test says, and otherwise work."""
+"""A cluster for directed tests: three nodes or more that work, and do only what the test says."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Scene(Cluster):
         self.doubt_all()
 
     def raise_version(self) -> None:
-        """Have the queues do all that this version of mqd can."""
+        """Have the queues use everything that this version of mqd can do."""
         self.network.version = versions.NEWEST
         for node in self.running:
             self.tick(node)
@@ -79,7 +79,7 @@ class Scene(Cluster):
         queue: str = "",
         level: int = MAJORITY,
     ) -> None:
-        """One turn's publishes."""
+        """Publish in one turn."""
         first = len(publisher.bodies)
         for _ in range(count):
             body = publisher.body(size)
@@ -128,7 +128,7 @@ class Scene(Cluster):
     # -- what happens ----------------------------------------------------------------------------------------
 
     def isolate(self, node: str) -> None:
-        """Nothing reaches this node, nor comes from it, and both sides know it soon."""
+        """Cut this node off in both directions; both sides soon notice."""
         for other in self.names:
             if other != node:
                 self.network.blocked[node, other] = self.network.blocked[other, node] = None
@@ -136,8 +136,8 @@ class Scene(Cluster):
             self.end_session(session)
 
     def cut(self, one: str, two: str, *, both: bool = True) -> None:
-        """Nothing gets from one node to another, nor back if `both`. They notice when they have not heard for
-        long.
+        """Nothing gets from one node to another, nor back if `both`. They notice when they have heard nothing
+        for long.
         """
         self.network.blocked[one, two] = None
         if both:
@@ -145,7 +145,7 @@ class Scene(Cluster):
         self.doubt_all()
 
     def leaders(self) -> dict[str, str]:
-        """Return who leads each queue."""
+        """Return the leader of each queue."""
         found = {declared.name: self.leading(declared) for declared in self.declared}
         return {name: group.replicas.node for name, group in found.items() if group is not None}
 
@@ -158,7 +158,7 @@ class Scene(Cluster):
             self.network.connect(one, two)
 
     def work(self, ticks: int = 0) -> None:
-        """Let everything be done that is to be done, and some time pass."""
+        """Do all work that is pending, and let some time pass."""
         self.work_off()
         for _ in range(ticks):
             for node in self.running:
@@ -166,7 +166,7 @@ class Scene(Cluster):
             self.work_off()
 
     def elect(self, node: str) -> None:
-        """Have this node lead."""
+        """Make this node the leader."""
         for _ in range(100):
             leader = self.leading(self.declared[0])
             if leader is not None and leader.replicas.node == node:
@@ -179,9 +179,7 @@ class Scene(Cluster):
         raise AssertionError(f"{node} does not come to lead")
 
     def deliver(self, sender: str, to: str, wanted: Callable[[bytes], bool] = lambda frame: True) -> int:
-        """Deliver what is on its way from one node to another, as long as it is wanted. Return how much that
-        was.
-        """
+        """Deliver frames from one node to another, as long as they are wanted. Return how many."""
         session = self.nodes[to].sessions[sender]
         count = 0
         while session.streams[to] and wanted(session.streams[to][0]):
@@ -194,7 +192,7 @@ class Scene(Cluster):
         return 0 if session is None else sum(frame[0] == kind for frame in session.streams[to])
 
     def finish(self) -> None:
-        """Everything works again, and all that must hold holds."""
+        """Everything works again, and all checks pass."""
         self.mend()
         self.settle()
         check_at_rest(self)

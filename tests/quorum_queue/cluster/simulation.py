@@ -1,12 +1,11 @@
 """Whole clusters of quorum queues under seeded chance: links, disks, clocks, restarts, members, and clients.
 
-`python -m tests.quorum_queue.cluster.simulation --seed N` runs one and prints what it came to (`--trace` all
-that happened); `--seeds A:B` runs many. The parts are the real ones, from the hosts of queues down to a store
-in memory; see node. What must hold is in ledger and at_rest.
+`python -m tests.quorum_queue.cluster.simulation --seed N` runs one and prints its result (`--trace` all that
+happened); `--seeds A:B` runs many. The parts are the real ones, from the hosts of queues down to a store in
+memory; see node. The checks are in ledger and at_rest.
 
-No queue raises here while it applies an entry. What stops such a queue, opens it again and sets it aside is
-the broker (amqp_server.broker.failures), above these parts: the simulation of whole nodes plants such
-defects.
+No queue raises here while it applies an entry. The broker (amqp_server.broker.failures), above these parts,
+stops such a queue, opens it again and sets it aside: the simulation of whole nodes plants such defects.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from tests.quorum_queue.cluster.node import TICK_MS, SimulatedNode
 from tests.turns import Violation
 
 STEPS = 1600
-#: Rounds within which clients of all nodes have their answers though one link is dead: in each, everybody's
+#: Rounds within which clients of all nodes get their answers though one link is dead: in each round every
 #: clock ticks once. The slowest one goes at 0.6 of real time.
 DEAD_LINK_ROUNDS = 40
-#: A wall clock is set by so much, back or forward.
+#: Steps by which a wall clock is set, back or forward.
 CLOCK_STEPS_MS = (5_000, 600_000, 3 * 3_600_000)
 #: Rounds in which a queue's time must go on.
 TIME_ROUNDS = 20
-#: Steps between two moments at which the cluster may be mended, to go on from there.
+#: Steps after which the cluster may be mended, to go on from there.
 EPOCH = 400
 
 
@@ -44,12 +43,12 @@ class Simulation(Cluster):
         super().__init__(names, _some_queues(names, random), random=random, rates=rates, trace=trace)
         self.steps = steps
         self.levels = Random(f"levels {seed}").choice(((MAJORITY,), (MAJORITY, LEADER, ALL), (LEADER, ALL)))
-        #: The node whose disk has damage, until all of that is mended: more than one at a time is more than
+        #: The node whose disk has damage, until all of it is mended: more than one at a time is more than
         #: Raft bears.
         self.wounded = ""
-        #: And another one that has lost other entries.
+        #: Another node, which has lost other entries.
         self.also_wounded = ""
-        #: Nothing but a dead link has been amiss since everything worked.
+        #: True while nothing except a dead link has been amiss since everything worked.
         self.else_well = False
         self.network.version = random.choice((versions.FIRST, versions.NEWEST))
         for node in self.nodes.values():
@@ -101,7 +100,7 @@ class Simulation(Cluster):
         what = client.act()
         self.log(f"{node.name}: session {client.number} {what}")
         if self.random.random() < 0.7:
-            # Otherwise more comes before the turn ends.
+            # Otherwise more work comes before the turn ends.
             node.end_turn()
 
     def make_trouble(self, which: float, node: SimulatedNode) -> None:
@@ -113,7 +112,8 @@ class Simulation(Cluster):
             self.crash(node)
             confirming = self.confirming()
             if confirming is not None:
-                # Its followers may have it, and so has the publisher's node, which may be another one.
+                # The leader's followers may have the message, and so may the publisher's node, which may be a
+                # different one.
                 for each in (confirming, *self.nodes.values()):
                     if each is confirming or random.random() < 0.5:
                         self.crash(each)
@@ -149,8 +149,8 @@ class Simulation(Cluster):
             node.end_turn()
 
     def set_clock(self, node: SimulatedNode) -> None:
-        """What a clock gains while its node is down counts as time in which it was down: then it is only set
-        back.
+        """Time that a clock gains while its node is down counts as time in which the node was down. So the
+        clock of a stopped node is only set back.
         """
         shift_ms = self.random.choice(CLOCK_STEPS_MS) * self.random.choice((-1, 1 if node.alive else -1))
         self.note("clocks are set")
@@ -158,7 +158,7 @@ class Simulation(Cluster):
         node.set_clock(shift_ms)
 
     def confirming(self) -> SimulatedNode | None:
-        """Return a leader that has confirmed what nobody has applied yet."""
+        """Return a leader that has confirmed messages that no node has applied yet."""
         for declared in self.declared:
             ledger, group = declared.ledger, self.leading(declared)
             if group is not None and any(body not in ledger.accepted for body in ledger.led):
@@ -185,7 +185,7 @@ class Simulation(Cluster):
                 node.end_turn()
 
     def change_members(self) -> None:
-        """One node more or one less, while nothing else is amiss with the group."""
+        """Add or remove one node, while nothing else is amiss with the group."""
         declared = self.random.choice(self.declared)
         group = self.leading(declared)
         if self.wounded or group is None or not self.is_settled(declared, group):
@@ -204,8 +204,8 @@ class Simulation(Cluster):
         declared.members.append(members)
 
     def delete(self) -> None:
-        """A queue is deleted with all that is on its way to it, and declared again: it is another one."""
-        # Dead letters are to have a place to go to.
+        """A queue is deleted with all messages under way to it, and declared again as a new queue."""
+        # Dead letters must have a queue to go to.
         declared = self.random.choice(self.declared)
         if self.wounded or declared.name == "dead":
             return
@@ -231,7 +231,7 @@ class Simulation(Cluster):
             node.lose_disk()
 
     def damage(self, node: SimulatedNode) -> None:
-        """Bits flip, and ends of logs are cut off, in what is on disk."""
+        """On a disk, bits flip, and ends of logs are cut off."""
         if not self.may_wound(node):
             return
         self.wounded = node.name
@@ -250,7 +250,9 @@ class Simulation(Cluster):
             self.crash(node)
 
     def damage_two(self) -> None:
-        """Bits flip on two nodes, in different entries of each queue: each of them is whole on the others."""
+        """Bits flip on two nodes, in different entries of each queue: each entry is whole on the other
+        nodes.
+        """
         names = self.random.sample(self.names, 2)
         if self.wounded or not self.may_wound(self.nodes[names[0]]):
             return
@@ -268,7 +270,7 @@ class Simulation(Cluster):
             self.crash(self.nodes[name])
 
     def look_at_wounded(self) -> None:
-        """Disks may be damaged elsewhere once everything on this one is whole again."""
+        """Once everything on this disk is whole again, others may be damaged."""
         if not self.wounded:
             return
         for name in filter(None, (self.wounded, self.also_wounded)):
@@ -312,7 +314,7 @@ class Simulation(Cluster):
         check_empty(self)
 
     def check_time(self) -> None:
-        """Whatever the clocks were set to: the time of each queue goes on."""
+        """Whatever the clocks were set to, the time of each queue goes on."""
         before = self._times()
         for _ in range(TIME_ROUNDS):
             for node in self.running:
@@ -326,7 +328,7 @@ class Simulation(Cluster):
                 raise declared.ledger.fail(f"its time has gone on by {passed} ms")
 
     def _times(self) -> dict[str, int]:
-        """Return what time it is in each queue, which an entry tells."""
+        """Return the time of each queue, which an entry tells."""
         client = self.new_client(self.running[0])
         for queue in client.node.queues.values():
             client.get(queue)
@@ -338,8 +340,8 @@ class Simulation(Cluster):
         return {declared.name: declared.ledger.now_ms for declared in self.declared}
 
     def next_epoch(self) -> None:
-        """Perhaps have everything work for a while, and then something happen
-        that needs it to have worked.
+        """At times make everything work for a while, and then do something that only a working cluster
+        allows.
         """
         random = self.random
         self.end_dead_link()
@@ -368,7 +370,7 @@ class Simulation(Cluster):
     # -- a dead link -----------------------------------------------------------------------------------------
 
     def begin_dead_link(self) -> None:
-        """One link does not work, or one direction of it, for long; everything else goes on as it would."""
+        """One link, or one direction of it, fails for long; everything else goes on as before."""
         one, two = self.random.choice(self.pairs)
         self.dead[one, two] = None
         if self.random.random() < 0.6:

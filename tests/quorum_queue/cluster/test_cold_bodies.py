@@ -1,4 +1,6 @@
-"""A member whose disk has yet to give the next bodies: its consumers wait for them, and nobody else does."""
+"""The disk of a member has not read the next bodies yet: the member's consumers wait for them, and nobody
+else does.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,12 @@ from quorum_queue.machine.run import Run
 from tests.quorum_queue.cluster.clients import Holder
 from tests.quorum_queue.cluster.scene import Scene
 
-#: Too large for the bodies that are kept in memory.
+#: Too large for the bodies that stay in memory.
 SIZE = 380
 
 
 class ColdScene(Scene):
-    """The disk of b gives what it is asked for when the test says so."""
+    """The disk of b reads when the test says so."""
 
     def __init__(self) -> None:
         super().__init__(more=("dead",))
@@ -34,7 +36,7 @@ class ColdScene(Scene):
         changed.step_read = lambda: False
 
     def thaw(self) -> None:
-        """Everything that is asked for is given."""
+        """The disk does all reads that it was asked for."""
         changed: Any = self.cold
         changed.step_read = self._step
         self.work(3)
@@ -45,7 +47,7 @@ class ColdScene(Scene):
 
 
 def watched(holder: Holder) -> list[bytes]:
-    """What arrives from now on."""
+    """Return a list that gets the messages which arrive from now on."""
     received: list[bytes] = []
     deliver = holder.deliver
 
@@ -112,7 +114,7 @@ def test_what_needs_no_ack_is_kept_on_the_disk_until_it_has_been_read() -> None:
     for _ in range(40):
         scene.publish("a", of_now)
         scene.work(1)
-    # For the queue these entries hold nothing any more, and the log has been cut behind them.
+    # The queue needs nothing of these entries any more, and the log has been cut behind them.
     assert host.group.cleaned > last
     assert received == []
     scene.thaw()
@@ -139,7 +141,7 @@ def test_a_queue_that_ends_meanwhile(end: str) -> None:
         scene.host("a").purge(purged.append)
         scene.nodes["a"].end_turn()
         scene.work(2)
-        # What was handed out is unacked, though it has not arrived.
+        # Messages that were handed out are unacked, though they have not arrived.
         assert purged == [15]
     elif end == "delete":
         host.close()
@@ -158,7 +160,7 @@ def test_a_queue_that_ends_meanwhile(end: str) -> None:
 
 
 def freeze(scene: Scene, name: str) -> Callable[[], None]:
-    """The disk of a node gives what it is asked for when the test says so; return what says that."""
+    """The disk of a node reads when the test says so; return the call that says so."""
     node: Any = scene.nodes[name]
     step = node.step_read
     node.replicas.bodies.drop_group(scene.group_id)
@@ -184,7 +186,7 @@ def test_dead_letters_wait_for_the_disk_and_publishers_do_not() -> None:
         scene.publish("a", publisher, size=SIZE)
         scene.settle()
     thaw = freeze(scene, "a")
-    # The queue takes 6, so some are dropped, and the log is cut behind them.
+    # The queue takes 6, so it drops some, and the log is cut behind them.
     for _ in range(40):
         scene.publish("a", publisher)
         scene.work(1)
@@ -291,12 +293,12 @@ def test_a_member_that_is_filled_waits_for_the_disk_of_the_leader_and_publishers
 
 
 def test_a_follower_that_comes_back_waits_for_the_disk_of_the_leader_and_publishers_do_not() -> None:
-    """The leader sends entries of its log, which are not in its memory any more."""
+    """The leader sends entries of its log that are not in its memory any more."""
     scene = Scene(more=("dead",))
     scene.crash(scene.nodes["c"])
     publisher = scene.publisher("a")
     leading: Any = scene.nodes["a"]
-    # The log keeps them.
+    # The log keeps these entries.
     leading.maintenance._cut_logs = lambda: None
     for _ in range(4):
         scene.publish("a", publisher, size=SIZE)

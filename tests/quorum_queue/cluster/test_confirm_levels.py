@@ -1,5 +1,5 @@
-"""Publishers choose when they are confirmed: when the leader has it, when a majority has it, or when all in
-reach have it.
+"""Publishers choose when messages are confirmed: when the leader has them, when a majority has them, or when
+all members in reach have them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def waiting(*publishers: Publisher) -> list[int]:
 
 
 def publishers(scene: Scene, node: str) -> tuple[Publisher, Publisher, Publisher]:
-    """One of each level, each with one message: leader, majority, all."""
+    """Return one publisher of each level, each with one message: leader, majority, all."""
     found = scene.publisher(node), scene.publisher(node), scene.publisher(node)
     for publisher, level in zip(found, (LEADER, MAJORITY, ALL), strict=True):
         scene.publish(node, publisher, level=level)
@@ -25,7 +25,7 @@ def publishers(scene: Scene, node: str) -> tuple[Publisher, Publisher, Publisher
 
 
 def hold(scene: Scene, *nodes: str) -> None:
-    """Nothing reaches these nodes for now, and nobody has noticed it yet."""
+    """Nothing arrives at these nodes for now, and no node has noticed that yet."""
     for node in nodes:
         for other in scene.names:
             if other != node:
@@ -45,12 +45,13 @@ def test_each_level_is_confirmed_when_it_is_reached(node: str) -> None:
     if node == "b":
         scene.deliver("a", "b", lambda frame: frame[0] == frames.RAFT)
         scene.deliver("a", "b")
-    # On the leader's disk, and nowhere else.
+    # The message is on the leader's disk, and nowhere else.
     assert waiting(*found) == [0, 1, 1]
     assert not any(body in scene.ledger.accepted for publisher in found for body in publisher.bodies[1:])
     hold(scene, *others)
     scene.work_off()
-    # A majority has it: one of two followers, if the publisher is at the leader; else the publisher's node.
+    # A majority has it: one of two followers, if the publisher is at the leader; otherwise the publisher's
+    # node.
     assert waiting(*found)[:2] == ([0, 0] if len(others) == 1 else [0, 1])
     assert waiting(*found)[2] == 1
     scene.network.blocked.clear()
@@ -73,7 +74,7 @@ def test_a_member_that_is_not_reached_any_more_is_not_waited_for() -> None:
 
 
 def test_the_next_leader_is_asked() -> None:
-    """It was told to the one before that a publisher waits until all have it."""
+    """The earlier leader was told that a publisher waits until all have the message."""
     scene = Scene()
     hold(scene, "c")
     publisher = scene.publisher("b")
@@ -105,20 +106,20 @@ def test_what_only_a_leader_has_confirmed_goes_with_it_and_is_delivered_by_nobod
     scene.network.blocked.clear()
     scene.work(30)
     scene.finish()
-    # Another one led, and had nothing to send it to: the returned node's log is cut.
+    # Another node led without the message, so the log of the node that came back is cut.
     assert publisher.bodies[1] not in scene.ledger.accepted
     assert scene.ledger.count["lost with the leader that confirmed it"] == 1
 
 
 def test_what_a_leader_has_confirmed_comes_again_from_its_publishers_node() -> None:
-    """As long as that one runs, nothing is lost with the leader."""
+    """As long as the publisher's node runs, nothing is lost with the leader."""
     scene = Scene()
     publisher = scene.publisher("b")
     hold(scene, "c")
     scene.publish("b", publisher, level=LEADER)
     scene.deliver("b", "a")
     sync(scene.nodes["a"])
-    # Only the word of the sync arrives, and the leader is gone.
+    # Only the report of the sync arrives, and the leader is gone.
     stream = scene.nodes["b"].sessions["a"].streams["b"]
     words = [frame for frame in stream if frame[0] == frames.SYNCED]
     stream.clear()
@@ -137,7 +138,7 @@ def test_a_word_of_a_leader_that_is_none_any_more_confirms_nothing() -> None:
     publisher = scene.publisher("b")
     hold(scene, "b")
     scene.publish("b", publisher, level=LEADER)
-    # The leader gets it and says so; before the word arrives another one leads.
+    # The leader gets the message and reports that; before the report arrives another node leads.
     scene.deliver("b", "a")
     sync(scene.nodes["a"])
     assert scene.on_the_way("a", "b", frames.SYNCED) == 1
@@ -152,7 +153,7 @@ def test_a_word_of_a_leader_that_is_none_any_more_confirms_nothing() -> None:
 
 
 def test_a_full_queue_decides_when_it_is_committed() -> None:
-    """It may refuse them, so a leader says nothing early."""
+    """The queue may refuse them, so a leader confirms nothing early."""
     scene = Scene("full")
     hold(scene, "b", "c")
     publisher = scene.publisher("a")
@@ -167,7 +168,7 @@ def test_a_full_queue_decides_when_it_is_committed() -> None:
 
 
 def test_what_a_full_queue_refuses_does_not_overtake_what_it_took() -> None:
-    """On a node without a copy, an answer for later messages would say that the earlier ones are lost."""
+    """On a node without a copy, a confirm of later messages would say that the earlier ones are lost."""
     scene = Scene("full", names="abcd", members="abc")
     hold(scene, "c")
     publisher = scene.publisher("d")
@@ -182,8 +183,8 @@ def test_what_a_full_queue_refuses_does_not_overtake_what_it_took() -> None:
 
 
 def test_many_of_them_share_syncs_and_wait_for_no_commit() -> None:
-    """Of other messages at most two entries are under way. These would wait
-    for followers then, for nothing.
+    """Of other messages at most two entries are under way. These messages would then wait for followers, for
+    no reason.
     """
     scene = Scene()
     hold(scene, "b", "c")

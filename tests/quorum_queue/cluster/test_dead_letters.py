@@ -1,4 +1,4 @@
-"""Dead letters that are sent at most once: a new leader or a restart may lose them, and never sends them
+"""Dead letters with at-most-once delivery: a new leader or a restart may lose them, and never sends them
 again.
 """
 
@@ -32,8 +32,8 @@ def test_a_new_leader_does_not_send_what_the_one_before_has_sent() -> None:
     sync(scene.nodes["a"])
     scene.deliver("a", "b")
     sync(scene.nodes["b"])
-    # The leader learns that its entry is committed, and applies it. It is gone before anybody else learns of
-    # that.
+    # The leader learns that its entry is committed, and applies it. It is gone before any other node learns
+    # of that.
     scene.deliver("b", "a")
     assert not publisher.waiting
     scene.isolate("a")
@@ -66,7 +66,7 @@ def test_a_leader_that_steps_down_sends_what_it_proposed() -> None:
     scene.publish("a", publisher, 10)
     sync(scene.nodes["a"])
     scene.deliver("a", "b")
-    # Another one has the entry, and the leader does not know that when it loses its lead.
+    # Another node has the entry, and the leader does not know that when it loses its lead.
     scene.isolate("a")
     while scene.leaders()["short"] == "a":
         scene.work(1)

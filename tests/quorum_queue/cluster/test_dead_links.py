@@ -1,4 +1,4 @@
-"""One link is dead for long, and all nodes are alive: clients at both of its ends go on."""
+"""One link is dead for long while all nodes are alive: clients at both of its ends go on."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tests.quorum_queue.cluster.scene import Scene
 
 REACH_TICKS = REPLICATION.reach_ms // TICK_MS
 STEADY_TICKS = REPLICATION.steady_ms // TICK_MS
-#: Until both ends have noticed, all others would have, and somebody else leads.
+#: Time until both ends have noticed, all other nodes would have noticed, and another node leads.
 SOON_TICKS = 2 * DEAD_TICKS + REACH_TICKS + 4
 LONG_TICKS = 100
-#: From which end nothing arrives at which other one, a leading.
+#: The directions, as (from, to), in which nothing arrives while a leads.
 WAYS = [[("a", "c"), ("c", "a")], [("a", "c")], [("c", "a")]]
 
 
@@ -45,7 +45,7 @@ class Clients:
         scene.work(1)
 
     def go_on(self, ticks: int) -> None:
-        """Each publishes, and within so many ticks has its confirm, and each consumer has had something."""
+        """Each publishes and has its confirm within this many ticks, and each consumer has got a message."""
         for name, publisher in self.publishers.items():
             self.scene.publish(name, publisher, len(self.consumers), queue=self.queue)
         waiting = dict.fromkeys(self.consumers)
@@ -78,7 +78,7 @@ def test_clients_at_both_ends_go_on(ways: list[tuple[str, str]]) -> None:
     term = scene.host("b").group.core.term
     for _ in range(LONG_TICKS):
         clients.go_on(3)
-    # Nobody stands for election, and the leader that is preferred does not get it back.
+    # No node stands for election, and the preferred leader does not get the lead back.
     assert scene.host("b").group.core.term == term
     for name in "abc":
         assert scene.host(name).group.core.leader == "b"
@@ -127,7 +127,7 @@ def test_a_node_that_is_dead_moves_no_leader() -> None:
     scene.crash(scene.nodes["d"])
     scene.work(LONG_TICKS)
     scene.start(scene.nodes["d"])
-    # It has links with the others first.
+    # First d has links with the others.
     scene.network.connect("b", "d")
     scene.network.connect("c", "d")
     scene.work(REACH_TICKS - 2)
@@ -184,7 +184,7 @@ def test_a_link_that_never_stands_for_long_moves_the_leader_though_it_is_soon_ba
 def test_a_group_that_comes_back_waits_longer_each_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A node whose links have all flapped takes others for better placed; they do not know why."""
+    """A node whose links have all flapped prefers other nodes as leaders; these do not know why."""
     moves: list[tuple[str, str]] = []
     hand_over = handover.transfer
 
@@ -204,13 +204,14 @@ def test_a_group_that_comes_back_waits_longer_each_time(
     scene.cut("b", "c")
     scene.work(STEADY_TICKS)
     assert moves
-    # Without a rest each look of the maintenance would bring it back, and each tick give it away again.
+    # Without a pause, each look of the maintenance would bring the lead back, and each tick would give it
+    # away again.
     assert max(map(moves.count, moves)) <= 3
     scene.finish()
 
 
 def test_the_receiver_is_the_one_that_reaches_everybody() -> None:
-    """Of five nodes one only: the others are at the end of a dead link, too."""
+    """Only one of five nodes qualifies: the others are at the end of a dead link, too."""
     scene = Scene(names="abcde", members="abcde")
     scene.cut("a", "b")
     scene.cut("c", "e")
@@ -223,7 +224,7 @@ def test_the_receiver_is_the_one_that_reaches_everybody() -> None:
 def test_where_nobody_reaches_everybody_the_leader_stays() -> None:
     scene = Scene(names="abcde", members="abcde")
     term = scene.host("a").group.core.term
-    # A ring: each reaches two of the others.
+    # A ring: each node reaches two of the others.
     for one, two in ("ac", "ce", "eb", "bd", "da"):
         scene.cut(one, two)
     scene.work(LONG_TICKS)
@@ -247,7 +248,7 @@ def test_a_leader_without_a_majority_is_replaced_by_election() -> None:
 
 
 def test_a_receiver_that_does_not_take_over_is_not_asked_all_the_time() -> None:
-    """Proposals wait while it is asked, so clients of the leader would stand still with those of the other
+    """Proposals wait while a handover is tried, so clients of the leader would wait like those of the other
     end.
     """
     scene = Scene()

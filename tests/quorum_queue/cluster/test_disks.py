@@ -1,4 +1,4 @@
-"""Disks that are slow, full or broken, and starts from what is on them."""
+"""Slow, full and broken disks, and starts from what they have."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def test_deliveries_wait_in_order_for_a_body_that_the_disk_lost() -> None:
     holder = scene.consume("b")
     scene.publish("a", publisher)
     for _ in range(8):
-        # The question for the body does not arrive yet.
+        # The request for the body does not arrive yet.
         for sender in "abc":
             for to in "abc":
                 if sender != to:
                     scene.deliver(sender, to, lambda frame: frame[0] != frames.SEEK)
             sync(scene.nodes[sender])
     assert scene.host("b").replica.machine.unacked_count == 4
-    # What comes later does not overtake it.
+    # Later messages do not overtake it.
     assert not holder.unacked
     assert node.replicas.lost_entries.entries() == [(scene.group_id, pinned[1])]
     scene.work()
@@ -69,7 +69,7 @@ def test_what_was_settled_while_it_waited_for_its_body_holds_nobody_up() -> None
     for name in "abc":
         scene.nodes[name].replicas.bodies.drop_group(scene.group_id)
     node.environment.groups.flip(scene.group_id, index)
-    # Without acks the message is settled as soon as it is handed out, and nobody keeps its body.
+    # Without acks the message is settled as soon as it is handed out, and no node keeps its body.
     holder = scene.consume("b", no_ack=True)
     scene.isolate("b")
     scene.heal()
@@ -114,7 +114,7 @@ def test_a_follower_that_cannot_apply_what_all_others_have_cut_off_is_filled_aga
     scene.work()
     last = scene.host("a").group.core.last_index
     assert scene.host("c").group.core.last_index == last
-    # c has everything on its disk, and after its start does not know that it is committed.
+    # c has everything on its disk, and after its start does not know that these entries are committed.
     scene.crash(scene.nodes["c"])
     for name in "ab":
         compaction.take_snapshot(scene.host(name).group)
@@ -144,7 +144,7 @@ def test_a_leader_that_cannot_read_what_only_it_has_gives_way() -> None:
         scene.crash(scene.nodes[name])
     for name in "abc":
         scene.start(scene.nodes[name])
-    # Its log is the longest: it leads, if its disk does not fail it.
+    # Node a has the longest log: it leads, unless its disk fails.
     assert scene.host("a").group.core.last_index == committed + 2
     scene.nodes["a"].environment.groups.flip(scene.group_id, committed + 1)
     scene.network.blocked.clear()
@@ -196,7 +196,7 @@ def test_a_restart_keeps_what_lies_below_the_snapshot_and_is_wanted() -> None:
     for name in "abc":
         group = scene.host(name).group
         compaction.take_snapshot(group)
-    # The snapshots reach the disks, what they make superfluous is not yet deleted everywhere.
+    # The snapshots reach the disks, and the entries that they replace are not yet deleted everywhere.
     scene.nodes["b"].disk.begin()
     scene.nodes["b"].disk.end()
     scene.crash(scene.nodes["b"])
@@ -228,7 +228,7 @@ def test_a_snapshot_that_names_what_was_deleted_since_raises_no_alarm() -> None:
     scene.work()
     stored = scene.nodes["b"].environment.groups.groups[scene.group_id]
     assert named and not any(index in stored.entries for index in named)
-    # All begin with the snapshot, and nobody knows yet what was committed after it.
+    # All nodes begin with the snapshot, and none knows yet which later entries are committed.
     for name in "abc":
         scene.crash(scene.nodes[name])
     for name in "abc":
@@ -281,7 +281,7 @@ def test_what_no_peer_has_answered_is_asked_for_again() -> None:
                 if sender != to:
                     scene.deliver(sender, to, lambda frame: frame[0] != frames.SEEK)
             sync(scene.nodes[sender])
-    # The question is lost, and its link stands.
+    # The request is lost, and the link stays up.
     for peer in "ac":
         stream = node.sessions[peer].streams[peer]
         while stream:

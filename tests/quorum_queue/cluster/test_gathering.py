@@ -1,4 +1,4 @@
-"""When the batches that reach a leader become an entry."""
+"""When the batches that a leader has received become an entry."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES = ("a", "b", "c")
 
 
 class Batches:
-    """A state machine that remembers the entries that it was given."""
+    """A state machine that remembers its entries."""
 
     title = "a group"
     single = False
@@ -83,14 +83,14 @@ class Batches:
 
 
 class GatheringNode:
-    """Its disk writes when the test says so. It is its own turn, too."""
+    """A node whose disk writes when the test says so. It is its own turn, too."""
 
     def __init__(self, name: str, wire: list[tuple[str, str, bytes]]) -> None:
         self.name = name
         self._wire = wire
         self.clock = ManualClock(1_000)
         self.busy = False
-        #: What a busy node has left for later.
+        #: Work that a busy node has left for later.
         self.left: list[Callable[[], object]] = []
         self.timers = Timers(lambda: None)
         environment = MemoryEnvironment()
@@ -182,7 +182,7 @@ class Cluster:
 
 
 def test_of_clients_that_wait_for_each_other_none_waits_for_an_entry() -> None:
-    """A publish, and the ack of the message before it."""
+    """The two are a publish, and the ack of the message before it."""
     cluster = Cluster()
     last = cluster.leader.group.core.last_index
     cluster.take(b"one")
@@ -208,7 +208,7 @@ def test_where_more_come_than_entries_an_entry_waits_for_the_one_before_it() -> 
     cluster.deliver()
     for name in "bc":
         cluster.nodes[name].sync()
-    # The answers commit the first two, so the other two go together, and on.
+    # The answers commit the first two, so the other two go together, and go out.
     cluster.deliver()
     last = leader.group.core.last_index
     assert leader.group.core.commit == last - 1
@@ -228,7 +228,7 @@ def test_and_follows_it_no_sooner_than_a_moment_later() -> None:
     assert leader.group.core.last_index == last
     due = leader.timers.next_ms
     assert due == leader.clock.now_ms + leader.replicas.options.gather_ms
-    # Nothing else comes.
+    # No other batch comes.
     leader.clock.now_ms = due
     leader.timers.run(due)
     cluster.settle()
@@ -237,7 +237,7 @@ def test_and_follows_it_no_sooner_than_a_moment_later() -> None:
 
 
 def crowded() -> Cluster:
-    """The last entry had more than one batch, and is committed."""
+    """Return a cluster whose last entry had more than one batch, and is committed."""
     cluster = Cluster()
     for batch in (b"one", b"two", b"three", b"four"):
         cluster.take(batch)
@@ -255,12 +255,12 @@ def test_large_batches_do_not_wait() -> None:
 
 
 def test_what_is_committed_is_applied_in_parts() -> None:
-    """However much comes at once, as after a pause."""
+    """However many entries come at once, as after a pause."""
     cluster = Cluster()
     follower = cluster.nodes["b"]
     before = len(follower.machine.entries)
     for number in range(300):
-        # Too large to go together.
+        # These batches are too large to go together.
         cluster.take(b"%d" % number + b"x" * SMALL_ENTRY_BYTES)
     follower.busy = True
     counts = [before]

@@ -1,4 +1,4 @@
-"""Groups of a queue and what can come between: leaders that change, links that break, snapshots, disks,
+"""Groups of a queue, and what can disturb them: leaders that change, links that break, snapshots, disks,
 members.
 """
 
@@ -25,7 +25,7 @@ def quiet() -> Iterator[None]:
 
 
 def enqueues(scene: Scene) -> list[tuple[str, int]]:
-    """Return node and number of each batch in the log that brought messages."""
+    """Return node and number of each batch in the log that published messages."""
     return [
         (batch.node, batch.number)
         for data in scene.ledger.entries.values()
@@ -43,7 +43,7 @@ def test_what_a_lost_leader_had_is_sent_again_and_taken_once() -> None:
     publisher = scene.publisher("b")
     for _ in range(3):
         scene.publish("b", publisher, 2)
-    # The leader has them in its log and has sent them on; then it is gone before anybody was told.
+    # The leader has them in its log and has sent them on; then it is gone before it has told anybody.
     scene.deliver("b", "a")
     sync(scene.nodes["a"])
     scene.deliver("a", "b")
@@ -53,7 +53,7 @@ def test_what_a_lost_leader_had_is_sent_again_and_taken_once() -> None:
     assert not publisher.refusals
     scene.heal()
     scene.work(20)
-    # The log may have a batch twice, from both leaders; the queue has each message once.
+    # The log may have a batch twice, once from each leader; the queue has each message once.
     assert sorted(dict.fromkeys(enqueues(scene))) == [("b", 1), ("b", 2), ("b", 3)]
     assert [len(seqs) for seqs in scene.ledger.accepted.values()] == [1] * 6
     scene.finish()
@@ -61,7 +61,7 @@ def test_what_a_lost_leader_had_is_sent_again_and_taken_once() -> None:
 
 @pytest.mark.parametrize("name", ["a", "b"])
 def test_nothing_is_applied_while_an_entry_is_made_ready(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the leader or on another node: the others go on."""
+    """The entry may be made ready on the leader or on another node: the other nodes go on."""
     scene = Scene()
     publisher = scene.publisher("b")
     scene.publish("b", publisher, 1)
@@ -99,7 +99,7 @@ def test_a_gap_in_the_batches_waits_until_it_is_filled() -> None:
     scene.work()
     assert len(publisher.waiting) == 2
     assert not scene.ledger.accepted
-    # Within a session nothing is lost; the next one begins with all that is not applied.
+    # Within a session nothing is lost; the next session begins with all batches that are not applied.
     scene.end_session(session)
     scene.heal()
     scene.work(2)
@@ -183,7 +183,7 @@ def test_a_living_node_taken_for_down_attaches_its_consumers_again() -> None:
     assert len(holder.unacked) == 2
     scene.isolate("c")
     scene.work(20)
-    # The others have given away what it held.
+    # The others have given away the messages that it held.
     assert not scene.host("a").replica.machine.consumers.by_key
     assert scene.host("a").ready_count == 4
     other = scene.consume("b", prefetch=1)
@@ -192,7 +192,7 @@ def test_a_living_node_taken_for_down_attaches_its_consumers_again() -> None:
     scene.heal()
     scene.work(5)
     assert scene.host("a").replica.machine.consumers.count == 2
-    # What it says of the old deliveries is of no account.
+    # Its answers to the old deliveries do not count.
     before = scene.ledger.count["redelivered"]
     holder.client.settle(holder, "settle", 2)
     scene.nodes["c"].end_turn()
@@ -203,8 +203,8 @@ def test_a_living_node_taken_for_down_attaches_its_consumers_again() -> None:
 
 
 def taken_for_down(scene: Scene, node: str) -> None:
-    """The log says that a living node is down; the node learns it one by one
-    with what came before and after.
+    """The log says that a living node is down; the node learns that step by step with the entries before and
+    after.
     """
     for session in scene.sessions_of(node):
         scene.end_session(session)
@@ -232,7 +232,7 @@ def test_a_get_is_answered_though_its_node_was_taken_for_down_meanwhile() -> Non
 
 
 def test_what_needs_no_ack_arrives_though_its_node_was_taken_for_down_meanwhile() -> None:
-    """It is gone from the queue, so nobody else gets it."""
+    """The message is gone from the queue, so no other consumer gets it."""
     scene = Scene()
     publisher = scene.publisher("a")
     scene.consume("c", no_ack=True)
@@ -251,7 +251,7 @@ def test_a_consumer_that_was_on_its_way_when_its_node_stopped_does_not_stay() ->
     scene.consume("b")
     scene.deliver("b", "a")
     sync(scene.nodes["a"])
-    # It is in the log and not applied when the node is known to have started anew.
+    # Its entry is in the log and not applied when the others learn that the node has started anew.
     scene.crash(scene.nodes["b"])
     scene.start(scene.nodes["b"])
     scene.heal()
@@ -261,8 +261,8 @@ def test_a_consumer_that_was_on_its_way_when_its_node_stopped_does_not_stay() ->
 
 
 def test_a_consumer_that_waited_to_be_written_when_its_node_started_again_does_not_stay() -> None:
-    """It becomes an entry only after the leader has found out who is gone, and behind those that it waited
-    for.
+    """It becomes an entry only after the leader has found out which consumers are gone, and after the batches
+    that it waited for.
     """
     scene = Scene()
     scene.publish("a", scene.publisher("a"))
@@ -270,7 +270,7 @@ def test_a_consumer_that_waited_to_be_written_when_its_node_started_again_does_n
     assert group.applied < group.core.last_index
     leadership = group.core.leadership
     assert leadership is not None
-    # Nothing is proposed as long as the leader hands over.
+    # Nothing is proposed while the leader hands over.
     group.core.transfer("b")
     scene.consume("c")
     scene.deliver("c", "a")
@@ -316,7 +316,7 @@ def test_words_for_a_group_that_is_not_open_yet_are_kept() -> None:
     scene.work(20)
     assert scene.leading(late) is not None
     assert late.queue_id not in node.replicas.groups
-    # Its leader says nothing twice within a session, so that first word is all there is.
+    # Its leader does not repeat itself within a session, so this first message is the only one.
     node.go_on()
     assert node.replicas.groups[late.queue_id].leader
     scene.settle()
@@ -338,7 +338,7 @@ def test_a_queue_moves_from_node_to_node_with_its_clients() -> None:
         scene.declared[0].members.append(members)
         scene.settle()
     assert sorted(scene.host("d").group.core.members.voters) == ["a", "b", "d"]
-    # d is home now, and its consumer with it; what it held came back first.
+    # d is the home now, for its consumer too; the messages that the consumer held came back first.
     assert scene.host("d").consumer_count == 1
     assert len(holder.unacked) == 4
     scene.publish("d", publisher)
@@ -348,8 +348,8 @@ def test_a_queue_moves_from_node_to_node_with_its_clients() -> None:
 
 
 def test_batches_of_a_node_that_comes_again_are_taken() -> None:
-    """It left with batches on their way that nobody took; numbered on from these, what follows would wait for
-    ever.
+    """When it left, it had batches under way that nobody took. If it numbered on from these, later batches
+    would wait forever.
     """
     scene = Scene(names="abcd", members="abcd")
     publisher = scene.publisher("d")
@@ -377,7 +377,7 @@ def test_a_queue_that_is_declared_anew_has_nothing_of_the_one_before() -> None:
     for name, publisher in zip("abd", publishers, strict=True):
         scene.publish(name, publisher, 3)
         scene.settle()
-        # These are on their way when it goes.
+        # These are under way when it goes.
         scene.publish(name, publisher, 3)
     scene.declare_anew(old, "bcd")
     scene.settle()

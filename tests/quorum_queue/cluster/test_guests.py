@@ -1,4 +1,4 @@
-"""Queues that live on other nodes, seen from a node that has no part of them."""
+"""Queues that live on other nodes, seen from a node that is no member of them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_link_that_breaks_refuses_what_is_on_its_way_and_gives_back_what_was_h
     scene.work(2)
     assert not scene.host("a").replica.machine.consumers.by_key
     assert scene.host("a").ready_count == 1
-    # What was refused may be there nevertheless, and is published again by who wants to be sure.
+    # A refused message may be there nevertheless; a publisher that wants to be sure publishes it again.
     scene.publish("d", publisher)
     scene.heal()
     scene.work(2)
@@ -75,15 +75,15 @@ def test_a_link_that_breaks_refuses_what_is_on_its_way_and_gives_back_what_was_h
 
 
 def test_answers_of_an_earlier_session_are_no_answers() -> None:
-    """A start of the node numbers what it asks for anew: the answer to an earlier start would confirm
-    something else.
+    """A node that starts numbers its requests anew: an answer to an earlier start would confirm another
+    request.
     """
     scene = scene_with_guest()
     at = home(scene)
     lost = scene.publisher("d")
     scene.publish("d", lost)
     scene.deliver("d", at)
-    # It is on its way through the log while the node starts anew.
+    # The batch is on its way through the log while the node starts anew.
     scene.crash(scene.nodes["d"])
     scene.start(scene.nodes["d"])
     for session in scene.sessions_of("d"):
@@ -93,7 +93,7 @@ def test_answers_of_an_earlier_session_are_no_answers() -> None:
         scene.network.go_on(*place)
     publisher = scene.publisher("d")
     scene.publish("d", publisher)
-    # Only the first one's batch has reached the log when its answer leaves.
+    # When the answer leaves, only the first publisher's batch has reached the log.
     for _ in range(10):
         for name in "abc":
             sync(scene.nodes[name])
@@ -126,7 +126,7 @@ def test_a_node_that_does_not_have_the_queue_takes_nothing() -> None:
 
 
 def test_guests_stay_where_they_are_while_that_works() -> None:
-    """A better home would cost the consumers, and the order of what is on its way."""
+    """A move to a better home would end the consumers, and the order of messages under way."""
     scene = scene_with_guest()
     scene.end_session(scene.nodes["d"].sessions["a"])
     scene.network.blocked["a", "d"] = scene.network.blocked["d", "a"] = None
@@ -157,7 +157,7 @@ def test_a_guest_is_told_when_its_queue_moves_on() -> None:
     rest = tuple(name for name in "abcd" if name != at)
     scene.declared[0].members.append(rest)
     scene.settle()
-    # Its consumer is cancelled, and nothing stays behind with the old home.
+    # The consumer is cancelled, and nothing of it stays at the old home.
     assert holder.gone
     assert not scene.host(rest[0]).replica.machine.consumers.by_key
     assert scene.host(rest[0]).ready_count == 1
@@ -173,8 +173,8 @@ def test_a_guest_is_told_when_its_queue_moves_on() -> None:
     ("ended", "told"), [("failed", events.MOVED), ("moved", events.MOVED), ("deleted", events.DONE)]
 )
 def test_a_batch_that_a_host_refuses_is_not_answered_as_done(ended: str, told: int) -> None:
-    """The acks in it, of a transaction perhaps, may have come to nothing. A
-    queue that is deleted needs none.
+    """The acks in the batch, perhaps of a transaction, may have had no effect. A queue that is deleted needs
+    none.
     """
     sent: list[tuple[Any, ...]] = []
 

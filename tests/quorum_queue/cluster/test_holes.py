@@ -1,4 +1,4 @@
-"""Logs with holes: entries that single disks, or all of them, have lost."""
+"""Logs with holes: entries that one disk, or all of them, have lost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def quiet() -> Iterator[None]:
 
 
 def begin(messages: int = 3, *, elections: int = 1) -> tuple[Scene, Publisher]:
-    """A queue with messages of each of some terms, all in the log."""
+    """Return a queue with messages of each of some terms, all in the log."""
     scene = Scene()
     for node in scene.nodes.values():
         node.maintenance._cut_logs = lambda: None  # type: ignore[method-assign]
@@ -45,7 +45,7 @@ def begin(messages: int = 3, *, elections: int = 1) -> tuple[Scene, Publisher]:
 
 
 def restart(scene: Scene, damaged: dict[str, list[int]], names: str = "abc") -> None:
-    """All stop, entries on their disks are damaged, and some start again."""
+    """Stop all nodes, damage entries on their disks, and start some nodes again."""
     for name in scene.names:
         scene.crash(scene.nodes[name])
     flip(scene, damaged)
@@ -68,7 +68,7 @@ def log_of(scene: Scene) -> range:
 
 
 def bodies(scene: Scene, node: str = "a") -> list[bytes]:
-    """Return what a consumer is given."""
+    """Return the bodies that a consumer gets."""
     holder = scene.consume(node)
     scene.work(2)
     found = [body.split(b".")[1] for body in holder.unacked.values()]
@@ -78,7 +78,7 @@ def bodies(scene: Scene, node: str = "a") -> list[bytes]:
 
 
 def test_what_different_disks_have_lost_is_whole_again() -> None:
-    """Any two entries of two nodes, at the ends of the log and of terms, too."""
+    """Any two entries on two nodes, including those at the ends of the log and of terms."""
     pairs = list(permutations(range(len(log_of(begin(2, elections=2)[0]))), 2))
     for one, two in pairs:
         scene, _ = begin(2, elections=2)
@@ -120,7 +120,7 @@ def test_two_members_heal_each_other_while_the_third_is_away() -> None:
 
 
 def test_a_hole_outlasts_restarts_and_heals_when_the_entry_is_reached() -> None:
-    """Only a node that is away has it."""
+    """Only a node that is away has the entry."""
     scene, _ = begin()
     index = log_of(scene)[-2]
     restart(scene, {"a": [index], "b": [index]}, names="ab")
@@ -191,7 +191,7 @@ def test_an_end_of_a_log_that_the_leader_never_had_is_cut_off() -> None:
 
 
 def close_books(scene: Scene) -> None:
-    """The ledger knows what nobody else knows any more."""
+    """From now on the ledger knows messages that no node knows any more."""
     scene.ledger.closed = True
     nothing: Any = lambda *arguments: None  # noqa: E731
     for name in ("applied", "same", "received", "confirmed"):
@@ -199,7 +199,7 @@ def close_books(scene: Scene) -> None:
 
 
 def is_said(scene: Scene, names: str = "abc") -> list[int]:
-    """Return what all these nodes say that it is lost on all."""
+    """Return the entries that all these nodes report as lost everywhere."""
     (lost,) = {tuple(scene.nodes[name].replicas.lost_entries.lost_on_all(scene.group_id)) for name in names}
     return list(lost)
 
@@ -227,7 +227,7 @@ def test_an_entry_that_all_have_lost_is_passed_over_when_an_operator_says_so(
     scene.work(5 * ROUND_TICKS)
     assert not scene.leaders()
     assert is_said(scene) == [index]
-    # Neither time nor a restart makes that good.
+    # Neither time nor a restart repairs that.
     scene.crash(scene.nodes["b"])
     scene.work(ROUND_TICKS)
     assert not scene.nodes["a"].replicas.lost_entries.lost_on_all(scene.group_id)
@@ -257,7 +257,7 @@ def test_an_entry_that_all_have_lost_is_passed_over_when_an_operator_says_so(
 
 
 def test_a_publisher_whose_messages_are_lost_is_told_so() -> None:
-    """Its node lives, and had sent more behind them before the entry was lost everywhere."""
+    """Its node lives, and had sent more batches before the entry was lost everywhere."""
     scene, publisher = begin(2)
     # The entry is on all disks, and no node has applied it.
     scene.publish("b", scene.publisher("b"))
@@ -297,7 +297,7 @@ def test_a_body_that_all_have_lost_leaves_the_queue_when_an_operator_says_so(sna
     holder = scene.consume("b")
     scene.work(6 * ROUND_TICKS)
     assert is_said(scene) == [index]
-    # They were handed out together.
+    # The messages were handed out together.
     assert not holder.unacked
     assert accept(scene, "c") == 1
     scene.work(6 * ROUND_TICKS)
@@ -309,11 +309,11 @@ def test_a_body_that_all_have_lost_leaves_the_queue_when_an_operator_says_so(sna
 
 
 def test_what_another_member_can_read_is_not_lost_though_it_cannot_say_that_it_is_the_same() -> None:
-    """The last entry of two logs; the third member is no leader, and does not come to be one."""
+    """The last entry of two logs is damaged; the third member does not lead, and can't become leader."""
     scene, _ = begin()
     index = log_of(scene)[-1]
     restart(scene, {"a": [index], "b": [index]})
-    # As if elections had failed before: the logs of these may end with a later term.
+    # As if elections had failed earlier: these logs may end with a later term.
     for name in "ab":
         scene.host(name).group.core.log.term_bound += 10
     scene.heal()
@@ -324,7 +324,7 @@ def test_what_another_member_can_read_is_not_lost_though_it_cannot_say_that_it_i
 
 
 def test_a_passed_over_entry_takes_no_other_with_it() -> None:
-    """Batches of a node that has started again since: nobody sends those again that come after the hole."""
+    """The batches after the hole come from a node that has started again since: nobody sends those again."""
     scene, _ = begin(5)
     restart(scene, dict.fromkeys("abc", [log_of(scene)[-4]]))
     close_books(scene)

@@ -1,4 +1,4 @@
-"""Questions for lost entries and their answers, as bytes."""
+"""Requests for lost entries and their answers, as bytes."""
 
 from __future__ import annotations
 

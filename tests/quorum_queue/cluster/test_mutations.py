@@ -1,6 +1,7 @@
-"""Bugs that would lose, double or strand messages, planted one at a time: for each the simulation must fail.
+"""Bugs that would lose, duplicate or strand messages, planted one at a time: for each the simulation must
+fail.
 
-A simulation that finds nothing proves something only if it finds these.
+A simulation that finds no failures proves something only if it finds these bugs.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Mutation(NamedTuple):
     target: object
     attribute: str
     mutant: Any
-    #: This fails then; without it the simulation does.
+    #: The test that fails with the bug; if there is none, the simulation fails.
     test: Callable[[], None] | None = None
 
 
@@ -166,7 +167,7 @@ def what_is_committed(self: Leadership) -> int:
 
 
 def what_this_disk_has(self: Leadership) -> None:
-    """What the leader's disk has is committed, and so delivered."""
+    """An entry on the leader's disk counts as committed, and so is delivered."""
     index = self.own_match()
     if index > self.raft.commit and self.raft.log.term_at(index) == self.raft.term:
         self.raft.commit_to(index)

@@ -1,4 +1,4 @@
-"""What nodes tell each other of their links, and what a leader makes of it."""
+"""How nodes tell each other of their links, and what a leader does about them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Links:
 
 
 class World:
-    """Node a, as it hears of the others."""
+    """Node a, and what it hears of the others."""
 
     def __init__(self) -> None:
         self.links = Links()
@@ -140,7 +140,7 @@ def test_a_lost_voter_that_another_one_reaches_is_a_gain() -> None:
 def test_a_node_that_is_dead_is_no_gain() -> None:
     world = three()
     world.down("c")
-    # The other one notices a little later.
+    # The other end notices a little later.
     world.wait(OPTIONS.reach_ms - 1)
     assert world.reach.gain("b", "abc") == 0
     world.told("b", "a")
@@ -257,7 +257,7 @@ def test_a_link_lost_for_a_moment_brings_no_leader_back() -> None:
     world.down("c")
     assert not world.reach.may_return("b", "abc")
     world.wait(OPTIONS.steady_ms + 1)
-    # It is dead.
+    # By now c counts as dead.
     assert world.reach.may_return("b", "abc")
 
 

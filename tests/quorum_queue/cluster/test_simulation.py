@@ -1,4 +1,4 @@
-"""A fixed set of seeds, and proof that they exercise what they are there for."""
+"""A fixed set of seeds, and checks that they exercise what they are made for."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests.quorum_queue.cluster.simulation import Simulation
 
 SEEDS = 65
 PART = 10
-#: Of which so many are looked at closely.
+#: Number of these seeds whose counts are checked.
 COUNTED = 55
 
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """Nodes have much to say of what is done to them here."""
+    """Nodes would log a lot about the faults here."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)

@@ -1,4 +1,4 @@
-"""Followers that are filled by a snapshot, and what may come between."""
+"""Followers that are filled by a snapshot, and what may disturb that."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def lagging(scene: Scene, count: int = 30, size: int = 200) -> None:
 
 
 def begun(scene: Scene) -> None:
-    """Let the snapshot for c begin, with nothing on its way having arrived."""
+    """Let the snapshot for c begin; nothing of it has arrived yet."""
     scene.network.blocked.clear()
     scene.network.connect("a", "c")
     for _ in range(60):
@@ -138,7 +138,9 @@ def test_a_snapshot_that_was_dropped_begins_anew_though_its_receiver_asks_for_wh
 def test_a_leader_that_has_just_started_fills_a_follower_without_what_was_settled_since_its_snapshot() -> (
     None
 ):
-    """It cannot know yet what was committed: for that it needs the very follower that it fills."""
+    """The leader cannot know yet which entries are committed: for that it needs the very follower that it
+    fills.
+    """
     scene = Scene()
     publisher = scene.publisher("a")
     for _ in range(4):
@@ -196,7 +198,7 @@ def test_late_bodies_of_one_snapshot_do_not_end_another() -> None:
 def test_a_snapshot_replaces_what_was_never_committed() -> None:
     scene = Scene()
     scene.isolate("a")
-    # What a wrote as leader of nobody, until it knew, is not in anybody's log.
+    # Entries that a wrote as leader, before it knew that it was alone, are in no other log.
     publisher = scene.publisher("a")
     for _ in range(3):
         scene.publish("a", publisher)
@@ -218,7 +220,7 @@ def test_a_snapshot_replaces_what_was_never_committed() -> None:
 
 
 def test_a_publisher_is_not_told_that_a_full_queue_took_it() -> None:
-    """What became of the batch is known to the others only; here a snapshot stands for it."""
+    """Only the others know what became of the batch; here a snapshot has replaced it."""
     scene = Scene("full")
     filler = scene.publisher("a")
     scene.publish("a", filler, 5)
@@ -239,8 +241,8 @@ def test_a_publisher_is_not_told_that_a_full_queue_took_it() -> None:
 
 
 def test_a_nack_may_mean_that_nobody_knows() -> None:
-    """The same where the queue had room: the messages are there, and their
-    publisher's node cannot know it.
+    """The same where the queue had room: the messages are there, and their publisher's node cannot know
+    that.
     """
     scene = Scene("full")
     publisher, filler = scene.publisher("c"), scene.publisher("a")
@@ -274,7 +276,7 @@ def test_a_consumer_gets_what_a_snapshot_says_that_it_holds() -> None:
     scene = Scene()
     holder = scene.consume("c", prefetch=3)
     scene.work()
-    # The log goes on without c for less time than it takes to be taken for down.
+    # The log goes on without c, but not for long enough that c is taken for down.
     for session in scene.sessions_of("c"):
         scene.end_session(session)
     publisher = scene.publisher("a")

@@ -18,7 +18,7 @@ def timed() -> Scene:
 
 
 def expires_in_time(scene: Scene, node: str) -> None:
-    """A message that is published now is there for as long as it should be, and no longer."""
+    """Check that a message published now is there for as long as it should be, and no longer."""
     scene.publish(node, scene.publisher(node))
     scene.work()
     (seq,) = scene.ledger.live
@@ -92,7 +92,7 @@ def test_all_nodes_start_again_after_a_while() -> None:
 
 
 def test_all_nodes_start_again_with_clocks_that_were_set_back() -> None:
-    """How long they were down is not known; from then on time goes on."""
+    """Nobody knows how long they were down; from then on time goes on."""
     scene = timed()
     scene.publish("a", scene.publisher("a"))
     scene.work()
@@ -103,7 +103,7 @@ def test_all_nodes_start_again_with_clocks_that_were_set_back() -> None:
 
 
 def test_all_nodes_start_again_one_with_a_clock_that_was_set_forward() -> None:
-    """What the others know counts, whoever leads: the messages are still there."""
+    """The time that the others know counts, whichever node leads: the messages are still there."""
     scene = Scene("timed", more=("dead",))
     for name in scene.names:
         scene.publish(name, scene.publisher(name))
@@ -120,7 +120,7 @@ def test_all_nodes_start_again_one_with_a_clock_that_was_set_forward() -> None:
 
 
 def test_time_goes_on_from_a_leader_of_the_version_before_that_is_ahead() -> None:
-    """Such nodes tell nothing of their time, and one of them had another clock when it started."""
+    """Nodes of that version tell nothing of their time, and one of them had another clock when it started."""
     scene = Scene("timed", more=("dead",), begun=False)
     for node in scene.nodes.values():
         node.features = (frames.REACH_FEATURE, frames.STOPPED_FEATURE)
@@ -136,7 +136,7 @@ def test_time_goes_on_from_a_leader_of_the_version_before_that_is_ahead() -> Non
     expires_in_time(scene, "b")
     scene.elect("b")
     expires_in_time(scene, "a")
-    # Where it led it was ahead of the others: from there on the group is.
+    # While it led, b was ahead of the others: from then on the group is ahead.
     scene.elect("a")
     expires_in_time(scene, "b")
     scene.finish()

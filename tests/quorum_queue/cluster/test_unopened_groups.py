@@ -1,4 +1,4 @@
-"""What arrives for a group that is not open yet."""
+"""Messages that arrive for a group that is not open yet."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PIECE = StatePiece(TOPOLOGY, 3, 16, 3, 4, 0, b"", b"data")
 
 
 def test_the_topology_is_sent_to_a_node_that_has_yet_to_note_that_it_belongs_to_the_cluster() -> None:
-    """What came too early was dropped: its leader sent it again after ten seconds."""
+    """A message that came too early was dropped: its leader sent it again after ten seconds."""
     unopened, message = UnopenedGroups(1_000), Message(APPEND, "a", "b", 3)
     unopened.keep_message(TOPOLOGY, message, 20)
     unopened.keep_piece("a", PIECE)

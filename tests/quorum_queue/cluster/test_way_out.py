@@ -1,4 +1,6 @@
-"""Queues without a leader that an operator has to help: what anybody can still read must survive that."""
+"""Queues without a leader that an operator has to help: entries that any member can still read must survive
+that.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,13 @@ def quiet() -> Iterator[None]:
 
 
 def elections_failed(scene: Scene, names: str) -> None:
-    """As if elections had failed before the start: the logs of these may end with a later term."""
+    """As if elections had failed before the start: these logs may end with a later term."""
     for name in names:
         scene.host(name).group.core.log.term_bound += 10
 
 
 def whole(scene: Scene) -> None:
-    """The queue takes messages again, and is the same on all members."""
+    """Check that the queue takes messages again, and is the same on all members."""
     scene.settle()
     publisher = scene.publisher("c")
     scene.publish("c", publisher)
@@ -66,7 +68,7 @@ def test_two_members_that_lost_the_end_of_their_logs_follow_the_third_when_an_op
     assert accept(scene, node) == 1
     scene.settle()
     assert scene.leaders() == {"plain": "c"}
-    # The third one had it.
+    # The third member had it.
     assert bodies(scene) == [b"1", b"2", b"3"]
     scene.finish()
 
@@ -91,7 +93,7 @@ def test_no_member_yields_before_all_others_have_told_what_they_can_read() -> No
 
 @pytest.mark.parametrize("node", "ab")
 def test_what_the_third_member_can_read_survives_though_what_followed_is_lost(node: str) -> None:
-    """The lost entries begin a term, so the entries before them do not tell theirs."""
+    """The lost entries begin a term, so the entries before them do not show the term of these."""
     scene, publisher = begin()
     scene.elect("b")
     scene.elect("a")
@@ -115,7 +117,9 @@ def test_what_the_third_member_can_read_survives_though_what_followed_is_lost(no
 
 
 def test_an_end_that_nobody_can_read_keeps_its_rank_in_elections() -> None:
-    """What comes before it was acknowledged no later: an older log must not replace that."""
+    """Entries before this end were acknowledged no later than in its term: an older log must not replace
+    them.
+    """
     scene, _ = begin()
     scene.elect("b")
     scene.elect("a")
@@ -146,7 +150,7 @@ def test_an_end_that_nobody_can_read_keeps_its_rank_in_elections() -> None:
 
 
 def forget_memories(scene: Scene, names: str) -> None:
-    """These disks have lost everything."""
+    """These disks have lost all data."""
     for name in names:
         scene.crash(scene.nodes[name])
         scene.nodes[name].lose_disk()
@@ -177,7 +181,7 @@ def test_they_are_filled_though_the_third_has_started_again() -> None:
     scene.heal()
     scene.work(5 * ROUND_TICKS)
     assert not scene.leaders()
-    # Neither of them knows anything.
+    # Neither of the two nodes knows anything.
     assert accept(scene, "b") == 0
     scene.nodes["a"].replicas.lost_entries.accept(scene.group_id)
     scene.nodes["a"].end_turn()
@@ -187,7 +191,7 @@ def test_they_are_filled_though_the_third_has_started_again() -> None:
 
 @pytest.mark.parametrize("applied", [True, False])
 def test_an_entry_that_all_have_lost_while_two_members_are_filled(applied: bool) -> None:
-    """The command that gives it up needs a majority."""
+    """The command that gives the entry up needs a majority."""
     scene, _ = begin(4)
     index = log_of(scene)[-3]
     if applied:
@@ -210,7 +214,7 @@ def test_an_entry_that_all_have_lost_while_two_members_are_filled(applied: bool)
 
 
 def test_a_member_that_forgot_only_its_vote_is_not_overruled_by_a_shorter_log() -> None:
-    """It may have what the third one lacks."""
+    """This member may have entries that the third one lacks."""
     scene, publisher = begin()
     scene.isolate("a")
     scene.elect("b")
@@ -220,7 +224,7 @@ def test_a_member_that_forgot_only_its_vote_is_not_overruled_by_a_shorter_log() 
     for name in "abc":
         scene.crash(scene.nodes[name])
     for name in "bc":
-        # What a start notes that cannot read its vote.
+        # A start that cannot read its vote notes this.
         stored = scene.nodes[name].environment.groups.groups[scene.group_id]
         assert stored.hard is not None
         stored.hard = (stored.hard[0], "?5")

@@ -1,4 +1,4 @@
-"""What a group does with members, acks and returns, by example and by chance."""
+"""How a group handles members, acks and returns, by example and by chance."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def group_of(*names: str, partitions: int = 1, limit: int | None = None) -> Grou
 
 
 def hand(group: Group, name: str, offsets: range, number: int = 0) -> int:
-    """Hand out what comes next; it must be that."""
+    """Hand out the next messages, which must be these."""
     partition = group.partitions[number]
     taker = group.members[name, 1, "t"]
     assert partition.active() is taker
@@ -172,7 +172,7 @@ def test_spans_are_cut_and_joined() -> None:
 
 
 class World:
-    """A group over streams of numbers, members that do as they like, and what must hold whatever they do."""
+    """A group over streams of numbers, members that act at random, and checks that always hold."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -182,7 +182,7 @@ class World:
         for number in range(len(self.stops)):
             self._add(number, 0)
         self.names: Iterator[int] = iter(range(1_000_000))
-        #: By partition and offset.
+        #: Acked messages, by partition and offset.
         self.acked: set[tuple[int, int]] = set()
         self.seen: set[tuple[int, int]] = set()
         self.dead: set[tuple[int, int]] = set()
@@ -278,7 +278,7 @@ class World:
         high = min(len(held), low + self.random.randint(1, 8))
         part, held[low:high] = held[low:high], []
         kind = self.random.choices(["settle", "return", "discard"], [6, 2, 1])[0]
-        # Only neighbours by id are one command.
+        # One command takes only neighbouring ids.
         for delivery, number, offset in part:
             if kind == "settle":
                 self.acked.add((number, offset))
@@ -296,7 +296,7 @@ class World:
             self.group.buried(partition, span.low, span.stop)
 
     def crash(self) -> None:
-        """All members are gone, and the group is made of what was stored."""
+        """All members are gone, and the group is made from its stored state."""
         stored = [(each.number, each.cursor, each.pending()) for each in self.group.partitions.values()]
         self.group = Group(self.limit)
         self.held.clear()

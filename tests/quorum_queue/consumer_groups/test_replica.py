@@ -27,13 +27,13 @@ ALL_IDS = 1 << 62
 
 
 class Client:
-    """A consumer: what it was given, and how far it was sent that."""
+    """A consumer: the messages that it was given, and how many of them were sent."""
 
     def __init__(self) -> None:
         self.due: list[tuple[int, int, int, int]] = []
         self.held: dict[int, tuple[int, int]] = {}
         self.next_id = 0
-        #: The id of the next delivery that it is given.
+        #: The id of the next delivery for this consumer.
         self.given = 0
         self.leaving = False
 
@@ -57,7 +57,7 @@ class GroupNode:
 
 
 class World:
-    """A log, nodes that apply it, and what must hold whatever happens."""
+    """A log, nodes that apply it, and checks that hold whatever happens."""
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -66,8 +66,8 @@ class World:
         self.nodes: dict[str, GroupNode] = {}
         self.names = 0
         self.incarnation = 0
-        #: By stream and offset: what clients saw, and what they may have seen on nodes that are gone; what
-        #: was acked and applied; and what was handed out.
+        #: By stream and offset: messages that clients saw, and those that they may have seen on nodes that
+        #: are gone; messages acked and applied; and messages handed out.
         self.seen: set[tuple[int, int]] = set()
         self.doubtful: set[tuple[int, int]] = set()
         self.acked: set[tuple[int, int]] = set()
@@ -119,7 +119,7 @@ class World:
                 del node.clients[key]
 
     def do_send(self, node: GroupNode) -> None:
-        """The client sees the next ones of what it was given."""
+        """Clients see the next ones of the messages that they were given."""
         for client in node.clients.values():
             for _ in range(self.chance.randrange(4)):
                 if client.due:
@@ -147,7 +147,7 @@ class World:
                 node.pending.append(("return", key, delivery, delivery))
 
     def do_plan(self, node: GroupNode) -> None:
-        """A leader proposes what it knows."""
+        """A leader makes its proposals."""
         group = node.replica.group
         missing = [
             [stream_id, name] for stream_id, name in STREAMS.items() if stream_id not in group.partitions
@@ -167,7 +167,7 @@ class World:
                 node.pending.append(("node_down", name, incarnation))
 
     def do_stale(self, node: GroupNode) -> None:
-        """One that led before proposes what was so once."""
+        """An earlier leader makes a proposal that is out of date."""
         keys = [key for key in node.replica.holders() if key[0] in NODES]
         if keys:
             low = self.chance.randrange(END)
@@ -198,7 +198,7 @@ class World:
         self.apply()
 
     def do_again(self, node: GroupNode) -> None:
-        """A node that has not heard that its batches were applied sends them to another leader."""
+        """A node that has not heard that its batches were applied sends them again, to another leader."""
         if self.log:
             self.log.append(self.chance.choice(self.log[-20:]))
             self.apply()
@@ -206,11 +206,11 @@ class World:
     # -- what must hold --------------------------------------------------------------------------------------
 
     def apply(self) -> None:
-        """All apply the newest entry, and come to the same."""
+        """All nodes apply the newest entry, and reach the same state."""
         for batch in decode_entry(self.log[-1])[1]:
             for command in batch.commands:
                 if command[0] == "hand" and command[2][1] != self.nodes[command[2][0]].incarnation:
-                    # To a node that has ended, and nobody knows yet.
+                    # The messages go to a node that has ended, and no other node knows that yet.
                     _, stream_id, _, low, stop = command
                     self.doubtful.update((stream_id, offset) for offset in range(low, stop))
         for node in self.nodes.values():
@@ -264,7 +264,7 @@ class World:
         assert not counts or sum(counts) == len(group.partitions)
 
     def finish(self) -> None:
-        """All that stay ack all: everything is acked in the end."""
+        """All members that are left ack all messages: in the end everything is acked."""
         for _ in range(2_000):
             for node in self.nodes.values():
                 if not any(not client.leaving for client in node.clients.values()):
@@ -412,7 +412,7 @@ def test_what_a_consumer_that_leaves_was_not_sent_comes_as_new() -> None:
 
 
 def test_what_was_not_sent_comes_as_new_though_later_ids_were_sent() -> None:
-    """A node reads each stream by itself, and sends what it has first."""
+    """A node reads each stream separately, and sends first whatever it has first."""
     replica = replica_with("a")
     applied(replica, ("hand", 7, whole("a"), 0, 10))
     applied(replica, ("attach", key("b", 2), 0, 0))
@@ -468,8 +468,8 @@ def test_what_has_died_stays_until_it_is_buried_and_survives_a_snapshot() -> Non
             (4, 6, "rejected", 2),
         ]
     assert copy.digest() == replica.digest()
-    # Of what comes again after a reset another letter is sent, and one that was on its way does not stand for
-    # it.
+    # A message that comes again after a reset gets a new dead letter; one that was under way does not count
+    # for it.
     applied(copy, ("move", 1, [[7, 0]]), ("hand", 7, whole("a"), 0, 4), ("discard", key("a"), 10, 13))
     applied(copy, ("buried", 0, 4))
     assert [(dead.span.low, dead.span.stop, dead.first) for dead in copy.dead] == [(0, 4, 4)]

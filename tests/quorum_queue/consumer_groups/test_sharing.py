@@ -1,4 +1,4 @@
-"""Partitions are shared out evenly, and no more of them move than must."""
+"""Partitions are shared out evenly, and no more of them move than necessary."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_it_is_even_and_keeps_what_it_can(count: int, members: list[int], before
     sizes.update(shared.values())
     assert set(sizes) == set(members)
     assert max(sizes.values()) - min(sizes.values()) <= 1
-    # Nobody gives one up while getting another one.
+    # No member loses a partition and gets another one.
     for member in members:
         had = {each for each in partitions if owners.get(each) == member}
         has = {each for each in partitions if shared[each] == member}

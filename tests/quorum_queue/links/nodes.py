@@ -26,16 +26,16 @@ Tls = tuple[ssl.SSLContext, ssl.SSLContext]
 
 
 class Recorder:
-    """Keeps what a mesh tells."""
+    """Keeps the events of a mesh."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, str]] = []
         self.hellos: dict[str, Hello] = {}
         self.frames: dict[str, list[bytes]] = {}
-        #: Nodes that are let in though they are no peers, and those that wanted to.
+        #: Nodes that are let in though they are no peers, and nodes that asked to be let in.
         self.welcome: set[str] = set()
         self.wanted: list[str] = []
-        #: Why nodes are refused, by name.
+        #: Reasons to refuse nodes, by name.
         self.refusals: dict[str, str] = {}
         self.react: Callable[[str, list[memoryview]], None] = lambda peer, frames: None
         self._changed = trio.Event()
@@ -75,7 +75,9 @@ class Recorder:
         return self.told.count((what, peer))
 
     def check_alternation(self) -> None:
-        """Each session goes up once and down at most once, and never two at a time."""
+        """Check that each session goes up once and down at most once, and that there are never two at a
+        time.
+        """
         for peer in {peer for _, peer in self.told}:
             states = [what for what, name in self.told if name == peer]
             assert states == ["up", "down"] * (len(states) // 2) + ["up"] * (len(states) % 2)
@@ -152,7 +154,7 @@ class LinkNode:
 async def nodes(
     *names: str, start: bool = True, options: LinkOptions = OPTIONS, tls: Tls | None = None, **limits: Any
 ) -> AsyncIterator[list[LinkNode]]:
-    """Nodes that know each other. Checks what was told at the end."""
+    """Start nodes that know each other. At the end, check their events."""
     sockets = {name: listening() for name in names}
     peers = [Peer(name, *sock.getsockname()) for name, sock in sockets.items()]
     made: list[LinkNode] = []
@@ -176,7 +178,7 @@ async def nodes(
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """For what no mesh tells of, such as a line in the log."""
+    """Wait for a condition that no mesh reports, such as a line in the log."""
     with trio.fail_after(PATIENCE_S):
         while not condition():
             await trio.sleep(0.01)

@@ -17,15 +17,15 @@ def test_one_of_two_decides() -> None:
 
 
 def test_same_incarnation() -> None:
-    # It said this before it adopted the session it has: both had dialled.
+    # The peer said this before it adopted its present session: both had dialled.
     assert not takes(OLD, Standing(2, False), OLD, 3)
-    # It had adopted that, and lost it.
+    # The peer had adopted that session, and lost it.
     assert takes(OLD, Standing(3, False), OLD, 3)
-    # It adopted others since.
+    # The peer has adopted others since.
     assert takes(OLD, Standing(9, False), OLD, 3)
-    # It still holds it.
+    # The peer still holds the session.
     assert not takes(OLD, Standing(3, True), OLD, 3)
-    # It has not said yet that it adopted it.
+    # The peer has not said yet that it adopted the session.
     assert not takes(OLD, Standing(3, False), OLD, None)
 
 
@@ -44,7 +44,7 @@ def test_time_stands_still_while_the_loop_does() -> None:
     clock.tick(100.1)
     before = clock.at(100.1)
     assert abs(clock.at(100.15) - before - 0.05) < 1e-9
-    # Stopped for an hour.
+    # The process was stopped for an hour.
     assert abs(clock.at(3700.0) - before - 0.2) < 1e-9
     clock.tick(3700.0)
     assert abs(clock.at(3700.1) - before - 0.3) < 1e-9

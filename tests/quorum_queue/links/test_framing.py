@@ -1,4 +1,4 @@
-"""Frames in any pieces, and lengths that lie."""
+"""Frames in any pieces, and wrong lengths."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LIMIT = 5000
 
 
 def feed(reader: FrameReader, data: bytes) -> list[bytes]:
-    """As a socket would: into the buffers in order, never more than they hold."""
+    """Feed as a socket would: into the buffers in order, never more than they hold."""
     frames = []
     while data:
         count = 0
@@ -59,7 +59,7 @@ def test_byte_by_byte() -> None:
 
 
 def test_sessions_share_the_buffer() -> None:
-    """What one has begun to read is not disturbed by what another reads."""
+    """A read of one session does not disturb what another has begun to read."""
     shared = memoryview(bytearray(64))
     one, two = FrameReader(shared, LIMIT), FrameReader(shared, LIMIT)
     first, second = wire([b"1" * 100, b"1" * 5]), wire([b"2" * 30, b"2" * 80])
@@ -84,7 +84,7 @@ def test_too_long_is_refused_before_anything_is_allocated() -> None:
 
 @given(st.binary(max_size=2000))
 def test_any_bytes(data: bytes) -> None:
-    """Either a length is too long, or frames come out that add up."""
+    """Either a length is too long, or the sizes of the frames add up."""
     try:
         frames = feed(new_reader(), data)
     except FrameError:

@@ -65,7 +65,7 @@ def test_acceptor_refuses(strange: Dialler) -> None:
 def test_dialler_refuses_another_secret_and_another_name() -> None:
     for hello, keys in ((N2, Keys(b"x" * 32)), (Hello("n3", 1, ""), KEYS)):
         one = dialler()
-        # An acceptor that takes everything, but has no better key.
+        # An acceptor that accepts everything, but does not have the right key.
         two = acceptor(hello=hello, keys=keys)
         two._before = b"".join((len(one.open()).to_bytes(4, "big"), one.open()))
         with pytest.raises(Refused):
@@ -73,7 +73,7 @@ def test_dialler_refuses_another_secret_and_another_name() -> None:
 
 
 def test_reflection() -> None:
-    """What a node says is of no use as an answer to itself, on this connection or on another."""
+    """A node's own message is no valid answer to itself, on this connection or on another."""
     one = dialler()
     with pytest.raises(Refused):
         one.answer(one.open(), NEW)
@@ -86,8 +86,8 @@ def test_reflection() -> None:
 
 
 def test_swapped_roles() -> None:
-    """An answer got from a node by dialling it does not convince that node's own diallers, nor finish
-    anything.
+    """An attacker who gets an answer from a node by dialling it can't use it on that node's own dials, nor to
+    finish a handshake.
     """
     attacker_opens, answer, finish = transcript()
     with pytest.raises(Refused):
@@ -95,7 +95,7 @@ def test_swapped_roles() -> None:
     two = acceptor()
     two.opened(attacker_opens)
     two.answer(NEW)
-    # The keys differ for each message, so changing the kind of one makes no other.
+    # The keys differ for each kind of message, so a message with its kind changed is invalid.
     with pytest.raises(Refused):
         two.finish(answer[:5] + b"\x03" + answer[6:])
     with pytest.raises(Refused):
@@ -124,7 +124,7 @@ def test_standing_is_proved_too() -> None:
 
 
 def readers() -> list[tuple[bytes, Callable[[bytes], object]]]:
-    """Each message of a good handshake, and what reads it."""
+    """Each message of a good handshake, and the call that reads it."""
     opened, answer, finish = transcript()
     two = acceptor()
     two.opened(opened)
@@ -168,7 +168,7 @@ def test_any_bytes(data: bytes, index: int) -> None:
 
 @given(st.binary(max_size=200))
 def test_any_bytes_of_one_who_knows_the_secret(data: bytes) -> None:
-    """A right MAC makes no message right."""
+    """A right MAC alone does not make a message right."""
     from quorum_queue.links.handshake import _head, _sealed
 
     with pytest.raises(Refused):

@@ -40,7 +40,7 @@ def frames(node: LinkNode, sender: str) -> list[bytes]:
 
 
 async def refused(node: LinkNode, peer: str, times: int = 3) -> None:
-    """Wait until the node has dialled the peer so often in vain."""
+    """Wait until the node has dialled the peer this often in vain."""
     pair = node.mesh._sessions.pairs[peer]
     first = pair.failures
     await until(lambda: pair.failures >= first + times)
@@ -62,7 +62,7 @@ async def test_three_nodes_link_once_each(maybe_tls: Tls | None) -> None:
 
 
 async def test_frames_keep_their_order(maybe_tls: Tls | None) -> None:
-    """In both directions at once, of all sizes, whoever dialled."""
+    """In both directions at once, in all sizes, whichever node dialled."""
     async with nodes("n1", "n2", tls=maybe_tls) as made:
         sizes = [1, 3, 4, 100, 4095, 4096, 4097, 65_536, 1 << 20, 3_000_001, 7]
         sent = [index.to_bytes(4, "big") * (size // 4 + 1) for index, size in enumerate(sizes * 3)]
@@ -94,7 +94,9 @@ async def test_largest_frame(maybe_tls: Tls | None) -> None:
 
 
 async def test_one_turn_is_one_batch() -> None:
-    """What is queued without a wait in between leaves together, and the other side has it in one call."""
+    """Frames that are queued without a wait in between leave together, and the other side gets them in one
+    call.
+    """
     async with nodes("n1", "n2") as (one, two):
         batches: list[int] = []
         two.events.react = lambda peer, views: batches.append(len(views))
@@ -137,8 +139,8 @@ async def test_no_session_no_frame() -> None:
 
 @pytest.mark.parametrize("stopped", [0, 1])
 async def test_restart(stopped: int, maybe_tls: Tls | None) -> None:
-    """Whichever of the two: the session is gone with the process, and is
-    there again soon after it is back.
+    """For either of the two, the session is gone with the process, and is there again soon after the process
+    is back.
     """
     async with nodes("n1", "n2", tls=maybe_tls) as made:
         survivor = made[1 - stopped]
@@ -146,7 +148,7 @@ async def test_restart(stopped: int, maybe_tls: Tls | None) -> None:
         for generation in range(3):
             await made[stopped].stop()
             await survivor.events.until(lambda: survivor.events.count("down", name) == generation + 1)  # noqa: B023
-            # Time enough for the survivor to find that nobody answers, and to wait longer and longer.
+            # Time enough for the survivor to get no answer, and to wait longer and longer.
             await trio.sleep(0.3)
             made[stopped] = made[stopped].restarted()
             made[stopped].start()
@@ -217,7 +219,7 @@ class Proxy:
 
 
 async def test_silent_peer_is_dead_and_comes_back() -> None:
-    """The network swallows everything without a word."""
+    """The network drops everything without an error."""
     async with nodes("n1", "n2", start=False, dead_ms=300, heartbeat_ms=30) as (one, two):
         to_two, to_one = Proxy(two.address), Proxy(one.address)
         async with trio.open_nursery() as nursery:
@@ -269,7 +271,7 @@ async def test_half_dead_session_is_replaced(restarted: int) -> None:
 
 @pytest.mark.parametrize("loser", [0, 1])
 async def test_lost_by_one_side_only(loser: int) -> None:
-    """Within one incarnation: one node gave the session up, the other has not noticed."""
+    """Within one incarnation: one node gave the session up, and the other has not noticed."""
     async with nodes("n1", "n2", start=False, dead_ms=60_000, heartbeat_ms=30) as made:
         proxies = [Proxy(node.address) for node in made]
         async with trio.open_nursery() as nursery:
@@ -306,12 +308,12 @@ async def test_second_node_of_the_same_name_waits() -> None:
 
 
 async def test_peer_that_takes_nothing_loses_its_session(maybe_tls: Tls | None) -> None:
-    """The queue is bounded, and back-pressure can be seen before it is full."""
+    """The queue is bounded, and back-pressure is visible before the queue is full."""
     limit = 32 << 20
     async with nodes("n1", "n2", tls=maybe_tls, queue_bytes_max=limit, read_bytes=4096) as (one, two):
         chunk = bytes(1 << 20)
         highest = accepted = 0
-        # No wait: the other node, in the same loop, takes nothing meanwhile.
+        # There is no wait: meanwhile the other node, in the same loop, takes nothing.
         while one.mesh.send("n2", [chunk]):
             one.mesh.flush()
             accepted += 1
@@ -326,7 +328,7 @@ async def test_peer_that_takes_nothing_loses_its_session(maybe_tls: Tls | None) 
 
 
 async def test_what_the_node_above_raises_is_raised_by_run() -> None:
-    """A defect is the node's to judge: it is neither swallowed here nor taken for the peer's fault."""
+    """The node decides about a defect: the mesh neither swallows it nor takes it for the peer's fault."""
 
     class Defect(Exception):
         pass
@@ -378,7 +380,7 @@ async def test_admit() -> None:
 
 
 async def test_other_secret(caplog: pytest.LogCaptureFixture) -> None:
-    """Both sides say so in their logs, once, and not on the wire."""
+    """Both sides log this, once, and do not send it to the other."""
     async with nodes("n1", "n2", "n3") as (one, two, three):
         await two.stop()
         wrong = two.restarted(secret=b"another secret of this cluster")
@@ -393,7 +395,7 @@ async def test_other_secret(caplog: pytest.LogCaptureFixture) -> None:
         await refused(three, "n2")
         assert wrong.connected() == set()
         assert one.connected() == {"n3"}
-        # Four that refuse at the port and four that dial, each at most once in the interval.
+        # Four nodes refuse at the port and four dial; each logs at most once in the interval.
         assert len(warnings()) <= 8
         assert not any("secret of" in text for text in warnings())
         await wrong.stop()

@@ -1,4 +1,6 @@
-"""How much a link reads at a time: less while many small frames take long, for the others of this node."""
+"""How much a link reads at a time: less while many small frames take long, so that others on this node need
+not wait.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ SMALL, LARGE = [b"small"] * 100, [b"x" * 10_000]
 
 
 class Node:
-    """A session whose peer has sent these frames whenever it is read, and what it takes to handle them."""
+    """A session whose peer has always sent these frames, and the time that it takes to handle them."""
 
     more, pending_bytes = False, 0
 
@@ -51,7 +53,7 @@ class Node:
         self.time_s += self.takes_s
 
     def asks(self, frames: list[bytes], takes_s: float) -> int:
-        """Have these frames read; return how many bytes the next read asks for."""
+        """Have the session read these frames; return how many bytes the next read asks for."""
         self.frames, self.takes_s = frames, takes_s
         self.session.read()
         self.session.read()
@@ -63,7 +65,7 @@ def test_small_frames_that_take_long_are_read_a_few_at_a_time() -> None:
     assert node.asks(SMALL, 0.001) == READ_BYTES
     sizes = [node.asks(SMALL, 0.02) for _ in range(10)]
     assert sizes[0] == READ_BYTES // 2 and sizes[-1] == READ_BYTES_MIN
-    # What takes about as long as it may changes nothing.
+    # A time near the target changes nothing.
     assert node.asks(SMALL, 0.003) == READ_BYTES_MIN
     sizes = [node.asks(SMALL, 0.0001) for _ in range(10)]
     assert sizes[0] > READ_BYTES_MIN and sizes[-1] == READ_BYTES

@@ -1,4 +1,4 @@
-"""A process is stopped and goes on, as by SIGSTOP and SIGCONT."""
+"""A process is stopped and continued, as by SIGSTOP and SIGCONT."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 
 
 async def test_stopped_process_keeps_its_session_if_its_peer_waits() -> None:
-    """For longer than a peer may be silent; but what the peer sent meanwhile waits in the socket."""
+    """The stop is longer than a peer may be silent; but the peer's frames wait in the socket meanwhile."""
     await stop_and_go_on(dead_ms=60_000, sessions=1)
 
 
@@ -31,8 +31,8 @@ def other_node(port: int) -> subprocess.Popen[bytes]:
 
 
 async def stop_and_go_on(*, dead_ms: int, sessions: int) -> None:
-    """Three times; the node that is not stopped sees one session throughout, or one more after each time at
-    least: the other may be without the processor for as long as it takes to count as dead.
+    """Stop one of two nodes three times. The other node sees one session throughout, or at least one more
+    after each time: the stopped one may be without the processor for as long as it takes to count as dead.
     """
     async with trio.open_nursery() as nursery:
         one = LinkNode(

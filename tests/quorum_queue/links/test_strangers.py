@@ -1,4 +1,4 @@
-"""Whoever connects to the port for links without being a peer; and a peer that sends nonsense."""
+"""Connections to the port for links from programs that are no peers; and a peer that sends nonsense."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def connect(node: LinkNode) -> trio.SocketStream:
 
 
 async def rest_of(stream: trio.SocketStream) -> bytes:
-    """All that comes until the other side closes."""
+    """Return all bytes until the other side closes."""
     data = b""
     with trio.fail_after(PATIENCE_S):
         try:
@@ -78,7 +78,7 @@ async def test_silent_one_is_closed_in_time() -> None:
             stream = await connect(one)
             await stream.send_all(said or b"\0")
             assert await rest_of(stream) == b""
-        # It has said a right first message, perhaps another's, and cannot go on.
+        # The stranger has sent a right first message, perhaps copied from a peer, and cannot go on.
         stream = await connect(one)
         await stream.send_all(opening())
         assert len(await rest_of(stream)) < MESSAGE_BYTES_MAX
@@ -88,7 +88,7 @@ async def test_crowd_is_bounded_and_does_not_keep_peers_out() -> None:
     async with nodes("n1", "n2", half_open_max=4, handshake_ms=60_000) as (one, two):
         streams = [await connect(one) for _ in range(40)]
         accepting = one.mesh._accepting
-        # The oldest were closed without a word, the last are still there.
+        # The node has closed the oldest without a byte, and the last ones are still there.
         for stream in streams[:36]:
             assert await rest_of(stream) == b""
         assert len(accepting.strangers) == 4
@@ -117,7 +117,7 @@ async def test_logs_are_rate_limited(caplog: pytest.LogCaptureFixture) -> None:
 
 
 async def greeted(node: LinkNode, hello: Hello = N2) -> PlainWire:
-    """Be a peer, and prove it to n1."""
+    """Be a peer, and prove that to n1."""
     sock = socket.create_connection((node.address.host, node.address.port))
     sock.setblocking(False)
     wire = PlainWire(sock)
@@ -130,7 +130,9 @@ async def greeted(node: LinkNode, hello: Hello = N2) -> PlainWire:
 
 
 async def authenticated(node: LinkNode, hello: Hello = N2) -> PlainWire:
-    """Be a peer with a session: n2, for which n1 chooses the connection, or n0, which chooses."""
+    """Be a peer with a session: either n2, for which n1 chooses the connection, or n0, which chooses
+    itself.
+    """
     wire = await greeted(node, hello)
     if hello.name > "n1":
         await write_message(wire, ADOPTED.pack(1))
@@ -188,7 +190,7 @@ async def test_wrong_answer_to_start() -> None:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_any_bytes_harm_nobody_else(data: bytes, inside: str, seed: int) -> None:
-    """Before the handshake, in the middle of it, or by an authenticated peer, in any pieces."""
+    """Any bytes, in any pieces: before the handshake, in the middle of it, or from an authenticated peer."""
     chance = random.Random(seed)
 
     async def attack() -> None:

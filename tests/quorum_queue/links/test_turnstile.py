@@ -1,4 +1,4 @@
-"""Handshakes of many strangers: one at a time takes its milliseconds, and others go on in between."""
+"""Handshakes of many strangers: one at a time takes its milliseconds, and other tasks go on in between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A disk of one member, which says itself when its writes are done, and what a host does with a Ready."""
+"""A disk of one member, whose writes end when the test says so, and the work of a host for a Ready."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Snapshot:
     index: int
     term: int
     members: Members
-    #: Stands for the state: a chain over all entries applied.
+    #: Stands for the state: a hash chain over all applied entries.
     digest: bytes
 
 
@@ -37,7 +37,7 @@ class Write:
 
 @dataclass
 class Disk:
-    """Durable is what `sync` has written; the rest is lost in a crash."""
+    """Data that `sync` has written is durable; the rest is lost in a crash."""
 
     snapshot: Snapshot
     hard: HardState = HardState()
@@ -86,7 +86,7 @@ def chained(digest: bytes, entry: Entry) -> bytes:
 
 
 class SimulatedMember:
-    """A member with its disk: does what a host does with each Ready, but writes only when told to."""
+    """A member with its disk. It does a host's work for each Ready, but writes only when the test says so."""
 
     def __init__(
         self,
@@ -99,13 +99,13 @@ class SimulatedMember:
         self.options = options
         self.send = send
         self.disk = Disk(Snapshot(0, 0, members, b""))
-        #: How many disks went before this one.
+        #: The number of earlier disks.
         self.disk_number = 0
         self.start()
 
     def start(self) -> None:
-        """From what is on disk. Nothing at all, on a disk that is not the
-        first, is what an amnesiac finds.
+        """Start from the data on the disk. A disk that is empty, and not the first one, makes the member
+        amnesiac.
         """
         disk = self.disk
         amnesiac = self.disk_number if disk.hard == HardState() else 0
@@ -131,12 +131,14 @@ class SimulatedMember:
         self.digests: dict[int, bytes] = {base.index: base.digest}
         self.entries: list[Entry] = []
         self.lost: list[int] = []
-        #: What the disk was asked for, and has yet to give.
+        #: Reads that the disk was asked for, and has not done yet.
         self.reading: deque[tuple[int, int]] = deque()
         self.offered: list[tuple[Message, Snapshot]] = []
 
     def crash(self, writes_done: int = 0) -> None:
-        """Stop at once; that many of the writes under way have reached the disk, though nobody was told."""
+        """Stop at once; this many of the writes under way have reached the disk, though no other node was
+        told.
+        """
         for _ in range(min(writes_done, len(self.disk.pending))):
             self.write_one()
         self.disk.pending.clear()
@@ -154,7 +156,7 @@ class SimulatedMember:
         self.raft.step(message)
 
     def pump(self) -> None:
-        """Do what is to be done, except for writing."""
+        """Do all pending work except writes."""
         while self.raft.has_ready:
             self.handle(self.raft.ready())
 
@@ -177,11 +179,11 @@ class SimulatedMember:
             self.raft.came(*self.reading.popleft())
 
     def reads_wait(self) -> bool:
-        """Return whether the disk takes its time for what it is asked for."""
+        """Return whether the disk takes time for the reads it was asked for."""
         return False
 
     def read_one(self) -> None:
-        """The disk gives what it was asked for first."""
+        """Do the oldest read."""
         self.raft.came(*self.reading.popleft())
         self.pump()
 
@@ -198,7 +200,7 @@ class SimulatedMember:
         self.offered.clear()
 
     def compact(self) -> None:
-        """Begin to write a snapshot of the state as it is."""
+        """Begin to write a snapshot of the present state."""
         base = self.disk.snapshot
         if self.applied > base.index and not any(write.snapshot for write in self.disk.pending):
             term = self.raft.log.term_at(self.applied)
@@ -210,7 +212,7 @@ class SimulatedMember:
         return self.disk.write_one()
 
     def sync(self) -> None:
-        """Let the oldest write be done."""
+        """Let the oldest write end."""
         write = self.write_one()
         snapshot = write.snapshot
         if write.hard is not None:

@@ -1,4 +1,4 @@
-"""A group under the test's own hand: messages wait until they are delivered, writes until they are synced."""
+"""A group driven by the test: messages wait until they are delivered, and writes until they are synced."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ class Group:
                 node.pump()
 
     def deliver(self, wanted: Callable[[Message], bool] = lambda message: True) -> int:
-        """Deliver what waits now, as far as it is wanted; the rest goes on waiting. Return how many."""
+        """Deliver the wanted ones of the messages that wait now; the others go on waiting. Return how
+        many.
+        """
         waiting, self.wire = self.wire, []
         count = 0
         for message, snapshot in waiting:
@@ -91,7 +93,7 @@ class Group:
         assert self[name].role == LEADER
 
     def heard(self, name: str) -> list[str]:
-        """The nodes that this one hears."""
+        """Return the nodes that this one hears."""
         return [
             other.name
             for other in self.nodes.values()

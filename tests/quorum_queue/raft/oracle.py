@@ -1,4 +1,4 @@
-"""What must hold at every moment of a run, whatever fails."""
+"""The checks that must hold at every moment of a run, whatever fails."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class Violation(AssertionError):
 
 
 class Oracle:
-    """Sees all that nodes do and all that reaches their disks."""
+    """Sees everything that nodes do and everything that reaches their disks."""
 
     def __init__(self) -> None:
         self.leaders: dict[int, str] = {}
-        #: (voter, term) → who has its vote
+        #: (voter, term) → the candidate that has its vote
         self.votes: dict[tuple[str, int], str] = {}
         #: (index, term) → the entry, and the term of the one before
         self.seen: dict[tuple[int, int], tuple[Entry, int]] = {}
@@ -61,7 +61,7 @@ class Oracle:
         if entry.index > self.last_committed:
             self.last_committed = entry.index
             holders = self.on_disks.get((entry.index, entry.term), [])
-            # A leader counts by its newest members, which the one who applies first need not have yet.
+            # A leader counts by its newest members, which the node that applies first may not have yet.
             if not any(
                 sum(name in holders for name in members.voters) > len(members.voters) // 2
                 for members in (raft.members_at(entry.index), raft.members)
@@ -69,7 +69,7 @@ class Oracle:
                 raise Violation(f"durability: {node.name} applies {entry}, which only {holders} have written")
 
     def written(self, node: SimulatedMember) -> None:
-        """Something has reached the disk of this node."""
+        """A write has reached the disk of this node."""
         for entry in node.disk.log.values():
             holders = self.on_disks.setdefault((entry.index, entry.term), [])
             if node.name not in holders:

@@ -18,7 +18,7 @@ STEPS = 1000
 
 
 class Simulation(World):
-    """What happens is drawn; then all is mended, and the group must come to rest."""
+    """Draws events at random; then it mends everything, and the group must come to rest."""
 
     def run(self) -> None:
         actions, weights = self.weighted_actions()
@@ -79,7 +79,7 @@ class Simulation(World):
             del self.blocked[blocked]
 
     def some_upheaval(self) -> None:
-        """An election that nothing called for, and that pre-vote would have prevented."""
+        """An election without a reason, which pre-vote would have prevented."""
         raft = self.nodes[self.some_node()].raft
         if self.nodes[raft.node].alive and raft.leadership is None and raft.may_campaign():
             self.log(f"{raft.node} stands for term {raft.term + 1}")
@@ -98,7 +98,7 @@ class Simulation(World):
         raft.patient = not raft.patient
 
     def some_leader(self) -> str:
-        """Old ones are leaders too, as long as they don't know better."""
+        """Old leaders count too, as long as they don't know better."""
         leaders = [name for name in self.names if self.nodes[name].raft.role == LEADER]
         return self.random.choice(leaders or self.names)
 
@@ -106,7 +106,7 @@ class Simulation(World):
         return self.random.choice(self.names)
 
     def weighted_actions(self) -> tuple[list[Callable[[], None]], list[float]]:
-        """Each run likes some things more than others, so that together they go to extremes."""
+        """Each run prefers some actions, so that together the runs go to extremes."""
         trouble = self.random.choice((0.1, 0.3, 0.6, 1.5))
         usual: dict[Callable[[], None], float] = {
             self.some_deliver: 70,

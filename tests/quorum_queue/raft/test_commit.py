@@ -1,4 +1,4 @@
-"""What is committed, when, and by whose word."""
+"""Which entries are committed, when, and by whose messages."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_entries_of_older_terms_are_not_committed_by_counting() -> None:
     group.elect_without("a", of_new_term)
     assert [group.nodes[name].disk.log[2].term for name in "abcd"] == [1, 1, 1, 1]
     assert group["a"].commit < 2
-    # So that nothing is broken when e comes back and replaces it.
+    # These two stop, so that nothing is broken when e comes back and replaces the entry.
     group.crash("a")
     group.crash("b")
     group.restart("e")
@@ -152,7 +152,7 @@ def test_a_follower_acknowledges_only_what_is_durable() -> None:
     group["a"].propose(b"x")
     group.settle(synced="a")
     assert acknowledged(group, "b") == 1
-    # Nor does a repetition or a probe while the write runs bring that about.
+    # Nor does a repetition or a probe cause that while the write runs.
     group["a"].lost_contact("b")
     group["a"].in_contact("b")
     group.settle(synced="a")
@@ -246,7 +246,7 @@ def test_all_in_contact_have_what_each_of_them_has_written() -> None:
     leadership = leading(group, "a")
     index = group["a"].propose(b"x")
     group.settle(synced="bcd")
-    # Three disks are a majority, and the leader's own counts, too.
+    # Three disks are a majority, but for `reached` the leader's own disk counts, too.
     assert group["a"].commit == index
     assert leadership.reached() == index - 1
     group.nodes["a"].sync_all()
@@ -262,7 +262,7 @@ def test_all_in_contact_have_what_each_of_them_has_written() -> None:
     assert leadership.reached() == index - 1
     group.settle(synced="abcdz")
     assert leadership.reached() == index
-    # Never more than a majority has, whoever is out of contact.
+    # Never more than a majority has, whichever members are out of contact.
     for name in "bcd":
         group["a"].lost_contact(name)
     index = group["a"].propose(b"z")

@@ -1,4 +1,4 @@
-"""Who leads, who votes for whom, and what a vote rests on."""
+"""Which node leads, which votes for which, and what a vote rests on."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_group_that_starts_elects_one_leader_and_becomes_quiet() -> None:
 
 def test_who_is_to_lead_does_not_wait_for_an_election_timeout() -> None:
     waiting, group = Group(), Group()
-    # There is one link after the other.
+    # The links come one after the other.
     group["b"].hurry()
     group["b"].hurry()
     for each in (waiting, group):
@@ -142,7 +142,7 @@ def test_a_vote_is_sent_only_when_it_is_durable_and_not_given_twice() -> None:
 
 
 def test_a_vote_that_reached_the_disk_is_remembered_after_a_restart() -> None:
-    """The voter stops after its vote is durable and before it is sent: nobody knows of it but the disk."""
+    """The voter stops after its vote is durable and before it is sent: only its disk knows of the vote."""
     group = Group()
     group.nodes["b"].receive(Message(VOTE, "a", "b", 1), None)
     group.pump()
@@ -302,7 +302,9 @@ def test_a_link_that_comes_back_tells_who_leads_without_an_election() -> None:
 
 
 def test_who_asks_for_votes_does_not_lead() -> None:
-    """A resignation may be lost with a session; then the old leader's own candidacy tells."""
+    """A resignation may be lost with a session; then the old leader's own candidacy shows that it does not
+    lead.
+    """
     group = Group()
     group.elect("a")
     group["a"].step_down()
@@ -326,7 +328,7 @@ def test_a_leader_that_steps_down_lets_others_go_first() -> None:
 
 
 def test_a_deposed_leader_is_told_by_who_followed_it() -> None:
-    """b was with a, and now follows c; c can't reach a."""
+    """b was a follower of a, and now follows c; c can't reach a."""
     group = Group()
     group.elect("a")
     group.cut = [("a", "c"), ("c", "a")]

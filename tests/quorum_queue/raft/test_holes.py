@@ -1,4 +1,4 @@
-"""A member whose log has holes: what it promises, and what it may not do."""
+"""A member whose log has holes: what it promises, and what it must not do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ABC = Members(("a", "b", "c"))
 
 
 def a_member(*holes: int, last_index: int = 8) -> Raft:
-    """It has seen term 6, and its entries are of the terms 1, 2 and 5."""
+    """Return a member that has seen term 6, with entries of the terms 1, 2 and 5."""
     log = Log(
         Disk(Snapshot(0, 0, ABC, b"")), last_index=last_index, terms=[(1, 1), (4, 2), (7, 5)], holes=holes,
         term_bound=6,
@@ -34,7 +34,7 @@ def a_member(*holes: int, last_index: int = 8) -> Raft:
 
 
 def answers(raft: Raft, message: Message) -> list[Message]:
-    """Return what it answers, once its disk is done."""
+    """Return the member's answers, once its disk is done."""
     raft.step(message)
     found: list[Message] = []
     while raft.has_ready:

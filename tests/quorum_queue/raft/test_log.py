@@ -1,4 +1,4 @@
-"""The log by itself: terms, truncation, what is durable, what is kept in memory."""
+"""The log by itself: terms, truncation, durability, and the entries in memory."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def test_a_late_write_makes_nothing_stable_that_was_replaced() -> None:
 
 
 def test_a_late_write_makes_nothing_stable_that_came_back() -> None:
-    """The same entries again, after others in their place: the disk will first cut off what it just wrote."""
+    """The same entries come again, after others in their place: the disk will first cut off what it just
+    wrote.
+    """
     log = Log(a_disk())
     log.append(entries(1, 1, 1))
     log.take()

@@ -38,7 +38,7 @@ def test_who_lost_its_disk_neither_votes_nor_campaigns() -> None:
     group.tick("b", 100)
     group["b"].campaign()
     assert group["b"].role == FOLLOWER
-    # c with b's vote would be a majority that knows nothing of what was committed.
+    # c with b's vote would be a majority that does not know the committed entries.
     group.restart("c")
     group.tick_all(60)
     assert group.leaders() == []
@@ -99,7 +99,7 @@ def test_the_memory_is_back_only_when_that_is_durable() -> None:
     group.reconnect("b")
     group.restart("c")
     for _ in range(20):
-        # All but the write that ends it.
+        # All writes except the one that ends the amnesia.
         group.settle(synced="ac")
         if group["b"].amnesiac:
             group.nodes["b"].sync()
@@ -117,7 +117,7 @@ def test_the_memory_is_back_only_when_that_is_durable() -> None:
 
 
 def test_old_members_in_the_log_do_not_bring_memory_back() -> None:
-    """b joined by entries of this very log; to read them again proves nothing."""
+    """b joined through entries of this very log; to read them again proves nothing."""
     group = Group("a", others="bc")
     group.elect("a")
     for change in (members("a", "b"), members("ab"), members("ab", "c"), members("abc")):

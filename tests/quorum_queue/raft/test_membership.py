@@ -1,4 +1,4 @@
-"""Members that come and go, and leaders that hand over."""
+"""Members that come and go, and leaders that hand over the lead."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_learner_becomes_a_voter() -> None:
     group["a"].propose_members(members("abcd"))
     group.settle()
     assert [group[name].members.voters for name in "abcd"] == [tuple("abcd")] * 4
-    # Of four, three are needed.
+    # A majority of four is three.
     group.crash("b")
     group.propose("a", b"three")
     assert group.applied("d")[-1] == b"three"
@@ -96,7 +96,7 @@ def test_several_learners_may_come_at_once() -> None:
 
 
 def test_members_do_not_change_before_the_leader_has_committed_in_its_term() -> None:
-    """Else two leaders in turn could each make a change that the other does not know of."""
+    """Otherwise two leaders in turn could each make a change that the other does not know."""
     group = Group("abcd", others="e")
     group["a"].campaign()
     group.elect_without("a", lambda message: bool(message.entries))
@@ -115,7 +115,7 @@ def test_members_need_a_voter_and_names() -> None:
 
 
 def test_a_change_that_could_not_be_committed_is_refused() -> None:
-    """Of three with one down, the other that works must stay."""
+    """With one of three members down, the other working one must stay."""
     group = Group()
     group.elect("a")
     group.crash("c")

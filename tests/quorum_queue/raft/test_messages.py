@@ -1,4 +1,4 @@
-"""Messages and members to bytes and back; bytes that are neither."""
+"""Messages and members as bytes and back; and bytes that are neither."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def encoded(message: Message) -> bytes:
 
 
 def test_the_bytes_on_a_link_stay_what_they_are() -> None:
-    """Older nodes of a cluster read them."""
+    """Older nodes of a cluster read these bytes."""
     entries = (Entry(6, 3, 0, b"one"), Entry(7, 4, 2, b""))
     message = Message(
         APPEND, "n1", "n\xfc2", 4, 5, 3, 2, entries, True, 8, 9, 1, Members(("a",), ("b",)), 10, True

@@ -1,7 +1,7 @@
 """Known bugs of Raft implementations, planted one at a time: for each a test must fail, or the tests prove
 little.
 
-Directed tests find all of them; for those that chance finds as well, the seeds are run, too.
+Directed tests find all of them; for those that random runs find as well, the seeds are run, too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.quorum_queue.raft import (
     test_snapshots,
 )
 
-#: Seeds within which the simulation must find a bug that it is said to find; one in ten of that is usual.
+#: Seeds within which the simulation must find a bug that is marked so; usually a tenth of them is enough.
 SEEDS = 1000
 
 
@@ -71,7 +71,7 @@ def forgetting(what: str) -> Callable[..., None]:
     def mutant(self: Raft, *arguments: Any, **named: Any) -> None:
         if what == "vote":
             hard = named["hard"]
-            # A vote's place is also where amnesia is kept.
+            # The field of the vote also holds the amnesia.
             named["hard"] = HardState(hard.term, hard.vote if hard.vote.startswith("?") else "")
         elif what == "amnesia":
             named["amnesiac"] = 0
@@ -191,7 +191,7 @@ def test_a_planted_bug_is_found(mutation: Mutation, monkeypatch: pytest.MonkeyPa
         test()
     monkeypatch.setattr(mutation.target, mutation.attribute, mutation.mutant)
     for test in mutation.tests:
-        # Any error will do: what a broken core runs into first is not to be foreseen.
+        # Any error will do: nobody can foresee what a broken core runs into first.
         with pytest.raises((Exception, pytest.fail.Exception)):
             test()
     if mutation.simulated:

@@ -1,4 +1,4 @@
-"""Followers on whose node nobody waits are told of the commit with the next entries, or at a tick."""
+"""Followers on whose node no client waits learn of the commit with the next entries, or at a tick."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tests.quorum_queue.raft.group import Group
 
 
 def a_group_with_a_patient_member() -> Group:
-    """c has said, by an answer, that it is patient."""
+    """c has said in an answer that it is patient."""
     group = Group()
     group["c"].patient = True
     group.elect("a")

@@ -54,7 +54,7 @@ def test_appends_go_ahead_of_the_answers() -> None:
 
 
 def test_a_follower_far_behind_in_terms_is_found_in_few_steps() -> None:
-    """b has a hundred entries of a term that nobody else has."""
+    """b has a hundred entries of a term that no other member has."""
     group = Group()
     group.elect("b")
     group.isolate("b")
@@ -149,7 +149,7 @@ def test_a_restarted_follower_gets_back_the_tail_it_lost() -> None:
 
 
 def test_a_follower_that_lost_durable_entries_gets_them_again() -> None:
-    """That should not be, and nothing is promised then; but it must not hang."""
+    """That must not happen, and nothing is promised if it does; but the group must not hang."""
     group = Group()
     group.elect("a")
     for number in range(4):

@@ -1,4 +1,4 @@
-"""A fixed set of seeds, and proof that they exercise what they are there for."""
+"""A fixed set of seeds, and checks that they exercise what they are made for."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A group in a world of its own: links, disks, and all that may happen to them, one thing at a time.
+"""A group in a world of its own: links, disks, and every fault that may befall them, one at a time.
 
-A link is a session of two ordered streams, as TCP makes them. A lossy world loses, doubles and reorders
-within them as well, which may stop progress until the sessions begin anew, but may never break what the
-oracle watches.
+A link is a session of two ordered streams, as TCP makes them. A lossy world also loses, duplicates and
+reorders messages within them. That may stop progress until the sessions begin anew, but may never break what
+the oracle watches.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.quorum_queue.raft.oracle import Oracle, Violation
 
 #: Ticks of silence after which a session ends.
 DEAD_TICKS = 3
-#: Small limits, so that they are met.
+#: Small limits, so that runs reach them.
 OPTIONS = Options(
     election_ticks=4, lost_ticks_jitter=2, append_bytes_max=60, probe_bytes_max=20, inflight_appends_max=3, inflight_bytes_max=150, apply_bytes_max=100,
     cache_bytes_max=400, snapshot_ticks=20,
@@ -31,7 +31,7 @@ Packet = tuple[bytes, Snapshot | None]
 
 
 class SimulatedNode(SimulatedMember):
-    """Tells the oracle."""
+    """A node that reports to the oracle."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class World:
         return (one, two) in self.streams
 
     def open_session(self, one: str, two: str) -> None:
-        """The first to learn of it may send before the other learns of it."""
+        """The first end to learn of the session may send before the other one learns of it."""
         if self.up(one, two) or not self.nodes[one].alive or not self.nodes[two].alive:
             return
         self.streams[one, two] = []
@@ -156,7 +156,7 @@ class World:
             node.pump()
 
     def leader(self) -> SimulatedNode | None:
-        """The one of the highest term."""
+        """Return the leader of the highest term."""
         leading = [node for node in self.nodes.values() if node.alive and node.raft.role == LEADER]
         return max(leading, key=lambda node: node.raft.term, default=None)
 
@@ -174,13 +174,12 @@ class World:
     def change_members(self, name: str) -> None:
         node = self.nodes[name]
         if not node.alive or node.raft.role != LEADER or self.wiped:
-            # If the one that forgot were needed to commit a change, that would wait for ever, and all else
-            # with it.
+            # If the change needed the member that forgot, it would wait forever, and everything else with it.
             return
         members = node.raft.members
         other = self.random.choice(self.names)
         if self.random.random() < 0.2:
-            # Any members at all, which the core refuses unless they happen to differ by one voter.
+            # Any members at all; the core refuses them unless they happen to differ by one voter.
             change = Members(tuple(self.random.sample(self.names, self.random.randint(2, len(self.names)))))
         elif other in members.learners:
             if not node.raft.caught_up(other):
@@ -225,7 +224,7 @@ class World:
             node.pump()
 
     def lose_disk(self, name: str) -> None:
-        """One disk at a time, of three voters or more: the memory of a majority is what Raft builds on."""
+        """One disk at a time, in a group of three voters or more: Raft relies on the memory of a majority."""
         if self.wiped or any(
             node.raft.members_index > node.raft.commit or len(node.raft.members.voters) < 3
             for node in self.nodes.values()
@@ -239,7 +238,7 @@ class World:
         self.nodes[name].pump()
 
     def check_wiped(self) -> None:
-        """The next disk may go once this one's node is a voter again that has what is committed."""
+        """The next disk may be lost once this one's node is a voter again and has all committed entries."""
         if self.wiped:
             leader, node = self.leader(), self.nodes[self.wiped]
             if leader is None or not node.alive or node.raft.amnesiac:
@@ -281,7 +280,7 @@ class World:
     # -- the end ---------------------------------------------------------------------------------------------
 
     def mend(self) -> None:
-        """Everything works again: nodes are up, and all links begin anew."""
+        """Make everything work again: nodes are up, and all links begin anew."""
         self.blocked.clear()
         for one, two in self.pairs:
             self.close_session(one, two)
@@ -291,7 +290,7 @@ class World:
             self.open_session(one, two)
 
     def come_to_rest(self) -> None:
-        """There is a leader, it takes an entry, every member has it, and then nothing moves any more."""
+        """There is a leader, it takes an entry, every member gets it, and then nothing moves any more."""
         proposed = 0
         for _ in range(400):
             self.step += 1
@@ -313,7 +312,7 @@ class World:
         raise Violation("the group makes no progress though everything works")
 
     def promote(self, leader: SimulatedNode) -> None:
-        """A host's policy: who has caught up votes."""
+        """A host's policy: a member that has caught up becomes a voter."""
         raft = leader.raft
         for name in raft.members.learners:
             if raft.members_index <= raft.commit and raft.caught_up(name):

@@ -1,4 +1,4 @@
-"""What must hold when a cluster has come to rest."""
+"""The checks of a cluster that has come to rest."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _check_owners(cluster: Cluster, node: SimulatedNode) -> None:
 
 
 def drain(cluster: Cluster, vhosts: tuple[str, ...]) -> None:
-    """All sessions end; others take everything out of the queues."""
+    """End all sessions; new clients then take all messages out of the queues."""
     cluster.log("sessions end")
     for node in cluster.running:
         for client in list(node.clients):
@@ -131,7 +131,7 @@ def drain(cluster: Cluster, vhosts: tuple[str, ...]) -> None:
                     break
                 client.ack_all()
             if client.queue_id(name) != queue.queue_id:
-                # Its lease was over.
+                # The lease of the queue was over.
                 continue
             if queue.durable and queue.node not in cluster.wiped:
                 cluster.messages.check(queue.queue_id)

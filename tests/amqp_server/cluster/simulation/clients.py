@@ -29,7 +29,7 @@ EXPIRES_MS = 2_500
 
 
 class Kind:
-    """What queues of one sort are declared with."""
+    """The arguments with which queues of one kind are declared."""
 
     def __init__(
         self, *, durable: bool = True, exclusive: bool = False, auto_delete: bool = False, **arguments: Any
@@ -83,12 +83,12 @@ class Client:
         )  # fmt: skip
         self.session.client.capabilities = dict(CAPABILITIES)
         self.channel = 0
-        #: What was asked and not answered yet.
+        #: The request that is not answered yet.
         self.asked: tuple[str, Any] | None = None
         self.asked_at: dict[str, int] = {}
-        #: Published and not answered yet, by number: bodies and the names of their queues.
+        #: Messages published and not answered yet, by number: bodies and the names of their queues.
         self.unconfirmed: dict[int, tuple[bytes, str]] = {}
-        #: The same of an open transaction, and the deliveries settled in it.
+        #: Messages published in the open transaction, and the deliveries settled in it.
         self.uncommitted: list[tuple[bytes, str]] = []
         self.uncommitted_tags: list[int] = []
         self.published = 0
@@ -97,11 +97,11 @@ class Client:
         self.consumers: dict[str, int] = {}
         self.tags = 0
         self.closing = False
-        #: What the broker said when it closed a channel, or the connection.
+        #: The broker's reasons for closing a channel or the connection.
         self.refusals: list[str] = []
-        #: Bodies of what was delivered, in order.
+        #: Bodies of the delivered messages, in order.
         self.received: list[bytes] = []
-        #: Published, and refused.
+        #: Messages published and refused.
         self.nacked: list[bytes] = []
         #: Consumers that the broker cancelled.
         self.cancelled: list[str] = []
@@ -116,7 +116,7 @@ class Client:
         self.send(commands.Channel.Open(), mode, commands.Basic.Qos(prefetch_count=3))
 
     def abandon(self) -> None:
-        """The channel is gone: what was not to be committed yet never will be."""
+        """The channel is gone: messages that no commit has been sent for are never committed."""
         for body, _ in self.uncommitted:
             self.world.messages.forget(body)
         self.uncommitted = []
@@ -139,7 +139,7 @@ class Client:
     def resumed(self) -> None: ...
 
     def flush(self) -> None:
-        """`collect` takes what the outbox lets go."""
+        """Pass the frames that the outbox lets go to `collect`."""
 
     def ask(self, what: str, about: Any, method: base.Frame) -> str:
         self.asked, self.asked_at = (what, about), self.world.ledger.clocks()
@@ -154,7 +154,7 @@ class Client:
     # -- what comes back -------------------------------------------------------------------------------------
 
     def collect(self) -> None:
-        """Take what the broker has sent."""
+        """Take the frames that the broker has sent."""
         while data := b"".join(self.outbox.take()):
             self._held += data
             self.outbox.sent(len(data))
@@ -188,8 +188,8 @@ class Client:
             self.node.clients.remove(self)
 
     def _lags(self, queue_id: int) -> bool:
-        """Has another member applied more? The group may have taken this one for down, and it has not heard
-        of it.
+        """Return whether another member has applied more. The group may have taken this node for down, and
+        this node may not have heard of that.
         """
         groups = [node.cluster.replicas.groups.get(queue_id) for node in self.world.running]
         own = self.node.cluster.replicas.groups.get(queue_id)
@@ -205,7 +205,7 @@ class Client:
             if isinstance(how, commands.Basic.GetOk):
                 name, queue_id = self._answered("get")[1]
                 if not messages.is_of(method.body, queue_id):
-                    # It waited for the topology, and then found another queue of this name.
+                    # The get waited for the topology, and then found another queue of this name.
                     queue_id = self.queue_id(name)
                 self.world.ledger.use(queue_id, self.asked_at)
             else:
@@ -252,7 +252,8 @@ class Client:
             self.world.ledger.use(asked[1][1], self.asked_at)
         elif asked[0] == "consume":
             name, tag = asked[1]
-            # The queue may be another one than when the client asked: a node may wait for the topology first.
+            # The queue may be another one than at the time of the request: a node may wait for the topology
+            # first.
             self.consumers[tag] = self.queue_id(name) or self.consumers[tag]
         elif asked[0] == "purge":
             self.world.messages.purged(asked[1][1])
@@ -384,7 +385,7 @@ class Client:
         return self.ask("bind", (source, to, key, arguments), method)
 
     def unbind(self) -> str:
-        """Unbind what is bound here, in other words."""
+        """Unbind a binding of this vhost, with its arguments in another order."""
         there = sorted(
             self.node.broker.vhost(self.vhost).router.bindings(), key=lambda binding: binding.order
         )
@@ -434,7 +435,7 @@ class Client:
     # -- chance ----------------------------------------------------------------------------------------------
 
     def act(self) -> str:
-        """Do something."""
+        """Do one thing at random."""
         random, action = self.random, self.random.random()
         if self.closing:
             return "waits for its end"
@@ -450,7 +451,8 @@ class Client:
             name = random.choice(there) if action >= 0.20 else name
         if action < 0.20:
             if name == "two" and self.world.is_filling():
-                # If one of the two has yet to be filled, and the other has nothing, nobody may ever lead.
+                # If one of the two nodes has yet to be filled and the other one has an empty disk, nobody may
+                # ever lead.
                 name = "wide"
             return self.declare(name)
         if action < 0.25:

@@ -1,6 +1,4 @@
-"""A cluster of whole nodes in one process, under the hand of whoever runs it: nothing moves unless it is told
-to.
-"""
+"""A cluster of whole nodes in one process, driven by the test: nothing moves unless the test says so."""
 
 from __future__ import annotations
 
@@ -23,16 +21,16 @@ from tests.amqp_server.cluster.simulation.waiting import Task
 from tests.quorum_queue.cluster.network import CLOSED, Network
 from tests.turns import Violation
 
-#: Rounds within which a healed cluster must come to rest: in each, everybody's clock ticks once.
+#: Rounds within which a healed cluster must come to rest: in each round every clock ticks once.
 ROUNDS = 600
-#: Within so many the maintenance of a node with a slow clock has a look.
+#: Rounds within which the maintenance of a node with a slow clock has looked at the cluster.
 LOOK_ROUNDS = 12
 
 
 @contextmanager
 def by_hand() -> Iterator[None]:
-    """The broker's coroutines await what `waiting` has, within this. A node's clock goes on in steps, so its
-    ticks come one interval after the other, and not on the beat: between two steps.
+    """Within this, the broker's coroutines await the primitives of `waiting`. A node's clock goes on in
+    steps, so its ticks come one interval after the other: on the beat they would fall between two steps.
     """
     places: list[Any] = [product, administration]
     before = [place.trio for place in places]
@@ -54,7 +52,7 @@ def _whole_interval_s(interval_ms: int, at_ms: int) -> float:
 
 
 class Cluster:
-    """Founded by some of the nodes; the others may join."""
+    """A cluster founded by some of the nodes; the others may join."""
 
     def __init__(
         self,
@@ -81,18 +79,18 @@ class Cluster:
                 name, self.network, self.ledger, identities, seed=self.random.getrandbits(30), rate=rate
             )
             self.nodes[name] = self.network.nodes[name] = self.ledger.nodes[name] = node
-        #: Nodes that belong to the cluster, or are about to.
+        #: Nodes that belong to the cluster, or are about to join.
         self.belonging = dict.fromkeys(self.founders)
         self.last_number = 0
-        #: When clients may want their messages to be confirmed: x-confirm, or nothing.
+        #: The confirm levels (x-confirm) that clients may ask for; empty if they ask for none.
         self.levels: tuple[str, ...] = ()
-        #: The node whose disk was lost, until all of that is filled again.
+        #: The node whose disk was lost, until everything on it is filled again.
         self.wounded = ""
-        #: Nodes that had another disk, or were taken out, once.
+        #: Nodes that once had another disk, or were taken out once.
         self.wiped: dict[str, None] = {}
-        #: What operators have asked for, and where it is done.
+        #: The requests of operators, each with its node and task.
         self.asked: list[tuple[str, str, Task]] = []
-        #: (from, to) in which nothing arrives, whatever else is healed.
+        #: Links, as (from, to), on which nothing arrives, even when everything else is healed.
         self.dead: dict[tuple[str, str], None] = {}
 
     def log(self, text: str) -> None:
@@ -114,7 +112,9 @@ class Cluster:
     # -- nodes -----------------------------------------------------------------------------------------------
 
     def start(self, node: SimulatedNode) -> None:
-        """A founder is configured with the founders, another one with all that are there."""
+        """Start a node. A founder is configured with the founders, any other node with all nodes of the
+        cluster.
+        """
         if node.alive or node.name not in self.belonging:
             return
         if node.out:
@@ -192,7 +192,7 @@ class Cluster:
     # -- coming to rest --------------------------------------------------------------------------------------
 
     def mend(self) -> None:
-        """Everything works but what is dead: nodes are up, and all links begin anew."""
+        """Make everything work except the dead links: nodes are up, and all links begin anew."""
         self.unblock()
         for session in list(self.network.sessions):
             for name in session.ends:
@@ -207,7 +207,7 @@ class Cluster:
         self.connect_all()
 
     def heal_queues(self, node: SimulatedNode) -> None:
-        """No queue fails any more, and an operator has those tried again that were set aside."""
+        """No queue fails any more, and an operator has the nodes try again the queues that they set aside."""
         if not node.alive:
             return
         plants_of(node.cluster.replicas).left.clear()
@@ -217,27 +217,27 @@ class Cluster:
                 self.note("queues that were set aside are tried again")
 
     def unblock(self) -> None:
-        """All links work but the dead one."""
+        """All links work except the dead one."""
         self.network.blocked.clear()
         self.network.blocked.update(self.dead)
 
     def is_dead(self, one: str, two: str) -> bool:
-        """Is there no link between these nodes?"""
+        """Return whether there is no link between these nodes."""
         return (one, two) in self.dead or (two, one) in self.dead
 
     def splits(self) -> bool:
-        """Is there a group in which a member that runs, and may be the one with the longest log, reaches no
-        majority?
+        """Return whether there is a group in which a running member that may have the longest log reaches no
+        majority.
 
-        Of two members at the ends of the dead link that is so, and of four of which one has been taken out
-        for good, and of three of which one has failed and is to be filled by the others.
+        This is so for two members at the ends of the dead link, for four members of which one has been taken
+        out for good, and for three of which one has failed and is to be filled by the others.
         """
         for node in self.serving:
             if self._is_out_of_reach(node):
                 return True
             if any(self._are_split(queue.members) for queue in node.broker.all_queues() if queue.members):
                 return True
-        # Without a leader of the topology, none of them may serve.
+        # If the topology has no leader, none of its nodes may serve.
         for node in self.running:
             for group_id, group in node.cluster.replicas.groups.items():
                 if self._are_split(group.core.members.voters, self._without_memory(group_id)):
@@ -245,8 +245,8 @@ class Cluster:
         return False
 
     def _is_out_of_reach(self, node: SimulatedNode) -> bool:
-        """Does none of the nodes that new queues are put on have links with this one? The others are about to
-        leave.
+        """Return whether this node has no link to any of the nodes that new queues are put on. The other
+        nodes are about to leave.
         """
         staying = node.cluster.roster.staying
         return bool(staying) and all(self.is_dead(node.name, name) for name in staying)
@@ -262,8 +262,8 @@ class Cluster:
         return min(reached, default=0) <= len(names) // 2
 
     def look_at_members(self) -> None:
-        """Who belongs to the cluster is what the topology says; those who were removed are stopped by
-        somebody.
+        """Take the nodes that belong to the cluster from the topology. An operator stops the nodes that were
+        removed.
         """
         topology = self.leading()
         if topology is None:
@@ -283,7 +283,7 @@ class Cluster:
                 node.replace_disk()
 
     def is_filling(self) -> bool:
-        """Is there a node that begins with an empty disk, or is about to?"""
+        """Return whether there is a node that begins with an empty disk, or is about to."""
         joining = any(what == "join" for what, _, _ in self.asked)
         return bool(self.wounded) or joining or not all(self.nodes[name].serving for name in self.belonging)
 
@@ -306,13 +306,13 @@ class Cluster:
             self.work_off()
             rested = 0 if self.unrest() else rested + 1
             if rested > LOOK_ROUNDS:
-                # The maintenance has looked at it, too.
+                # By now the maintenance has looked at the cluster, too.
                 self.stop_the_removed()
                 return
         raise Violation(f"the cluster does not come to rest though everything works: {self.unrest()}")
 
     def wait(self, reached: Callable[[], bool]) -> None:
-        """Have everything work until it has come so far."""
+        """Run everything until the condition holds."""
         for _ in range(ROUNDS):
             for node in self.running:
                 node.end_turn()
@@ -324,7 +324,7 @@ class Cluster:
         raise Violation("what is waited for does not come")
 
     def wait_for(self, client: Client) -> None:
-        """Have everything work until a client has its answer."""
+        """Run everything until a client has its answer."""
         self.wait(lambda: client.asked is None)
 
     def work_off(self) -> None:
@@ -344,7 +344,7 @@ class Cluster:
         raise Violation("messages go round for ever")
 
     def leading(self, group_id: int = GROUP) -> Group | None:
-        """The leader's group, of the highest term."""
+        """Return the group of the leader with the highest term."""
         led = [
             node.cluster.replicas.groups[group_id]
             for node in self.running
@@ -353,7 +353,7 @@ class Cluster:
         return max(led, key=lambda group: group.core.term, default=None)
 
     def unrest(self) -> str:
-        """Say what is still under way, or nothing."""
+        """Return what is still under way, as text; empty if nothing is."""
         topology = self.leading()
         if topology is None:
             return "nobody leads the topology"

@@ -1,13 +1,13 @@
 """A consumer group on whole nodes under seeded chance: members at all nodes come and go, with acks and
 without, and clients that get messages one by one; nodes crash, leaders change.
 
-`python -m tests.amqp_server.cluster.simulation.groups --seed N` runs one and prints what it came to
-(`--trace` all that happened); `--seeds A:B` runs many. What must hold, beside what holds of the stream (see
+`python -m tests.amqp_server.cluster.simulation.groups --seed N` runs one and prints its result (`--trace` all
+that happened); `--seeds A:B` runs many. What must hold, in addition to what holds of the stream (see
 streams):
 
-- What was acked does not come again, and the committed offset does not go back.
-- A message comes without a flag once at most, whatever happens to nodes.
-- What is held of a partition is held by one channel.
+- An acked message does not come again, and the committed offset does not go back.
+- A message comes without the redelivered flag once at most, whatever happens to nodes.
+- All unacked messages of a partition are held by one channel.
 - In the end every message of the stream has come to a member, and all copies of the group are the same.
 """
 
@@ -48,7 +48,7 @@ class Worker:
         self.incarnation = node.incarnation
         self.number = number
         self.kind = kind
-        #: A getter has asked, and has no answer yet.
+        #: True if a getter has asked and has no answer yet.
         self.asks = False
         self.attached = self.gone = False
         #: Deliveries that are yet to be settled.
@@ -115,13 +115,13 @@ class GroupSimulation(StreamSimulation):
     def __init__(self, seed: int, *, steps: int = STEPS, trace: Callable[[str], None] | None = None) -> None:
         self.workers: list[Worker] = []
         self.worker_number = 1000
-        #: Who got an offset as new; and the offsets that came to anybody, and that are acked on some copy of
-        #: the group.
+        #: By offset, the worker that got it as new; and the offsets that came to any worker, and those acked
+        #: on some copy of the group.
         self.new: dict[int, int] = {}
         self.came: dict[int, None] = {}
         self.acked: dict[int, None] = {}
         self.committed = 0
-        # While there are members they have the partition.
+        # While there are members, the partition belongs to them.
         self.kinds = (0, 0, 1) if seed % 3 == 2 else (6, 1, 1)
         super().__init__(seed, steps=steps, trace=trace)
         self._declare_group()
@@ -163,7 +163,7 @@ class GroupSimulation(StreamSimulation):
             self.get_some()
 
     def go_on(self) -> None:
-        """A delivery takes many steps of disks and links: those of the log of the group, and those of the
+        """A delivery takes many steps of disks and links: steps for the log of the group and steps for the
         stream.
         """
         random = self.random
@@ -176,7 +176,7 @@ class GroupSimulation(StreamSimulation):
             self.step_read(node)
 
     def work(self, node: SimulatedNode, kind: str = "") -> None:
-        """One more member, or one that gets messages one by one."""
+        """Add one more member, or one client that gets messages one by one."""
         queue = self.group_queue(node)
         self.workers = [worker for worker in self.workers if worker.lives]
         if queue is None or (not kind and len(self.workers) >= 5):
@@ -212,11 +212,11 @@ class GroupSimulation(StreamSimulation):
             worker.node.end_turn()
 
     def stop_one(self) -> None:
-        """A member goes, with all that it holds, or is cancelled and settles that later."""
+        """A member goes, with all that it holds, or is cancelled and settles its deliveries later."""
         living = [worker for worker in self.workers if worker.lives]
         if not living:
             return
-        # Those who hold something matter more, and most hold nothing: one of them has the partition.
+        # Members that hold something matter more, and most hold nothing: one of them has the partition.
         busy = [worker for worker in living if worker.held]
         worker = self.random.choice(busy if busy and self.random.random() < 0.7 else living)
         if self.random.random() < 0.4 and worker.kind != "gets":
@@ -253,7 +253,7 @@ class GroupSimulation(StreamSimulation):
         node.end_turn()
 
     def lose_files(self, node: SimulatedNode) -> None:
-        """A group of two copies that loses one of them for good has no majority, as any queue."""
+        """A group of two copies that loses one of them for good has no majority, like any queue."""
         queue = self.group_queue(node)
         if queue is not None and len(queue.members) >= 3:
             super().lose_files(node)
@@ -323,7 +323,7 @@ class GroupSimulation(StreamSimulation):
             for node in self.running:
                 self.tick(node)
             self.work_off()
-            # Those who are cancelled have settled all; somebody must be there.
+            # The cancelled members have settled everything; at least one member must be there.
             if not any(host.consumer_count for host in self.copies()):
                 self.workers = [worker for worker in self.workers if worker.kind == "gets"]
                 self.work(self.serving[0], "acks")

@@ -1,7 +1,8 @@
-"""What must hold of the topology, judged by the log of group 0.
+"""The checks of the topology, made against the log of group 0.
 
-The first node that applies an entry shows it to the ledger, which applies it to a model. Whatever any node
-comes to, is told, or finds on its disk at a start is compared with that.
+The first node that applies an entry shows it to the ledger, which applies it to a model. The ledger compares
+with the model whatever state a node reaches, whatever answer it gets, and whatever it finds on its disk at a
+start.
 """
 
 from __future__ import annotations
@@ -49,27 +50,28 @@ class Ledger:
         self.model = Model()
         self.index = 0
         self.entries: dict[int, bytes | None] = {}
-        #: What all nodes must be at each index, and their records by the last operation in them.
+        #: The digest that all nodes must have at each index, and the digest of their records by the last
+        #: operation in them.
         self.digests: dict[int, bytes] = {}
         self.topologies: dict[int, bytes] = {}
         self._batches: dict[str, tuple[int, int]] = {}
-        #: Proposals that were applied, and whether they changed anything: by node, start and number.
+        #: Proposals that were applied, each with whether it changed anything: by node, start and number.
         self.changed: dict[tuple[str, int, int], bool] = {}
         self.nodes: dict[str, SimulatedNode] = {}
-        #: Starts of nodes that others may take for down.
+        #: By node, the last start that other nodes may take for down.
         self.doubted: dict[str, int] = {}
         #: Queues whose deletion a client asked for.
         self.asked: dict[int, None] = {}
-        #: Nodes that an operator has given up, with all that only they had.
+        #: Nodes that an operator has given up, with all data that only they had.
         self.forgotten: dict[str, None] = {}
         #: When queues were used last, by the clocks of all nodes.
         self.used: dict[int, dict[str, int]] = {}
-        #: All queues there ever were.
+        #: All queues that have ever been there.
         self.queues: dict[int, QueueRecord] = {}
         self.count: dict[str, int] = {}
         #: Entries that an operator has given up.
         self.given_up: dict[int, None] = {}
-        #: Proposals of nodes whose records have such entries; one of them is taken.
+        #: Restatements by nodes whose records have such entries; one of them is taken.
         self.restated: dict[tuple[str, int, int], None] = {}
 
     def note(self, what: str) -> None:
@@ -81,7 +83,7 @@ class Ledger:
     # -- the log ---------------------------------------------------------------------------------------------
 
     def take(self, node: SimulatedNode, index: int, data: bytes | None) -> bool:
-        """A node is about to apply this; return whether it is the first one."""
+        """A node is about to apply this entry; return whether it is the first one."""
         if data is not None and node.version != versions.NEWEST:
             for batch in _batches(data):
                 if isinstance(batch.proposal, Change):
@@ -99,15 +101,15 @@ class Ledger:
         return True
 
     def give_up(self, index: int) -> None:
-        """A node is about to apply an empty entry in the place of one that was lost."""
+        """A node is about to apply an empty entry instead of one that was lost."""
         self.given_up[index] = None
         if index <= self.index:
             self.entries[index] = None
 
     def applied(self, node: SimulatedNode, index: int, *, first: bool) -> None:
-        """It has applied it."""
+        """A node has applied the entry."""
         if node.cluster.roster.given_up.first:
-            # The records of some nodes have what was given up.
+            # The records of some nodes have the entry that was given up.
             return
         if first and node.topology.applied <= index:
             self._compare(node)
@@ -155,11 +157,11 @@ class Ledger:
         elif isinstance(proposal, RaiseVersion):
             self.model.version = max(self.model.version, proposal.version)
         elif isinstance(proposal, RemoveNode) and self.model.nodes.pop(proposal.name, None) is not None:
-            # Nothing comes any more of what it did before.
+            # Batches that the removed node sent earlier are ignored from now on.
             self._batches[proposal.name] = self._batches.get(proposal.name, (0, 0))[0], LAST_BATCH
 
     def _check_gone(self, record: QueueRecord, operation: Any) -> None:
-        """An exclusive queue goes with its owner, and what else is transient with its node."""
+        """An exclusive queue goes with its owner, and any other transient queue with its node."""
         if isinstance(operation, operations.DeleteQueue):
             if record.exclusive and record.queue_id not in self.asked and self.has_owner(record):
                 raise self.fail(f"queue {record.name} is deleted, and its owner is there")
@@ -172,7 +174,7 @@ class Ledger:
             raise self.fail(f"queue {record.name} went with {record.node}, which was always in contact")
 
     def has_owner(self, record: QueueRecord) -> bool:
-        """Is the session there that an exclusive queue belongs to?"""
+        """Return whether the session that an exclusive queue belongs to is still there."""
         node = self.nodes[record.node]
         return (
             node.alive
@@ -186,9 +188,9 @@ class Ledger:
             raise self.fail(f"{node.name} has not made of it what it means: {other}")
 
     def same(self, node: SimulatedNode, index: int) -> None:
-        """A node is at this index: it must be what all others were there."""
+        """A node is at this index: its state must be the one that all others had there."""
         if node.topology.applied > index:
-            # It reads once more what is in its records.
+            # The node reads once more the entries that its records have already.
             return
         found = digest(node.cluster.catalog.snapshot())
         if self.digests.setdefault(index, found) != found:
@@ -204,7 +206,7 @@ class Ledger:
     # -- answers ---------------------------------------------------------------------------------------------
 
     def answered(self, node: str, incarnation: int, number: int, result: Result | Refused) -> None:
-        """Whoever proposed something is told."""
+        """The node answers a proposal."""
         place = node, incarnation, number
         if isinstance(result, Refused):
             self.note("proposals without an answer")
@@ -218,14 +220,14 @@ class Ledger:
             raise self.fail(f"proposal {place} is answered with {result}, the log says {self.changed[place]}")
 
     def use(self, queue_id: int, asked: dict[str, int]) -> None:
-        """A client was told that it has used a queue, some time after it asked for that."""
+        """A client got the answer that it has used a queue, some time after its request."""
         self.used[queue_id] = asked
 
     def clocks(self) -> dict[str, int]:
         return {name: node.now_ms for name, node in self.nodes.items()}
 
     def proposed(self, node: SimulatedNode, proposal: Any) -> None:
-        """A node gives up a queue that nobody has used for so long as it was declared with."""
+        """A node gives up a queue that nobody has used for as long as its declaration says."""
         operation = operations.decode(proposal.operation) if isinstance(proposal, Change) else None
         if not isinstance(operation, operations.DeleteQueue) or operation.queue_id in self.asked:
             return
@@ -252,7 +254,9 @@ def _batches(data: bytes) -> Iterator[_Batch]:
 
 @contextmanager
 def watching(simulated: SimulatedNode, ledger: Ledger) -> Iterator[None]:
-    """Nodes made within this have a Catalog that shows the ledger all that it applies and answers."""
+    """Nodes made within this have a Catalog that shows the ledger each entry it applies and each answer it
+    gives.
+    """
     with mock.patch.object(product, "Catalog", _watched(simulated, ledger)):
         yield
 

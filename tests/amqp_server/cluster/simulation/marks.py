@@ -18,7 +18,7 @@ class Marks:
         return self._slots.get(slot, -1)
 
     def allocate(self) -> int:
-        """Return the lowest free slot, so that what is left behind in one meets its next owner."""
+        """Return the lowest free slot. So marks left behind in a slot meet its next owner."""
         slot = 0
         while slot in self._slots:
             slot += 1

@@ -1,4 +1,4 @@
-"""The links of a simulated node. See quorum_queue.links.mesh.Mesh, in whose place it stands."""
+"""The links of a simulated node, used instead of quorum_queue.links.mesh.Mesh."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SimulatedMesh:
         self._simulated = simulated
         self._node = node
         self.peers = {name: Peer(name, "127.0.0.1", 1) for name in peers if name != node}
-        #: Sessions that end as soon as what goes on now is over.
+        #: Sessions that end as soon as the current work is over.
         self.dropped: dict[str, None] = {}
         self._waiting: dict[str, None] = {}
 

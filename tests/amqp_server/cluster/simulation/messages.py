@@ -1,9 +1,10 @@
-"""What must hold of messages, whatever is done to the queues that they are in.
+"""The checks of messages, whatever is done to the queues that they are in.
 
-Each message carries the id of the queue that had the name when it was published: another one of this name is
-not to show it, unless the message was on its way for long, in a transaction or held back by an alarm, and the
-other one was declared later. What was confirmed is there until it was handed out, or the queue was purged or
-deleted; commit-ok confirms all of a transaction. What was rolled back is nowhere.
+Each message carries the id of the queue that had the name when it was published. Another queue of this name
+must not show the message, unless the message was on its way for long, in a transaction or held back by an
+alarm, and the other queue was declared later. A confirmed message is there until it was handed out, or the
+queue was purged or deleted; commit-ok confirms all messages of a transaction. A message that was rolled back
+is in no queue.
 """
 
 from __future__ import annotations
@@ -31,26 +32,26 @@ class Message:
     )
 
     def __init__(self, queue_id: int, address: Address, *, late: bool, led: bool) -> None:
-        #: 0 if the name had no queue.
+        #: 0 if no queue had the name.
         self.queue_id = queue_id
         self.address = address
-        #: A later queue of the same name may get it.
+        #: True if a later queue of the same name may get the message.
         self.late = late
-        #: Its publisher is content with the leader's disk, so it may be lost with that.
+        #: True if the publisher needs the leader's disk only, so the message may be lost with that disk.
         self.led = led
         self.confirmed = self.seen = self.unflagged = False
-        #: It was rolled back, or its channel went before its commit.
+        #: True if the message was rolled back, or its channel went before its commit.
         self.forgotten = False
-        #: It may be gone without having been seen.
+        #: True if the message may be gone without having been seen.
         self.exempt = False
 
 
 class Messages:
     def __init__(self, queues: Mapping[int, QueueRecord]) -> None:
-        """`queues` are all that there ever were."""
+        """`queues` are all queues that have ever been there."""
         self._queues = queues
         self.by_body: dict[bytes, Message] = {}
-        #: Purges under way, by queue; one whose answer never comes may happen at any time.
+        #: Purges under way, by queue; a purge whose answer never comes may happen at any time.
         self._purging: dict[int, int] = {}
         self.count = 0
 
@@ -62,39 +63,39 @@ class Messages:
         return body
 
     def committing(self, body: bytes, queue_id: int) -> None:
-        """Its commit is asked for, and this queue has the name now."""
+        """A client asks for the commit of the message; this queue has the name now."""
         message = self.by_body[body]
         if queue_id and message.queue_id != queue_id:
             message.queue_id = queue_id
             message.exempt = self._purging.get(queue_id, 0) > 0
 
     def confirmed(self, body: bytes, queue_id: int) -> None:
-        """And this queue has the name now."""
+        """The message is confirmed; this queue has the name now."""
         message = self.by_body[body]
         message.confirmed = not message.led
         if message.late and queue_id != message.queue_id:
-            # One of the two has it, if it was not deleted with one of them.
+            # One of the two queues has the message, if it was not deleted with one of them.
             message.exempt = True
 
     def forget(self, body: bytes) -> None:
-        """Its transaction did not come to a commit."""
+        """The transaction of the message was not committed."""
         self.by_body[body].forgotten = True
 
     def returned(self, body: bytes) -> None:
-        """It went to no queue."""
+        """The message went to no queue."""
         self.by_body[body].exempt = True
 
     def is_of(self, body: bytes, queue_id: int) -> bool:
-        """Return whether it was published to this queue."""
+        """Return whether the message was published to this queue."""
         message = self.by_body.get(body)
         return message is not None and message.queue_id == queue_id
 
     def seen(self, body: bytes, queue_id: int, *, redelivered: bool, away: bool) -> None:
-        """A client got it from this queue, which may live on another node, or on one that lags behind the
-        others.
+        """A client got the message from this queue; `away` if that lives on another node, or on one that lags
+        behind the others.
 
-        Then it may have been on its way when the link broke, and come after somebody else got it with the
-        flag.
+        Then the message may have been on its way when the link broke, and may come after another client got
+        it with the flag.
         """
         message = self.by_body.get(body)
         if message is None:
@@ -112,8 +113,8 @@ class Messages:
         message.seen = True
 
     def _follows(self, queue_id: int, message: Message) -> bool:
-        """Was this queue declared under the name that the message was published to, after the queue that had
-        it?
+        """Return whether this queue was declared under the name that the message was published to, after the
+        queue that had the name then.
         """
         queue = self._queues.get(queue_id)
         return (

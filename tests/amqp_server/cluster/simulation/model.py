@@ -1,5 +1,5 @@
-"""What operations on the topology mean, once more and as plainly as can be: sets and dictionaries, and no
-broker.
+"""The meaning of the operations on the topology, a second time and as plainly as possible: sets and
+dictionaries, and no broker.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Bound = tuple[str, str, str, str, str, str]
 
 
 def bound(record: BindingRecord) -> Bound:
-    """Return what a binding is: its ends, its key, and its arguments in whatever order."""
+    """Return what a binding consists of: its ends, its key, and its arguments in a fixed order."""
     arguments = _sorted(tables.decode(record.arguments))
     return (record.vhost, record.source, record.kind, record.destination, record.routing_key, repr(arguments))
 
@@ -45,7 +45,7 @@ class Model:
         self.bindings: dict[Bound, None] = {}
         self.parameters: dict[tuple[str, str, str], Any] = {}
         self.topics: dict[tuple[str, str, str], Any] = {}
-        #: Addresses of the nodes; one without is about to leave.
+        #: Addresses of the nodes; a node without one is about to leave.
         self.nodes: dict[str, str] = {}
         self.version = versions.FIRST
 
@@ -67,7 +67,7 @@ class Model:
         return [each.name for each in self.users.values() if each.administers] == [name]
 
     def apply(self, index: int, operation: Operation) -> bool:
-        """Apply what stands at `index`; return whether there was anything to change."""
+        """Apply the operation at `index`; return whether there was anything to change."""
         match operation:
             case operations.PutVhost(record):
                 return _put(self.vhosts, record.name, record)
@@ -173,7 +173,7 @@ class Model:
         return True
 
     def _is_whole(self, at: Place) -> bool:
-        """Is it a super stream with partitions of its own?"""
+        """Return whether it is a super stream with partitions of its own."""
         found = self.exchanges.get(at)
         return (
             found is not None
@@ -191,7 +191,7 @@ class Model:
         return self.nodes.get(node, "here") == ""
 
     def _staying(self, members: tuple[str, ...], leader: str) -> tuple[tuple[str, ...], str]:
-        """Return those members, each once, that do not leave, and who leads them."""
+        """Return those members, each once, that do not leave, and the node that leads them."""
         left: list[str] = []
         for name in members:
             if self.nodes.get(name) and name not in left:
@@ -219,7 +219,7 @@ class Model:
         return ends and _put(self.bindings, bound(record), None)
 
     def _unbind(self, gone: list[Bound]) -> bool:
-        """Take bindings away, and the auto-delete exchanges whose last ones these were."""
+        """Remove bindings, and each auto-delete exchange that loses its last binding."""
         found = [each for each in gone if each in self.bindings]
         for each in found:
             del self.bindings[each]
@@ -281,7 +281,7 @@ def state_of(broker: Broker) -> dict[str, Any]:
 
 
 def difference(one: dict[str, Any], other: dict[str, Any]) -> str:
-    """Say in what two states differ, or nothing."""
+    """Return how two states differ, as text; empty if they do not."""
     for name, left in one.items():
         right = other[name]
         if left != right:

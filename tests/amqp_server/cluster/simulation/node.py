@@ -1,4 +1,4 @@
-"""A node of the simulated cluster: the real broker and the real part in the cluster, over links and a disk in
+"""A node of the simulated cluster: the real broker and the real cluster part, over links and a disk in
 memory.
 """
 
@@ -65,14 +65,14 @@ if TYPE_CHECKING:
     from tests.amqp_server.cluster.simulation.clients import Client
 
 TICK_MS = 50
-#: Of all wall clocks at first.
+#: The time on all wall clocks at first.
 WALL_MS = 1_000_000_000
 #: Ticks of silence after which a session ends.
 DEAD_TICKS = 6
 USER = "guest"
 #: See amqp_server.app.
 FIRST_USER_WAIT_S = 0.1
-#: Small limits, so that they are met.
+#: Small limits, so that runs reach them.
 LIMITS: dict[str, Any] = {
     "cluster_secret_file": "none", "election_ms": 200, "node_down_ms": 400, "disk_stall_ms": 800,
     "change_timeout_ms": 1500, "rebalance_ms": 300, "snapshot_entries": 16, "cluster_reach_ms": 200, "cluster_steady_ms": 2000,
@@ -81,7 +81,7 @@ LIMITS: dict[str, Any] = {
 
 
 SLOW_READS = 0.4
-#: Records of the write-ahead log, of which each node has one or none.
+#: Sizes of the write-ahead log in records, 0 for none; each node has one of them.
 LOG_RECORDS = (0, 2, 10)
 
 
@@ -90,19 +90,19 @@ STREAMS: Final = StreamOptions(segment_bytes=900, flush_bytes=400, flush_ms=300)
 
 
 class SteppedJobs:
-    """What the threads of streams are given, done one by one, each thread's in order. See
+    """The jobs for the threads of streams, done one by one, each thread's in order. See
     persistence.streams.store.StreamStore.
     """
 
     def __init__(self, files: CrashingFiles, random: Random | None = None) -> None:
-        """`random` says which thread gets on."""
+        """`random` chooses the thread that does its next job."""
         self._files = files
         self._random = random or Random(0)
         self._writes: deque[tuple[Callable[[], Any], Callable[[Any], None]]] = deque()
         self._compactions: deque[Callable[[], None]] = deque()
         #: There are several threads that read.
         self.reads: list[Callable[[], None]] = []
-        #: What found the disk full.
+        #: Writes that found the disk full.
         self._refused: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
 
     def log(
@@ -128,7 +128,7 @@ class SteppedJobs:
         self._compactions.append(lambda: done(capture(call, throttle)))
 
     def try_again(self) -> None:
-        """What found the disk full is written as soon as may be."""
+        """Queue again the writes that found the disk full."""
         self._writes.extend(self._refused)
         self._refused.clear()
 
@@ -138,7 +138,7 @@ class SteppedJobs:
         return bool(self._writes or self.reads or self._compactions)
 
     def step(self) -> None:
-        """Have some thread do the next thing that it was given."""
+        """Have some thread do its next job."""
         chosen = self._random.choice([each for each in (self._writes, self.reads, self._compactions) if each])
         if chosen is self._writes:
             self._write(*self._writes.popleft())
@@ -159,7 +159,7 @@ class SteppedJobs:
 
 
 class Disk(MemoryEnvironment):
-    """Counts its commits, as LMDB does."""
+    """A disk that counts its commits, as LMDB does."""
 
     def __init__(self, faults: Faults, identity: str) -> None:
         super().__init__(faults, identity)
@@ -185,7 +185,9 @@ class _Transaction(MemoryTransaction):
 
 
 class SimulatedNode:
-    """See tests.quorum_queue.cluster.network.End. It plays the part of amqp_server.app."""
+    """One End of the network, see tests.quorum_queue.cluster.network. It does here what amqp_server.app does
+    in a real node.
+    """
 
     cluster: ClusterNode
     broker: Broker
@@ -202,17 +204,17 @@ class SimulatedNode:
     ) -> None:
         self.name = name
         self.network = network
-        #: A snapshot is due after so many entries; 0 for what is configured.
+        #: Entries after which a snapshot is due; 0 for the configured number.
         self.snapshot_entries = 0
         self.stream_options = STREAMS
-        #: So often may it be asked whether a turn is overdue until it is.
+        #: How often a turn may ask whether it is overdue before the answer is yes.
         self.turn_lasts = inf
         self._turn_asked = 0
         self.ledger = ledger
         self.alive = self.serving = False
-        #: It is to be stopped, and started again.
+        #: True if the node is to be stopped and started again.
         self.wants_start = False
-        #: Why it has to go, once it is told so: then it needs an empty disk.
+        #: Why the node has to go, once another node has told it: then it needs an empty disk.
         self.out = ""
         self.incarnation = 0
         #: See quorum_queue.links.handshake.Hello. A node of the first version has none; see older.
@@ -225,7 +227,7 @@ class SimulatedNode:
         self.silent: dict[str, int] = {}
         self.clients: list[Client] = []
         self.tasks: list[Task] = []
-        #: Which thread of streams gets on.
+        #: Chooses the thread of streams that does its next job.
         self._threads = Random(f"threads {seed}")
         self._identities = identities
         self._seed = seed
@@ -235,7 +237,7 @@ class SimulatedNode:
     def replace_disk(self) -> None:
         self._disks += 1
         self.disk = Disk(Faults(seed=self._seed), f"{self.name}{self._disks}")
-        # Of many reads the disk has the pages later.
+        # For many reads the disk has the pages only later.
         reads = Random(self._seed)
         self.disk.reader.waits = lambda: reads.random() < SLOW_READS
         self.disk.log_records_max = Random(f"log {self._seed}").choice(LOG_RECORDS)
@@ -262,11 +264,11 @@ class SimulatedNode:
         """The wall clock is set."""
         self.clock.shift_ms += shift_ms
         if self.alive:
-            # It would notice soon.
+            # The node would notice soon.
             self.turn.run(self.broker.time_notes.note)
 
     def set_alarm(self, raised: bool) -> None:
-        """Its memory is low, or is not any more."""
+        """Raise or clear the node's memory alarm."""
         if self.alive:
             self.broker.alarms.set("memory", raised)
             self.end_turn()
@@ -274,7 +276,7 @@ class SimulatedNode:
     # -- life ------------------------------------------------------------------------------------------------
 
     def start(self, peers: Collection[str]) -> bool:
-        """Start from what is on disk; return whether that can be."""
+        """Start from the data on the disk; return whether the node may start."""
         self.clock.now_ms += 1
         self.disk.faults.full = 0
         self.alive, self.serving, self.full = True, False, False
@@ -358,7 +360,7 @@ class SimulatedNode:
             self.run(coroutine)
 
     async def _serve(self) -> None:
-        """As amqp_server.app does before it listens to clients."""
+        """Do what amqp_server.app does before it listens to clients."""
         cluster, broker = self.cluster, self.broker
         await cluster.joined()
         if not cluster.roster.nodes:
@@ -383,7 +385,7 @@ class SimulatedNode:
         return task
 
     def crash(self, *, written: bool) -> None:
-        """Stop at once. The commit under way may have reached the disk, though nobody was told."""
+        """Stop at once. The commit under way may have reached the disk, though no client was told."""
         self.alive = self.serving = False
         self.end_tasks()
         if self.commits.running and written:
@@ -411,7 +413,7 @@ class SimulatedNode:
         self.end_turn()
 
     def sends(self, frame: bytes) -> None:
-        """What a leader says of others is looked at where they are."""
+        """What a leader says of other nodes is checked on these."""
         if frame[0] == frames.REACHED:
             group_id, index = frames.parse_stopped(memoryview(frame))
             check_reached(self.cluster.replicas.groups[group_id], index, self.replicas_of_all())
@@ -422,7 +424,7 @@ class SimulatedNode:
         return {name: node.cluster.replicas if node.alive else None for name, node in nodes.items()}
 
     def features_of(self, peer: str) -> tuple[str, ...]:
-        """A node of an older version passes over what it does not know."""
+        """A node of an older version ignores the features that it does not know."""
         told = self.network.nodes[peer].features
         return tuple(each for each in told if each in self.features or each not in FEATURES)
 
@@ -493,9 +495,7 @@ class SimulatedNode:
         return True
 
     def step_read(self) -> bool:
-        """The disk has the pages that it was asked for first, if it was, or a thread has done what it was
-        given.
-        """
+        """Either the disk has the pages now that were asked for first, or a thread has done its next job."""
         if self.jobs.waits:
             self.turn.run(self.jobs.step)
             self.end_turn()

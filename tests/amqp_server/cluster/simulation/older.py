@@ -1,8 +1,8 @@
-"""What nodes of older versions announce, and what they cannot read.
+"""The features that nodes of older versions announce, and the entries that they cannot read.
 
-All nodes here run the same code. One that stands for an older version announces no more than that version
-did, passes over what others announce beyond it, and fails the run when it comes to what it would not have
-understood.
+All nodes here run the same code. A node that stands for an older version announces no more than that version
+did, ignores the newer features that others announce, and fails the run when it comes to something that its
+version would not have understood.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from tests.turns import Violation
 if TYPE_CHECKING:
     from tests.amqp_server.cluster.simulation.node import SimulatedNode
 
-#: What a node must have announced before it is sent a frame of this kind. The others are as old as links.
+#: The feature that a node must have announced before others send it a frame of this kind. The other kinds are
+#: as old as links.
 NEEDED: dict[int, str] = {
     frames.REACH: frames.REACH_FEATURE,
     frames.FURTHER: frames.REACH_FEATURE,
@@ -63,7 +64,7 @@ def check_operation(node: SimulatedNode, operation: Operation) -> None:
 
 
 def check_versions(node: SimulatedNode) -> None:
-    """Neither the topology nor a queue has a version that this node does not know."""
+    """Check that neither the topology nor a queue has a version that this node does not know."""
     found = {"the topology": node.cluster.roster.version}
     for queue_id, host in node.cluster.hosts.grouped.items():
         found[f"queue {queue_id}"] = host.replica.machine.version
@@ -73,5 +74,5 @@ def check_versions(node: SimulatedNode) -> None:
 
 
 def lowest(nodes: Collection[SimulatedNode]) -> int:
-    """Return the newest version that all of these know."""
+    """Return the newest version that all of these nodes know."""
     return min(node.version for node in nodes)

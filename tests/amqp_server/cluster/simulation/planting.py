@@ -1,6 +1,4 @@
-"""Defects that are planted in queues: on one node, a queue raises when it is to apply an entry, before or
-after it did.
-"""
+"""Planted defects: on one node, a queue raises when it is to apply an entry, before or after it did."""
 
 from __future__ import annotations
 
@@ -14,7 +12,9 @@ from tests.turns import Planted
 
 
 class Plants:
-    """Of one node, by queue: how many entries more it fails with, and whether it has applied them then."""
+    """The defects of one node, by queue: how many more entries it fails with, and whether it has applied them
+    by then.
+    """
 
     def __init__(self) -> None:
         self.left: dict[int, int] = {}
@@ -24,7 +24,7 @@ class Plants:
     def plant(
         self, queue_id: int, count: int, *, after: bool, struck: Callable[[], None] = lambda: None
     ) -> None:
-        """`struck` is called each time that the queue fails."""
+        """`struck` is called each time the queue fails."""
         self.left[queue_id], self.after[queue_id], self.struck[queue_id] = count, after, struck
 
     def strikes(self, queue_id: int, *, after: bool) -> None:
@@ -35,7 +35,7 @@ class Plants:
             raise Planted(f"planted in queue {queue_id}")
 
 
-#: By the replicas of a node, which are others at each start.
+#: Plants by the replicas of a node; each start of the node makes new replicas.
 _PLANTS: dict[Replicas, Plants] = {}
 
 
@@ -45,7 +45,7 @@ def plants_of(replicas: Replicas) -> Plants:
 
 @contextmanager
 def planting() -> Iterator[None]:
-    """Within this, what is planted strikes."""
+    """Within this, planted defects strike."""
     apply: Any = GroupHost.apply
 
     def planted(self: GroupHost, index: int, data: bytes) -> None:

@@ -1,9 +1,9 @@
 """Whole nodes under seeded chance: the topology, its queues and their messages, members that come and go, and
 clients.
 
-`python -m tests.amqp_server.cluster.simulation.simulation --seed N` runs one and prints what it came to
-(`--trace` all that happened); `--seeds A:B` runs many. All of a node is real but its links, its disk, its
-clock, and its sockets; see node. What must hold is in ledger, messages and at_rest.
+`python -m tests.amqp_server.cluster.simulation.simulation --seed N` runs one and prints its result (`--trace`
+all that happened); `--seeds A:B` runs many. Everything in a node is real except its links, its disk, its
+clock, and its sockets; see node. The checks are in ledger, messages and at_rest.
 
 Some runs begin with nodes of an older version, which are upgraded one after the other; see older.
 """
@@ -46,21 +46,21 @@ from tests.amqp_server.cluster.simulation.planting import plants_of
 from tests.turns import Violation
 
 STEPS = 1600
-#: Steps between two moments at which the cluster may be mended, to go on from there.
+#: Steps after which the cluster may be mended, to go on from there.
 EPOCH = 400
-#: Rounds within which clients of all nodes have their answers though one link is dead: in each, everybody's
+#: Rounds within which clients of all nodes get their answers though one link is dead: in each round every
 #: clock ticks once. The slowest one goes at 0.6 of real time, and a declare may wait for a second for nodes
 #: that are behind.
 DEAD_LINK_ROUNDS = 60
 VHOSTS = ("/", "v")
 USERS = ("ann", "bob")
 
-#: In runs in which many queues fail, a step plants a defect in one of them with this probability.
+#: In runs in which many queues fail, the probability that a step plants a defect in one of them.
 PLANTED = 0.1
-#: Of eight seeds, those that begin with nodes of an older version. One of them changes policies, too.
+#: Seeds modulo eight whose runs begin with nodes of an older version. One of them changes policies, too.
 OLDER_SEEDS = (1, 3, 5)
 
-#: A wall clock is set by so much, back or forward.
+#: Steps by which a wall clock is set, back or forward.
 CLOCK_STEPS_MS = (5_000, 600_000, 3 * 3_600_000)
 
 
@@ -71,7 +71,7 @@ class Simulation(Cluster):
         founders = names[: random.choice((3, 3, len(names)))]
         rates = {name: random.choice((0.6, 1.0, 1.0, 1.5)) for name in names}
         self.trouble = random.choice((0.0, 0.2, 0.5, 1.0, 1.0))
-        #: In some runs, policies change as this says.
+        #: In some runs policies change; this generator chooses the changes.
         self.policies = Random(f"policies {seed}") if seed % 4 == 3 else None
         super().__init__(names, founders, random=random, rates=rates, trace=trace)
         self.steps = steps
@@ -82,10 +82,11 @@ class Simulation(Cluster):
         if seed % 8 in OLDER_SEEDS:
             self.begin_older(Random(f"versions {seed}"))
         self.levels = ("", "", "leader", "all")
-        #: Nothing but a dead link has been amiss since everything worked.
+        #: True while nothing except a dead link has been amiss since everything worked.
         self.else_well = False
         for node in self.nodes.values():
-            # From its next start on, some turns are long enough for a few parts of a snapshot only.
+            # From its next start on, some turns of the node are only long enough for a few parts of a
+            # snapshot.
             node.turn_lasts = Random(f"turns {seed} {node.name}").choice((inf, 3.0))
             if random.random() < 0.3:
                 self.set_clock(node)
@@ -105,7 +106,7 @@ class Simulation(Cluster):
             self.upgrades[name] = begin + random.randrange(self.steps // 4)
 
     def upgrade(self, name: str) -> None:
-        """The node is stopped, and starts with the newest version."""
+        """Stop the node and start it with the newest version."""
         node = self.nodes[name]
         del self.upgrades[name]
         self.crash(node)
@@ -121,7 +122,7 @@ class Simulation(Cluster):
         if len({node.version for node in self.serving}) > 1:
             self.note("steps with nodes of two versions")
         for name in [name for name, step in self.upgrades.items() if step <= self.step]:
-            # As an operator would, who sees that a node is still to be filled.
+            # An operator who sees that a node is still to be filled would do the same.
             if not self.wounded and not self.changing:
                 self.upgrade(name)
 
@@ -188,7 +189,7 @@ class Simulation(Cluster):
     # -- operators -------------------------------------------------------------------------------------------
 
     def administer(self, node: SimulatedNode) -> None:
-        """Have vhosts, users and permissions changed, or queues moved."""
+        """Change vhosts, users and permissions, or move queues."""
         if not node.alive or not node.serving:
             return
         random = self.random
@@ -198,7 +199,7 @@ class Simulation(Cluster):
             PutVhost(VhostRecord("v", random.choice(("", "text")), (), random.choice(kinds))),
             PutVhost(VhostRecord("/", "", (), random.choice(kinds))),
             PutUser(User(user, random.choice(("one", "other")), random.choice(((), ("administrator",))))),
-            # The first user is no administrator any more, unless it is the last one.
+            # The first user is no longer an administrator, unless it is the last one.
             PutUser(User("guest" if user == "bob" else user, "hash")),
             SetPermission(Permission(user, vhost, random.choice((".*", "a")), "", ".*")),
             SetPermission(Permission("guest", "v", ".*", ".*", ".*")),
@@ -249,13 +250,13 @@ class Simulation(Cluster):
         node.end_turn()
 
     def change_nodes(self, node: SimulatedNode) -> None:
-        """One node more, or one less."""
+        """Add a node, or remove one."""
         random = self.random
         if self.wounded or not node.alive or not node.serving or self.changing:
             return
         if node.name not in self.belonging:
-            # It was removed and has not heard of it: it would be asked to let itself join, and is stopped for
-            # that.
+            # The node was removed and has not heard of it: an operator would have to let it join itself, so
+            # it is stopped instead.
             return
         topology = self.leading()
         if (
@@ -281,7 +282,7 @@ class Simulation(Cluster):
 
     async def _join(self, node: SimulatedNode, name: str) -> None:
         other = self.nodes[name]
-        # One that still runs would be told soon that it was removed, and begin anew with an empty disk: a new
+        # A node that still runs would hear soon that it was removed, and begin anew with an empty disk: a new
         # queue on two nodes would not survive that.
         self.crash(other)
         other.replace_disk()
@@ -333,7 +334,7 @@ class Simulation(Cluster):
             self.plant(node, random)
 
     def change_alarm(self, node: SimulatedNode) -> None:
-        """Publishers are blocked, or go on. The alarm may stand for long, so it is ended more often than
+        """Block publishers, or let them go on. The alarm may stand for long, so it is ended more often than
         raised.
         """
         if not node.alive or not self.trouble:
@@ -346,7 +347,7 @@ class Simulation(Cluster):
             self.note("alarms")
 
     def plant(self, node: SimulatedNode, random: Random) -> None:
-        """Have a queue fail on one node, a few times or until somebody looks after it.
+        """Have a queue fail on one node, a few times or until an operator looks after it.
 
         A member that fails again may be filled by the others, and then has forgotten its votes. So no queue
         fails while a disk is lost: more than one such member at a time is more than Raft bears.
@@ -361,7 +362,7 @@ class Simulation(Cluster):
             )
 
     def set_clock(self, node: SimulatedNode) -> None:
-        """Nobody but users, and a start, may go by a wall clock."""
+        """Set a wall clock. Only users, and a start, may depend on it."""
         shift_ms = self.random.choice(CLOCK_STEPS_MS) * self.random.choice((-1, 1))
         self.note("clocks are set")
         self.log(f"{node.name}: its clock is set by {shift_ms} ms")
@@ -386,11 +387,13 @@ class Simulation(Cluster):
                 node.end_turn()
 
     def lose_disk(self, node: SimulatedNode) -> None:
-        """Only where nothing else is amiss: more than one lost disk at a time is more than Raft bears."""
+        """Lose a disk, but only where nothing else is amiss: more than one lost disk at a time is more than
+        Raft bears.
+        """
         if self.wounded or self.asked or node.name not in self.belonging or self.dead or self.unrest():
             return
         if any(0 < len(queue.members) < 3 for queue in node.broker.all_queues()):
-            # Two of two are no majority any more if one of them has forgotten all.
+            # A group of two has no majority any more if one of them has forgotten everything.
             return
         self.crash(node)
         self.note("disks are lost")
@@ -408,7 +411,7 @@ class Simulation(Cluster):
         if self.wounded or self.asked or node.name not in self.belonging or not node.serving or self.unrest():
             return
         if self.upgrades:
-            # An older version gives up no entry.
+            # A node of an older version can't give up an entry.
             return
         node.turn.run(node.broker.propose, PutUser(User(self.random.choice(USERS), str(self.step))))
         node.end_turn()
@@ -419,7 +422,7 @@ class Simulation(Cluster):
         for each in nodes:
             self.crash(each, written=True)
         if not all(index in each.disk.groups.groups[GROUP].entries for each in nodes):
-            # A log was cut.
+            # A node has cut its log.
             return
         self.note("an entry of the topology is lost")
         for each in nodes:
@@ -461,8 +464,8 @@ class Simulation(Cluster):
                 node.end_tasks()
 
     def next_epoch(self) -> None:
-        """Perhaps have everything work for a while, and then something happen
-        that needs it to have worked.
+        """At times make everything work for a while, and then do something that only a working cluster
+        allows.
         """
         random = self.random
         self.end_dead_link()
@@ -489,7 +492,7 @@ class Simulation(Cluster):
     # -- a dead link -----------------------------------------------------------------------------------------
 
     def begin_dead_link(self) -> None:
-        """One link does not work, or one direction of it, for long; everything else goes on as it would.
+        """One link, or one direction of it, fails for long; everything else goes on as before.
 
         A node of an older version says nothing of its links, and so the others can't make up for a dead one.
         """
@@ -514,7 +517,7 @@ class Simulation(Cluster):
             try:
                 self._go_on_with_a_dead_link()
             except Violation:
-                # A queue came to be on just the two nodes at its ends before they had noticed.
+                # A queue was put on just the two nodes at its ends before they had noticed.
                 if not self.splits():
                     raise
         self.dead.clear()

@@ -1,21 +1,22 @@
 """Streams of whole nodes under seeded chance: publishers and readers, crashes, lost disks, damages, members
 that change.
 
-`python -m tests.amqp_server.cluster.simulation.streams --seed N` runs one and prints what it came to
-(`--trace` all that happened); `--seeds A:B` runs many. What must hold:
+`python -m tests.amqp_server.cluster.simulation.streams --seed N` runs one and prints its result (`--trace`
+all that happened); `--seeds A:B` runs many. What must hold:
 
-- An offset has the same message on all members, and for every reader, for ever.
-- A reader gets one offset after the other, whatever happens to nodes; it passes over what retention has
-  deleted, only.
-- What was confirmed is there, once; what was published and not confirmed is there once at most. What only a
-  leader has confirmed, as its publisher wanted, may go with this leader.
+- An offset has the same message on all members, and for every reader, forever.
+- A reader gets one offset after the other, whatever happens to nodes; it skips only what retention has
+  deleted.
+- A confirmed message is there once; a message that was published and not confirmed is there once at most. If
+  the publisher asked for the leader's confirm only, the message may be lost with this leader.
 - At rest all members have all messages from the first offset on, and the same state. Where nothing is
   compacted, they have them in the same batches, byte by byte before these are compressed.
-- Where duplicates are dropped, what is published again is there once, whatever became of it the first time.
-- Where members compact, the latest message of each key is there, and nothing is missing but what a later one
-  replaces.
-- A name never goes back, nor past what its consumers have acked; at rest a consumer with a name has come to
-  the end, and so has the name.
+- Where duplicates are dropped, a message that is published again is there once, whatever happened to it the
+  first time.
+- Where members compact, the latest message of each key is there, and only messages that a later one replaces
+  are missing.
+- A name never goes back, nor past the messages that its consumers have acked; at rest a consumer with a name
+  has come to the end, and so has the name.
 - A super stream is there with all its partitions, or not at all, on every node and at any time.
 """
 
@@ -60,18 +61,18 @@ from tests.turns import Violation
 STEPS = 1200
 EPOCH = 300
 NAME = "s"
-#: A super stream, which comes and goes.
+#: A super stream, which is declared and deleted again and again.
 WHOLE = "w"
 PARTITIONS_MAX = 6
 BODY_BYTES = 12
-#: By the level of confirmation.
+#: Kinds of persistent messages, by confirm level.
 PERSISTENT = tuple(kind(persistent=True) for kind in ATTRIBUTES)
 #: Class 60, weight 0, then the size of the body, no properties.
 HEADER = b"\x00\x3c\x00\x00" + BODY_BYTES.to_bytes(8, "big") + b"\x00\x00"
 
 
 class StreamLedger:
-    """What there is in the stream."""
+    """The contents of one stream."""
 
     def __init__(self) -> None:
         #: Where messages are compacted: the last offset of each key.
@@ -79,15 +80,15 @@ class StreamLedger:
         self.bodies: dict[int, bytes] = {}
         self.offsets: dict[bytes, int] = {}
         self.times: dict[int, int] = {}
-        #: What batches are, by their first offsets.
+        #: The batches by their first offsets.
         self.batches: dict[int, tuple[Any, ...]] = {}
         self.published: dict[bytes, None] = {}
         self.confirmed: dict[bytes, None] = {}
-        #: Confirmed by a leader, and its term, 0 if nobody knows it.
+        #: Messages confirmed by a leader alone, each with its term, or 0 if nobody knows it.
         self.led: dict[bytes, int] = {}
-        #: The entries with the messages.
+        #: The index of the entry with each message.
         self.entries: dict[bytes, int] = {}
-        #: Retention has deleted what is below.
+        #: Retention has deleted everything below this offset.
         self.first = 0
         self.count: dict[str, int] = {}
 
@@ -126,7 +127,7 @@ class StreamLedger:
 
 
 def key_of(body: bytes) -> bytes:
-    """Return the routing key: few have very many messages."""
+    """Return the routing key: a few keys have very many messages."""
     return b"%d" % (int(body[-4:]) % 7)
 
 
@@ -146,8 +147,8 @@ class Origin:
         node: SimulatedNode | None = None,
         queue: Queue | None = None,
     ) -> None:
-        """`level` is when they are to be confirmed; then node and queue are
-        those where they were published.
+        """`level` is the confirm level; for any other than the majority, node and queue say where the
+        messages were published.
         """
         self._ledger = ledger
         self._bodies = bodies
@@ -185,12 +186,12 @@ class Origin:
 
 
 class Program:
-    """Numbers its messages."""
+    """A publishing program, which numbers its messages."""
 
     def __init__(self, name: bytes) -> None:
         self.name = name
         self.next = 0
-        #: Published, and not confirmed as far as it has looked.
+        #: Numbers published, and not confirmed as far as the program has looked.
         self.pending: list[int] = []
 
     def body(self, number: int) -> bytes:
@@ -226,7 +227,7 @@ class Reader:
         return (self.number, 1, self.name, 1)
 
     def attach(self, node: SimulatedNode, queue: Queue) -> None:
-        """Begin at a node, or go on there."""
+        """Begin at a node, or continue there."""
         self.node, self.incarnation = node, node.incarnation
         if self.next is not None:
             self.start = Start(offset=self.next)
@@ -269,7 +270,7 @@ class Reader:
             raise Violation(f"reader {self.name} skips {missed} from {expected} to {offset}")
 
     def _expect_first(self, offset: int) -> None:
-        """It begins at a time: nothing that is not older may be passed over."""
+        """The reader begins at a time: it may skip only messages that are older."""
         simulation, begins_ms = self._simulation, self.start.time_ms
         if begins_ms is None:
             return
@@ -293,8 +294,8 @@ class Reader:
 
     @property
     def has_read(self) -> int:
-        """The offset behind the last message that it has got, and behind those that it does not want, or that
-        may be gone.
+        """The offset behind the last message that the reader has got, and behind those that its filter leaves
+        out, or that may be gone.
         """
         simulation = self._simulation
         bodies, offset = simulation.stream.bodies, max(self.next or 0, simulation.first_offset())
@@ -303,17 +304,19 @@ class Reader:
         return offset
 
     def began(self, offset: int) -> None:
-        """It reads for nobody else."""
+        """This reader reads for nobody else."""
 
     def failed(self, error: Exception) -> None:
         raise error
 
     def acks(self, first_id: int) -> None:
-        """It remembers its place itself."""
+        """This reader remembers its place itself."""
 
 
 class NamedReader(Reader):
-    """A consumer that goes on where its name is. It stays where it is; another one takes the name over."""
+    """A consumer that continues where its name is. It stays on its node; another consumer takes the name
+    over.
+    """
 
     def __init__(self, simulation: StreamSimulation, name: str, number: int) -> None:
         start = Start(COMMITTED, group=name, otherwise=Start("first"))
@@ -376,9 +379,7 @@ def bodies_of(batch: Batch) -> list[bytes]:
 
 
 def _offsets_at(data: bytes, at: int) -> range | None:
-    """Return the offsets of the batch that has this byte of a segment; None
-    if there are damages before it.
-    """
+    """Return the offsets of the batch that has this byte of a segment; None if there is damage before it."""
     try:
         for start, head in heads_of(data):
             if start <= at < start + head.size:
@@ -396,27 +397,27 @@ class StreamSimulation(Cluster):
         self.trouble = random.choice((0.0, 0.3, 1.0, 1.0))
         super().__init__(names, names, random=random, rates=rates, trace=trace)
         self.steps = steps
-        #: How likely a thread gets on that has something to write or to read.
+        #: The probability that a thread with something to write or read goes on in a step.
         self.threads = random.choice((1.0, 1.0, 0.3, 0.05))
-        #: By the ids of the streams; the first one stays.
+        #: By stream id; the first one stays.
         self.ledgers: dict[int, StreamLedger] = {}
         self.main = 0
         self.readers: list[Reader] = []
         #: Deliveries that are yet to be acked: reader, start of its node, first one, count.
         self.acks: list[tuple[Reader, int, int, int]] = []
         self.number = 0
-        #: Consumers with names, and up to where they have acked.
+        #: Consumers with names, each with the offset up to which it has acked.
         self.named_readers: list[NamedReader] = []
         self.acked_to: dict[str, int] = {}
-        #: What members' names have come to.
+        #: By member, the offsets that its names have come to.
         self._seen_names: dict[StreamGroupHost, dict[str, int]] = {}
         #: Offsets that were damaged on each node, until all are whole again.
         self.damaged: dict[str, list[range]] = {}
         for node in self.nodes.values():
             node.snapshot_entries = 3
-            # Some turns are long enough for one or two hosts only.
+            # Some turns are only long enough for one or two hosts.
             node.turn_lasts = random.choice((inf, inf, 3.0))
-            # What is declared without compression is compressed by some members, each in its own way.
+            # Some members compress a stream that is declared without compression, each in its own way.
             node.stream_options = StreamOptions(
                 segment_bytes=900, flush_bytes=400, flush_ms=300, codec=random.choice((NONE, ZSTD, LZ4))
             )
@@ -426,10 +427,10 @@ class StreamSimulation(Cluster):
         limits = random.choice(({}, {}, bytes_max, bytes_max, {"x-max-age": "9s"}))
         #: Segments have few messages, and some have as many entries in their indexes as large ones.
         self.index_spacing_bytes = random.choice((64, index.SPACING_BYTES))
-        #: Publishers say who their messages are, and publish again what they are not sure of.
+        #: Publishers give their messages ids, and publish again those that they are not sure of.
         self.named = random.random() < 0.6
         table: dict[str, object] = {"x-deduplication": True} if self.named else {}
-        #: Members keep the latest message of each key, when they have time for it.
+        #: Members keep only the latest message of each key, when they have time for that.
         self.compacts = random.random() < 0.5
         if self.compacts:
             table["x-stream-compaction"] = "key"
@@ -456,11 +457,11 @@ class StreamSimulation(Cluster):
 
     @property
     def stream(self) -> StreamLedger:
-        """What there is in the stream that stays."""
+        """Return the ledger of the stream that stays."""
         return self.ledger_of(self.main)
 
     def may_be_gone(self, offset: int) -> bool:
-        """May compaction have taken this message of the stream that stays?"""
+        """Return whether compaction may have taken this message of the stream that stays."""
         return self.compacts and self.stream.may_be_gone(offset)
 
     def ledger_of(self, queue_id: int) -> StreamLedger:
@@ -530,7 +531,7 @@ class StreamSimulation(Cluster):
         self.check_whole()
 
     def use_super_stream(self, node: SimulatedNode) -> None:
-        """It is declared, gets messages and more partitions, and is deleted."""
+        """The super stream is declared, gets messages and more partitions, and is deleted."""
         if not (node.alive and node.serving) or "/" not in node.broker.vhosts:
             return
         vhost, random = node.broker.vhost("/"), self.random
@@ -559,7 +560,7 @@ class StreamSimulation(Cluster):
         node.end_turn()
 
     def check_whole(self) -> None:
-        """Every node has the super stream with all its partitions, or nothing of it."""
+        """Check that every node has the super stream with all its partitions, or nothing of it."""
         for node in self.serving:
             vhost = node.broker.vhost("/")
             exchange = vhost.router.get(WHOLE)
@@ -601,10 +602,10 @@ class StreamSimulation(Cluster):
         return run
 
     def _again(self, stream: StreamLedger) -> list[bytes]:
-        """Some that were published before, in their order: of the last ones, or of those that nobody has
-        confirmed.
+        """Return some messages that were published before, in their order: of the last ones, or of those that
+        nobody has confirmed.
         """
-        # What programs publish has other names.
+        # Messages of programs have other bodies.
         every = [body for body in stream.published if body.isdigit()]
         published = [body for body in every if body not in stream.confirmed]
         if self.random.random() < 0.5 or not published:
@@ -616,7 +617,7 @@ class StreamSimulation(Cluster):
         return again
 
     def go_on_publishing(self, node: SimulatedNode) -> None:
-        """A program publishes what nobody has confirmed, and more, each message with its number."""
+        """A program publishes again what nobody has confirmed, and new messages, each with its number."""
         queue = self.queue(node)
         if queue is None or not queue.host.wants_ids:
             return
@@ -627,8 +628,7 @@ class StreamSimulation(Cluster):
         ]
         again = len(program.pending)
         if again < 80:
-            # One behind the other, however many are not confirmed: a gap would make the first ones
-            # duplicates.
+            # In order, however many are not confirmed: a gap would make the first ones duplicates.
             more = self.random.choice((1, 3, 20))
             program.pending += range(program.next, program.next + more)
             program.next += more
@@ -670,7 +670,7 @@ class StreamSimulation(Cluster):
             seen[name] = kept.offset
 
     def read(self, node: SimulatedNode) -> None:
-        """A new reader, or one that goes on at another node."""
+        """Add a reader, or have one continue at another node."""
         queue = self.queue(node)
         if queue is None:
             return
@@ -759,12 +759,12 @@ class StreamSimulation(Cluster):
                 node.end_turn()
 
     def files(self, node: SimulatedNode) -> list[Path]:
-        """Segments of the stream that is read by all."""
+        """Return the segments of the stream that is read by all."""
         found = [path for path in node.files.now if path.parent.name == str(self.main)]
         return sorted(path for path in found if path.suffix == ".segment" and node.files.now[path])
 
     def fill(self, node: SimulatedNode) -> None:
-        """There is little or no room for segments, until there is again."""
+        """Leave little or no room for segments, until a later call makes room again."""
         files = node.files
         files.room = None if files.room is not None else files.used + self.random.choice((0, 30, 300, 2000))
         self.stream.note("no room for segments", files.room is not None)
@@ -772,7 +772,7 @@ class StreamSimulation(Cluster):
 
     def flip(self, node: SimulatedNode) -> None:
         """A bit of a segment flips. Several nodes may be damaged, each in another place: of every message
-        some copy is whole.
+        some copy stays whole.
         """
         if self.wounded or not node.alive or self.unrest():
             return
@@ -828,7 +828,9 @@ class StreamSimulation(Cluster):
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
-        """What any member applies is seen: retention may delete it before anybody has read it."""
+        """Note each entry that any member applies: retention may delete its messages before anybody has read
+        them.
+        """
         place: Any = StreamGroupHost
         take = place._take
         entries: Any = index
@@ -877,7 +879,7 @@ class StreamSimulation(Cluster):
         self.damaged.clear()
 
     def _read_all(self) -> None:
-        """All readers come to the end; new ones read all that each node has, so that damages are found and
+        """All readers come to the end; new readers read everything on each node, so that damage is found and
         mended.
         """
         number = 100 + self.step * 20
@@ -885,7 +887,7 @@ class StreamSimulation(Cluster):
             Reader(self, f"all at {node.name} {self.step}", number + each, Start("first"))
             for each, node in enumerate(self.serving)
         ]
-        # At rest damages are not found yet.
+        # At rest nobody may have found the damage yet.
         time_ms = self.random.choice([*self.stream.times.values()] or [0])
         since = [
             Reader(
@@ -941,7 +943,7 @@ class StreamSimulation(Cluster):
                 reader.node.end_turn()
 
     def _begins_later(self, name: str) -> bool:
-        """A reader that has got nothing yet has begun at the end, or nothing is there."""
+        """A reader that has got nothing yet has begun at the end, or there are no messages."""
         found = [reader for reader in self.readers if reader.name == name]
         if not found:
             return not self.stream.bodies or max(self.stream.bodies) < self.first_offset()
@@ -986,7 +988,7 @@ class StreamSimulation(Cluster):
             self.stream.note("confirmed in partitions", len(stream.confirmed))
 
     def _check_member(self, node: SimulatedNode, host: StreamGroupHost, stream: StreamLedger) -> None:
-        """It has all messages, whole."""
+        """Check that this member has all messages, whole."""
         if host.missing_count or host.lost_count:
             raise Violation(
                 f"{node.name} lacks {host.missing_count}, and has lost {host.lost_count} messages"

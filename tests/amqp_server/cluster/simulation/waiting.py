@@ -1,5 +1,5 @@
-"""What the node's coroutines await, without Trio: they go on when they are looked at, by the clock of their
-node.
+"""What the node's coroutines await instead of Trio: by the clock of their node, they go on when the test
+looks at them.
 
 Stands for the module `trio` where a coroutine of the broker is run by hand.
 """
@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType
 from typing import Any
 
-#: The task that runs now; its scopes go by its clock.
+#: The task that runs now; its scopes use its clock.
 _running: list[Task] = []
 
 
@@ -77,7 +77,7 @@ class Task:
         self.error: Exception | None = None
 
     def go_on(self) -> bool:
-        """Run until it waits; return whether it is done. An error stays with it."""
+        """Run until the coroutine waits; return whether it is done. The task keeps an error."""
         if self.done:
             return True
         late = next((scope for scope in self.scopes if scope.deadline_ms <= self.clock()), None)
@@ -96,7 +96,7 @@ class Task:
         return self.done
 
     def end(self) -> None:
-        """Nobody runs it any more."""
+        """Nobody runs the task any more."""
         if self.done:
             return
         self.done = True

@@ -1,6 +1,6 @@
-"""The page in a real Chromium, where there is one: Debian's packages chromium or chromium-headless-shell.
+"""The page in a real Chromium, if there is one: Debian's packages chromium or chromium-headless-shell.
 
-`make page` runs these tests. It brings playwright, and says so if there is no Chromium.
+`make page` runs these tests. It installs playwright, and says so if there is no Chromium.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def chromium() -> Iterator[Any]:
     from .visit import sync_api
 
     with sync_api.sync_playwright() as playwright:
-        # Its sandbox needs rights that root in a container has not.
+        # Chromium's sandbox needs rights that root in a container does not have.
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
         browser.close()
@@ -37,14 +37,14 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def broker(chromium: Any) -> Iterator[Broker]:
-    """Not started where there is no browser to look at it."""
+    """The broker is not started if there is no browser."""
     with start() as started:
         yield started
 
 
 @pytest.fixture
 def visit(chromium: Any, broker: Broker, request: pytest.FixtureRequest) -> Iterator[Visit]:
-    # It needs playwright, which is not everywhere.
+    # The module needs playwright, which is not installed everywhere.
     from .visit import Visit
 
     visit = Visit(chromium, broker.http_url, **getattr(request, "param", {}))

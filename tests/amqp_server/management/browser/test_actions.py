@@ -1,4 +1,4 @@
-"""Each action of a page: what it says, what it shows, and what has become of it by the API."""
+"""Each action of a page: the dialog's text, the result on the page, and the result by the API."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_queue_is_declared(
 
 
 def test_a_queue_that_is_refused(visit: Visit, broker: Broker) -> None:
-    """The form stays, with what was typed in and the reason."""
+    """The form stays, with its input and the reason."""
     page = visit.log_in()
     visit.go("queues")
     page.get_by_role("button", name="Declare a queue").click()
@@ -108,7 +108,7 @@ def test_a_stream_is_read(visit: Visit, broker: Broker) -> None:
     expect(messages).to_have_count(5)
     page.get_by_role("button", name="Hide").click()
     expect(messages).to_have_count(0)
-    # Nothing has changed in it.
+    # Nothing has changed in the stream.
     assert broker.api("GET", "/api/queues/%2F/log")["messages"] == 20
 
 

@@ -1,4 +1,4 @@
-"""The page of a cluster: who leads what, how that is changed, and a node that dies."""
+"""The page of a cluster: which node leads which queue, how to change that, and a node that dies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pages show, and how somebody gets around in them."""
+"""The contents of the pages, and how a user navigates them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from amqp_server.testing import Broker, start
 
 from .visit import NARROW, WIDE, Visit, declare, expect, publish
 
-#: What somebody may call a queue.
+#: Names that a client may give to a queue.
 HOSTILE = [
     "<script>window.ran = 1</script>",
     "\"><img src=x onerror='window.ran=1'>",
@@ -49,7 +49,7 @@ def test_a_login_leaves_no_password_behind(visit: Visit) -> None:
     assert cookie["httpOnly"] and cookie["sameSite"] == "Strict" and cookie["expires"] == -1
     seen = page.evaluate("JSON.stringify([document.cookie, {...localStorage}, {...sessionStorage}])")
     assert "guest" not in seen and cookie["value"] not in seen and json.loads(seen)[0] == ""
-    # It is there again after the page is loaded again, and not after the way out.
+    # A reload keeps the session, and a logout ends it.
     page.reload()
     expect(page.get_by_role("heading", name="Overview")).to_be_visible()
     visit.log_out()
@@ -70,7 +70,7 @@ def test_each_page(visit: Visit, broker: Broker) -> None:
     declare(broker, "q")
     page = visit.log_in()
     expect(page.get_by_role("heading", name="Overview")).to_be_visible()
-    # The page that is shown already comes last: its heading would not tell that another one has come.
+    # The page that is open already comes last: its heading would not show that a new page has been loaded.
     for title in [*PAGES[1:], PAGES[0]]:
         link = page.get_by_role("navigation").get_by_role("link", name=title, exact=True)
         if not link.is_visible():
@@ -132,7 +132,7 @@ def test_the_page_of_one_thing(visit: Visit, broker: Broker) -> None:
 
 
 def test_lists_fit_a_wide_screen(visit: Visit, broker: Broker) -> None:
-    """Columns that are the same for all rows are left out, and names do not end a line within their arrow."""
+    """Columns that are equal in all rows are left out, and names do not end a line within their arrow."""
     declare(broker, "q")
     client = {"connection_name": "of a service that has a long name"}
     parameters = pika.ConnectionParameters("127.0.0.1", broker.port, client_properties=client)
@@ -191,12 +191,12 @@ def test_the_theme_is_chosen(visit: Visit) -> None:
 
 
 def exactly(text: str) -> re.Pattern[str]:
-    """Matches this text as it is, line breaks and all; playwright looks at texts without them."""
+    """Match this text exactly, with its line breaks; playwright ignores line breaks."""
     return re.compile("^" + "".join(f"\\u{ord(each):04x}" for each in text) + "$")
 
 
 def test_names_are_texts(visit: Visit, broker: Broker) -> None:
-    # As with RabbitMQ, names of queues lose their line ends. Routing keys and payloads keep them.
+    # As with RabbitMQ, names of queues lose their line ends. Routing keys and payloads keep theirs.
     queues = {name: name.replace("\r", "").replace("\n", "") for name in HOSTILE}
     for name, queue in queues.items():
         declare(broker, name)
@@ -222,7 +222,7 @@ def test_names_are_texts(visit: Visit, broker: Broker) -> None:
     expect(page.locator(".answer")).to_contain_text(HOSTILE[0])
     expect(page.locator(".graph .edge.hit")).to_have_count(1)
     expect(page.locator(".graph .edge-label.hit")).to_have_text([re.compile(".+")])
-    # Each can be told from the others, and is removed by itself.
+    # Each binding can be told from the others, and can be removed without the others.
     for name, queue in queues.items():
         row = page.get_by_role("row").filter(has=page.get_by_role("link").filter(has_text=exactly(queue)))
         expect(row.locator("[data-label='Routing key']")).to_have_text(exactly(name))
@@ -278,7 +278,7 @@ def test_messages_are_published_found_moved_and_purged(visit: Visit, broker: Bro
     expect(page.get_by_text("3 messages were moved.")).to_be_visible()
     assert [broker.api("GET", f"/api/queues/%2F/{name}")["messages"] for name in ("old", "new")] == [1, 3]
     page.get_by_role("button", name="Purge").click()
-    # Escape is a no.
+    # Escape means no.
     page.keyboard.press("Escape")
     expect(dialog).to_have_count(0)
     assert broker.api("GET", "/api/queues/%2F/old")["messages"] == 1
@@ -309,7 +309,7 @@ def test_queues_are_paged_sorted_and_filtered_by_the_node(visit: Visit, broker: 
         expect(page.locator(".counted")).to_have_text("120, page 2 of 3")
         page.get_by_label("Filter by name").fill("q01")
         expect(rows).to_have_count(10)
-        # The address has it all.
+        # The address holds the whole state.
         page.reload()
         expect(page.locator(".counted")).to_have_text("10 of 120, page 1 of 1")
         page.get_by_label("Filter by name").fill("q(")
@@ -340,11 +340,11 @@ def test_users_and_policies(visit: Visit, broker: Broker) -> None:
     visit.log_out()
     page = visit.log_in("ann <b>", "secret")
     expect(page.get_by_role("heading", name="Overview")).to_be_visible()
-    # Pages of administrators are not there.
+    # The page does not link to pages of administrators.
     assert page.get_by_role("navigation").get_by_role("link", name="Users").count() == 0
     visit.go("users")
     expect(page.get_by_role("heading", level=1)).to_have_text("There is no such page")
-    # Another password ends the session, and the page says so.
+    # A new password ends the session, and the page says so.
     broker.api("PUT", f"/api/users/{quote('ann <b>')}", {"password": "other", "tags": "management"})
     visit.go("queues")
     expect(page.get_by_role("alert").first).to_have_text("The login has ended. Log in again.")
@@ -357,7 +357,7 @@ def test_definitions_down_and_up(visit: Visit, broker: Broker) -> None:
     with page.expect_download() as downloading:
         page.get_by_role("button", name="Download").click()
     text = downloading.value.path().read_text()
-    # A number that scripts cannot hold.
+    # A number that scripts cannot represent.
     assert '"note":9007199254740993' in text
     broker.api("DELETE", "/api/queues/%2F/defined")
     file = {"name": "definitions.json", "mimeType": "application/json", "buffer": text.encode()}
@@ -396,7 +396,7 @@ def test_what_is_not_there_or_not_permitted(visit: Visit, broker: Broker) -> Non
     trouble = page.locator(".trouble").first
     expect(trouble).to_have_text("There is nothing of this name, or no more.")
     expect(page.get_by_role("heading", level=1)).to_have_text("Queue nothing <b>")
-    # Nor is there anything to do with it.
+    # Nor are there any actions.
     expect(page.get_by_role("main").get_by_role("button")).to_have_count(0)
     visit.go("queue", "/", "q")
     expect(page.get_by_role("button", name="Purge")).to_be_visible()
@@ -437,7 +437,7 @@ def test_a_node_that_goes_and_comes_back(chromium: Any) -> None:
         broker.kill()
         expect(page.locator(".trouble").first).to_have_text("Not up to date: the node does not answer")
         broker.start()
-        # It knows nothing of the sessions that it had before.
+        # The node does not know its earlier sessions any more.
         expect(page.get_by_role("alert").first).to_have_text("The login has ended. Log in again.")
         broker.kill()
         page.get_by_label("User").fill("guest")
@@ -478,7 +478,7 @@ def test_groups_come_a_page_at_a_time(visit: Visit, broker: Broker) -> None:
     expect(table.get_by_role("link", name="many.51")).to_have_count(0)
     of_groups = [url for url in asked if "/api/groups" in url]
     assert of_groups and all("page=" in url for url in of_groups)
-    # Nobody has the partition: there is nothing to lead to.
+    # No member has the partition: the page has nothing to link to.
     visit.go("group", "/", "many.07")
     partition = page.get_by_role("row").filter(has=page.get_by_role("link", name="many.stream"))
     expect(partition).to_be_visible()

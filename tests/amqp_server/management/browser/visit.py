@@ -1,4 +1,4 @@
-"""A browser that somebody has opened the page in, and what is made for it by the API."""
+"""A browser in which a user has opened the page, and objects made for it by the API."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WIDE, NARROW = {"width": 1280, "height": 800}, {"width": 360, "height": 740}
 
 
 class Visit:
-    """A browser with nothing in it, and what it complains about."""
+    """A new browser profile, and its complaints."""
 
     def __init__(self, chromium: Any, url: str, **options: Any) -> None:
         self.url = url
@@ -26,9 +26,9 @@ class Visit:
         self.context.set_default_timeout(PATIENCE_S * 1000)
         self.page = self.context.new_page()
         self.complaints: list[str] = []
-        #: What the page asks for, other than of this node.
+        #: Requests of the page to other hosts than this node.
         self.strangers: list[str] = []
-        #: Requests of the page that were refused, or had no answer.
+        #: Requests of the page that were refused, or got no answer.
         self.failed: list[str] = []
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("console", self._said)
@@ -36,7 +36,7 @@ class Visit:
         self.page.on("response", self._told)
 
     def _said(self, message: Any) -> None:
-        # A refusal of the API is no fault of the page.
+        # If the API refuses a request, that is no fault of the page.
         if message.type in ("error", "warning") and not message.text.startswith("Failed to load resource"):
             self.complaints.append(message.text)
 
@@ -57,7 +57,7 @@ class Visit:
 
     def log_out(self) -> None:
         self.page.get_by_role("button", name="Log out").click()
-        # To leave the page before the node has answered would be to stay logged in.
+        # A user who left the page before the node has answered would stay logged in.
         expect(self.page.get_by_label("Password")).to_be_visible()
 
     def go(self, *parts: str) -> Any:
@@ -65,11 +65,11 @@ class Visit:
         return self.page
 
     def send(self, opener: str, label: str = "", /, within: Any = None, **values: str | bool) -> None:
-        """Press a button, answer what it asks, and see the answer taken; values are those of the fields of
+        """Press a button, answer its dialog, and see the answer accepted; values are those of the fields of
         these names.
 
-        `label` is that of the answer, unless it is the same. `within`: the part of the page that has the
-        button.
+        `label` is the label of the answer's button, unless it is the same. `within`: the part of the page
+        that has the button.
         """
         place = self.page if within is None else within
         place.get_by_role("button", name=opener, exact=True).click()

@@ -1,4 +1,4 @@
-// A member by amqp091-go, again and again.
+// A member that uses amqp091-go, again and again.
 package main
 
 import (

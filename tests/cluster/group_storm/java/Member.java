@@ -15,7 +15,7 @@ import java.util.ArrayDeque;
 import java.util.Deque;
 import java.util.Random;
 
-/** A member by RabbitMQ's Java client, again and again. */
+/** A member that uses RabbitMQ's Java client, again and again. */
 public final class Member {
     private static final String GROUP = System.getenv("STORM_GROUP");
     private static final String NAME = System.getenv("STORM_NAME");
@@ -83,7 +83,7 @@ public final class Member {
         String url = urls[CHANCE.nextInt(urls.length)];
         ConnectionFactory factory = new ConnectionFactory();
         factory.setUri(url);
-        // From a path of "/" it takes a vhost with an empty name.
+        // From the path "/" the factory takes a vhost with an empty name.
         factory.setVirtualHost("/");
         factory.setAutomaticRecoveryEnabled(false);
         factory.setRequestedHeartbeat(Integer.parseInt(System.getenv("STORM_HEARTBEAT")));
