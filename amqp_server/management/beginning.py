@@ -10,7 +10,8 @@ import trio
 
 #: Time between two looks at whether the node is busy, s.
 LOOK_S = 1.0
-#: Share of a core above which the node is busy: clients that connected before the management API started.
+#: Share of a core above which the node counts as busy: clients may have connected before the management API
+#: starts.
 BUSY_SHARE = 0.1
 #: Time after which the management API starts even if the node is busy, s.
 LATEST_S = 10.0
