@@ -1,8 +1,8 @@
 """The entries in the log of a stream's group: messages without offsets, and the steps that give them offsets.
 Pure.
 
-    entry   u8 version | u64 now_ms | batches of nodes, each with its length before it batch   of one node, in
-    msgpack: the node, and the messages
+    entry   u8 version | u64 now_ms | batches of nodes, each with its length before it
+    batch   of one node, in msgpack: the node, and the messages
 
 The publisher's node encodes messages without their offsets, which depend on the order of the log. A member
 that applies an entry gives the messages the next offsets and the entry's time. So batches have the same bytes

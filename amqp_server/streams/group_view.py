@@ -89,7 +89,7 @@ class GroupView(DeferredHost):
         """Does nothing: a group has no lease."""
 
     def look(self) -> None:
-        """Nothing to do when an operator looks at the group."""
+        """An operator looks at the group: refresh the figures of its streams."""
         for host in self.stream_hosts().values():
             host.look()
 

@@ -14,7 +14,7 @@ from zlib import crc32
 from persistence.streams import checksum
 from persistence.streams.compression import Growing
 
-#: Contents with at least this many bytes are encoded separately.
+#: Contents with more than this many bytes are encoded separately.
 LARGE_BYTES: Final = 1 << 20
 #: Maximum number of bytes of a piece, and of frames that begin in it.
 PIECE_BYTES: Final = 256 * 1024
