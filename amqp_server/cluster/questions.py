@@ -111,7 +111,7 @@ class Questions:
                 self._nursery = self._answerer = None
 
     def asked(self, peer: str, number: int, question: bytes) -> None:
-        """Answer a node's question. An empty part means that there is no answer."""
+        """Answer a node's question. An empty answer means that this node cannot answer."""
         if self._nursery is None or self._answering.get(peer, 0) >= QUESTIONS_MAX:
             self._links.send(peer, frames.answer(number, b"", last_part=True))
             return
