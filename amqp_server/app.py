@@ -483,7 +483,7 @@ class Node:
         await serve_metrics(listening, self, self.config, trio.sleep_forever)
 
     async def _say_goodbye(self) -> None:
-        """Close all connections in order (320), and wait a moment for their answers."""
+        """Close all connections in order (320), and wait a short time for their answers."""
         self.broker.turn.run(self._close_sessions)
         with trio.move_on_after(1.0):
             while self.server.has_goodbyes:

@@ -1,22 +1,22 @@
 """The turn: everything that the node does between two waits of the event loop.
 
-    receive    A client, a link, a timer or a finished commit brings something. Commands go to the hosts of
+    receive    A client, a link, a timer or a finished commit brings work. Commands go to the hosts of
                queues.
-    apply      Every host with pending commands applies them as one batch. Clients whose answer came go on.
+    apply      Every host with pending commands applies them as one batch. Clients whose answer has arrived continue.
     replicate  Every Raft group with something to do writes, sends and applies. Back to apply until nothing is
-               left; then the frames for other nodes leave.
-    write      What was submitted to the store becomes the next commit, if none is under way.
-    send       Confirms go to the outboxes, and what is in the outboxes goes to the clients' sockets.
+               left; then the frames for other nodes are sent.
+    write      Submitted writes become the next commit, if no commit is in progress.
+    send       Confirms go to the outboxes, and the outboxes are sent to the clients' sockets.
 
 One node and three run the same phases. A caller begins a turn with `run` or `receive`; a task of the edge
 that changes a host outside of a turn asks for one by scheduling that host.
 
-A turn is short, whatever a client sends. Long work asks now and then whether the turn is overdue, and leaves
-its rest for later: a session leaves frames, the phase apply leaves hosts of queues that clients have
-scheduled, a Raft group leaves entries to be applied. The driver's turns continue that work in its order, and
-turns of other clients come in between. Changes that belong together reach the disk together, though they take
-several turns (`hold` of persistence.commit): a large transaction, and a dead letter to many queues with the
-removal from its source.
+A turn is short, for any input from clients. Long work checks from time to time whether the turn is overdue,
+and leaves its rest for later: a session leaves frames, the apply phase leaves hosts of queues that clients
+have scheduled, a Raft group leaves entries to be applied. The driver's turns continue that work in its order,
+and turns of other clients come in between. Changes that belong together reach the disk together, though they
+take several turns (`hold` of persistence.commit): a large transaction, and a dead letter to many queues with
+the removal from its source.
 
 quorum_queue.boundary decides what an exception ends; the turn calls sessions, hosts and groups through it.
 """
@@ -39,7 +39,7 @@ class Commits(Protocol):
     def turn_begins(self) -> None: ...
 
     def turn_ends(self) -> None:
-        """Commit what was submitted."""
+        """Commit the submitted writes."""
 
 
 class TurnSession(Unit, Protocol):
@@ -105,7 +105,7 @@ class Peers(Protocol):
         """These groups still have something to do."""
 
     def write(self) -> None:
-        """Submit what the groups have written."""
+        """Submit the writes of the groups."""
 
     def flush(self) -> None:
         """Send the frames of this turn."""
@@ -434,8 +434,8 @@ class Turn:
             self.contain(session, session.go_on)
 
     def apply(self, *, whole: bool = False) -> None:
-        """Apply pending commands, and those that result from them. Unless `whole`, leave what the turn has no
-        time for.
+        """Apply pending commands, and those that result from them. Unless `whole`, leave work that the turn
+        has no time for.
 
         Methods that answer with counts call this, too.
         """

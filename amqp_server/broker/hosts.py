@@ -59,7 +59,7 @@ class Hosts(Protocol):
         """Return the target for direct replies to a client of another reachable node; see broker.reply."""
 
     def stop(self, queue: Queue, reason: str) -> None:
-        """The queue's host has failed: end it, keep the stored data, and let another host stand in for it."""
+        """The queue's host has failed: end it, keep the stored data, and let another host replace it."""
 
     def is_stopped(self, queue: Queue) -> bool:
         """Return whether the queue failed on this node and is stopped here."""

@@ -151,7 +151,7 @@ class Queue:
         return self.traffic
 
     def used(self) -> None:
-        """Start the lease of an expiring queue anew."""
+        """Restart the lease of an expiring queue."""
         if self.effective.expires_ms is not None:
             self.host.touch()
 

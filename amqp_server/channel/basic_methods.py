@@ -410,7 +410,7 @@ def _commit(
 def _stored(
     channel: Channel, transaction: Transaction, hosts: list[Recipient], done: Callable[..., None]
 ) -> None:
-    """Call `done` when all hosts have answered, and this node's own disk has what its journal got."""
+    """Call `done` when all hosts have answered, and the data of this node's journal is on disk."""
 
     def passed(*why: Refused) -> None:
         commits = channel.broker.services.commits

@@ -67,7 +67,7 @@ def _tag(piece: Piece) -> int:
 
 
 class Unacked:
-    """Runs of delivery tags in order; an ack of a whole run is one step, whatever its length."""
+    """Runs of delivery tags in order; an ack of a whole run is one step, for any length."""
 
     __slots__ = ("_runs", "_starts", "count")
 

@@ -1,4 +1,4 @@
-"""Turns the directory of a node that stood alone into that of the first node of a cluster.
+"""Turns the directory of a node without a cluster into that of the first node of a cluster.
 
 It is rewritten on the disk, before the broker reads it, in two steps. First the messages of quorum queues are
 copied from the journal into the entries of Raft groups, in as many transactions as needed; the journal stays

@@ -6,8 +6,8 @@ and log.
 
 *An entry that an operator has given up* (see quorum_queue.cluster.lost_entries) may be in the records of some
 nodes, which applied it before it was lost, and not in those of others. So a node whose records have it
-proposes to replace the topology of all nodes by its own (`Restate`), which is applied like a snapshot. It is
-accepted only if no change came in between.
+proposes to replace the topology of all nodes with its own (`Restate`), which is applied like a snapshot. It
+is accepted only if no change came in between.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def tls(config: Config) -> tuple[ssl.SSLContext, ssl.SSLContext] | None:
 
 
 class LinksTls:
-    """The TLS contexts of the links, made anew when their files have changed: later links get the new
+    """The TLS contexts of the links, made again when their files have changed: later links get the new
     certificate.
     """
 

@@ -27,7 +27,7 @@ NAME_CHARS_MAX = 255
 LOST = "client unexpectedly closed TCP connection"
 HANDSHAKE_TIMEOUT = "handshake_timeout"
 
-#: Only the sender of a bad frame is told its octets: they may belong to a password or to a message.
+#: Octets of a bad frame are sent only to its sender: they may belong to a password or to a message.
 _OCTETS = re.compile(r"<<.*>>", re.DOTALL)
 
 

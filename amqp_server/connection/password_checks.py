@@ -3,7 +3,7 @@
 A check takes a core for about 20 ms and 12 MiB of memory, and strangers can cause it. So only a few run at a
 time, at most one for each address: waiting logins take turns by address, so no login waits behind all guesses
 of another address. An address whose logins fail waits longer and longer before its next check. A password
-that was checked a moment ago needs no check and no wait.
+that was checked recently needs no check and no wait.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class PasswordChecks:
     def __init__(
         self, users: Users, config: Config, replace_hash: Callable[[str, str, str], None] | None = None
     ) -> None:
-        """`replace_hash` is called with the name, the old and the new hash of a user who has logged in with
-        RabbitMQ's.
+        """`replace_hash` is called with the name, the old and the new hash of a user who has logged in with a
+        hash from RabbitMQ.
         """
         self._users = users
         self._replace_hash = replace_hash

@@ -10,7 +10,7 @@ connections are read in one turn, a small buffer each. A *heavy* connection fill
 read took long, or left work for later. The heavy connections share a separate turn, in which each is read
 once in order until the turn is overdue; the light ones are served again before the next such turn. So many
 heavy clients delay a light one no more than a single one does. Each read decides the class of the connection
-anew.
+again.
 
 The set is level-triggered. A connection that must not be read stays in the set until an event comes. Then it
 is taken out, and put back when the reason is gone (`Transport.resumed`).

@@ -36,7 +36,7 @@ class _Encrypted(Exception):
 
 
 class ListenerTLS:
-    """The listener's context, made anew when its files have changed: later connections get the new
+    """The listener's context, made again when its files have changed: later connections get the new
     certificate.
     """
 

@@ -162,8 +162,8 @@ class Tokens:
         return self._keys.get(kid)
 
     async def _fetched(self) -> None:
-        """Wait until the keys have been fetched, by a task of its own: otherwise a client that hangs up would
-        stop the fetch for everybody until the pause is over.
+        """Wait until a separate task has fetched the keys: otherwise a client that disconnects would stop the
+        fetch for all clients until the pause is over.
         """
         if self._fetching is None:
             self._fetching = trio.Event()

@@ -455,7 +455,7 @@ class Transport:
     # -- the end ---------------------------------------------------------------------------------------------
 
     def _send_rest(self) -> None:
-        """The session is over. Give the client a moment to take its last bytes."""
+        """The session is over. Give the client a short time to take its last bytes."""
         if self._sending_rest or self._discarding:
             return
         self._sending_rest = True

@@ -28,8 +28,8 @@ Row = dict[str, Any]
 
 
 async def definitions(call: Call) -> Any:
-    """Definitions of the whole broker or of the path's vhost. Those of a vhost have no users and the like,
-    and their objects do not name the vhost.
+    """Definitions of the whole broker or of the path's vhost. Definitions of a vhost have no users and
+    similar sections, and their objects do not name the vhost.
     """
     broker = call.broker
     own = [call.vhost()] if "vhost" in call.path else [vhost.name for vhost in broker.vhosts]

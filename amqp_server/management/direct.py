@@ -196,7 +196,7 @@ class Direct:
         return found[:count]
 
     async def hand_on(self, queue: Queue, got: Sequence[Got], synced: Callable[[], Awaitable[None]]) -> int:
-        """Publish messages that were got to another queue, and ack those that it has confirmed; return how
+        """Publish the messages of `got` to another queue, and ack those that it has confirmed; return how
         many.
 
         The channel is in confirm mode. Messages that the queue refuses stay unsettled.

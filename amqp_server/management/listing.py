@@ -75,7 +75,7 @@ class Rows:
         yield bytes(chunk) + b"]"
 
     async def parts(self, part_bytes: int) -> AsyncGenerator[bytes, None]:
-        """Yield the rows in arrays of about so many bytes."""
+        """Yield the rows in arrays of about `part_bytes`."""
         rows: list[bytes] = []
         size = 0
         for item in self._items:

@@ -156,7 +156,7 @@ class ManagedBroker:
         return (await self._proposals.make(SetTopicPermission(permission))).changed
 
     async def clear_topic_permission(self, user: str, vhost: str, exchange: str) -> None:
-        """Clear those for all exchanges if none is given."""
+        """Clear the topic permission for an exchange, or those for all exchanges if none is given."""
         self._require_parameters()
         await self._proposals.make(ClearTopicPermission(user, vhost, exchange))
 

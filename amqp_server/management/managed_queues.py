@@ -31,7 +31,7 @@ class ManagedQueues:
         self._name = broker.config.node
 
     # Iterations here go over the queues that existed at their start and skip those deleted since: the broker
-    # goes on between two items. Most of an item's cost is that of showing it.
+    # does other work between two items. Most of an item's cost is that of showing it.
 
     def each(self, vhost: str) -> Iterator[Queue]:
         """Yield queues; `view` makes rows of them later, and only of those that are wanted."""

@@ -1,4 +1,6 @@
-"""Destination and properties of a message on its way. Properties that need no change keep their bytes."""
+"""Destination and properties of a message for the shovel's publish. Properties that need no change keep their
+bytes.
+"""
 
 from __future__ import annotations
 

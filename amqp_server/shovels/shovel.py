@@ -111,7 +111,7 @@ class Shovel:
         self._restart.set()
 
     def stop(self) -> None:
-        """Stop in order: wait a moment for confirms of published messages, and ack these."""
+        """Stop in order: wait a short time for confirms of published messages, and ack these."""
         self._stop.set()
         self._restart.set()
 

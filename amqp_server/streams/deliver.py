@@ -275,7 +275,7 @@ def _put_with(
     out: list[bytes | memoryview],
 ) -> None:
     """Like `BatchReader._put`, with added headers: the bytes in front of the messages' own headers are
-    written anew.
+    rewritten.
     """
     head_bytes, frame_bytes, size = shape.first, shape.third, shape.size
     payload_bytes = shape.second + len(fields)

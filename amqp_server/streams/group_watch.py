@@ -2,7 +2,7 @@
 
 A member may have acked messages while its acks are not in the log yet: its node has them, and waits, as the
 leader does, for a majority or for a slow disk. So the leader first waits until a batch of its own is applied,
-and gives the nodes a moment to send waiting acks. A member that is still stuck then has caused it itself.
+and gives the nodes a short time to send waiting acks. A member that is still stuck then has caused it itself.
 Only one such batch is in progress at a time: while nothing gets through the log, a timer that asks again
 would fill it.
 """

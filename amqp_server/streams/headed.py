@@ -2,7 +2,7 @@
 
 Consecutive messages of one size usually have the same bytes between their routing and their headers, and a
 message with its own size needs no comparison. Then the hot loop (deliver.py) adds the headers. Otherwise the
-messages are encoded anew, a piece of the batch at a time.
+messages are encoded again, a piece of the batch at a time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which messages a stream has taken, so that none is taken twice. The state follows from the stream's log.
 Pure.
 
-A batch has the names of its messages beside them (see quorum_queue.machine.dedup), and its time. Replaying
+A batch has the names of its messages next to them (see quorum_queue.machine.dedup), and its time. Replaying
 the batches in order gives the same state on every node. The thread that writes the log applies each batch
 that it stores, and from time to time writes the state to a file, so that a restart replays only the last few
 batches.
