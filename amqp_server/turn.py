@@ -2,7 +2,7 @@
 
     receive    A client, a link, a timer or a finished commit brings work. Commands go to the hosts of
                queues.
-    apply      Every host with pending commands applies them as one batch. Clients whose answer has arrived continue.
+    apply      Every host with pending commands applies them as one batch. Clients with an answer continue.
     replicate  Every Raft group with something to do writes, sends and applies. Back to apply until nothing is
                left; then the frames for other nodes are sent.
     write      Submitted writes become the next commit, if no commit is in progress.
