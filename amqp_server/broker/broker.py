@@ -37,8 +37,7 @@ from quorum_queue.local import NodeServices
 
 
 class Counts:
-    """Numbers of all objects, for the limits of the configuration; and the counts of objects that have ended.
-    """
+    """Numbers of all objects, for the limits of the configuration; and the counts of ended ones."""
 
     __slots__ = ("bindings", "channels", "declared_bytes", "ended", "exchanges", "queues")
 

@@ -40,8 +40,7 @@ class Memo:
         self.size = 0
 
     def add(self, size: int) -> None:
-        """Count added bytes; a negative size is for removed ones. May clear the collection, so call it last.
-        """
+        """Count added bytes; a negative size is for removed ones. May clear the collection: call it last."""
         size = max(size, -self.size)
         self.size += size
         self._budget.add(size)

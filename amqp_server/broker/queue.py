@@ -172,8 +172,7 @@ class Queue:
         self.subscriptions[key] = subscription
 
     def consumers_lost(self) -> None:
-        """The link to the queue's home broke: cancel the queue's consumers here, as if it had been deleted.
-        """
+        """The link to the queue's home broke: cancel its consumers here, as if it had been deleted."""
         # Consumers that are not attached yet get separate answers.
         lost = [subscription for subscription in self.subscriptions.values() if subscription.attached]
         if lost:

@@ -402,8 +402,7 @@ class Topology:
         return self.view().finish()
 
     def snapshot_in_parts(self, then: Callable[[bytes], None]) -> None:
-        """Call `then` with a snapshot of the current state: in a later turn if this one has no time for it.
-        """
+        """Call `then` with a snapshot of the current state, in a later turn if this one has no time."""
         Encoding(self._broker.turn, self.view(), then).go_on()
 
     def is_behind(self, snapshot: bytes) -> bool:

@@ -217,8 +217,7 @@ def checked_tags(tags: Iterable[str]) -> tuple[str, ...]:
 
 
 def is_loopback(peer: str) -> bool:
-    """True for loopback addresses; `::ffff:127.0.0.1` is 127.0.0.1, as a listener on both families sees it.
-    """
+    """True for loopback addresses; `::ffff:127.0.0.1` is 127.0.0.1, seen by a listener on both families."""
     try:
         address = ipaddress.ip_address(peer.partition("%")[0])
     except ValueError:

@@ -265,7 +265,7 @@ class Channel:
             self._check_parts()
 
     def _check_parts(self) -> None:
-        """Refuse an ack while work in parts is in progress. Raises PreconditionFailed."""
+        """Check the number of parts of the transaction. Raises PreconditionFailed."""
         if self.tx is not None and self.tx.part_count > self.connection.config.tx_parts_max:
             raise self._too_large()
 
@@ -516,8 +516,8 @@ class ChannelsEnd:
         self._parts = self._close()
 
     def begin(self) -> None:
-        """Schedule the first part for a later turn: before it, other channels of the connection may be
-        closed.
+        """Begin in a later turn: other channels of the connection may be closed before the first part is
+        done.
         """
         for channel in self._channels:
             channel.leave()

@@ -1,6 +1,6 @@
 """Moves messages from one queue to another for an operator, without changing them.
 
-They keep exchange, routing key, user id and CC of their first publish, and go only to that queue. With
+They keep exchange, routing key, user id and CC of their first publish, and go only to the given queue. With
 basic.publish, a message with a CC would go to the CC's queues again, and a message with another user's id
 would be refused.
 """

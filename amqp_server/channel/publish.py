@@ -412,8 +412,7 @@ def hand_over(
 
 
 def has_large(segment: Segment) -> bool:
-    """Return whether the segment has messages that take long for a queue that encodes them in another form.
-    """
+    """Return whether the segment has large messages, which take long if a queue encodes them differently."""
     contents = segment.contents
     # Most messages come with others of the same read; large ones are assembled, and come alone or almost
     # alone.

@@ -309,7 +309,8 @@ def _change(
     name = resolve_name(channel, method.queue)
     routing_key = method.routing_key
     if not routing_key and not method.queue:
-        # If both names are empty, the queue's name is the key (spec, queue.bind, rule "routing-key").
+        # If queue and routing key are both empty, the name of the queue declared last is the key (spec,
+        # queue.bind, rule "routing-key").
         routing_key = name
     binding = Binding(method.exchange, name, "queue", routing_key, method.arguments or {})
     change_binding(channel, binding, answer, add=add)

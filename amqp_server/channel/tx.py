@@ -37,8 +37,7 @@ PART_BYTES_MAX = 256 * 1024
 
 
 class Answers:
-    """Origin of the publishes of a commit that chose their confirm level: commit-ok waits for their answers.
-    """
+    """Origin of a commit's publishes that chose their confirm level: commit-ok waits for their answers."""
 
     __slots__ = ("_left", "_then", "_transaction")
 

@@ -1,5 +1,4 @@
-"""Counts unfinished publishes of a connection: contents whose last frame has not arrived, and transactions.
-"""
+"""Counts unfinished publishes of a connection: contents without their last frame, and transactions."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Operators' requests about a cluster and changes to it, at any node. A change is an operation for all nodes.
-"""
+"""Operators' requests about a cluster and changes to it, at any node. A change is one operation for all."""
 
 from __future__ import annotations
 

@@ -43,8 +43,7 @@ class Fate(Protocol):
         """All other nodes are linked and empty: the cluster may begin with the data of this node."""
 
     def overtaken(self, incarnation: int) -> None:
-        """The cluster knows of a start of this node with this number, which is higher than the current one.
-        """
+        """The cluster knows of a start of this node with this number, which is higher than this start's."""
 
     def go(self, why: str) -> None:
         """This node must leave the cluster, and must not start again as a member."""

@@ -368,8 +368,7 @@ class ClusterHosts:
             self._move_here(queue, self._group_host(queue, late=True))
 
     def _move_here(self, queue: Queue, after: MemberHost) -> None:
-        """Let this node's own member serve the queue when the other member has answered all pending commands.
-        """
+        """Let this node's own member serve the queue when the other one has answered all pending commands."""
         before = self.remote[queue.queue_id]
         moving: Any = before
 

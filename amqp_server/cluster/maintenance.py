@@ -1,5 +1,4 @@
-"""Periodic work of a group's leader: the group's members, the choice of the leader, and leftovers to delete.
-"""
+"""Periodic work of a group's leader: its members, the choice of the leader, and leftovers to delete."""
 
 from __future__ import annotations
 

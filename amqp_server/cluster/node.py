@@ -285,8 +285,7 @@ class ClusterNode:
         return bool(self.catalog.last_own_batch()) and self.replicas.unopened.may_come(queue_id)
 
     def flush(self) -> None:
-        """Tell the other nodes up to which index the topology is applied here. See amqp_server.turn.Gatherer.
-        """
+        """Tell the others up to which index the topology is applied here. See amqp_server.turn.Gatherer."""
         # Until its first batch is applied a node is catching up, and gets no new queues.
         if self.catalog.last_own_batch():
             self._parts.topology_progress.applied_here(self.topology_index)
@@ -475,8 +474,7 @@ class ClusterNode:
             self.replicas.lost_entries.accept(GROUP)
 
     def _restate(self, now: int) -> None:
-        """Propose this node's topology for all nodes if entries were given up that only its records may have.
-        """
+        """Propose this node's topology for all if entries were given up that only its records may have."""
         if not self.roster.given_up.first:
             self._given_up_ms = now
         late = self.leads_topology and now - self._given_up_ms >= RESTATE_LATE_MS

@@ -1,5 +1,4 @@
-"""The nodes of the cluster, and the data about each node from the topology's log. Only the catalog writes it.
-"""
+"""The nodes of the cluster, and the data about each from the topology's log. Only the catalog writes it."""
 
 from __future__ import annotations
 

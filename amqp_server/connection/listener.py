@@ -425,8 +425,7 @@ class Server:
 
     @property
     def has_goodbyes(self) -> bool:
-        """True if open connections still have data to send, and do not only wait for their clients to close.
-        """
+        """True if open connections still have data to send, and do not only wait for a client to close."""
         return any(
             not transport.session.answered_close or transport.outbox.size for transport in self.transports
         )

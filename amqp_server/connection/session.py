@@ -510,8 +510,7 @@ class Session:
     def login_done(
         self, *, accepted: bool, reason: str = "invalid credentials", token: Token | None = None
     ) -> None:
-        """The edge has verified `login`. The reason of a refusal is for the log. A token identifies the user.
-        """
+        """The edge has verified `login`. The reason of a refusal is logged. A token identifies the user."""
         assert self.login is not None
         user = self.login.user if token is None else token.user
         self.login = None

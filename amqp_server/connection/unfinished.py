@@ -112,8 +112,7 @@ class UnfinishedWatch:
         return not went_on or last.count >= PASSES_MAX
 
     def _largest(self, holders: list[Session]) -> list[Session]:
-        """The common allowance is used up: return the largest holders, which must make room for the others.
-        """
+        """The common allowance is used up: return the largest holders, which must make room."""
         found, bytes_ = [], 0
         for session in sorted(holders, key=lambda each: -each.incoming.unfinished.bytes):
             if bytes_ >= self._spare_bytes:

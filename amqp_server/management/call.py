@@ -171,8 +171,7 @@ class Call:
         return asked
 
     def require_policymaker(self) -> None:
-        """Refuse unless the user may set policies in the path's vhost, or in all vhosts if the path has none.
-        """
+        """Refuse unless the user may set policies in the path's vhost, or in all if the path has none."""
         if self.may(ADMINISTRATOR):
             return
         vhost = self.path.get("vhost")

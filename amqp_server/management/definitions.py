@@ -77,8 +77,7 @@ async def definitions(call: Call) -> Any:
 async def _rows(
     call: Call, items: Iterable[T], shown: Callable[[T], Row | None], *, short: bool = False
 ) -> list[msgspec.Raw]:
-    """Return the rows, each encoded in its own step: to encode all at once would block the loop for too long.
-    """
+    """Return the rows, each encoded in its own step: encoding all at once would block the loop."""
     rows: list[msgspec.Raw] = []
     for item in items:
         await call.slices.rest()

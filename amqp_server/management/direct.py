@@ -118,8 +118,7 @@ class Direct:
         self.close()
 
     async def ask(self, method: base.Frame, *more: bytes) -> list[base.Frame | Content]:
-        """Send a method, and frames behind it; return the answers. Raises the error that closes the channel.
-        """
+        """Send a method, and frames behind it; return the answers. Raises errors that close the channel."""
         self._answered = trio.Event()
         self.tell(method, *more)
         while self.waits:
@@ -279,8 +278,7 @@ def _encoded(method: base.Frame) -> bytes:
 
 
 def encode_properties(given: Mapping[str, Any], depth: int) -> content.Properties:
-    """Encode properties under their AMQP names. Raises PreconditionFailed for values that cannot be encoded.
-    """
+    """Encode properties under their AMQP names. Raises PreconditionFailed for invalid values."""
     encoded = content.Properties()
     try:
         for name, value in given.items():

@@ -86,8 +86,7 @@ class Answers:
 
 
 async def ask_others(call: Call, nodes: Sequence[str] | None = None, part: Part | None = None) -> Answers:
-    """Send the request of this call to the other nodes, or to some of them; each answers with its own part.
-    """
+    """Send the request of this call to the other nodes, or to some; each answers with its own part."""
     answers = Answers()
     others = call.broker.others
     if call.local or others is None:

@@ -141,8 +141,7 @@ class Series:
 
 
 class Chart:
-    """How one answer shows fields of one kind: with their rates, and with samples if the query asks for them.
-    """
+    """How one answer shows fields of one kind: with rates, and with samples if the query asks for them."""
 
     def __init__(self, places: Sequence[tuple[int, int]] | None) -> None:
         self._places = places

@@ -257,8 +257,7 @@ class Api:
             await self._broker.node.synced()
 
     def answer(self, question: bytes) -> AsyncGenerator[bytes, None]:
-        """Yield this node's part of the answer to a request that another node got. See everywhere.ask_others.
-        """
+        """Yield this node's part of the answer to another node's request. See everywhere.ask_others."""
         return everywhere.answer(question, self._call_of)
 
     def _call_of(self, question: everywhere.Question) -> tuple[everywhere.Handler, Call]:
@@ -354,8 +353,7 @@ async def _alive(request: Request) -> Response:
 
 
 def _note(endpoint: Endpoint, request: Request, user: User, status: int) -> None:
-    """Log which user changed something, or tried to. The body is never logged: it may have a password in it.
-    """
+    """Log which user changed something, or tried to. The body is never logged: it may have a password."""
     if endpoint.method in READS or not endpoint.audited:
         return
     peer = request.client.host if request.client else ""

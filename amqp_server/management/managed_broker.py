@@ -204,8 +204,7 @@ class ManagedBroker:
 
     @property
     def takes_parameters(self) -> bool:
-        """True if all nodes of the cluster know parameters, policies and the operations that came with them.
-        """
+        """True if all nodes of the cluster know parameters, policies and operations that came with them."""
         return self._broker.topology.takes_parameters
 
     def direct(self, vhost: str) -> Direct:

@@ -152,8 +152,7 @@ class ManagedNode:
         ]
 
     def set_memory_limit(self, limit: str) -> None:
-        """Set the limit: a share of the machine's memory ("0.6") or a number of bytes. Raises InvalidOption.
-        """
+        """Set the limit: a share of the machine's memory ("0.6") or a size in bytes. Raises InvalidOption."""
         self._node.resources.set_memory_limit(Config(memory_limit=limit).memory_limit_bytes)
 
     async def stop(self) -> None:

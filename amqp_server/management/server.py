@@ -71,8 +71,7 @@ class Limits:
 
 
 class Http1(H11Protocol):
-    """Adds reason phrases, because some clients show nothing else of a refusal, and never upgrades to HTTP/2.
-    """
+    """Adds reason phrases, because some clients only show these of a refusal; never upgrades to HTTP/2."""
 
     #: True if the client had sent the next request before it got the answer to the last one. (Once it has the
     #: answer, the next one may come before hypercorn has finished with the last.)

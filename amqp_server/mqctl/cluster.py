@@ -113,8 +113,7 @@ def forget(invocation: Invocation, name: str) -> None:
 
 
 def _queues_with(invocation: Invocation, node: str, *, wanted: bool) -> Look:
-    """Return a function that counts the quorum queues of which the node is a member (or is not), among all.
-    """
+    """Return a function that counts the quorum queues of which the node is (or is not) a member."""
 
     def look() -> tuple[int, int]:
         rows = invocation.client.get("cluster", "queues", columns="members")

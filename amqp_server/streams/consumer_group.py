@@ -314,7 +314,7 @@ class ConsumerGroupHost(QueueHost):
         self._turn.contain(sink, sink.deliver_batch, member, reader, count, first, again)
 
     def _watch(self) -> None:
-        """Check for members that hold messages for too long."""
+        """Set the timer for members that hold messages for too long."""
         due = self.group.due_ms()
         if due is not None and self._watch_at < 0:
             self._watch_at = due + self.options.consumer_timeout_ms

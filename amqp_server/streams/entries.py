@@ -45,8 +45,7 @@ class CodecError(Exception):
 
 
 class NamedMessages(msgspec.Struct, array_like=True, frozen=True):
-    """Consecutive messages with their names: a sequence as its first name and its length, others one by one.
-    """
+    """Consecutive messages with their names: a sequence as first name and length, others one by one."""
 
     start: int
     count: int
@@ -71,8 +70,7 @@ class Append(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Note(msgspec.Struct, array_like=True, frozen=True):
-    """A note from a consumer with a name: it takes the name, or it has acked up to an offset without a gap.
-    """
+    """A note from a consumer with a name: it takes the name, or has acked up to an offset without a gap."""
 
     name: str
     #: The consumer.
@@ -209,8 +207,7 @@ def placed(append: Append, base: int, time_ms: int) -> Encoded:
 
 
 def _items_crc(before: int, append: Append, items: bytes) -> int:
-    """Return the checksum of these items; `before` is the checksum of the same items without their offsets.
-    """
+    """Return the checksum of these items; `before` is their checksum without the offsets."""
     if len(items) <= LARGE_BYTES or len(append.stamps) != 1 or append.stamps[0][0] != 1:
         return crc32(items)
     # Of a large message only the bytes up to its offset are checked: the publisher's node has checked the

@@ -111,8 +111,7 @@ class Filling:
                 return
 
     def _reset(self, offset: int) -> None:
-        """Drop all segments and begin at this offset: the other members have deleted the messages before it.
-        """
+        """Drop all segments and begin at this offset: the other members have deleted earlier messages."""
         host = self._host
         self.missing.clear()
         host.write(partial(host.log.reset, offset), host.has_written)

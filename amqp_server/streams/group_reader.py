@@ -89,8 +89,7 @@ class Reader:
             self.stream.host.go_on(self.key, wanted)
 
     def deliver_batch(self, consumer: StreamConsumer, reader: BatchReader, count: int, first_id: int) -> None:
-        """Hand the partition's member the messages that it may have. The rest stays with the stream's reader.
-        """
+        """Hand the partition's member the messages that it may have; the stream's reader keeps the rest."""
         host, partition = self._host, self.partition
         group = host.group
         member = None if self.getting else partition.active()

@@ -331,8 +331,7 @@ class Readings:
         self._by_stream: dict[int, Reading] = {}
 
     def of(self, stream_id: int) -> Reading | None:
-        """Return the reader of a stream; None if this node does not know the stream yet, or if it is deleted.
-        """
+        """Return the reader of a stream; None if the stream is not known here yet, or if it is deleted."""
         found = self._by_stream.get(stream_id)
         if found is None:
             stream = self._host.stream(stream_id)

@@ -126,8 +126,7 @@ def _encoded(fields: dict[bytes, bytes]) -> bytes:
 
 
 def _has_none(items: bytes, fields: dict[bytes, bytes]) -> bool:
-    """Return whether surely no message has one of these headers; matching bytes may also be part of a body.
-    """
+    """Return whether surely no message has one of these headers; the bytes may also be part of a body."""
     return not any(_short(name) in items for name in fields)
 
 

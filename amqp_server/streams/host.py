@@ -123,8 +123,7 @@ class StreamHost(StreamReaders):
     # -- at start --------------------------------------------------------------------------------------------
 
     def _recover(self) -> None:
-        """Read the indexes of the segments, and from the journal the messages that are not in segments yet.
-        """
+        """Read the indexes of the segments, and from the journal the messages that segments lack."""
         found = self._services.journal.recover_queue(self.queue_id)
         state = found.state if found is not None else None
         stored_stop = int.from_bytes(state, "big") if state is not None else 0
@@ -418,8 +417,7 @@ class StreamHost(StreamReaders):
     # -- offsets by name -------------------------------------------------------------------------------------
 
     def _begin_named(self, consumer: StreamConsumer, start: Start) -> None:
-        """Begin a consumer with a name at the name's offset. The consumer that had the name before loses it.
-        """
+        """Begin a consumer with a name at the name's offset. An earlier consumer with the name loses it."""
         for other, progress in list(self._progress.items()):
             if progress.name == start.group:
                 del self._progress[other]

@@ -81,8 +81,7 @@ class LoggedNames:
             names.flush(host.progress)
 
     def _answer(self, number: int, *, found: bool) -> None:
-        """Answer other nodes whose notes were in batches up to this one: the log has them, or they are lost.
-        """
+        """Answer nodes whose notes were in batches up to this one: the log has them, or they are lost."""
         left: list[tuple[int, list[str], Done]] = []
         asked, self._asked = self._asked, left
         for each in asked:

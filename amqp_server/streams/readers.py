@@ -216,8 +216,7 @@ class StreamReaders(QueueHost):
             self._look_up_time(self._time_of(start), found)
 
     def _time_of(self, start: Start) -> int:
-        """Return the time by the clock of the messages, which is close to wall time; see quorum_queue.clock.
-        """
+        """Return the time by the clock of the messages, close to wall time; see quorum_queue.clock."""
         if start.time_ms is not None:
             return start.time_ms
         assert start.ago_ms is not None

@@ -66,8 +66,7 @@ class Vhost:
 
 
 class Broker:
-    """One mqd on this machine, alone or as a node of a cluster. Ports and data stay the same over `restart`.
-    """
+    """One mqd on this machine, alone or as a node of a cluster. A `restart` keeps ports and data."""
 
     host = HOST
     user, password = USER, PASSWORD
