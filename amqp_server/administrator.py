@@ -1,4 +1,4 @@
-"""Gives an operator who may start the node a way back in: a start makes a user an administrator."""
+"""Lets an operator who may start the node get access again: a start makes a user an administrator."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ RETRY_S = 1.0
 
 
 async def reset_administrator(broker: Broker, commits: Commit, name: str, password: str) -> None:
-    """Give the user this password, the tag and all permissions in the default vhost. In a cluster, for all
-    nodes.
+    """Give the user this password, the tag and all permissions in the default vhost. In a cluster this
+    applies to all nodes.
 
-    Returns when it is on disk.
+    Returns when the change is on disk.
     """
     before = broker.access.users.get(name)
     tags = dict.fromkeys((*(before.tags if before else ()), ADMINISTRATOR))

@@ -1,4 +1,6 @@
-"""The composition root: builds the node out of its parts, runs it, and stops it. It alone knows all parts."""
+"""The composition root: builds the node from its parts, runs it, and stops it. Only this module knows all
+parts.
+"""
 
 from __future__ import annotations
 
@@ -77,11 +79,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("mqd")
 
-#: The collector looks at so many new objects at a time, which takes a millisecond, and once more after as
-#: many others. It looks at older objects only when memory runs out (amqp_server.resources): to look at all
-#: objects of 100,000 queues takes most of a second.
+#: The garbage collector looks at this many new objects at a time, which takes a millisecond, and once more
+#: after as many others. It looks at older objects only when memory runs out (amqp_server.resources): looking
+#: at all objects of 100,000 queues takes most of a second.
 GC_THRESHOLDS = 2_000, 1, 1 << 30
-#: The generations of objects that are younger.
+#: The highest generation of younger objects.
 YOUNG = 1
 #: A thread that ends a commit gets the interpreter back within this time, s.
 SWITCH_INTERVAL_S = 0.001
@@ -91,16 +93,16 @@ MANAGEMENT = "amqp_server.management.listener", "amqp_server.management.managed_
 FIRST_USER_WAIT_S = 0.005
 #: Time after which a node that does not lead makes the first user itself, s.
 FIRST_USER_OVERDUE_S = 3.0
-#: Time that the first user's permission may come after the user, s.
+#: Maximum time between the first user and its permission, s.
 FIRST_PERMISSION_WAIT_S = 1.0
-#: Time that clients have to take their last bytes when the node stops, s.
+#: Time for clients to take their last bytes when the node stops, s.
 STOP_TIMEOUT_S = 5.0
 #: Exit code after an internal error (EX_SOFTWARE).
 INTERNAL_ERROR = 70
 
 
 class Node:
-    """One running node, put together from the bottom up: what is made later is given what was made before."""
+    """One running node, built from the bottom up: each part gets the parts that were made before it."""
 
     def __init__(self, config: Config, environment: Environment, reread: Reread | None = None) -> None:
         """`reread` reads the configuration again; without it, only certificates are reloaded."""
@@ -178,7 +180,7 @@ class Node:
         self._ack_timeout = AckTimeout(self.broker)
         self.password_checks = PasswordChecks(self.broker.access.users, config, self.broker.replace_hash)
         answers = self.broker.access.answers
-        #: None if no other server decides who may log in.
+        #: None if no other server decides about logins.
         self.http_backend = None if answers is None else HttpBackend(config, answers, self.broker.log_limit)
         self.authentication = Authentication(
             self.broker.access.users, config, self.password_checks, self.http_backend
@@ -230,10 +232,10 @@ class Node:
             ),
         )
 
-    # A node that stands alone does not import the cluster.
+    # A node without a cluster does not import the cluster package.
 
     def _cluster_parts(self, clock: SystemClock, timers: Timers, boundary: Boundary) -> ClusterParts:
-        """Raises ListenError, ClusterError."""
+        """Make the cluster's parts. Raises ListenError, ClusterError."""
         from amqp_server.cluster.parts import begin, make_mesh, make_parts
 
         config, environment = self.config, self.environment
@@ -410,7 +412,7 @@ class Node:
                 if self.cluster is not None:
                     await self.cluster.drain(config.drain_timeout_s)
                 for sock, _ in listening:
-                    # Otherwise trio would wait for the next file that gets the same number.
+                    # Otherwise Trio would wait for the next file that gets the same descriptor.
                     trio.lowlevel.notify_closing(sock)
                     sock.close()
                 await self._say_goodbye()
@@ -423,13 +425,13 @@ class Node:
             background.cancel_scope.cancel()
 
     async def _load_definitions(self, path: str) -> None:
-        """Take over the definitions in a file before anybody is served. Raises DefinitionsError."""
+        """Import the definitions in a file before any client is served. Raises DefinitionsError."""
         from amqp_server.management.managed_broker import ManagedBroker
 
         await load_definitions(ManagedBroker(self), path)
 
     def stop(self) -> None:
-        """Begin to end in order, as on SIGTERM."""
+        """Begin an orderly shutdown, as on SIGTERM."""
         signal.raise_signal(signal.SIGTERM)
 
     async def _manage(self, listening: socket.socket) -> None:
@@ -442,7 +444,7 @@ class Node:
         await serve(listening, ManagedBroker(self), self.config, trio.sleep_forever)
 
     async def _answer_others(self) -> None:
-        """Answer the management of other nodes; this node has no HTTP listener of its own."""
+        """Answer the management APIs of other nodes; this node has no HTTP listener of its own."""
         await imported(*MANAGEMENT)
         from amqp_server.management.listener import answer_others
         from amqp_server.management.managed_broker import ManagedBroker
@@ -450,7 +452,7 @@ class Node:
         await answer_others(ManagedBroker(self), self.config)
 
     async def _shovel(self) -> None:
-        """Run the shovels that are this node's to run."""
+        """Run the shovels that are assigned to this node."""
         from amqp_server.shovels.shovels import Shovels, always
 
         broker, config, administration = self.broker, self.config, self.administration
@@ -469,7 +471,7 @@ class Node:
         await self.shovels.run()
 
     async def _clear_parameter(self, record: ParameterRecord) -> None:
-        """Raises AMQPError."""
+        """Clear a parameter. Raises AMQPError."""
         from amqp_server.management.managed_broker import ManagedBroker
 
         await ManagedBroker(self).clear_parameter(record)
@@ -481,7 +483,7 @@ class Node:
         await serve_metrics(listening, self, self.config, trio.sleep_forever)
 
     async def _say_goodbye(self) -> None:
-        """Close all connections in order (320), and wait a moment for their answers."""
+        """Close all connections in order (320), and wait a short time for their answers."""
         self.broker.turn.run(self._close_sessions)
         with trio.move_on_after(1.0):
             while self.server.has_goodbyes:
@@ -493,7 +495,7 @@ class Node:
 
 
 def _settle_collector() -> None:
-    """Objects that exist now stay: the collector need not look at them again."""
+    """Exclude the objects that exist now from garbage collection: they stay."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
@@ -506,21 +508,21 @@ def _address(listening: socket.socket) -> str:
 
 
 def _raise_file_limit() -> None:
-    """Connections are file descriptors; the soft limit is often 1,024."""
+    """Raise the limit of open files: connections are file descriptors, and the soft limit is often 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def first_password(config: Config) -> str:
-    """The password of the user that is made when there is none. Raises SecretFileError."""
+    """Return the password of the user that is made when there are no users. Raises SecretFileError."""
     if config.default_password_file:
         return read_password("default_password_file", config.default_password_file)
     return config.default_password
 
 
 def serve(config: Config, reread: Reread | None = None, *, lasts: bool = True) -> int:
-    """Run a node; return the exit code. One that does not last is for tests: see docs/testing.md."""
+    """Run a node; return the exit code. A node that does not last is for tests: see docs/testing.md."""
     logs.begin(config.log_level, config.log_format, config.log_queue_lines_max)
     try:
         return _serve(config, reread, lasts)
@@ -529,18 +531,19 @@ def serve(config: Config, reread: Reread | None = None, *, lasts: bool = True) -
 
 
 def _serve(config: Config, reread: Reread | None, lasts: bool) -> int:
-    # If the disk cannot deliver a page of a mapped file, SIGBUS ends the process: then at least say so.
+    # If the disk cannot deliver a page of a mapped file, SIGBUS ends the process: then at least print a
+    # message.
     faulthandler.enable()
     _raise_file_limit()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    # Modules stay, and so do the objects that are read back now: the collector is off until they are there.
+    # Modules stay, and so do the objects that are read from disk now: the collector is off until these exist.
     gc.freeze()
     gc.disable()
     if not lasts:
         hash_cheaply()
     try:
-        # At every start, not only at the first: an operator who names the file wants to know that it can be
-        # read.
+        # Checked at every start, not only at the first: an operator who names the file needs to know that it
+        # can be read.
         first_password(config)
         environment = Environment.open(
             config.data_dir,
@@ -599,14 +602,14 @@ def _serve(config: Config, reread: Reread | None, lasts: bool) -> int:
     if code == 0:
         environment.close()
     if again:
-        # The node has announced nothing yet, and exec closes what it has opened.
+        # The node has announced nothing yet, and exec closes its open files.
         logs.end()
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     return code
 
 
 def _way_back(config: Config, corrupt: StoreCorrupt) -> str:
-    """Say what an operator does about a damaged data file."""
+    """Return the text that tells an operator how to handle a damaged data file."""
     if not corrupt.lasts:
         return "It is made anew at each start: start the node again"
     if config.peers:
@@ -626,5 +629,5 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 main = command_line(serve)
-#: Of a broker that nobody needs after the program that has started it.
+#: Entry point of a broker that is only needed as long as the program that has started it.
 main_for_tests = command_line(partial(serve, lasts=False))

@@ -1,4 +1,4 @@
-"""Bounds the bytes that were published and are not safe yet: above a mark, publishing connections are not
+"""Limits the bytes that were published and are not safe yet: above a mark, publishing connections are not
 read.
 """
 
@@ -13,7 +13,7 @@ from persistence.journal import Journal
 #: At least this much may wait for the disk, even with a tiny memory budget; otherwise publishers would wait
 #: for each sync.
 UNSYNCED_MIN_BYTES = 1 << 20
-#: Interval at which it checks whether other nodes have received what was sent to them, s.
+#: Interval of checks whether other nodes have received the data sent to them, s.
 FLIGHT_WAIT_S = 0.005
 
 
@@ -39,7 +39,7 @@ class Backpressure:
         self._spill_commits = spill_commits
         self._flight_bytes = flight_bytes
         self._sleep = sleep
-        # Bytes on their way to the disk are in memory, too, whatever the budget says.
+        # Bytes on their way to the disk are in memory, too, independently of the budget.
         room = max(config.body_budget_bytes // 4, UNSYNCED_MIN_BYTES)
         self.high_bytes = min(config.unsynced_high_bytes, room)
 

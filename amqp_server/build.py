@@ -7,7 +7,7 @@ from typing import Literal
 
 from amqp_server import turn
 
-#: One module is enough to know: a wheel has either all compiled modules or none.
+#: One module is enough to find out: a wheel has either all compiled modules or none.
 BUILD: Literal["compiled", "pure"] = (
     "compiled" if str(turn.__file__).endswith(tuple(EXTENSION_SUFFIXES)) else "pure"
 )

@@ -1,7 +1,7 @@
-"""The system's two clocks. Intervals are measured by the monotonic clock; users see wall time.
+"""The system's two clocks. Intervals are measured with the monotonic clock; users see wall time.
 
-The wall clock may be set forward or back at any time, by hours; the monotonic one never is. It also counts
-the time in which the machine was suspended: the other nodes kept running meanwhile.
+The wall clock may be set forward or back at any time, by hours; the monotonic clock never is. The monotonic
+clock also counts the time in which the machine was suspended: the other nodes kept running meanwhile.
 """
 
 from __future__ import annotations

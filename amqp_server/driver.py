@@ -1,5 +1,5 @@
-"""The task that runs the turns that no socket begins: for work scheduled outside of a turn, for due timers,
-and for work that earlier turns had no time for.
+"""The task that runs turns without an event of a socket: for work scheduled outside of a turn, for due
+timers, and for work that earlier turns had no time for.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Clients(Protocol):
 
 
 class Driver:
-    """The node makes it first, because timers and the turn wake it."""
+    """Runs these turns. The node makes it first, because timers and the turn wake it."""
 
     def __init__(self) -> None:
         self._woken = trio.Event()
@@ -33,7 +33,7 @@ class Driver:
         self._woken.set()
 
     def timer_changed(self) -> None:
-        """Look up the next timer again: it is due earlier."""
+        """The next timer is due earlier: look it up again."""
         self._woken.set()
 
     async def run(self, turn: Turn, timers: Timers, clock: Clock, clients: Clients | None = None) -> None:
@@ -45,7 +45,7 @@ class Driver:
             due = timers.next_ms
             if self._wanted or turn.behind or (due is not None and due <= clock.monotonic_ms()):
                 turn.run(_begin, turn, timers, clock)
-            # Wakes that came during the turn were handled by it.
+            # The turn has handled wakes that came while it ran.
             self._wanted = False
             self._woken = trio.Event()
             if turn.behind:

@@ -10,7 +10,7 @@ TEXT_BYTES_MAX = 255
 
 
 class AMQPError(Exception):
-    """An error that the client is told: `code`, and `NAME - text`."""
+    """An error that is sent to the client: `code`, and `NAME - text`."""
 
     code: int = 541
     name: str = "INTERNAL_ERROR"
@@ -19,11 +19,11 @@ class AMQPError(Exception):
     def __init__(self, text: str, method: tuple[int, int] | None = None) -> None:
         super().__init__(text)
         self.text = text
-        #: (class id, method id) of the method at fault, if it is not the one being handled.
+        #: (class id, method id) of the method at fault, if it is not the current one.
         self.method = method
 
     def reply_text(self) -> str:
-        """`NAME - text`, at most 255 bytes, cut as RabbitMQ cuts it, with three dots."""
+        """Return `NAME - text`, at most 255 bytes, cut with three dots as RabbitMQ does."""
         text = f"{self.name} - {self.text}" if self.text else self.name
         encoded = text.encode()
         if len(encoded) <= TEXT_BYTES_MAX:

@@ -14,7 +14,7 @@ HEAD = """\
 
 
 def example() -> str:
-    """The whole file."""
+    """Return the whole file."""
     return HEAD + "".join(_lines())
 
 

@@ -1,4 +1,4 @@
-"""Takes over the definitions in a file when a node starts."""
+"""Imports the definitions in a file when a node starts."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("mqd.definitions")
 
-#: How long to wait until a new cluster has the version that knows policies. A cluster that is being upgraded
-#: does not get it.
+#: Time to wait until a new cluster has the version that knows policies. A cluster during an upgrade does not
+#: get it in this time.
 VERSION_WAIT_S = 10.0
 
 
 class DefinitionsError(Exception):
-    """The file has no valid definitions, or they contradict what exists; the text says why."""
+    """The file has no valid definitions, or they contradict existing objects; the text has the reason."""
 
 
 async def load_definitions(broker: ManagedBroker, path: str) -> None:
-    """Raises DefinitionsError."""
+    """Import the definitions in a file. Raises DefinitionsError."""
     from amqp_server.management.answer import Refusal
     from amqp_server.management.definitions_file import decoded
     from amqp_server.management.importing import Import

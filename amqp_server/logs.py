@@ -1,7 +1,7 @@
-"""What a line of the log looks like, how many of a kind there may be, and the thread that writes them.
+"""The format of log lines, the limits for lines of one kind, and the thread that writes them.
 
 The reader of stderr may stop reading, for example because its disk is full. A write then blocks, so a thread
-writes; lines wait for it in a bounded queue, and lines that do not fit are counted.
+writes; lines wait in a queue with a size limit, and lines that do not fit are counted.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from collections import Counter
 from datetime import UTC, datetime
 from typing import Any
 
-#: Structured fields of a line, beside its message; see `extra` in the calls.
+#: Structured fields of a line, besides its message; see `extra` in the calls.
 FIELDS = ("connection", "peer", "user", "vhost", "channel")
 
-#: Most (kind, source) pairs counted separately; further sources share one count.
+#: Maximum number of (kind, source) pairs that are counted separately; further sources share one count.
 _PAIRS_MAX = 10_000
 #: Sources that a summary names.
 _NAMED_MAX = 5
@@ -49,7 +49,7 @@ class JsonFormatter(logging.Formatter):
     """One object a line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        # Imported on demand: a node that logs text starts without it.
+        # Imported on demand: a node that logs text does not need it.
         import msgspec
 
         told: dict[str, Any] = {
@@ -69,12 +69,12 @@ class JsonFormatter(logging.Formatter):
 FORMATTERS: dict[str, type[logging.Formatter]] = {"text": TextFormatter, "json": JsonFormatter}
 
 
-#: Time that lines have to be written before the process ends, s.
+#: Time to write the remaining lines before the process ends, s.
 END_TIMEOUT_S = 2.0
 
 
 class LogQueue(logging.handlers.QueueHandler):
-    """Takes lines, ready to be written. Never waits."""
+    """Takes formatted lines. Never waits."""
 
     def __init__(self, lines_max: int) -> None:
         self.lines: queue.Queue[Any] = queue.Queue(lines_max)
@@ -84,8 +84,8 @@ class LogQueue(logging.handlers.QueueHandler):
         self.writer = Writer(self)
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        # Formatted here and not in the thread: the objects that a record names may change, and its traceback
-        # keeps much alive.
+        # Formatted here and not in the thread: objects in the record may change, and its traceback keeps many
+        # objects alive.
         ready = copy.copy(record)
         ready.msg, ready.args, ready.exc_info = self.format(record), None, None
         return ready
@@ -122,7 +122,9 @@ class Writer(logging.handlers.QueueListener):
 
 
 def _write(line: str) -> None:
-    """Write past Python's buffer: a thread that waits with its lock would not let the process end."""
+    """Write without Python's buffer: a thread that waits while it holds the buffer's lock would keep the
+    process from ending.
+    """
     try:
         descriptor = sys.stderr.fileno()
     except (AttributeError, io.UnsupportedOperation):
@@ -153,7 +155,7 @@ def begin(level: str, format: str, queue_lines_max: int) -> None:
 
 
 def end() -> None:
-    """Before the process ends, let the thread write the remaining lines, unless nobody reads them."""
+    """Before the process ends, let the thread write the remaining lines, unless stderr is not read."""
     handler = _queue()
     if handler is not None:
         handler.written(END_TIMEOUT_S)
@@ -196,7 +198,7 @@ class LineLimit:
         return False
 
     def summaries(self) -> list[str]:
-        """Return one text for each kind of which lines were left out since the last call, and begin anew."""
+        """Return one text for each kind with lines left out since the last call, and reset the counts."""
         by_kind: dict[str, Counter[str]] = {}
         for (kind, source), count in self._left_out.items():
             by_kind.setdefault(kind, Counter())[source] += count

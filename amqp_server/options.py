@@ -1,7 +1,7 @@
 """The command line of `mqd`: one option for each field of `Config`.
 
 A value comes from the command line, else from `MQD_…` in the environment, else from the TOML file, else it is
-the field's default. A wrong one ends the start with one line that names the option, and exit code 2.
+the field's default. An invalid value ends the start with one line that names the option, and exit code 2.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from amqp_server.config import SECRETS, VERSION, Config, InvalidOption, allowed_
 PROGRAM = "mqd"
 USAGE_EXIT = 2
 ENVIRONMENT = "MQD_"
-#: Read by the build, see docs/compiled.md.
+#: Variables that the build reads, see docs/compiled.md.
 _OF_THE_BUILD = {f"{ENVIRONMENT}PURE", f"{ENVIRONMENT}BUILD_JOBS", f"{ENVIRONMENT}BUILD_CACHE"}
-#: What Kubernetes sets in every container for a service that is called mqd, or mqd-something.
+#: Variables that Kubernetes sets in every container for a service with the name mqd, or mqd-something.
 _OF_A_SERVICE = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)$")
 
 #: Reads the configuration again. Raises InvalidOption.
@@ -42,7 +42,7 @@ else:
 
 
 class FieldType(ParamType):
-    """Text, or a TOML value, to the value of one field."""
+    """Converts text, or a TOML value, to the value of one field."""
 
     def __init__(self, declared: Field[Any]) -> None:
         self.declared = declared
@@ -58,8 +58,8 @@ class FieldType(ParamType):
 
 
 def _parse(declared: Field[Any], value: object) -> object:
-    """The value in the field's type. A value without such a meaning is returned unchanged; `check` refuses
-    it.
+    """Return the value in the field's type. A value that cannot be converted is returned unchanged; `check`
+    refuses it.
     """
     default = declared.default
     if isinstance(default, tuple):
@@ -68,7 +68,7 @@ def _parse(declared: Field[Any], value: object) -> object:
             return tuple(part.strip() for part in parts if part.strip())
         return value
     if not isinstance(value, str):
-        # TOML has numbers of its own: `memory_limit = 0.5` is as clear as "0.5".
+        # TOML has its own numbers: `memory_limit = 0.5` is as clear as "0.5".
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         return str(value) if number and declared.metadata["kind"] == "memory" else value
     if isinstance(default, bool):
@@ -122,7 +122,7 @@ def _option(declared: Field[Any]) -> click.Option:
 def _read_file(ctx: click.Context, param: click.Parameter, path: str | None) -> None:
     if path is None:
         return
-    # Most nodes have no file, and a start is to be short.
+    # Most nodes have no file, and a start should be short.
     import tomllib
 
     try:
@@ -154,7 +154,7 @@ def _read_file(ctx: click.Context, param: click.Parameter, path: str | None) -> 
 
 
 def _closest(name: str, known: set[str], least: float = 0.6) -> str:
-    """Return the name that is most like this one; nothing if none is so much like it."""
+    """Return the most similar known name; nothing if none is similar enough."""
     from difflib import get_close_matches
 
     return next(iter(get_close_matches(name, known, 1, least)), "")
@@ -167,7 +167,7 @@ def _show_version(ctx: click.Context, param: click.Parameter, wanted: bool) -> N
 
 
 def _source(ctx: click.Context, name: str) -> str:
-    """Return the origin of a value in words; nothing if the user has just typed it."""
+    """Return the origin of a value in words; nothing if it is from the command line."""
     source = ctx.get_parameter_source(name)
     if source is ParameterSource.ENVIRONMENT:
         return f" (MQD_{name.upper()} in the environment)"
@@ -190,14 +190,14 @@ def _explain(failure: click.ClickException) -> str:
 
 
 class Unreadable(InvalidOption):
-    """Options that were right at the start and can't be read any more."""
+    """Options that were valid at the start and can no longer be read."""
 
     def __init__(self, text: str) -> None:
         ValueError.__init__(self, text)
 
 
 def command_line(run: Callable[[Config, Reread], int]) -> Callable[..., NoReturn]:
-    """The entry point of `mqd`: reads the options, calls `run`, exits with what it returns.
+    """Return the entry point of `mqd`: it reads the options, calls `run`, and exits with its result.
 
     `run` gets the configuration, and a function that reads it again.
     """
@@ -234,14 +234,16 @@ def command_line(run: Callable[[Config, Reread], int]) -> Callable[..., NoReturn
 
 
 def _configuration(**values: Any) -> Config:
-    """Raises InvalidOption."""
+    """Return the configuration with these values. Raises InvalidOption."""
     values.pop("config", None)
     values.pop("version", None)
     return Config(**values)
 
 
 def _warn_of_strange_variables(environment: Mapping[str, str]) -> None:
-    """Otherwise a mistyped variable would go unnoticed, and the option would keep its default."""
+    """Warn of unknown variables: otherwise a mistyped one would be ignored, and the option would keep its
+    default.
+    """
     known = {ENVIRONMENT + declared.name.upper() for declared in fields(Config)} | {f"{ENVIRONMENT}CONFIG"}
     for name in sorted(environment.keys() - _OF_THE_BUILD):
         if name.startswith(ENVIRONMENT) and name not in known and not _OF_A_SERVICE.search(name):
@@ -259,7 +261,7 @@ def _command(callback: Callable[..., object]) -> Command:
     )  # fmt: skip
     version = click.Option(
         ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_show_version,
-        # Not from the environment: container images use MQD_VERSION for their own version.
+        # Not read from the environment: container images use MQD_VERSION for their own version.
         allow_from_autoenv=False, help="Say the version and stop.",
     )  # fmt: skip
     return Command(

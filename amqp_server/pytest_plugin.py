@@ -1,4 +1,4 @@
-"""Fixtures for pytest; a failing test also shows what its brokers logged.
+"""Fixtures for pytest; a failing test also shows the logs of its brokers.
 
 pytest loads this module in every run where mqd is installed, so it imports nothing of mqd before a fixture is
 requested.
@@ -15,16 +15,16 @@ import pytest
 if TYPE_CHECKING:
     from amqp_server.testing import Broker, Cluster, Vhost
 
-#: Of the log of one broker, for one test that failed.
+#: Bytes of one broker's log that are shown for a failed test.
 SHOWN_MAX = 32 * 1024
-#: A thread of the broker writes its log, a little later than the answers to clients: it is complete when it
-#: has not grown for QUIET_S. The fixture waits for at most COMPLETE_MAX_S, because a broker may log without
-#: end.
+#: A thread of the broker writes its log, a little later than the answers to clients: the log is complete when
+#: it has not grown for QUIET_S. The fixture waits for at most COMPLETE_MAX_S, because a broker may log
+#: without end.
 QUIET_S, COMPLETE_MAX_S = 0.2, 2.0
 
 
 class Watched:
-    """The brokers of the fixtures, and how much they had logged when the test began."""
+    """The brokers of the fixtures, and the sizes of their logs when the test began."""
 
     def __init__(self) -> None:
         self.brokers: dict[Broker, int] = {}
@@ -76,19 +76,19 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
 
 @pytest.fixture(scope="session")
 def mqd_options() -> dict[str, Any]:
-    """Options of the broker, by the names in its TOML file. Define it anew in your conftest.py."""
+    """Options of the broker, by the names in its TOML file. Override this fixture in your conftest.py."""
     return {}
 
 
 @pytest.fixture(scope="session")
 def mqd_cluster_options() -> dict[str, Any]:
-    """Options of each node of the cluster. Define it anew in your conftest.py."""
+    """Options of each node of the cluster. Override this fixture in your conftest.py."""
     return {}
 
 
 @pytest.fixture(scope="session")
 def mqd(request: pytest.FixtureRequest, mqd_options: dict[str, Any]) -> Iterator[Broker]:
-    """A broker that is started when the first test asks for it, and serves all tests of this process."""
+    """A broker that starts when the first test requests it, and serves all tests of this process."""
     from amqp_server.testing import start
 
     with start(**mqd_options) as broker:
@@ -129,8 +129,8 @@ def _mqd_nodes(request: pytest.FixtureRequest, mqd_cluster_options: dict[str, An
 
 @pytest.fixture
 def mqd_cluster(request: pytest.FixtureRequest, _mqd_nodes: Cluster) -> Iterator[Cluster]:
-    """Three nodes, all of them well, and an empty virtual host for this test to which `mqd_cluster.url(node)`
-    leads.
+    """Three running and connected nodes, and an empty virtual host for this test, used by
+    `mqd_cluster.url(node)`.
     """
     with _mqd_nodes.vhost(request.node.name):
         yield _mqd_nodes

@@ -18,7 +18,7 @@ logger = logging.getLogger("mqd")
 
 class Reloaded(Protocol):
     def reload(self) -> None:
-        """Read the files again if they have changed. If they can't be used, what was read before stays."""
+        """Read the files again if they have changed. If they cannot be used, keep the earlier contents."""
 
 
 class Reload:
@@ -29,7 +29,7 @@ class Reload:
         log_limit: logs.LineLimit,
         reread: Callable[[], Config] | None,
     ) -> None:
-        #: The configuration in force, except for options that only count at a start.
+        #: The current configuration, except options that only take effect at a start.
         self._config = config
         self._resources = resources
         self._log_limit = log_limit
@@ -63,7 +63,9 @@ class Reload:
             each.reload()
 
     def reload(self) -> None:
-        """Read the configuration again, and the files that it names. The node goes on even if it is wrong."""
+        """Read the configuration again, and the files that it names. The node continues even if the
+        configuration is invalid.
+        """
         self._reload_certificates()
         if self._reread is None:
             return

@@ -16,32 +16,34 @@ from amqp_server.broker.alarms import Alarms
 from amqp_server.config import Config
 
 INTERVAL_S = 0.5
-#: Above this share of the limit it looks this many times more often, because memory may run out between two
-#: looks.
+#: Above the share NEAR_SHARE of the limit, memory is checked PARTS times more often, because it may run out
+#: between two looks.
 PARTS, NEAR_SHARE = 10, 1 / 3
 #: Free heap goes back to the kernel when memory has changed by this much since the last time and has stopped
 #: growing.
 TRIM_STEP_BYTES = 32 << 20
 #: Growth between two looks that is ignored, bytes.
 TRIM_NOISE_BYTES = 1 << 20
-#: Interval between two returns of heap, s. It gets longer while a load takes the same memory again at once.
+#: Interval between two returns of heap, s. It gets longer while a load takes the returned memory again at
+#: once.
 TRIM_WAIT_S, TRIM_WAIT_MAX_S = 5.0, 80.0
-#: Least interval between two looks into the heap, in s and as a multiple of the duration of a look: with very
-#: many holes a look takes some 10 ms, during which no other thread gets memory.
+#: Minimum interval between two looks into the heap, in s and as a multiple of the duration of a look: with
+#: very many holes a look takes about 10 ms, during which no other thread gets memory.
 LOOK_WAIT_S, LOOK_SHARE = 5.0, 1000
-#: Above the memory limit the collector looks at all objects, once in this interval: it takes up to a second.
+#: Above the memory limit the garbage collector looks at all objects, once in this interval, s: that takes up
+#: to a second.
 COLLECT_EVERY_S = 600
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class ResourceWatch:
-    """Compares what the process uses with its limits twice a second."""
+    """Compares the memory and disk use of the process with its limits twice a second."""
 
     def __init__(
         self, config: Config, alarms: Alarms, directory: Path, reusable_bytes: Callable[[], int] = lambda: 0
     ) -> None:
         self._alarms = alarms
-        #: Free room within the store's files, which the file system counts as used.
+        #: Free space within the store's files, which the file system counts as used.
         self._reusable_bytes = reusable_bytes
         self._directory = directory
         self.memory_limit_bytes = config.memory_limit_bytes
@@ -57,7 +59,7 @@ class ResourceWatch:
             memory = private_memory_bytes()
             trim = memory > self.memory_limit_bytes or await self._is_due(memory)
             if trim:
-                # Takes some 10 ms if there is much to give back.
+                # Takes about 10 ms if there is much to give back.
                 memory, used = await trio.to_thread.run_sync(left_after_giving_back)
                 self._heap.given_back(memory, used, trio.current_time())
             self.look(trimmed=trim)
@@ -89,7 +91,7 @@ class ResourceWatch:
         """Measure, and raise or clear the alarms."""
         self.memory_bytes = private_memory_bytes()
         if self.memory_bytes > self.memory_limit_bytes and (self._collect() or not trimmed):
-            # First get rid of holes in the heap and of old garbage: they are no reason for an alarm.
+            # First free holes in the heap and old garbage: they are no reason for an alarm.
             give_back()
             self.memory_bytes = private_memory_bytes()
         space = os.statvfs(self._directory)
@@ -98,7 +100,7 @@ class ResourceWatch:
         self._alarms.set("disk space", self.disk_free_bytes < self.disk_free_min_bytes)
 
     def _collect(self) -> bool:
-        """Look for old garbage before publishers are blocked; False if that was done not long ago."""
+        """Collect old garbage before publishers are blocked; return False if that was done recently."""
         now = time.monotonic()
         if now - self._collected_at < COLLECT_EVERY_S:
             return False
@@ -118,14 +120,13 @@ class Heap:
     """
 
     def __init__(self, memory_bytes: int, used_bytes: int) -> None:
-        """Memory at the start of the process, and how much of it is used heap."""
+        """`memory_bytes` is the memory at the start of the process, `used_bytes` the used heap in it."""
         self._last_bytes = memory_bytes
-        #: Memory after heap was last given back, or the least since then.
+        #: Memory after heap was last given back, or the minimum since then.
         self._floor_bytes = memory_bytes
-        #: The most used heap since then: memory freed since leaves holes.
+        #: The maximum of used heap since then: memory freed since leaves holes.
         self._peak_bytes = memory_bytes
-        #: The least memory since the last time that was resident and unused, bytes: pages that cannot be
-        #: given back.
+        #: The minimum of resident unused memory since then, bytes: pages that cannot be given back.
         self._unused_bytes = max(0, memory_bytes - used_bytes)
         self._next_s = self._look_s = -inf
         self._wait_s = TRIM_WAIT_S
@@ -143,7 +144,7 @@ class Heap:
         """True if the last time was long enough ago; then the next time is scheduled."""
         if now_s < self._next_s:
             return False
-        # Soon after a quiet time, seldom under a load that takes the memory again.
+        # Short intervals after a quiet time, long ones under a load that takes the memory again.
         quiet = now_s > self._next_s + 2 * self._wait_s
         self._wait_s = TRIM_WAIT_S if quiet else min(2 * self._wait_s, TRIM_WAIT_MAX_S)
         return True
@@ -190,7 +191,7 @@ class _Mallinfo2(ctypes.Structure):
     ]
 
 
-# Looked up once: each CDLL makes classes of its own, and only the collector frees them.
+# Looked up once: each CDLL makes its own classes, and only the garbage collector frees them.
 _libc = ctypes.CDLL(None)
 _mallinfo2 = getattr(_libc, "mallinfo2", None)
 if _mallinfo2 is not None:
@@ -200,7 +201,7 @@ _malloc_trim = getattr(_libc, "malloc_trim", None)
 
 def used_heap() -> tuple[int, float]:
     """Return the bytes that the C library has handed out, and how long it took to count them, s; 0 if the
-    library does not tell.
+    library does not support it.
     """
     if _mallinfo2 is None:
         return 0, 0.0
@@ -216,10 +217,9 @@ def give_back() -> None:
 
 
 def left_after_giving_back() -> tuple[int, int]:
-    """Give free heap back. Return the memory that is left and the most of the heap that was used meanwhile,
-    bytes.
+    """Give free heap back. Return the remaining memory and the maximum of used heap meanwhile, bytes.
 
-    Memory freed while this runs leaves holes, too. If they counted as pages that cannot be given back, they
+    Memory freed while this runs leaves holes, too. If these counted as pages that cannot be given back, they
     would stay for ever.
     """
     before, _ = used_heap()

@@ -1,20 +1,21 @@
-"""Files that hold a secret: read only if nobody else can."""
+"""Files with a secret: mqd only reads them if other users cannot."""
 
 from __future__ import annotations
 
 import os
 import stat
 
-#: Read or write for others. A group may be given the right to read, as containers and system users need it.
+#: Read or write permission for others. A group may have read permission, as containers and system users need
+#: it.
 _OTHERS = stat.S_IROTH | stat.S_IWOTH
 
 
 class SecretFileError(Exception):
-    """A file with a secret that can't be used; the text names it and says what to do."""
+    """A file with a secret that cannot be used; the text names it and says what to do."""
 
 
 def read_secret(option: str, path: str) -> bytes:
-    """Return what is in the file. Raises SecretFileError."""
+    """Return the content of the file. Raises SecretFileError."""
     try:
         with open(path, "rb") as file:
             _check(option, path, os.fstat(file.fileno()))

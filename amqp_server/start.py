@@ -9,15 +9,15 @@ from amqp_server import start_time  # noqa: F401
 
 
 def main(*, for_tests: bool = False) -> None:
-    # What is imported stays: a look at it on the way finds no garbage, and takes a twentieth of the time. The
-    # node turns the collector on when it serves.
+    # Imported objects stay: garbage collection during the imports finds nothing, and takes a twentieth of
+    # their time. The node turns the collector on when it serves.
     gc.disable()
     # Until the node waits for signals, Ctrl-C ends the process at once, as SIGTERM does. A KeyboardInterrupt
     # could be lost where Python ignores exceptions, mainly in callbacks of its imports, and the node would
     # serve all the same.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    # SIGHUP ends no broker, neither from a terminal that closes nor as a request to reload that comes too
+    # SIGHUP must not end the broker, neither from a closing terminal nor as a reload request that comes too
     # early.
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -1,8 +1,8 @@
-"""When this program began. It is imported before anything that takes long.
+"""The time when this program began. Imported before any module that takes long.
 
-The kernel says when the process began, but a shell that compiled for two minutes and then called exec is the
-same process. What its CPU was used for until now are, but for a few ms of such a shell, the start of the
-interpreter.
+The kernel knows when the process began, but a shell that compiled for two minutes and then called exec is the
+same process. So the CPU time of the process is used: except for a few ms of such a shell, it is the start of
+the interpreter.
 """
 
 from __future__ import annotations
@@ -13,5 +13,5 @@ _BEGAN_S = time.monotonic() - time.process_time()
 
 
 def elapsed_s() -> float:
-    """Return the seconds since then."""
+    """Return the seconds since the program began."""
     return time.monotonic() - _BEGAN_S

@@ -1,22 +1,22 @@
 """The turn: everything that the node does between two waits of the event loop.
 
-    receive    A client, a link, a timer or a finished commit brings something. Commands go to the hosts of
+    receive    A client, a link, a timer or a finished commit brings work. Commands go to the hosts of
                queues.
-    apply      Every host with pending commands applies them as one batch. Clients whose answer came go on.
+    apply      Every host with pending commands applies them as one batch. Clients with an answer continue.
     replicate  Every Raft group with something to do writes, sends and applies. Back to apply until nothing is
-               left; then the frames for other nodes leave.
-    write      What was submitted to the store becomes the next commit, if none is under way.
-    send       Confirms go to the outboxes, and what is in the outboxes goes to the clients' sockets.
+               left; then the frames for other nodes are sent.
+    write      Submitted writes become the next commit, if no commit is in progress.
+    send       Confirms go to the outboxes, and the outboxes are sent to the clients' sockets.
 
 One node and three run the same phases. A caller begins a turn with `run` or `receive`; a task of the edge
 that changes a host outside of a turn asks for one by scheduling that host.
 
-A turn is short, whatever a client sends. Long work asks now and then whether the turn is overdue, and leaves
-its rest for later: a session leaves frames, the phase apply leaves hosts of queues that clients have
-scheduled, a Raft group leaves entries to be applied. The driver's turns continue that work in its order, and
-turns of other clients come in between. Changes that belong together reach the disk together, though they take
-several turns (`hold` of persistence.commit): a large transaction, and a dead letter to many queues with the
-removal from its source.
+A turn is short, for any input from clients. Long work checks from time to time whether the turn is overdue,
+and leaves its rest for later: a session leaves frames, the apply phase leaves hosts of queues that clients
+have scheduled, a Raft group leaves entries to be applied. The driver's turns continue that work in its order,
+and turns of other clients come in between. Changes that belong together reach the disk together, though they
+take several turns (`hold` of persistence.commit): a large transaction, and a dead letter to many queues with
+the removal from its source.
 
 quorum_queue.boundary decides what an exception ends; the turn calls sessions, hosts and groups through it.
 """
@@ -39,33 +39,31 @@ class Commits(Protocol):
     def turn_begins(self) -> None: ...
 
     def turn_ends(self) -> None:
-        """Commit what was submitted."""
+        """Commit the submitted writes."""
 
 
 class TurnSession(Unit, Protocol):
     def receive(self, data: bytes) -> None:
-        """Handle bytes from the client. Queues apply the resulting commands in the phase apply."""
+        """Handle bytes from the client. Queues apply the resulting commands in the apply phase."""
 
     def room(self) -> None:
-        """The client has taken answers: go on with the rest of the last read."""
+        """The client has taken answers: continue with the rest of the last read."""
 
     def go_on_later(self) -> None:
-        """The turn is too short for the work that the session caused: read
-        nothing more until that is done.
-        """
+        """The turn is too short for the work that the session caused: read nothing more until it is done."""
 
     def go_on(self) -> None:
-        """The session waited for an answer and has it now."""
+        """The awaited answer of the session has arrived."""
 
 
 class Scheduled(Unit, Protocol):
-    """Has work for the phase apply; mostly the host of a queue."""
+    """Has work for the apply phase; usually the host of a queue."""
 
     def apply_pending(self) -> None: ...
 
 
 class Gatherer(Protocol):
-    """Gathers frames for other nodes over a turn."""
+    """Collects frames for other nodes over a turn."""
 
     def flush(self) -> None: ...
 
@@ -78,7 +76,7 @@ class Widened(Unit, Protocol):
 
 
 class Confirms(Protocol):
-    """Gathers the answers to a publisher over a turn."""
+    """Collects the answers to a publisher over a turn."""
 
     def flush(self) -> None: ...
 
@@ -107,14 +105,14 @@ class Peers(Protocol):
         """These groups still have something to do."""
 
     def write(self) -> None:
-        """Submit what the groups have written."""
+        """Submit the writes of the groups."""
 
     def flush(self) -> None:
         """Send the frames of this turn."""
 
 
 class NoPeers:
-    """A node that stands alone."""
+    """Stands for the other nodes on a node without a cluster."""
 
     dirty = False
 
@@ -132,9 +130,9 @@ class NoPeers:
     def flush(self) -> None: ...
 
 
-#: Every so many turns the collector looks for garbage among the objects that are new since then.
+#: Number of turns after which the collector looks for garbage among new objects.
 TIDY_TURNS: Final = 64
-#: A turn is full when so many queues wait to be applied, or so many messages wait for them.
+#: A turn is full when this many queues wait to be applied, or this many messages wait for them.
 SCHEDULED_MAX: Final = 64
 
 
@@ -144,7 +142,7 @@ def _no_time() -> float:
 
 
 class Turn:
-    """The work to do before the node waits again. All calls on the loop's thread."""
+    """The work to do before the node waits again. All calls are on the loop's thread."""
 
     __slots__ = (
         "_answered",
@@ -197,15 +195,16 @@ class Turn:
         self._untidy = 0
         #: When the turn is overdue.
         self.ends = inf
-        #: Queues may apply commands of the present session at once: it does not share the turn with others.
+        #: True if queues may apply commands of the current session at once, because it does not share the
+        #: turn.
         self.alone = True
         #: True if this turn has left work for later.
         self.cut = False
-        #: Work that earlier turns left, in its order: the calls that continue it.
+        #: Work that earlier turns left, in order: the calls that continue it.
         self._left: dict[Unit, Callable[[], object]] = {}
-        #: Raft groups that earlier turns left, in their order.
+        #: Raft groups that earlier turns left, in order.
         self._left_groups: dict[Unit, None] = {}
-        #: When the present turn leaves further groups for later; 0 before its first group.
+        #: Time from which the current turn leaves further groups for later; 0 before its first group.
         self._replicates_until = 0.0
         self._running = self._applying = False
         #: Hosts with pending commands. Code that runs within a turn may add them here without `schedule`.
@@ -233,14 +232,14 @@ class Turn:
             self._wake()
 
     def gather(self, gatherer: Gatherer) -> None:
-        """Call `flush` before the frames for other nodes leave."""
+        """Call `flush` before the frames for other nodes are sent."""
         self._gatherers[gatherer] = None
         if not self._running:
             self._wake()
 
     def widened(self, window: Widened) -> None:
-        """There may be more room for deliveries. Queues hear of it once in a turn, after the queues that made
-        the room.
+        """There may be more room for deliveries. It is offered to queues once in a turn, after the queues
+        that made the room were applied.
         """
         self._widened[window] = None
         if not self._running:
@@ -259,7 +258,7 @@ class Turn:
             self._wake()
 
     def forget(self, session: TurnSession, sender: Sender) -> None:
-        """A connection is over."""
+        """A connection has ended."""
         self._answered.pop(session, None)
         self._left.pop(session, None)
         self._senders.pop(sender, None)
@@ -273,7 +272,7 @@ class Turn:
     def is_full(self, times: int = 1) -> bool:
         """True if the turn is overdue, or will be when it has applied the scheduled queues, each of which was
         handed messages `times` times. For callers that hand messages to many queues, which takes less time
-        than to apply them.
+        than applying them.
         """
         return len(self.scheduled) * times >= SCHEDULED_MAX or self.overdue()
 
@@ -368,7 +367,7 @@ class Turn:
         return unit in self._left
 
     def run(self, receive: Callable[..., object], *arguments: Any) -> None:
-        """Run one turn that begins with this call. Within a turn, only make the call."""
+        """Run one turn that begins with this call. If a turn is running, only make the call."""
         if self._running:
             receive(*arguments)
             return
@@ -383,8 +382,8 @@ class Turn:
             self._finish()
         finally:
             self._running = False
-        # Python's collector runs by itself when enough more objects were made than freed. Under a steady load
-        # that takes long, and then it has to look at all of the young objects.
+        # Python's collector runs when enough more objects were made than freed. Under a steady load that
+        # takes long, and then it has to look at all young objects.
         self._untidy += 1
         if self._untidy == TIDY_TURNS or self.cut:
             self._untidy = 0
@@ -397,7 +396,7 @@ class Turn:
         self.run(_nothing)
 
     def deliver(self, sink: Sink, consumer: Consumer | None, run: Run, first_id: int) -> None:
-        """Hand a run to a consumer's sink. If that raises, the sink has failed, not the queue."""
+        """Hand a run to a consumer's sink. An error here fails the sink, not the queue."""
         try:
             sink.deliver(consumer, run, first_id)
         except Exception as error:
@@ -435,8 +434,8 @@ class Turn:
             self.contain(session, session.go_on)
 
     def apply(self, *, whole: bool = False) -> None:
-        """Apply pending commands, and those that result from them. Unless `whole`, leave what the turn has no
-        time for.
+        """Apply pending commands, and those that result from them. Unless `whole`, leave work that the turn
+        has no time for.
 
         Methods that answer with counts call this, too.
         """
@@ -464,7 +463,7 @@ class Turn:
         widened, self._widened = self._widened, {}
         for window in widened:
             if self.cut:
-                # After the queues that were left: their acks may make the room.
+                # After the queues that were left for later: their acks may make the room.
                 self.later(window, window.offer_room)
                 continue
             try:
@@ -473,8 +472,8 @@ class Turn:
                 self.failed(window, error)
 
     def _replicate(self) -> None:
-        """Carry out what groups ask for. The phase has a time limit of its own, because thousands of groups
-        that are made or elect would hold up all clients; earlier phases of a long turn do not use it up.
+        """Carry out what groups ask for. The phase has its own time limit, because thousands of groups that
+        start or elect a leader would delay all clients; earlier phases of a long turn do not use it up.
         """
         peers = self._peers
         if not peers.dirty:

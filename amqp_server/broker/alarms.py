@@ -1,4 +1,4 @@
-"""Memory and disk alarms: while one stands, publishers are blocked; consumers never are."""
+"""Memory and disk alarms: while one is raised, publishers are blocked; consumers never are."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Alarms:
         self._subscribers: list[Callable[[], None]] = []
 
     def subscribe(self, changed: Callable[[], None]) -> None:
-        """Have `changed` called whenever an alarm was raised or cleared."""
+        """Call `changed` whenever an alarm was raised or cleared."""
         self._subscribers.append(changed)
 
     @property

@@ -1,8 +1,9 @@
-"""Permissions that another server grants question by question, as with RabbitMQ's rabbitmq_auth_backend_http.
+"""Permissions that another server grants, one question at a time, as with RabbitMQ's
+rabbitmq_auth_backend_http.
 
-A user whom that server has let in has no patterns here: the server decides whether the user may use a queue.
-Its answers are kept for a while. If an answer is missing, the check raises AnswerAwaited; the caller waits
-for the answer and checks again. A client's method then begins anew; it has changed nothing yet.
+A user that this server has accepted has no patterns here: the server decides whether the user may use a
+queue. Its answers are kept for a while. If an answer is missing, the check raises AnswerAwaited; the caller
+waits for the answer and checks again. A client's method is then repeated; it has changed nothing yet.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from typing import Final, NamedTuple
 
 from amqp_server.broker.grants import Grant
 
-#: Marks a grant of the other server when it stands in the place of the first scope: the following scopes are
-#: the client's address and its tags. No scope of a token has a NUL.
+#: As the first scope, marks a grant of the other server: the following scopes are the client's address and
+#: the user's tags. No scope of a token has a NUL.
 ASKED: Final = "\0asked"
-#: The time of a grant by which nothing is remembered.
+#: The expiry of a grant whose answers no memo uses.
 NEVER_MS: Final = 1 << 62
 
 
 class Question(NamedTuple):
-    #: One of vhost, resource, topic.
+    #: `vhost`, `resource` or `topic`.
     path: str
     parameters: tuple[tuple[str, str], ...]
 
@@ -31,7 +32,7 @@ Ask = Callable[[Question, Callable[[bool], None]], None]
 
 
 class AnswerAwaited(Exception):
-    """One permission or several whose answers have not come yet."""
+    """One permission or several whose answers have not arrived yet."""
 
     def __init__(self, grant: RemoteGrant, questions: tuple[Question, ...]) -> None:
         super().__init__(questions)
@@ -50,7 +51,7 @@ class AnswerAwaited(Exception):
         self._grant.ask_all(self.questions, done)
 
     def settle(self) -> None:
-        """The work that waited is done, or has failed."""
+        """The waiting work is done, or has failed."""
         self._grant.settle()
 
 
@@ -63,11 +64,12 @@ class Answers:
         self._entries_max = entries_max
         #: Answers by question, each with the time until which it is valid, oldest first.
         self._known: OrderedDict[Question, tuple[bool, int]] = OrderedDict()
-        #: Set by the edge that can ask; None: nothing can be asked, and nothing is permitted.
+        #: Function of the edge that asks the server; None: no question can be asked, and nothing is
+        #: permitted.
         self.asks: Ask | None = None
 
     def recall(self, question: Question) -> tuple[bool, int] | None:
-        """Return a valid answer, and until when it is valid."""
+        """Return a valid answer, with the time until which it is valid."""
         known = self._known.get(question)
         if known is None or known[1] <= self.now_ms():
             return None
@@ -84,7 +86,9 @@ class Answers:
 
 
 class RemoteGrant:
-    """Permissions of one login of such a user. Has the methods of grants.Grant; they raise AnswerAwaited."""
+    """Permissions of one login of a user of the other server. Has the methods of grants.Grant; they raise
+    AnswerAwaited.
+    """
 
     def __init__(self, answers: Answers, user: str, scopes: Sequence[str]) -> None:
         """`scopes` begin with ASKED and the address of the client."""
@@ -94,9 +98,9 @@ class RemoteGrant:
         self.tags = Grant(scopes[2:]).tags
         #: Fields that every question has.
         self._joined = " ".join(self.tags)
-        #: Answers for the method that waits: they are valid until it is done, even if they expire earlier.
+        #: Answers for the waiting method: they are valid until it is done, even if they expire earlier.
         self._given: dict[Question, bool] = {}
-        #: When the first of the answers that were used since `forgotten` expires.
+        #: The first expiry of the answers that were used since the last `forgotten`.
         self.until_ms = NEVER_MS
 
     def may_open(self, vhost: str) -> bool:
@@ -169,9 +173,9 @@ class RemoteGrant:
         self._given.clear()
 
     def is_stale(self) -> bool:
-        """True if a memo may rest on an answer that has expired."""
+        """True if a memo may depend on an answer that has expired."""
         return self._answers.now_ms() >= self.until_ms
 
     def forgotten(self) -> None:
-        """All memos that rest on answers were cleared."""
+        """All memos that depend on answers were cleared."""
         self.until_ms = NEVER_MS

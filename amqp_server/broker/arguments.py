@@ -1,4 +1,4 @@
-"""Arguments of declares: what they must be, and when two declares mean the same.
+"""Arguments of declares: their checks, and the comparison of two declares.
 
 The checks come in RabbitMQ's order, so that a declare with several mistakes gets the same error. A node
 parses the arguments of stored queues again at each start, so arguments that were accepted once must stay
@@ -21,10 +21,10 @@ from persistence.streams.compression import CODECS
 
 NO_TYPES: Mapping[str, str] = {}
 
-# Ten years, RabbitMQ's limit of a time.
+# Ten years, RabbitMQ's limit for times.
 TIME_MS_MAX = 315_360_000_000
 PRIORITY_MAX = 255
-# Most ids that one queue can remember: about 250 MB.
+# Maximum number of ids that one queue can remember: about 250 MB.
 DEDUPLICATION_COUNT_MAX = 1_000_000
 
 EXCHANGE_CHARACTERS_MAX = 255
@@ -32,7 +32,7 @@ EXCHANGE_CHARACTERS_MAX = 255
 SEGMENT_BYTES_MAX = 3_000_000_000
 FILTER_BYTES = range(16, 256)
 
-#: Most sets of arguments that are kept once for all queues that have them.
+#: Maximum number of sets of arguments that are shared between queues.
 SHARED_MAX = 1024
 
 
@@ -181,7 +181,7 @@ def _compaction(value: object, type: str) -> str:
 def _segment_bytes(value: object, type: str) -> int:
     size = _above_zero(_natural(value, type))
     if size > SEGMENT_BYTES_MAX:
-        # RabbitMQ's text, which is unlike its others.
+        # RabbitMQ's text, which differs from its others.
         raise PreconditionFailed("Exceeded max value for x-stream-max-segment-size-bytes")
     return size
 
@@ -289,7 +289,8 @@ def parse_queue_arguments(
     types: Mapping[str, str] = NO_TYPES,
     default_type: str = CLASSIC.name,
 ) -> QueueArguments:
-    """Raises PreconditionFailed with RabbitMQ's texts. `types` has the AMQP types of the arguments, if known.
+    """Parse the arguments of a declare. Raises PreconditionFailed with RabbitMQ's texts. `types` has the AMQP
+    types of the arguments, if known.
 
     `default_type` is the queue's type if the arguments do not name one.
     """
@@ -341,7 +342,7 @@ def parse_queue_arguments(
 
 @lru_cache(maxsize=SHARED_MAX)
 def _shared(parsed: QueueArguments) -> QueueArguments:
-    """Return the same object for all queues with equal arguments: thousands may have been declared alike."""
+    """Return the same object for all queues with equal arguments: thousands may have the same arguments."""
     return parsed
 
 
@@ -387,9 +388,9 @@ def equivalence_error(
 ) -> str | None:
     """RabbitMQ's text for the first difference that matters, None if there is none.
 
-    `more` are arguments that an exchange compares beside its alternate.
+    `more` are arguments that an exchange compares besides its alternate exchange.
 
-    A queue's `exclusive` isn't compared here: a difference there is 405 RESOURCE_LOCKED, and found earlier.
+    A queue's `exclusive` is not compared here: that difference is 405 RESOURCE_LOCKED, and found earlier.
     """
     place = f"for {kind} '{name}' in vhost '{vhost}'"
     for prop in ("type", "durable", "auto_delete", "internal"):
@@ -420,7 +421,7 @@ def _difference(argument: str, received: Declaration, current: Declaration) -> s
         return None
     given, other = (received, current) if in_received else (current, received)
     if argument == "x-queue-type" and given.arguments[argument] == other.queue_type:
-        return None  # as good as not given
+        return None  # counts as not given
     return f"received {_described(argument, received)} but current is {_described(argument, current)}"
 
 

@@ -1,6 +1,4 @@
-"""Work of a broker that takes several turns, some of it in each, so that
-clients have their turns in between.
-"""
+"""Work of a broker that takes several turns, a part in each, so that clients have their turns in between."""
 
 from __future__ import annotations
 

@@ -37,9 +37,7 @@ from quorum_queue.local import NodeServices
 
 
 class Counts:
-    """How many of everything there are, for the limits of the configuration; and the counts of what has
-    ended.
-    """
+    """Numbers of all objects, for the limits of the configuration; and the counts of ended ones."""
 
     __slots__ = ("bindings", "channels", "declared_bytes", "ended", "exchanges", "queues")
 
@@ -66,7 +64,7 @@ class Broker:
         hosts: Hosts,
         replication: Replication | None = None,
     ) -> None:
-        """`replication` is None for a node that stands alone."""
+        """`replication` is None for a node without a cluster."""
         self.config = config
         self.metadata = metadata
         self.clock = clock
@@ -102,7 +100,7 @@ class Broker:
         alarms.subscribe(lambda: turn.run(self._tell_sessions))
 
     def changed(self) -> None:
-        """The topology or a permission has changed: memos of it are void."""
+        """The topology or a permission has changed: memos that depend on it are invalid."""
         self.generation += 1
 
     def _tell_sessions(self) -> None:
@@ -130,7 +128,7 @@ class Broker:
             )
 
     def propose(self, operation: Operation, done: Done | None = None, user: str = INTERNAL) -> None:
-        """Propose a change that was checked here, in the name of this user; see replication.Replication."""
+        """Propose a change that was checked here, on behalf of this user; see replication.Replication."""
         propose = self.replication.propose
         if self.events is not None:
             propose = partial(self._propose_for, user)
@@ -192,7 +190,7 @@ class Broker:
         return new
 
     def delete_vhost(self, name: str) -> None:
-        """Delete a vhost with all in it and close its connections. Raises NoSuchVhost."""
+        """Delete a vhost with everything in it and close its connections. Raises NoSuchVhost."""
         self.vhost_records.require(name)
         self.propose(DeleteVhost(name))
 
@@ -209,7 +207,7 @@ class Broker:
             )
 
     def replace_hash(self, user: str, before: str, after: str) -> None:
-        """A user has logged in with a hash of RabbitMQ's: replace it by one of our own."""
+        """A user has logged in with a hash from RabbitMQ: replace it by a hash of mqd."""
         if self.topology.takes_parameters:
             self.turn.run(self.propose, ReplaceHash(user, before, after))
 

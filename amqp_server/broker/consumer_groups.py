@@ -1,4 +1,4 @@
-"""Consumer groups as the topology knows them: queues over a stream or a super stream."""
+"""Consumer groups in the topology: queues over a stream or a super stream."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def check(vhost: VHost, name: str, parsed: QueueArguments) -> list[Queue]:
 
 
 def options_of(queue: Queue) -> GroupOptions:
-    """Return the options that a group was declared with."""
+    """Return the declared options of a group."""
     parsed, config = queue.parsed, queue.vhost.broker.config
     limit = parsed.delivery_limit
     timeout_ms = parsed.consumer_timeout_ms

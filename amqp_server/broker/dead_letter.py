@@ -2,8 +2,8 @@
 headers.
 
 The headers and the rule for cycles are RabbitMQ's (https://www.rabbitmq.com/docs/dlx): each (queue, reason)
-has one x-death entry with a count, the newest first; a message does not go to a queue where it has died, this
-time included, unless it has been rejected since, or now.
+has one x-death entry with a count, the newest first; a message does not go to a queue where it has died
+(including this death), unless it was rejected since then, or now.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ COUNT_MAX = (1 << 63) - 1
 
 
 class Outcome:
-    """An origin that reports, once, whether every target of some messages took them."""
+    """An origin that reports once whether all targets of some messages took them."""
 
     __slots__ = ("_done", "_left", "_taken")
 
     def __init__(self, done: Callable[[bool], None]) -> None:
         self._done = done
-        #: Answers still awaited, plus one until everything was sent.
+        #: Number of awaited answers, plus one until everything was sent.
         self._left = 1
         self._taken = True
 
@@ -74,7 +74,8 @@ class DeadLetterSender:
         done: Callable[[bool], None] | None,
         letter: Letter | None = None,
     ) -> Iterator[None] | None:
-        """Send each message of the run; tell `done` whether all found a target, and all targets took them.
+        """Send each message of the run; call `done` with True if all found a target, and all targets took
+        them.
 
         `letter` identifies the message to its targets. If a message has many targets, none of them has it
         yet: the steps of the returned iterator hand it over.
@@ -190,7 +191,7 @@ class DeadLetterSender:
 
 
 class _Sent(NamedTuple):
-    """A dead letter as its targets get it."""
+    """A dead letter in the form for its targets."""
 
     targets: list[Queue]
     framed: bytes
@@ -202,7 +203,7 @@ _NOWHERE = _Sent([], b"", b"", Attributes(False, 0, None, 1, 0))
 
 
 def _enqueue(targets: list[Queue], sent: _Sent, outcome: Outcome | None, letter: Letter | None) -> None:
-    """Hand the message to these targets; applied at the end of the turn."""
+    """Hand the message to these targets, which apply it at the end of the turn."""
     for target in targets:
         run = Run(range(1), [sent.framed], sent.head, sent.attributes)
         if target.host.counts_bytes:
@@ -255,7 +256,7 @@ def _merged(group: list[Death]) -> Death:
 
 
 def _long(number: int) -> bytes:
-    """The count is a long, as RabbitMQ's, whatever its value."""
+    """Encode a count as a long for every value, as RabbitMQ does."""
     return b"l" + number.to_bytes(8, "big", signed=True)
 
 

@@ -1,4 +1,4 @@
-"""Deletes the queues of owners that are gone."""
+"""Deletes the queues of owners that have ended."""
 
 from __future__ import annotations
 

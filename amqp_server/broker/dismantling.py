@@ -1,9 +1,9 @@
 """Deletes large objects: first their parts, some in each turn, then the object.
 
-One change of the topology is one step that cannot be interrupted, and to delete an exchange with 100,000
-bindings takes most of a second. So its bindings are unbound one after the other first, as a client could do
-it. In a cluster each part is an entry of the topology's log. The next parts are proposed when this node has
-applied some, and every node applies as many in a turn as it has time for (quorum_queue.cluster.replicas).
+One change of the topology is one step that cannot be interrupted, and deleting an exchange with 100,000
+bindings takes most of a second. So its bindings are first removed one by one, as a client could do it. In a
+cluster each part is an entry of the topology's log. The next parts are proposed when this node has applied
+some, and every node applies as many in a turn as it has time for (quorum_queue.cluster.replicas).
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 #: Deletions that may have very many parts.
 DELETIONS = (DeleteVhost, DeleteExchange, DeleteQueue, NodeDown)
-#: With more bindings than this, parts are deleted first; a queue counts as so many bindings.
+#: With more bindings than this, parts are deleted first; a queue counts as QUEUE_BINDINGS bindings.
 BINDINGS_MIN, QUEUE_BINDINGS = 500, 10
-#: Most parts that are proposed and not applied yet.
+#: Maximum number of parts that are proposed and not applied yet.
 PROPOSED_MAX = 128
 
 
 class Dismantling:
-    """One deletion that is under way."""
+    """One deletion in progress."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Dismantling:
         self._proposed = 0
         #: Called when parts were applied.
         self._waits = False
-        #: True when the deletion of the object itself is proposed.
+        #: True when the deletion of the object itself was proposed.
         self._over = False
 
     def go_on(self) -> None:
@@ -79,8 +79,8 @@ class Dismantling:
     def _applied(self, result: Result | Refused) -> None:
         self._proposed -= 1
         if isinstance(result, Refused):
-            # There is no majority. A caller that waits hears that from the whole deletion; without one, it is
-            # proposed until it is applied.
+            # There is no majority. A waiting caller gets this error from the whole deletion; without a
+            # caller, the deletion is proposed until it is applied.
             self._end()
         elif self._waits and self._proposed <= PROPOSED_MAX // 2:
             self._waits = False
@@ -137,8 +137,8 @@ def _deletions(queues: list[Queue]) -> Iterator[Operation]:
 
 
 def _queues_of_node(vhosts: dict[str, VHost], operation: NodeDown) -> Iterator[Operation] | None:
-    """Only queues: a deletion of an exchange names it only, and another one of that name may have been
-    declared since.
+    """Return deletions of queues only: a deletion of an exchange has only its name, and another exchange of
+    that name may have been declared since.
     """
     queues = [
         queue for vhost in vhosts.values() for queue in vhost.queues_of(operation.node, operation.incarnation)
@@ -152,7 +152,8 @@ def _parts_of_vhost(vhost: VHost) -> Iterator[Operation] | None:
         return None
 
     def parts() -> Iterator[Operation]:
-        # Super streams as a whole, with their bindings: this node may end before it has proposed everything.
+        # Super streams are deleted as a whole, with their bindings: this node may end before it has proposed
+        # everything.
         whole = {exchange.name: exchange for exchange in exchanges if has_partitions(exchange)}
         partitions = {name for exchange in whole.values() for name in partitions_of(vhost, exchange) or ()}
         bindings = [each for each in vhost.router.bindings() if each.source not in whole]

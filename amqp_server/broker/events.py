@@ -1,9 +1,9 @@
 """Events for the exchange amq.rabbitmq.event, as RabbitMQ's rabbitmq_event_exchange publishes them.
 
-Each event is a message without a body: the routing key names it, and headers give details. The node that has
-proposed a change of the topology publishes its event when it applies the change, so an event comes once in a
-cluster, with the name of the user. Events of a connection are published by its node. No event is made if no
-queue is bound, and a node that ends loses the events that it has not published yet.
+Each event is a message without a body: the routing key is its name, and headers have the details. The node
+that has proposed a change of the topology publishes its event when it applies the change, so an event is
+published once in a cluster, with the name of the user. Events of a connection are published by its node. No
+event is made if no queue is bound, and a node that ends loses the events that it has not published yet.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ logger = logging.getLogger("mqd.events")
 EVENT: Final = "amq.rabbitmq.event"
 #: RabbitMQ's name for the broker itself.
 INTERNAL: Final = "rmq-internal"
-#: The user in whose name the present change is proposed.
+#: The user on whose behalf the current change is proposed.
 ACTING: ContextVar[str] = ContextVar("acting", default=INTERNAL)
 
 _PERSISTENT: Final = bytes((2,))
@@ -44,9 +44,9 @@ class Events:
         #: event.
         self.user: str | None = None
         self._waiting: deque[tuple[str, Mapping[str, object], int]] = deque()
-        #: Alarms as last published.
+        #: The last published alarms.
         self._alarms: list[str] = []
-        #: Events dropped for want of room since the last line of the log about that.
+        #: Events dropped for lack of room since the last log line about that.
         self._left_out = 0
 
     @property

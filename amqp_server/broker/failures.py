@@ -1,9 +1,9 @@
-"""Queues that failed on this node: an exception while they applied commands left them in a state nobody can
-trust.
+"""Queues that failed on this node: an exception while they applied commands has left them in an untrusted
+state.
 
-Such a queue stops at once: it neither votes, leads, delivers nor takes anything, and its stored data is kept.
-All other queues go on. The node restarts it from its stored data, a few times with growing pauses. A queue
-that fails each time is set aside: it stays stopped, named by `mqctl list_failed` and by the health check,
+Such a queue stops at once: it does not vote, lead, deliver or accept messages, and its stored data is kept.
+All other queues continue. The node restarts it from its stored data, a few times with growing pauses. A queue
+that fails each time is set aside: it stays stopped, shown by `mqctl list_failed` and by the health check,
 until an operator retries it or the node restarts. So no single message can keep a node from starting.
 """
 
@@ -38,9 +38,9 @@ class Failure:
         self.queue = queue
         self.reason = ""
         self.since_ms = 0
-        #: How often it was restarted.
+        #: Number of restarts.
         self.attempts = 0
-        #: True if it is set aside: the node does not retry it by itself.
+        #: True if the queue is set aside: the node does not retry it itself.
         self.set_aside = False
         #: When its last restart succeeded; 0 while it is stopped.
         self.serving_since_ms = 0
@@ -62,11 +62,11 @@ class Failures:
         self._clock = clock
         self._timers = timers
         self._hosts = hosts
-        #: By queue id.
+        #: Failures by queue id.
         self._known: dict[int, Failure] = {}
 
     def add(self, queue: Queue, error: Exception) -> None:
-        """A queue's host raised. Raises nothing."""
+        """Note that a queue's host has raised. Raises nothing."""
         if queue.deleted:
             return
         failure = self._known.get(queue.queue_id)

@@ -1,8 +1,8 @@
 """Makes the firehose's copies of deliveries, as many as the turn has time for.
 
 A copy takes many times longer than a delivery. A connection whose copies are not made yet gets no further
-deliveries, so no more copies wait than a queue delivers at once. (Published messages are copied before they
-are handed over, see channel.publish.)
+deliveries. So the number of waiting copies is at most that of one delivery run. (Published messages are
+copied before they are handed over, see channel.publish.)
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class Copied(Protocol):
     """A connection whose deliveries are copied."""
 
     def copies_wait(self) -> None:
-        """Deliver nothing to it for now."""
+        """Deliver nothing to the connection for now."""
 
     def copied(self) -> None:
-        """It may get deliveries again."""
+        """The connection may get deliveries again."""
 
 
 class Firehose:
@@ -33,8 +33,7 @@ class Firehose:
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
-        #: The iterators that make copies, in order, for each connection that waits; the next connection
-        #: first.
+        #: The iterators that make copies, in order, for each waiting connection; the next connection first.
         self._waiting: dict[Copied, deque[Iterator[None]]] = {}
 
     def copy(self, connection: Copied, copies: Iterator[None]) -> None:

@@ -1,4 +1,4 @@
-"""Permissions in a token: scopes as RabbitMQ's rabbitmq_auth_backend_oauth2 reads them.
+"""Permissions in a token: scopes, read as RabbitMQ's rabbitmq_auth_backend_oauth2 does.
 
 `read:VHOST/NAME`, and likewise `write:` and `configure:`, permit the same as a user's patterns;
 `read:VHOST/EXCHANGE/KEY` permits routing keys of a topic exchange, too. In all three parts `*` stands for any
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 from urllib.parse import unquote_to_bytes
 
-#: More scopes than this are an attack.
+#: Maximum number of scopes: more are an attack.
 SCOPES_MAX: Final = 2_048
 _ACCESSES: Final = ("configure", "write", "read")
 #: Separates the user's name and a number in the key of a grant; no user's name contains it.
@@ -23,7 +23,7 @@ class Token(NamedTuple):
 
     user: str
     scopes: tuple[str, ...]
-    #: 0 if it does not expire.
+    #: 0 if the token does not expire.
     expires_at_s: float
 
 
@@ -33,7 +33,7 @@ class Wildcard:
     __slots__ = ("_first", "_last", "_middle", "_whole")
 
     def __init__(self, pattern: str) -> None:
-        """Raises ValueError."""
+        """Parse a pattern. Raises ValueError."""
         parts = [unquote_to_bytes(part).decode() for part in pattern.split("*")]
         self._first, self._last = parts[0], parts[-1]
         self._middle = [part for part in parts[1:-1] if part]
@@ -60,7 +60,7 @@ class Scope:
     __slots__ = ("access", "key", "name", "vhost")
 
     def __init__(self, access: str, parts: list[str]) -> None:
-        """Raises ValueError."""
+        """Parse the parts of a scope. Raises ValueError."""
         self.access = access
         self.vhost, self.name = Wildcard(parts[0]), Wildcard(parts[1])
         self.key = Wildcard(parts[2]) if len(parts) == 3 else None

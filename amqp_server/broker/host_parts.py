@@ -1,8 +1,8 @@
-"""Makes and closes the hosts of very many queues, some in each turn.
+"""Makes and closes the hosts of very many queues, a part in each turn.
 
-One change of the topology makes or deletes the thousand partitions of a super stream, all or none. Their
-records come and go in that step. Their hosts take longer, above all in a cluster, where each has a group.
-When the turn is overdue, the other hosts are made in turns soon after, or when they are first used. A node
+One change of the topology makes or deletes the thousand partitions of a super stream, all or none. That step
+adds or removes their records. Their hosts take longer, above all in a cluster, where each host has a group.
+When the turn is overdue, the remaining hosts are made in later turns, or when they are first used. A node
 that ends in between has the records: at its next start it starts all queues that they name, and deletes the
 stored data of others.
 """
@@ -32,7 +32,7 @@ class ComingHost:
         return getattr(self._parts.begun(self._queue), name)
 
     def close(self) -> None:
-        """The queue is deleted before it had a host."""
+        """The queue was deleted before it had a host."""
         self._parts.forget(self._queue)
 
 
@@ -47,7 +47,7 @@ class HostParts:
 
     @property
     def left(self) -> int:
-        """How many hosts are still to be made or closed."""
+        """Number of hosts that are still to be made or closed."""
         return len(self._coming) + len(self._closing)
 
     def begin(self, queue: Queue, make: Callable[[], object]) -> None:
@@ -60,7 +60,7 @@ class HostParts:
         self._turn.later(self, self._go_on)
 
     def begun(self, queue: Queue) -> Host:
-        """Return the host of a queue; make it now if that has not been done."""
+        """Return the host of a queue; make it now if it does not exist yet."""
         make = self._coming.pop(queue, None)
         if make is not None:
             self._turn.contain(queue, make)

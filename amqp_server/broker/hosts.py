@@ -35,7 +35,7 @@ class Hosts(Protocol):
         """Choose the nodes of a new queue, its leader first; an unreplicated queue has none."""
 
     def place_all(self, parsed: QueueArguments, count: int) -> list[tuple[str, ...]]:
-        """Choose the nodes of so many new queues that belong together, spread over all nodes."""
+        """Choose the nodes of `count` new queues that belong together, spread over all nodes."""
 
     def expect(self, queue: Queue) -> None:
         """This queue is declared; `make` or `gone` is called for it in a later step."""
@@ -53,13 +53,13 @@ class Hosts(Protocol):
         """Return the leader of a replicated queue as far as this node knows; empty if there is none."""
 
     def absent_home(self, queue: Queue) -> str:
-        """Return the home of the queue if it cannot be reached; otherwise an empty string."""
+        """Return the home node of the queue if it cannot be reached; otherwise an empty string."""
 
     def reply(self, token: str) -> Target | None:
-        """Return the target for direct replies to a client of another node in reach; see broker.reply."""
+        """Return the target for direct replies to a client of another reachable node; see broker.reply."""
 
     def stop(self, queue: Queue, reason: str) -> None:
-        """The queue's host has failed: end it, keep the stored data, and let another host stand in for it."""
+        """The queue's host has failed: end it, keep the stored data, and let another host replace it."""
 
     def is_stopped(self, queue: Queue) -> bool:
         """Return whether the queue failed on this node and is stopped here."""
@@ -74,7 +74,7 @@ def limits_of(queue: Queue) -> Limits:
 
 
 class LocalHosts:
-    """Hosts of a node that stands alone: all queues run there."""
+    """Hosts of a node without a cluster: all queues are on it."""
 
     def __init__(
         self, services: NodeServices, metadata: Metadata, streams: StreamServices | None = None
@@ -119,7 +119,7 @@ class LocalHosts:
         )
 
     def local(self, queue: Queue, machine: Machine | None = None) -> LocalHost:
-        """Make the host of a queue that lives here. A durable queue gets slots of the delivered marks."""
+        """Make the host of a queue on this node. A durable queue gets slots of the delivered marks."""
         services = self._services
         journalled = queue.durable and not queue.exclusive
         if journalled and not queue.marks:
@@ -194,7 +194,9 @@ class LocalHosts:
             store.write(store.log(queue.queue_id, 1).delete, lambda result: None)
 
     def revive(self, queue: Queue, attempt: int, done: Callable[[], None]) -> None:
-        """First wait until all its writes are in the journal. A queue without records there starts empty."""
+        """Restart a stopped queue. First wait until all its writes are in the journal. A queue without
+        records there starts empty.
+        """
         stored = partial(self._stored, queue, queue.host, done)
         if queue.type.is_stream and self._streams is not None:
             # Wait until the thread has written everything that it was given before.

@@ -59,7 +59,7 @@ class Limits:
             self._changed()
 
     def subscribe(self, changed: Callable[[], None]) -> None:
-        """Have `changed` called whenever a limit was set or cleared."""
+        """Call `changed` whenever a limit was set or cleared."""
         self._changed = changed
 
     @property
@@ -84,7 +84,7 @@ class Limits:
         return found
 
     def check_connection(self, user: str, vhost: str) -> None:
-        """May the user open one more connection to the vhost?"""
+        """Check that the user may open one more connection to the vhost."""
         limit = self.of_vhost(vhost).get(CONNECTIONS, -1)
         if 0 <= limit <= self._sessions.counted(IN_VHOST, vhost):
             raise NotAllowed(
@@ -104,7 +104,7 @@ class Limits:
             )
 
     def check_queue(self, vhost: str, name: str, count: int) -> None:
-        """May there be one queue more than `count`?"""
+        """Check that the vhost may have one queue more than `count`."""
         limit = self.of_vhost(vhost).get(QUEUES, -1)
         if 0 <= limit <= count:
             raise PreconditionFailed(

@@ -1,4 +1,4 @@
-"""Remembers outcomes of password checks for a short time: a storm of reconnects must not use up the CPU."""
+"""Caches results of password checks for a short time: a storm of reconnects must not use up the CPU."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 
 class Logins:
-    """Remembers a keyed digest of the name, the hash and the password, never one of them in clear.
+    """Stores a keyed digest of the name, the hash and the password, never their plain text.
 
     The stored hash is part of the digest, so a changed password finds no entry, and nothing needs to be
-    forgotten. Refusals are remembered as well, also for users that do not exist: a client with a wrong
-    password reconnects just as often, and response times must not tell which users exist. Refusals have a
-    table of their own, so that guesses never push out successful logins.
+    forgotten. Refusals are stored as well, also for users that do not exist: a client with a wrong password
+    reconnects just as often, and response times must not show which users exist. Refusals have a separate
+    table, so that guesses never push out successful logins.
     """
 
     def __init__(self, memory_s: float, entries_max: int, now: Callable[[], float]) -> None:
@@ -23,7 +23,7 @@ class Logins:
         self._entries_max = entries_max
         self._now = now
         self._key = os.urandom(32)
-        #: Digest -> when it is forgotten.
+        #: Digest -> time when it is forgotten.
         self._accepted: OrderedDict[bytes, float] = OrderedDict()
         self._refused: OrderedDict[bytes, float] = OrderedDict()
         # Checks run in threads.

@@ -1,4 +1,4 @@
-"""Tells consumers that their queue is gone or has lost them: some in each turn, because one queue may have
+"""Tells consumers that their queue is deleted or has lost them: some in each turn, because one queue may have
 tens of thousands.
 """
 
@@ -35,14 +35,14 @@ class LostConsumers:
         self._waiting: dict[Queue, list[Callable[[], None]]] = {}
 
     def tell(self, queue: Queue, subscriptions: list[Told]) -> None:
-        """Tell these subscriptions that the queue is gone, now or soon; not those that end before."""
+        """Tell these subscriptions that the queue is deleted, now or soon; not those that end before."""
         subscriptions.reverse()
         self._queues.append((queue, subscriptions))
         if len(self._queues) == 1:
             self._go_on()
 
     def when_told(self, queue: Queue, done: Callable[[], None]) -> None:
-        """Call when all consumers of the queue are told."""
+        """Call `done` when all consumers of the queue are told."""
         if any(each is queue for each, _ in self._queues):
             self._waiting.setdefault(queue, []).append(done)
         else:
@@ -62,7 +62,7 @@ class LostConsumers:
                 count += 1
                 if count >= TOLD_MAX and left:
                     count = 0
-                    # Consumer groups are queues themselves, and have work to do then.
+                    # Consumer groups are queues themselves, and this gives them work.
                     if turn.is_full():
                         turn.later(self, self._go_on)
                         return

@@ -1,8 +1,8 @@
 """Counts the bytes of the memos of frames, over all connections of the node.
 
-Each memo is bounded in entries, but with thousands of connections, or with long keys and headers, that bounds
-little. When all together reach the limit, or memory is low, all memos are cleared; to fill them again takes
-microseconds a frame.
+Each memo has a maximum number of entries, but with thousands of connections, or with long keys and headers,
+this is not enough. When all memos together reach the limit, or memory is low, all of them are cleared;
+filling them again takes microseconds a frame.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Memo:
         self.size = 0
 
     def add(self, size: int) -> None:
-        """Count remembered bytes, or forgotten ones below 0. May clear the collection, so call it last."""
+        """Count added bytes; a negative size is for removed ones. May clear the collection: call it last."""
         size = max(size, -self.size)
         self.size += size
         self._budget.add(size)

@@ -25,7 +25,7 @@ RECORD_VERSION = 1
 
 
 class UnreadableRecord(Exception):
-    """A record that this version of the broker can't read."""
+    """A record that this version of the broker cannot read."""
 
 
 def encode(record: msgspec.Struct) -> bytes:

@@ -1,7 +1,7 @@
 """Changes of the topology as data: a node proposes them, and all nodes apply them in the same order.
 
-The proposer has checked the operation, limits included. Applying it only checks again what may have changed
-in between.
+The proposer has checked the operation, limits included. When it is applied, only conditions that may have
+changed in between are checked again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OPERATION_VERSION = 1
 
 
 class UnreadableOperation(ValueError):
-    """Bytes that this version of the broker does not know as an operation."""
+    """The bytes are no operation that this version of the broker knows."""
 
 
 class PutVhost(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -57,7 +57,7 @@ class DeclareQueue(msgspec.Struct, frozen=True, array_like=True, tag=7):
 
 
 class DeleteQueue(msgspec.Struct, frozen=True, array_like=True, tag=8):
-    """Deletes exactly this queue, not one that has got its name since."""
+    """Deletes exactly this queue, not another one that has got its name since."""
 
     vhost: str
     name: str
@@ -65,7 +65,7 @@ class DeleteQueue(msgspec.Struct, frozen=True, array_like=True, tag=8):
 
 
 class SetMembers(msgspec.Struct, frozen=True, array_like=True, tag=9):
-    """The nodes that a replicated queue is on."""
+    """Sets the members of a replicated queue."""
 
     vhost: str
     name: str
@@ -76,7 +76,7 @@ class SetMembers(msgspec.Struct, frozen=True, array_like=True, tag=9):
 
 class PutUser(msgspec.Struct, frozen=True, array_like=True, tag=10):
     user: User
-    #: Accepted even if no administrator is left then.
+    #: True: accepted even if no administrator is left afterwards.
     forced: bool = False
 
 
@@ -84,7 +84,7 @@ class DeleteUser(msgspec.Struct, frozen=True, array_like=True, tag=11):
     """Deletes the user with its permissions."""
 
     name: str
-    #: Accepted even if no administrator is left then.
+    #: True: accepted even if no administrator is left afterwards.
     forced: bool = False
 
 
@@ -108,8 +108,8 @@ class NodeDown(msgspec.Struct, frozen=True, array_like=True, tag=14):
 
 
 class DeclareSuperStream(msgspec.Struct, frozen=True, array_like=True, tag=15):
-    """An exchange with partitions, or more partitions of one: all of it or
-    nothing. See broker.super_streams.
+    """Declares an exchange with partitions, or adds partitions to one: all of it or nothing. See
+    broker.super_streams.
     """
 
     exchange: ExchangeRecord
@@ -148,7 +148,9 @@ class ClearTopicPermission(msgspec.Struct, frozen=True, array_like=True, tag=19)
 
 
 class ReplaceHash(msgspec.Struct, frozen=True, array_like=True, tag=20):
-    """From version PARAMETERS on. Another hash of the same password, if the user still has the one before."""
+    """From version PARAMETERS on. Replaces the hash by another one of the same password, if the user still
+    has the earlier one.
+    """
 
     user: str
     before: str
@@ -186,7 +188,7 @@ def encode(operation: Operation) -> bytes:
 
 
 def decode(data: bytes | memoryview) -> Operation:
-    """Raises UnreadableOperation."""
+    """Decode an operation. Raises UnreadableOperation."""
     version = bytes(data[:1])
     if version != bytes((OPERATION_VERSION,)):
         raise UnreadableOperation(f"an operation has version {version!r}, not {OPERATION_VERSION}")

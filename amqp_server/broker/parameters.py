@@ -1,7 +1,7 @@
 """Runtime parameters as in RabbitMQ: named JSON values of a component in a vhost.
 
 Policies, operator policies and limits of vhosts are parameters. Parameters without a component are global.
-Limits of users, and the traced vhosts, are stored here, too, though no client sees them as parameters.
+Limits of users, and the traced vhosts, are stored here, too, but clients do not see them as parameters.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ TABLE = "parameters"
 #: Components of vhosts.
 POLICY, OPERATOR_POLICY, VHOST_LIMITS = "policy", "operator_policy", "vhost-limits"
 SHOVEL = "shovel"
-#: Component of the limits of users, which have no vhost; the user's name is the parameter's.
+#: Component of the limits of users, which have no vhost; the parameter's name is that of the user.
 USER_LIMITS = "user-limits"
-#: Component of traced vhosts; the vhost's name is the parameter's.
+#: Component of traced vhosts; the parameter's name is that of the vhost.
 TRACING = "tracing"
 #: The component and the vhost of global parameters.
 GLOBAL = ""
 
 #: Global parameter with the name of the cluster.
 CLUSTER_NAME = "cluster_name"
-#: Global parameter with what others know the cluster by.
+#: Global parameter with the id of the cluster.
 CLUSTER_ID = "internal_cluster_id"
 
 NAME_BYTES_MAX = 255
@@ -53,7 +53,7 @@ class ParameterRecord(msgspec.Struct, frozen=True):
 
 
 class ParameterRefused(ValueError):
-    """A parameter that can't be set; the text says why."""
+    """A parameter cannot be set; the text has the reason."""
 
 
 class Parameters:
@@ -73,7 +73,7 @@ class Parameters:
         self._parameters_max = parameters_max
         self._value_bytes_max = value_bytes_max
         self._bytes_max = bytes_max
-        #: Of all values.
+        #: Bytes of all values.
         self._bytes = 0
         self._changed = changed
         self._records: dict[Key, ParameterRecord] = {}
@@ -102,7 +102,7 @@ class Parameters:
 
     @property
     def cluster_name(self) -> str:
-        """The name that an operator gave the cluster, or an empty string."""
+        """The name of the cluster that an operator has set, or an empty string."""
         record = self._records.get((GLOBAL, GLOBAL, CLUSTER_NAME))
         name = record.decoded if record is not None else ""
         return name if isinstance(name, str) else ""
@@ -113,9 +113,7 @@ class Parameters:
         return [found[name] for name in sorted(found)]
 
     def prepare(self, vhost: str, component: str, name: str, value: object) -> ParameterRecord:
-        """Check a parameter that is to be set, except for the meaning of its
-        value. Raises ParameterRefused.
-        """
+        """Check a new parameter, except the meaning of its value. Raises ParameterRefused."""
         if not 0 < len(name.encode()) <= NAME_BYTES_MAX or not name.isprintable():
             raise ParameterRefused(
                 f"a parameter's name has 1 to {NAME_BYTES_MAX} bytes and only printable characters"
@@ -137,7 +135,7 @@ class Parameters:
         return record
 
     def store(self, record: ParameterRecord) -> bool:
-        """Set it; return whether it is new."""
+        """Set a parameter; return whether it is new."""
         before = self._records.get(record.key)
         self._put(record)
         self._metadata.put(TABLE, key(*record.key), encode(record))
@@ -146,7 +144,7 @@ class Parameters:
         return before is None
 
     def clear(self, vhost: str, component: str, name: str) -> bool:
-        """Remove it; return whether it existed."""
+        """Remove a parameter; return whether it existed."""
         gone = self._records.pop((vhost, component, name), None)
         if gone is None:
             return False

@@ -1,10 +1,10 @@
 """Prepares the partitions of a new super stream in parts; all of them become visible at once.
 
-One operation makes a thousand queues and as many bindings. Most of the work is invisible to others: to parse
-arguments, make objects, encode records. It is done in parts before the operation is applied, some in each
-turn, and other clients have their turns in between. In a cluster every node begins with it when the entry is
-in its log, and applies nothing else of the topology until it is done (Catalog.foresee). A node that reads the
-entry at its start does it in one step. Nobody ever sees some of the partitions without the others.
+One operation makes a thousand queues and as many bindings. Most of the work has no visible effect: parsing
+arguments, making objects, encoding records. It is done in parts before the operation is applied, a part in
+each turn, and other clients have their turns in between. In a cluster every node begins with it when the
+entry is in its log, and applies nothing else of the topology until it is done (Catalog.foresee). A node that
+reads the entry at its start does it in one step. No client ever sees only some of the partitions.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Partition(NamedTuple):
 
 
 class Partitions:
-    """The partitions of one operation, which has or will have this index."""
+    """The partitions of one operation, with the index that it has or will have."""
 
     def __init__(self, vhost: VHost, index: int, operation: DeclareSuperStream) -> None:
         self._vhost = vhost
@@ -49,29 +49,29 @@ class Partitions:
         self.exchange = operation.exchange.name
         self._first = operation.first
         self._records = operation.partitions
-        #: Prepared partitions, in their order.
+        #: Prepared partitions, in order.
         self.ready: list[Partition] = []
-        #: The topology's generation when the first one was prepared: policies or the vhost may have changed
+        #: The topology's generation when the first partition was prepared: policies or the vhost may change
         #: later.
         self.generation = vhost.broker.generation
-        #: The arguments of the last one, and their parsed form: the next one has the same arguments.
+        #: The arguments of the last partition, and their parsed form: the next one has the same arguments.
         self._arguments = b""
         self._parsed: QueueArguments | None = None
 
     @property
     def left(self) -> int:
-        """How many are not prepared yet."""
+        """Number of partitions that are not prepared yet."""
         return len(self._records) - len(self.ready)
 
     def go_on(self, overdue: Callable[[], bool]) -> None:
-        """Prepare at least one, and more until the turn is overdue or all are prepared."""
+        """Prepare at least one partition, and more until the turn is overdue or all are prepared."""
         while self.left:
             self.ready.append(self._made(len(self.ready)))
             if overdue():
                 return
 
     def finish(self) -> list[Partition]:
-        """Prepare the others now; return all."""
+        """Prepare the remaining partitions now; return all."""
         while self.left:
             self.ready.append(self._made(len(self.ready)))
         return self.ready
@@ -88,7 +88,7 @@ class Partitions:
             key(vhost.name, record.name),
             encode(queue.record),
             binding,
-            # The same as `bound.key`, which sorts the fields of the table: this table has only one.
+            # Equal to `bound.key`, which sorts the fields of the table: this table has only one field.
             key(vhost.name, self.exchange, record.name, "queue", str(number), bound.arguments.hex()),
             encode(bound),
         )
@@ -110,7 +110,7 @@ class Preparation:
         if partitions.left:
             partitions.go_on(turn.overdue)
             if partitions.left or turn.overdue():
-                # The step that makes them visible gets a turn of its own.
+                # The step that makes them visible gets a separate turn.
                 turn.later(self, self.go_on)
                 return
         self._then()

@@ -1,6 +1,4 @@
-"""Password hashes: made with Argon2id; hashes of RabbitMQ's are understood, too, for users that come from
-there.
-"""
+"""Password hashes: made with Argon2id; hashes from RabbitMQ are supported, too, for imported users."""
 
 from __future__ import annotations
 
@@ -15,16 +13,16 @@ if TYPE_CHECKING:
     from argon2 import PasswordHasher
 
 # 12 MiB and three passes, one of OWASP's equivalent settings for Argon2id: 18 ms on one core here. A login
-# has to stay below 40 ms, and each login under way takes this memory.
+# must stay below 40 ms, and each login in progress takes this memory.
 ARGON2_PASSES = 3
 ARGON2_KIB = 12_288
 ARGON2_LANES = 1
 
-#: What a hash costs at least: no time at all.
+#: The minimum cost of a hash, which takes almost no time.
 CHEAP_PASSES = 1
 CHEAP_KIB = 8
 
-#: Longest password: the whole of a login must fit into a frame of the handshake anyway.
+#: Maximum length of a password: a whole login must fit into a frame of the handshake anyway.
 PASSWORD_BYTES_MAX = 1_024
 
 # RabbitMQ's hash is a salt of four octets and the digest of salt and password.
@@ -34,18 +32,18 @@ RABBITMQ_ALGORITHMS = {
     "rabbit_password_hashing_sha512": "sha512",
     "rabbit_password_hashing_md5": "md5",
 }
-#: Algorithm that definitions name for a hash of our own, which RabbitMQ cannot read.
+#: Name in definitions of the algorithm of mqd's hashes, which RabbitMQ cannot read.
 OWN_ALGORITHM = "argon2id"
 OWN_MARK = "$argon2id$"
 
 
 class InvalidPasswordHash(ValueError):
-    """A hash from elsewhere that can't be read."""
+    """A hash from another system that cannot be read."""
 
 
 @cache
 def _hasher() -> PasswordHasher:
-    # Imported when the first password is hashed: 20 ms of the start.
+    # Imported when the first password is hashed: the import would take 20 ms of the start.
     from argon2 import PasswordHasher
 
     passes, kib = _cost
@@ -56,20 +54,20 @@ _cost = ARGON2_PASSES, ARGON2_KIB
 
 
 def hash_cheaply() -> None:
-    """Called before the first hash is made, in the process of a broker whose users everybody may know: one
-    for tests.
+    """Make hashes cheap. Called before the first hash is made, only in brokers for tests, whose passwords are
+    no secret.
     """
     global _cost
     _cost = CHEAP_PASSES, CHEAP_KIB
 
 
 def hash_password(password: str) -> str:
-    """Slow on purpose."""
+    """Return the hash of a password. Slow on purpose."""
     return _hasher().hash(password)
 
 
 def from_rabbitmq(algorithm: str, encoded: str) -> str:
-    """Convert a `password_hash` of RabbitMQ's definitions or management API, or of our own. Raises
+    """Convert a `password_hash` from the definitions or management API of RabbitMQ or mqd. Raises
     InvalidPasswordHash.
     """
     if algorithm == OWN_ALGORITHM:
@@ -95,13 +93,13 @@ def _own(encoded: str) -> str:
     except InvalidHashError:
         raise InvalidPasswordHash("password_hash is none of Argon2") from None
     if not encoded.startswith(OWN_MARK) or told.memory_cost > ARGON2_KIB or told.time_cost > ARGON2_PASSES:
-        # Each login computes it here.
+        # Each login would compute this hash here.
         raise InvalidPasswordHash("password_hash takes more work than those that are made here")
     return encoded
 
 
 def to_rabbitmq(encoded: str) -> tuple[str, str]:
-    """Return the algorithm and the hash as definitions have them."""
+    """Return the algorithm and the hash in the form of definitions."""
     digest, _, rest = encoded.partition("$")
     for algorithm, known in RABBITMQ_ALGORITHMS.items():
         if digest == known:
@@ -110,7 +108,7 @@ def to_rabbitmq(encoded: str) -> tuple[str, str]:
 
 
 def _new(digest: str, content: bytes = b"") -> hashlib._Hash:
-    # MD5 is weak, but old users of RabbitMQ have it until their next login.
+    # MD5 is weak, but old users from RabbitMQ have it until their next login.
     return hashlib.new(digest, content, usedforsecurity=False)
 
 
@@ -122,11 +120,11 @@ def verify(encoded: str, password: str) -> bool:
 
 
 def checked(encoded: str, password: str) -> tuple[bool, str]:
-    """Return whether the password is right, and a hash of our own for it if the present one is RabbitMQ's."""
+    """Return whether the password is right, and an mqd hash of it if the current hash is from RabbitMQ."""
     digest, _, rest = encoded.partition("$")
     own = ""
     if not encoded or digest in RABBITMQ_ALGORITHMS.values():
-        # Compute an Argon2 hash in any case: the time must not tell which users exist, nor which of them came
+        # Compute an Argon2 hash in any case: the time must not show which users exist, or which of them came
         # from RabbitMQ.
         own = hash_password(password)
     if not encoded:

@@ -1,13 +1,14 @@
-"""Regular expressions from outside: patterns of permissions and policies, and filters of the management API.
+"""Regular expressions from users: patterns of permissions and policies, and filters of the management API.
 
-Clients choose the names to be matched, and operators write patterns without hostile names in mind: with a
-backtracking engine, a pattern like `(a|aa)+$` can stop the whole broker for hours. RE2 takes time linear in
-the length of the name, and a bound on the memory of a pattern bounds the factor: the worst pattern found took
-a few milliseconds.
+Clients choose the names to be matched, and operators do not think of hostile names when they write patterns:
+with a backtracking engine, a pattern like `(a|aa)+$` can stop the whole broker for hours. RE2 takes time
+linear in the length of the name, and a limit on the memory of a pattern limits the factor: the worst known
+pattern takes a few milliseconds.
 
-RE2 has no look-around and no back-references. RabbitMQ takes both in permissions, and `^(?!secret)` is in
-use. Only such a permission pattern goes to the `regex` module, which backtracks, with a time limit for each
-name; a pattern that exceeds it again and again is given up. See docs/adr/0016-regular-expressions.md.
+RE2 has no look-around and no back-references. RabbitMQ accepts both in permissions, and users have patterns
+like `^(?!secret)`. Only such permission patterns go to the `regex` module, which backtracks, with a time
+limit for each name; a pattern that exceeds it again and again is given up. See
+docs/adr/0016-regular-expressions.md.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ LINEAR_MEMORY_BYTES = 256 * 1024
 
 
 class InvalidPattern(ValueError):
-    """Says what is wrong with a pattern, and where."""
+    """An invalid pattern; the text has the error and its position."""
 
 
 Matches = Callable[[str], bool]
@@ -41,8 +42,8 @@ def compile_filter(pattern: str, bytes_max: int) -> Matches:
 def compile_permission(pattern: str, bytes_max: int, time_ms: int, total_ms: int) -> Matches:
     """Return a function that finds the pattern anywhere in a name. Raises InvalidPattern.
 
-    A pattern that RE2 does not know may take `time_ms` for a name; past it, the answer is no. When it has
-    exceeded this for `total_ms` in all, the answer is no for every other name, too.
+    A pattern that RE2 does not support may take `time_ms` for a name; after that, the answer is no. When its
+    timeouts have taken `total_ms` in all, the answer is no for every other name, too.
     """
     # As in RabbitMQ the empty pattern matches only the empty name.
     if pattern in ("", "^$"):
@@ -51,7 +52,7 @@ def compile_permission(pattern: str, bytes_max: int, time_ms: int, total_ms: int
 
 
 def compile_policy(pattern: str, bytes_max: int, time_ms: int, total_ms: int) -> Matches:
-    """The same, but the empty pattern is found in every name. Raises InvalidPattern."""
+    """Like `compile_permission`, but the empty pattern is found in every name. Raises InvalidPattern."""
     if pattern == ".*":
         return lambda name: True
     _check_size(pattern, bytes_max)
@@ -67,7 +68,7 @@ def _check_size(pattern: str, bytes_max: int) -> None:
 
 
 def _linear(pattern: str, *, case_sensitive: bool = True) -> Matches:
-    # Imported for the first pattern that needs it, to keep the start short.
+    # Imported for the first pattern that needs RE2, to keep the start short.
     import re2
 
     options = re2.Options()

@@ -2,8 +2,8 @@
 matching names.
 
 A user without permissions in a vhost may not open it. Patterns may match anywhere in a name: `q` permits
-`my-queue` as well. Patterns have a length limit, matching takes linear time or has a time limit (past it, the
-answer is no), and answers are remembered, so that a name costs one match for each generation of the
+`my-queue` as well. Patterns have a length limit, matching takes linear time or has a time limit (after which
+the answer is no), and answers are cached, so that a name costs one match for each generation of the
 permissions.
 """
 
@@ -24,7 +24,7 @@ from amqp_server.errors import AccessRefused, NotAllowed
 
 TABLE = "permissions"
 TOPIC_TABLE = "topic_permissions"
-#: Name of the broker itself, which may do anything. No user can have this name, so nobody logs in with it.
+#: Name of the broker itself, which may do everything. No user can have this name, so no login can use it.
 ITSELF = "\0mqd"
 #: Name of the default exchange in patterns and refusals; its own name is empty.
 DEFAULT_EXCHANGE = "amq.default"
@@ -70,8 +70,8 @@ class Permissions:
         match_total_ms: int = 100,
         answers: Answers | None = None,
     ) -> None:
-        """`changed` is called after each change: decisions by the old permissions are void. `answers` are
-        those of the HTTP backend, if there is one.
+        """`changed` is called after each change: decisions by the old permissions become invalid. `answers`
+        are those of the HTTP backend, if there is one.
         """
         self._metadata = metadata
         self._changed = changed
@@ -96,7 +96,7 @@ class Permissions:
             self._topics[topic.user, topic.vhost, topic.exchange] = topic
 
     def prepare(self, user: str, vhost: str, configure: str, write: str, read: str) -> Permission:
-        """Check permissions that are to be set. Raises InvalidPermission."""
+        """Check new permissions. Raises InvalidPermission."""
         patterns: dict[Access, str] = {"configure": configure, "write": write, "read": read}
         for access, pattern in patterns.items():
             try:
@@ -112,11 +112,11 @@ class Permissions:
         self._forget()
 
     def set(self, user: str, vhost: str, configure: str, write: str, read: str) -> None:
-        """Prepare and store."""
+        """Check and store permissions."""
         self.store(self.prepare(user, vhost, configure, write, read))
 
     def clear(self, user: str, vhost: str) -> None:
-        """Nothing happens if there are none."""
+        """Remove permissions, if there are any."""
         if self._permissions.pop((user, vhost), None):
             self._metadata.delete(TABLE, _key(user, vhost))
             self._forget()
@@ -146,7 +146,7 @@ class Permissions:
         return [permission for permission in self.all() if permission.vhost == vhost]
 
     def grant_of(self, user: str, scopes: Sequence[str]) -> Grant | RemoteGrant:
-        """Return the grant of a user whom a token or the HTTP backend has let in."""
+        """Return the grant of a user that a token or the HTTP backend has authenticated."""
         if scopes and scopes[0] == ASKED and self._remote is not None:
             return RemoteGrant(self._remote, user, scopes)
         return Grant(scopes)
@@ -159,7 +159,7 @@ class Permissions:
         return key
 
     def drop_grant(self, key: str) -> None:
-        """Nothing happens if it is none."""
+        """Forget a grant, if the key is that of one."""
         self._grants.pop(key, None)
 
     def may_open(self, user: str, vhost: str) -> bool:
@@ -169,17 +169,19 @@ class Permissions:
         return user == ITSELF or (user, vhost) in self._permissions
 
     def check_open(self, user: str, vhost: str) -> None:
-        """Raises NotAllowed unless the user may open the vhost, which exists."""
+        """Raise NotAllowed unless the user may open the vhost, which must exist."""
         if not self.may_open(user, vhost):
             raise NotAllowed(f"access to vhost '{vhost}' refused for user '{_name(user)}'")
 
     def allows(self, user: str, vhost: str, name: str, access: Access, kind: Kind = "queue") -> bool:
-        """Raises AnswerAwaited for a user of the HTTP backend that is to be asked first, as all checks do."""
+        """Return whether the user may do this. Like all checks, raises AnswerAwaited if the HTTP backend must
+        be asked first.
+        """
         if user == ITSELF:
             return True
         permission = self._permissions.get((user, vhost))
         if permission is not None and user not in self._grants and getattr(permission, access) == ANYTHING:
-            # Not remembered: 100,000 names would take 25 MB.
+            # Not cached: 100,000 names would take 25 MB.
             return True
         question = (user, vhost, name, access)
         answer = self._answers.get(question)
@@ -195,7 +197,7 @@ class Permissions:
         return answer
 
     def check(self, user: str, vhost: str, kind: Kind, name: str, access: Access) -> None:
-        """Raises AccessRefused unless the user may do this to the queue or exchange."""
+        """Raise AccessRefused unless the user may do this to the queue or exchange."""
         if kind == "exchange":
             name = name or DEFAULT_EXCHANGE
         if not self.allows(user, vhost, name, access, kind):
@@ -206,7 +208,7 @@ class Permissions:
     # -- topics ----------------------------------------------------------------------------------------------
 
     def prepare_topic(self, user: str, vhost: str, exchange: str, write: str, read: str) -> TopicPermission:
-        """Check a topic permission that is to be set. Raises InvalidPermission."""
+        """Check a new topic permission. Raises InvalidPermission."""
         permission = TopicPermission(user, vhost, exchange, write, read)
         patterns: dict[Access, str] = {"write": write, "read": read}
         for access, pattern in patterns.items():
@@ -217,7 +219,7 @@ class Permissions:
         return permission
 
     def store_topic(self, permission: TopicPermission) -> bool:
-        """Store it; return whether it is new."""
+        """Store a topic permission; return whether it is new."""
         key = (permission.user, permission.vhost, permission.exchange)
         new = key not in self._topics
         self._topics[key] = permission
@@ -241,8 +243,8 @@ class Permissions:
         return [self._topics[key] for key in sorted(self._topics)]
 
     def check_topic(self, user: str, vhost: str, exchange: str, routing_key: str, access: Access) -> None:
-        """Raises AccessRefused unless the user may use the key of a topic exchange; without a record for it,
-        it may.
+        """Raise AccessRefused unless the user may use the key of a topic exchange. Without a topic permission
+        for the exchange, the user may.
         """
         if not self._allows_key(user, vhost, exchange, routing_key, access):
             raise AccessRefused(
@@ -315,7 +317,7 @@ def _expanded(pattern: str, permission: TopicPermission) -> str:
 
 
 def _key(user: str, vhost: str, exchange: str = "") -> str:
-    """A digest, because two names of 255 bytes exceed the length of an LMDB key."""
+    """Return a digest as the key, because two names of 255 bytes exceed the length of an LMDB key."""
     told = f"{len(user)}:{user}{vhost}"
     if exchange:
         told = f"{len(user)}:{user}{len(vhost)}:{vhost}{exchange}"

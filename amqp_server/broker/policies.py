@@ -1,11 +1,11 @@
 """Policies and operator policies: settings for all queues and exchanges of a vhost whose name matches a
 pattern.
 
-A queue has the policy with the highest priority that matches, and one operator policy besides. Both together
-are its effective policy; of two limits the smaller one applies. The queue's own arguments are joined with it
-as in RabbitMQ: see `joined`. The result are arguments again, from which the settings of its machine are
-derived as from a declaration. They reach the machine by `configure`, which is an entry in the log of a
-replicated queue, so all members change at the same entry.
+A queue has the matching policy with the highest priority, and also one operator policy. Both together are its
+effective policy; of two limits the smaller one applies. The queue's own arguments are joined with it as in
+RabbitMQ: see `joined`. The result has the form of arguments again, from which the settings of its machine are
+derived as from a declaration. The settings reach the machine by `configure`, which is an entry in the log of
+a replicated queue, so all members change at the same entry.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ APPLIES: Mapping[str, frozenset[str]] = {
     "quorum_queues": frozenset({"quorum"}),
     "streams": frozenset({"stream"}),
 }
-#: All kinds.
+#: All kinds of objects.
 KINDS = (*sorted(QUEUES), EXCHANGE)
 PRIORITY_MAX = (1 << 31) - 1
 
@@ -61,7 +61,7 @@ NOTHING: Definition = {}
 
 
 class InvalidPolicy(ParameterRefused):
-    """The reason, in RabbitMQ's words."""
+    """An invalid policy; the text has the reason, in RabbitMQ's words."""
 
 
 # -- what may stand in a definition --------------------------------------------------------------------------
@@ -186,10 +186,10 @@ KEYS: Mapping[str, _Key] = {
         unsupported=_NOT_STREAMS,
     ),
 }
-#: Keys of which the smaller one of two values applies.
+#: Keys for which the smaller of two values applies.
 _SMALLER = frozenset(name for name, each in KEYS.items() if each.operators)
 #: Keys for which the policy's value takes precedence over the queue's argument. For other keys the argument
-#: does, or the smaller one of the two (_SMALLER).
+#: takes precedence, or the smaller one of the two applies (_SMALLER).
 _BEFORE_ARGUMENTS: Mapping[str, frozenset[str]] = {
     "classic": frozenset(),
     "quorum": frozenset({"overflow", "expires"}),
@@ -214,7 +214,7 @@ def check_definition(definition: object, *, operator: bool) -> dict[str, Any]:
 
 
 def _term(value: object) -> str:
-    """Print a JSON value more or less as Erlang does."""
+    """Return a JSON value approximately as Erlang prints it."""
     return str(value) if isinstance(value, dict | list) else erlang_term(value)
 
 
@@ -231,7 +231,7 @@ class Policy:
     definition: Definition
 
     def supports(self, kind: str) -> bool:
-        """True if it applies to queues of this type, or to exchanges.
+        """True if the policy applies to queues of this type, or to exchanges.
 
         As in RabbitMQ, a policy with any key that the type lacks does not apply at all.
         """
@@ -283,7 +283,7 @@ class Applied:
 
     @property
     def definition(self) -> Definition:
-        """The effective policy: both together."""
+        """The effective policy: policy and operator policy together."""
         own = self.policy.definition if self.policy is not None else NOTHING
         operator = self.operator_policy.definition if self.operator_policy is not None else NOTHING
         if not own or not operator:
@@ -322,7 +322,7 @@ def _joined(declared: QueueArguments, definition: tuple[tuple[str, Any], ...]) -
         if own is None or name in before:
             changes[known.field] = value
         elif name in _SMALLER:
-            # A queue may be declared without a limit to its deliveries: -1.
+            # A queue may be declared without a delivery limit: -1.
             changes[known.field] = value if own < 0 else min(own, value)
     if told.keys() & {"deduplication-window-ms", "deduplication-count"} and "deduplication" not in told:
         # As for a declare: a window or a count means yes.
@@ -347,7 +347,7 @@ class Policies:
         self._pattern_bytes_max = pattern_bytes_max
         self._match_ms = match_ms
         self._match_total_ms = match_total_ms
-        #: By vhost and component.
+        #: Rankings by vhost and component.
         self._rankings: dict[tuple[str, str], Ranking] = {}
         self._changes = PolicyChanges(broker)
 
@@ -356,7 +356,7 @@ class Policies:
         return self._broker.runtime.parameters
 
     def compile(self, pattern: str) -> Matches:
-        """Raises InvalidPolicy."""
+        """Compile the pattern of a policy. Raises InvalidPolicy."""
         try:
             return compile_policy(pattern, self._pattern_bytes_max, self._match_ms, self._match_total_ms)
         except InvalidPattern as failure:
@@ -373,7 +373,7 @@ class Policies:
         apply_to: object,
         operator: bool,
     ) -> ParameterRecord:
-        """Check a policy that is to be set. Raises ParameterRefused."""
+        """Check a new policy. Raises ParameterRefused."""
         value = policy_value(pattern, definition, priority, apply_to, operator=operator)
         self.compile(value["pattern"])
         return self._parameters.prepare(vhost, OPERATOR_POLICY if operator else POLICY, name, value)
@@ -419,8 +419,8 @@ class Policies:
     # -- changes ---------------------------------------------------------------------------------------------
 
     def changed(self, vhost: str, component: str, name: str) -> None:
-        """A policy was set or cleared: the queues and exchanges that it matches, or did, follow, some in each
-        turn.
+        """A policy was set or cleared: the queues and exchanges that it matches, or matched before, follow,
+        some in each turn.
         """
         if component not in (POLICY, OPERATOR_POLICY):
             return
@@ -437,7 +437,7 @@ class Policies:
             del self._rankings[vhost, component]
 
     def when_applied(self, done: Callable[[], None]) -> None:
-        """Call back when all queues and exchanges of this node follow the present policies."""
+        """Call `done` when all queues and exchanges of this node follow the current policies."""
         self._changes.when_applied(done)
 
 

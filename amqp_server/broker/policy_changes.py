@@ -1,6 +1,6 @@
-"""Queues and exchanges follow the policies that were set or cleared, some of them in each turn.
+"""Makes queues and exchanges follow policies that were set or cleared, some of them in each turn.
 
-Only objects that a changed policy matches, or did before, look for their policies anew; the others keep
+Only objects that a changed policy matches, or matched before, look for their policies again; the others keep
 theirs.
 """
 
@@ -30,7 +30,8 @@ class _Round:
         self.vhost = vhost
         #: New and old patterns of the changed policies, by kind of object.
         self.changes: dict[str, list[Matches]] = {}
-        #: Iterator over the objects to look at. None until the round begins: later changes are included then.
+        #: Iterator over the objects to look at. None until the round begins: until then, later changes are
+        #: included.
         self.steps: Iterator[None] | None = None
         #: Callbacks that wait for its end.
         self.waiting: list[Callable[[], None]] = []
@@ -44,7 +45,9 @@ class _Round:
 
 
 class PolicyChanges:
-    """See the head of this file. There is one round under way, and at most one for each vhost behind it."""
+    """See the head of this file. There is one round in progress, and at most one for each vhost waiting
+    behind it.
+    """
 
     __slots__ = ("_broker", "_rounds")
 
@@ -63,14 +66,14 @@ class PolicyChanges:
         self._begin()
 
     def when_applied(self, done: Callable[[], None]) -> None:
-        """Call back at the end of all present rounds."""
+        """Call `done` at the end of all current rounds."""
         if self._rounds:
             self._rounds[-1].waiting.append(done)
         else:
             done()
 
     def _begin(self) -> None:
-        # Each change is a request with a turn of its own; a round under way goes on in its own turns.
+        # Each change is a request with its own turn; a round in progress continues in its own turns.
         if not self._broker.turn.is_left(self):
             self._go_on()
 

@@ -1,7 +1,7 @@
 """The policies of a vhost in the order in which they are tried, each compiled once.
 
-There may be thousands, and a queue that none of them matches tries all. So they are sorted by kind when they
-are set, and a policy that is set or cleared leaves the others as they are.
+There may be thousands of policies, and a queue that none of them matches tries all. So policies are sorted by
+kind when they are set, and a change of one leaves the others as they are.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Ranked:
     __slots__ = ("kinds", "matches", "order", "policy")
 
     def __init__(self, policy: Policy, matches: Matches, kinds: Iterable[str]) -> None:
-        """`kinds`: types of queues that it applies to, or exchanges."""
+        """`kinds` are the types of queues that the policy applies to, or exchanges."""
         self.policy = policy
         self.matches = matches
         self.kinds = frozenset(kinds)
@@ -37,7 +37,7 @@ class Ranking:
 
     def __init__(self) -> None:
         self._all: dict[str, Ranked] = {}
-        #: By kind, sorted.
+        #: Policies by kind, sorted.
         self._kinds: dict[str, list[Ranked]] = {}
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""A queue as the topology knows it: its name, its declaration, and the host that runs its machine."""
+"""A queue in the topology: its name, its declaration, and the host that runs its machine."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Target(Protocol):
     """Target of a route: a queue, or a client that waits for direct replies."""
 
     name: str
-    #: True if it is gone; another queue of its name may have been declared since.
+    #: True if it was deleted; another queue of its name may have been declared since.
     deleted: bool
     #: Number of messages that were handed to it.
     published: int
 
     @property
     def host(self) -> Recipient:
-        """The present host: looked up for each hand-over, because queues move."""
+        """The current host: looked up for each hand-over, because queues move."""
 
 
 class Queue:
@@ -76,7 +76,7 @@ class Queue:
         self.record = record
         self.name = record.name
         self.queue_id = record.queue_id
-        #: The arguments that it was declared with.
+        #: The declared arguments.
         self.parsed = parsed
         #: The policies that apply to it, and its arguments joined with them.
         self.policies = policies
@@ -86,20 +86,20 @@ class Queue:
         self.auto_delete = record.auto_delete
         self.exclusive = record.exclusive
         self.type: QueueType = parsed.type
-        #: Marks' slots of a durable queue that lives here, one for each priority level.
+        #: Slots of the delivered marks of a durable queue on this node, one for each priority level.
         self.marks: list[int] = []
         self.deleted = False
-        #: True if this node has never had it before: neither its data, nor a vote in its group.
+        #: True if this node has never had the queue before: neither its data nor a vote in its group.
         self.unknown = False
-        #: Counts of messages that this node's clients published to it and got from it. None as long as no
-        #: client has got any.
+        #: Counts of messages that this node's clients published to it and got from it. None until a client
+        #: gets a message.
         self.published = 0
         self.traffic: Traffic | None = None
         #: This node's subscriptions by their keys, in order of arrival.
         self.subscriptions: dict[Any, Any] = NO_DICT
         self.last_used_ms = 0
-        #: True if a timer will check whether the lease has ended. The queue has only one, however often it is
-        #: used.
+        #: True if a timer will check whether the lease has ended. The queue has only one timer, for any
+        #: number of uses.
         self._timer_set = False
 
     @property
@@ -119,17 +119,17 @@ class Queue:
 
     @property
     def declared_settings(self) -> Settings:
-        """Settings of its machine if there were no policies."""
+        """Settings of its machine without policies."""
         return effective_settings(self.parsed, self.record.deduplication_producers)
 
     def apply_policies(self) -> None:
-        """Policies have changed: follow them."""
+        """Apply changed policies."""
         broker = self.vhost.broker
         self.policies = broker.runtime.policies.of_queue(self.vhost.name, self.name, self.type)
         effective = joined(self.parsed, self.policies.definition)
         if effective != self.effective:
             self.effective = effective
-            # The present timer may be too late now.
+            # The current timer may be too late now.
             self._timer_set = False
             broker.hosts.configure(self)
             broker.changed()
@@ -145,13 +145,13 @@ class Queue:
         )
 
     def counted(self) -> Traffic:
-        """Return where its deliveries to clients of this node are counted."""
+        """Return the counters of its deliveries to clients of this node."""
         if self.traffic is None:
             self.traffic = Traffic()
         return self.traffic
 
     def used(self) -> None:
-        """Start the lease of an expiring queue anew."""
+        """Restart the lease of an expiring queue."""
         if self.effective.expires_ms is not None:
             self.host.touch()
 
@@ -173,7 +173,7 @@ class Queue:
 
     def consumers_lost(self) -> None:
         """The link to the queue's home broke: cancel its consumers here, as if it had been deleted."""
-        # Consumers that are not attached yet get answers of their own.
+        # Consumers that are not attached yet get separate answers.
         lost = [subscription for subscription in self.subscriptions.values() if subscription.attached]
         if lost:
             self.vhost.broker.background.lost_consumers.tell(self, lost)
@@ -185,7 +185,7 @@ class Queue:
             subscription.queue_gone()
 
     def consumer_gone(self, left: int) -> None:
-        """A consumer of any node has gone. An auto-delete queue is deleted with its last one."""
+        """A consumer of any node has ended. An auto-delete queue is deleted with its last consumer."""
         self.renew()
         if self.auto_delete and not left:
             self.delete()
@@ -208,19 +208,19 @@ class Queue:
             broker.timers.wake(self, ends_at)
 
     def host_failed(self, error: Exception) -> None:
-        """Its host raised: stop the queue on this node, and restart it from its stored data."""
+        """The queue's host raised: stop the queue on this node, and restart it from its stored data."""
         self.vhost.broker.failures.add(self, error)
 
     def failed(self, error: Exception) -> None:
-        """A host could not be made for it. See amqp_server.turn.Unit."""
+        """The queue's host could not be made. See amqp_server.turn.Unit."""
         self.host_failed(error)
 
     def barrier(self, done: Callable[..., None], *, again: bool = True) -> None:
-        """Call back when all commands submitted before are visible here, also if the queue moves or fails
+        """Call `done` when all commands submitted before are visible here, also if the queue moves or fails
         meanwhile.
 
         In that case their outcome is unknown: a caller that must know it asks the host itself. `again`: ask
-        once more if the node that was asked is gone or has the queue no longer; another one may serve it.
+        once more if the asked node is down or no longer has the queue; another node may serve it.
         """
         host = self.host
 
@@ -239,7 +239,7 @@ class Queue:
         host.barrier(answered)
 
     def delete(self) -> None:
-        """Delete it; no caller waits for that."""
+        """Delete the queue; no caller waits for the result."""
         if not self.deleted:
             self.vhost.broker.propose(self.deletion)
 

@@ -1,4 +1,4 @@
-"""The types of queues: what each allows, and which hosts it has. To add a type, add an object here."""
+"""The types of queues, with their rules and hosts. To add a type, add an object here."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class QueueType:
     unsupported: frozenset[str]
     #: Arguments that a second declare must repeat, in the order in which RabbitMQ compares them.
     compared: tuple[str, ...]
-    #: Queues of this type are durable, neither exclusive nor auto-delete, and keep every message whatever its
-    #: mode.
+    #: True if queues of this type are durable, neither exclusive nor auto-delete, and keep messages of every
+    #: delivery mode.
     always_durable: bool
-    #: A cluster keeps them on several nodes, by Raft.
+    #: True if a cluster keeps them on several nodes, by Raft.
     replicated: bool
     #: Default limit of deliveries of one message (RabbitMQ 4.0: 20), which are counted in x-delivery-count;
     #: None: deliveries are not counted.
@@ -32,7 +32,7 @@ class QueueType:
     leased_by_passive_declare: bool
     #: True for a log: messages stay after they were read, and every consumer has its own offset.
     is_stream: bool = False
-    #: True for a consumer group: its messages are those of a stream, and nobody publishes to it.
+    #: True for a consumer group: its messages are those of a stream, and clients cannot publish to it.
     is_group: bool = False
 
     @property
@@ -168,7 +168,8 @@ GROUP = QueueType(
     name="stream-group",
     always_durable=True,
     replicated=True,
-    # The default here: a message that is given up is still in the stream, but nobody would look for it there.
+    # No limit by default: a message that is given up is still in the stream, but clients would not look for
+    # it there.
     delivery_limit=None,
     at_least_once=False,
     leased_by_passive_declare=False,
@@ -198,7 +199,7 @@ GROUP = QueueType(
 
 #: Prefixes of arguments that change how a stream keeps messages.
 _STREAM_ARGUMENTS = ("x-stream-", "x-deduplication")
-#: Those that streams of a cluster support, with the first version of the cluster that does.
+#: Arguments that streams in a cluster support, with the first version of the cluster that does.
 _REPLICATED_SINCE = {
     "x-stream-max-segment-size-bytes": versions.STREAMS,
     "x-stream-filter-size-bytes": versions.STREAMS,
@@ -219,7 +220,7 @@ def not_replicated(arguments: Iterable[str], version: int) -> str | None:
     return None
 
 
-#: By name, as in x-queue-type.
+#: Queue types by name, as in x-queue-type.
 QUEUE_TYPES: dict[str, QueueType] = {each.name: each for each in (CLASSIC, QUORUM, STREAM, GROUP)}
 #: Types that may be a default: a group cannot, because it needs a stream.
 DEFAULT_TYPES: tuple[str, ...] = tuple(each.name for each in QUEUE_TYPES.values() if not each.is_group)

@@ -1,4 +1,4 @@
-"""Records of exchanges, queues and bindings, as every node knows them and stores them."""
+"""Records of exchanges, queues and bindings, which every node has and stores."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUEUES, EXCHANGES, BINDINGS = "queues", "exchanges", "bindings"
 MARKS = "marks"
 #: Default number of producers with a sequence that a queue remembers.
 DEDUPLICATION_PRODUCERS = 100_000
-#: Arguments that thousands of queues share are kept once, if they are not larger than this, bytes…
+#: Arguments that thousands of queues share are kept once, if they are not larger than this number of bytes…
 SHARED_BYTES_MAX = 1024
 #: …or too diverse.
 SHARED_MAX = 1024
@@ -40,21 +40,21 @@ class QueueRecord(msgspec.Struct, frozen=True):
     type: str = "classic"
     #: Home node of a queue that is not replicated.
     node: str = ""
-    #: Incarnation of that node, for a queue that ends with it.
+    #: Incarnation of that node, for a queue that ends with that incarnation.
     incarnation: int = 0
     #: Nodes of a replicated queue.
     members: tuple[str, ...] = ()
-    #: Node that is to lead it.
+    #: The preferred leader.
     leader: str = ""
-    #: Number of producers with a sequence that it remembers. All nodes must remember the same, so the
-    #: configuration of the node where it was declared decides.
+    #: Number of producers with a sequence that the queue remembers. All nodes must remember the same, so the
+    #: configuration of the node where the queue was declared decides.
     deduplication_producers: int = DEDUPLICATION_PRODUCERS
-    #: Its first members, if they have changed since: its group began with them.
+    #: The first members of its group, if the members have changed since.
     founders: tuple[str, ...] = ()
 
 
 def shared(record: QueueRecord) -> QueueRecord:
-    """Return the record with shared objects for values that other queues have, too."""
+    """Return the record with shared objects for values that other queues also have."""
     arguments = record.arguments
     return msgspec.structs.replace(
         record,
@@ -96,7 +96,7 @@ class ExchangeRecord(msgspec.Struct, frozen=True):
     internal: bool
     arguments: bytes
     durable: bool = True
-    #: The node, with its incarnation, that a transient exchange ends with.
+    #: The node and incarnation with which a transient exchange ends.
     node: str = ""
     incarnation: int = 0
 
@@ -127,7 +127,7 @@ def _ordered_table(table: Mapping[str, object]) -> dict[str, object]:
 
 
 def _ordered(value: object) -> object:
-    """Return the same value for all field values that have the same exchanges.field.token."""
+    """Return the same value for all field values with the same exchanges.field.token."""
     if isinstance(value, Mapping):
         return _ordered_table(value)
     if isinstance(value, list):
@@ -143,7 +143,7 @@ class MarksRecord(msgspec.Struct, frozen=True):
 
 
 def encoded(arguments: Mapping[str, object]) -> bytes:
-    """Encode arguments as a field table again. Raises PreconditionFailed for values without an AMQP type."""
+    """Encode arguments as a field table. Raises PreconditionFailed for values without an AMQP type."""
     try:
         return tables.encode(arguments)
     except tables.TableError as error:
@@ -151,6 +151,6 @@ def encoded(arguments: Mapping[str, object]) -> bytes:
 
 
 def key(*names: str) -> str:
-    """A digest, because names may be longer than a key of LMDB."""
+    """Return a digest as the key, because names may be longer than a key of LMDB."""
     text = "".join(f"{len(name)}:{name}" for name in names)
     return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()

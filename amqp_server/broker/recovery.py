@@ -61,7 +61,7 @@ def recover(broker: Broker, journal: RecoverableJournal) -> None:
             metadata.delete(BINDINGS, key)
             metadata.put(BINDINGS, binding.key, value)
         broker.vhost(binding.vhost).restore_binding(binding)
-    # Only now: expired messages may be dead-lettered to any queue.
+    # Done last: expired messages may be dead-lettered to any queue.
     for queue in list(broker.all_queues()):
         found_machine = machines.get(queue.queue_id)
         head = found_machine.ready.head() if found_machine is not None else None
@@ -113,7 +113,7 @@ def read_queues(broker: Broker, journal: RecoverableJournal) -> StoredQueues:
     slots = {int(key): decode(MARKS, key, value, MarksRecord).slots for key, value in metadata.items(MARKS)}
     for key, value in metadata.items(QUEUES):
         _move_marks(broker, key, value, slots)
-    # Before queues are made: unknown slots become free for queues that are new to this node.
+    # Done before queues are made: unknown slots become free for queues that are new to this node.
     for queue_id in [queue_id for queue_id in slots if queue_id not in queues]:
         del slots[queue_id]
         metadata.delete(MARKS, str(queue_id))
@@ -151,7 +151,7 @@ def read_queues(broker: Broker, journal: RecoverableJournal) -> StoredQueues:
 
 
 class _MarkedRecord(msgspec.Struct):
-    """A queue's record in the form of nodes that stood alone: its marks were part of it."""
+    """A queue's record in the form of nodes without a cluster: it includes the marks."""
 
     queue_id: int
     marks: list[int] = []

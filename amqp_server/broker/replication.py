@@ -1,6 +1,6 @@
-"""How the topology changes: this node proposes, and every node of the cluster applies.
+"""Changes of the topology: this node proposes them, and every node of the cluster applies them.
 
-A node that stands alone applies a change at once, or, if it is large, as soon as its parts are prepared (see
+A node without a cluster applies a change at once, or, if it is large, as soon as its parts are prepared (see
 partitions.py).
 """
 
@@ -22,7 +22,7 @@ Done = Callable[[Result | Refused], None]
 class Replication(Protocol):
     """Makes changes of the topology; given to the broker's constructor in a cluster."""
 
-    #: The user in whose name the next change is proposed; see broker.events.
+    #: The user on whose behalf the next change is proposed; see broker.events.
     user: str
 
     @property
@@ -30,7 +30,7 @@ class Replication(Protocol):
 
     @property
     def incarnation(self) -> int:
-        """Raised at each start of the node."""
+        """The incarnation, which increases with each start of the node."""
 
     @property
     def clustered(self) -> bool: ...
@@ -41,26 +41,26 @@ class Replication(Protocol):
 
     @property
     def has_groups(self) -> bool:
-        """The same for consumer groups."""
+        """True if consumer groups may be declared, because all nodes know them."""
 
     @property
     def has_super_streams(self) -> bool:
-        """The same for super streams."""
+        """True if super streams may be declared, because all nodes know them."""
 
     @property
     def version(self) -> int:
         """Return the version that all nodes know; see quorum_queue.machine.versions."""
 
     def propose(self, operation: Operation, done: Done | None = None) -> None:
-        """`done` is called when the operation was applied on this node, or with Refused when that did not
-        happen in time.
+        """Propose an operation; `done` is called when it was applied on this node, or with Refused if that
+        did not happen in time.
 
         Without `done` the operation is proposed again until it is applied.
         """
 
 
 class LocalReplication:
-    """A node that stands alone."""
+    """Replication for a node without a cluster."""
 
     clustered = False
     has_streams = True

@@ -1,4 +1,4 @@
-"""Direct reply-to: a consumer on `amq.rabbitmq.reply-to` is a target of its own, without a queue.
+"""Direct reply-to: a consumer on `amq.rabbitmq.reply-to` is itself a target, without a queue.
 
 Its token ends with the name of the node that its client is connected to, so that other nodes know where to
 send replies.
@@ -21,7 +21,7 @@ def home_of(token: str) -> str:
 
 
 class ReplyHost:
-    """Messages to the token go straight to the consumer.
+    """Sends messages to the token directly to the consumer.
 
     See queue.Target and quorum_queue.ports.Recipient.
     """
@@ -35,7 +35,7 @@ class ReplyHost:
         self.sink = sink
         self._turn = turn
         self.pending: list[Any] = []
-        #: The consumer is gone.
+        #: True if the consumer has ended.
         self.deleted = False
         self.published = 0
 
@@ -65,7 +65,7 @@ class ReplyHost:
         self.sink.failed(error)
 
     def close(self) -> None:
-        """The consumer is gone: drop replies that still come, as RabbitMQ does."""
+        """The consumer has ended: drop later replies, as RabbitMQ does."""
         self.deleted = True
 
 

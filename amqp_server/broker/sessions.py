@@ -55,7 +55,7 @@ class Sessions:
         #: User and vhost of sessions that have opened a vhost.
         self._opened: dict[int, tuple[str, str]] = {}
         self._counts: Counts = {}
-        #: Counts of other nodes, as last reported.
+        #: The last reported counts of other nodes.
         self._others: dict[str, Mapping[tuple[int, str], int]] = {}
         self._count_changed: Callable[[int, str], None] = _nothing
 
@@ -95,7 +95,7 @@ class Sessions:
         self._count_changed(kind, name)
 
     def counted(self, kind: int, name: str) -> int:
-        """Return a count over all nodes, as last reported."""
+        """Return the last reported count over all nodes."""
         count = self._counts.get((kind, name), 0)
         for told in self._others.values():
             count += told.get((kind, name), 0)
@@ -107,7 +107,7 @@ class Sessions:
         return self._counts
 
     def subscribe(self, changed: Callable[[int, str], None]) -> None:
-        """Have `changed` called with kind and name of each count that changes."""
+        """Call `changed` with kind and name of each count that changes."""
         self._count_changed = changed
 
     def others_have(self, node: str, counts: Mapping[tuple[int, str], int]) -> None:

@@ -43,7 +43,9 @@ def effective_settings(parsed: QueueArguments, producers: int = DEDUPLICATION_PR
 
 
 def _delivery_limit(parsed: QueueArguments) -> int | None:
-    """Return how often a message may come back; None means no limit, as a declared limit below 0 does."""
+    """Return how often a message may come back; None means no limit; a declared limit below 0 also means
+    none.
+    """
     default, declared = parsed.type.delivery_limit, parsed.delivery_limit
     if default is None or (declared is not None and declared < 0):
         return None

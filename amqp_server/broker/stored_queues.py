@@ -80,7 +80,7 @@ def fill(
         if entry.first_seq >= names.FIRST_POSITION:
             _restore_names(machine, record, entry)
             continue
-        # Positions of a lost record must not be used again: the record still lies on the disk.
+        # Positions of a lost record must not be used again: the record is still on the disk.
         machine.next_seq = max(machine.next_seq, entry.first_seq + entry.count)
         try:
             if entry.head_corrupt:
@@ -121,7 +121,7 @@ def _restore_names(machine: Machine, record: QueueRecord, entry: RecoveredRecord
     """
     if machine.dedup is None:
         return
-    # Damaged messages still lie on the disk: their positions must not be used again.
+    # Damaged messages are still on the disk: their positions must not be used again.
     machine.dedup.next_position = max(machine.dedup.next_position, entry.first_seq + entry.count)
     try:
         if entry.corrupt:
@@ -147,7 +147,7 @@ def _with_attempts(run: Run, annotations: dict[int, bytes], least: int) -> list[
 
 
 def _unsettled(run: Run, settled: list[range]) -> list[Run]:
-    """Cut settled messages out of a run."""
+    """Remove settled messages from a run."""
     parts = [run]
     for gone in settled:
         kept: list[Run] = []

@@ -1,8 +1,8 @@
 """Super streams: an exchange of the type x-super-stream together with its partitions, which are streams.
 
-One operation makes all of it or nothing, on one node and in a cluster. Each partition is bound with its
+One operation makes everything or nothing, on one node and in a cluster. Each partition is bound with its
 number as key and with the argument `x-stream-partition-order`, as RabbitMQ's tools do it. Without
-`x-partitions` it is an ordinary exchange, to which clients bind queues as they like.
+`x-partitions` it is an ordinary exchange, to which clients bind queues themselves.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PARTITIONS = "x-partitions"
 ORDER = "x-stream-partition-order"
 #: RabbitMQ's tools mark the direct exchange of a super stream with this argument.
 MARK = "x-super-stream"
-#: Arguments that are the exchange's own, not those of its partitions.
+#: Arguments of the exchange itself, which its partitions do not get.
 _OWN = (PARTITIONS, "alternate-exchange", MARK)
 #: Arguments that a second declare must repeat.
 COMPARED = (PARTITIONS, *STREAM.compared)
@@ -45,7 +45,7 @@ def partition_name(name: str, number: int) -> str:
 
 
 def partitions_of(vhost: VHost, exchange: Exchange) -> list[str] | None:
-    """Return the partitions in their order; None for an exchange that is no super stream."""
+    """Return the partitions in order; None for an exchange that is no super stream."""
     if exchange.type == SUPER_STREAM:
         bindings = sorted(vhost.router.bindings(source=exchange.name), key=lambda each: int(each.routing_key))
     elif exchange.arguments.get(MARK) is True:
@@ -58,7 +58,7 @@ def partitions_of(vhost: VHost, exchange: Exchange) -> list[str] | None:
 
 
 def super_stream_of(vhost: VHost, queue: str) -> str | None:
-    """Return the super stream that a queue is a partition of, and is deleted with."""
+    """Return the super stream that a queue belongs to, and with which it is deleted."""
     for binding in vhost.router.bindings(destination=queue, kind="queue"):
         if has_partitions(vhost.router.get(binding.source)):
             return binding.source
@@ -75,7 +75,7 @@ def place_of(vhost: VHost, name: str) -> str:
 
 
 def check_count(vhost: VHost, name: str, count: object, types: Mapping[str, str]) -> int:
-    """Return x-partitions. Raises PreconditionFailed."""
+    """Check and return x-partitions. Raises PreconditionFailed."""
     most = vhost.broker.config.super_stream_partitions_max
     kind = types.get(PARTITIONS) or type_name(count)
     place = place_of(vhost, name)
@@ -89,7 +89,7 @@ def check_count(vhost: VHost, name: str, count: object, types: Mapping[str, str]
 
 
 def check_known(vhost: VHost, name: str) -> None:
-    """Raises NotImplemented_ in a cluster that may have nodes which do not know super streams."""
+    """Raise NotImplemented_ in a cluster that may have nodes that do not know super streams."""
     if not vhost.broker.replication.has_super_streams:
         raise NotImplemented_(
             f"exchange '{name}' in vhost '{vhost.name}' is a super stream: not before all nodes run this version of mqd"

@@ -1,4 +1,6 @@
-"""The queue time on disk: a note of it and of the wall time, made now and then. See quorum_queue.clock."""
+"""The queue time on disk: a note of the queue time and the wall time, made from time to time. See
+quorum_queue.clock.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from quorum_queue.clock import Clock, QueueTime, TimeNote
 from quorum_queue.ports import Commits, Timers
 
 TABLE, KEY = "time", "queue"
-#: Interval between two looks at the clocks, ms. A wall clock set just before the process dies goes unnoticed.
+#: Interval between two looks at the clocks, ms. A change of the wall clock just before the process dies is
+#: not noticed.
 LOOK_MS = 1_000
 #: Longest interval between two notes, ms.
 NOTE_MS = 60_000
@@ -46,7 +49,7 @@ class TimeNotes:
         self._last = TimeNote(0, 0)
 
     def wake(self) -> None:
-        """Look at the clocks, and again after a while."""
+        """Look at the clocks, and set the timer for the next look."""
         now, last = self._queue_time.note(), self._last
         shift_ms = (now.wall_ms - last.wall_ms) - (now.queue_ms - last.queue_ms)
         if abs(shift_ms) >= SHIFT_MS or now.queue_ms - last.queue_ms >= NOTE_MS:
@@ -54,11 +57,11 @@ class TimeNotes:
         self._timers.wake(self, self._clock.monotonic_ms() + LOOK_MS)
 
     def failed(self, error: Exception) -> None:
-        """Without the time no queue can go on. See quorum_queue.boundary."""
+        """Without the time no queue can continue. See quorum_queue.boundary."""
         raise Fatal(f"the time could not be noted: {error!r}") from error
 
     def note(self) -> None:
-        """Note the present time."""
+        """Note the current time."""
         self._last = now = self._queue_time.note()
         self._metadata.put(TABLE, KEY, encode(TimeRecord(now.queue_ms, now.wall_ms)))
         self._commits.request()

@@ -1,4 +1,4 @@
-"""Wake-up calls: a heap of times, driven by one task at the edge. Holds no clock of its own."""
+"""Wake-up calls: a heap of times, driven by one task at the edge. Has no clock of its own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from quorum_queue.boundary import Boundary, Unit
 
-#: Obsolete times are swept out of the heap when there are so many more of them than valid ones.
+#: Obsolete times are removed from the heap when there are this many more of them than valid ones.
 SPARE_MAX = 64
 
 
@@ -18,7 +18,9 @@ class Wakeable(Unit, Protocol):
 
 
 class _Call(NamedTuple):
-    """A time in the heap. It does not keep the host alive: it may stay there long after the host is gone."""
+    """A time in the heap. It does not keep the host alive: it may stay in the heap long after the host is
+    gone.
+    """
 
     at_ms: int
     order: int
@@ -81,7 +83,7 @@ class Timers:
         return None
 
     def run(self, now_ms: int) -> None:
-        """Wake all hosts that are due. If one raises, it has failed; the others are woken all the same."""
+        """Wake all hosts that are due. If one raises, it has failed; the others are still woken."""
         while True:
             next_ms = self.next_ms
             if next_ms is None or next_ms > now_ms:

@@ -1,7 +1,7 @@
 """The topology as a state machine: vhosts, exchanges, queues, bindings, users and permissions.
 
-Every node applies the same operations in the same order and so comes to the same records. Side effects on
-hosts of queues and on clients of this node change no record. The proposer checks limits.
+Every node applies the same operations in the same order and so gets the same records. Side effects on hosts
+of queues and on clients of this node change no record. The proposer checks limits.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from amqp_server.broker.queue import Queue
     from amqp_server.broker.vhost import VHost
 
-#: Records of a node of a cluster: the last index that its records contain, and one that they lack because it
-#: was given up.
+#: Metadata of a node of a cluster: the last index that its records contain, and an index that they lack
+#: because it was given up.
 TABLE, APPLIED, LACKS = "topology", "applied", "lacks"
 
 
@@ -48,7 +48,7 @@ class Result(NamedTuple):
 
     #: True if there was anything to change.
     changed: bool
-    #: Error text for the client, if it could not be done.
+    #: Error text for the client, if the operation could not be done.
     error: str = ""
 
 
@@ -71,7 +71,7 @@ class Topology:
         self._reading: TopologyRecords | None = None
 
     def queue_ids_from(self, first: int) -> None:
-        """On a node that stands alone, number new queues from this id on.
+        """On a node without a cluster, number new queues from this id on.
 
         In a cluster the log gives the ids.
         """
@@ -81,8 +81,8 @@ class Topology:
         return next(self._queue_ids)
 
     def apply(self, index: int, operation: Operation, user: str | None = None) -> Result:
-        """Apply the operation at `index` of the log. `user` is the one in whose name this node proposed it;
-        None: another node did.
+        """Apply the operation at `index` of the log. `user` is the user on whose behalf this node proposed
+        it; None: another node proposed it.
 
         Raises Fatal on any error: half a change leaves an unknown state.
         """
@@ -105,7 +105,7 @@ class Topology:
     def prepare(
         self, index: int, operation: operations.DeclareSuperStream, then: Callable[[], object]
     ) -> None:
-        """Do the invisible work of an operation that will have this index in parts; then call `then`, which
+        """Do the preparatory work of an operation that will have this index in parts; then call `then`, which
         applies it.
         """
         vhost = self._vhost(operation.exchange.vhost)
@@ -116,11 +116,11 @@ class Topology:
         Preparation(self._broker.turn, partitions, then).go_on()
 
     def unprepare(self, index: int) -> None:
-        """Drop the preparation for this index: another operation stands there."""
+        """Drop the preparation for this index: the log has another operation there."""
         self._ready.pop(index, None)
 
     def lack(self, index: int) -> None:
-        """Note that the operation with this index is given up, and missing in the records."""
+        """Note that the operation with this index is given up, and is missing in the records."""
         self.lacks = index
         self._broker.metadata.put(TABLE, LACKS, encode(_Applied(index)))
 
@@ -338,8 +338,8 @@ class Topology:
         return Result(vhost.remove_binding(operation.record))
 
     def _is_whole(self, vhost: VHost, record: BindingRecord) -> bool:
-        """True if a super stream has taken the name of the source since this was proposed: its bindings go
-        with it.
+        """True if a super stream has taken the name of the source since this was proposed: its bindings are
+        deleted with it.
         """
         return super_streams.has_partitions(vhost.router.get(record.source))
 
@@ -384,7 +384,7 @@ class Topology:
     # -- the whole state -------------------------------------------------------------------------------------
 
     def view(self) -> TopologyView:
-        """Return a view of the present topology, to be encoded in parts; later changes are not in it."""
+        """Return a view of the current topology, to be encoded in parts; later changes are not in it."""
         broker = self._broker
         vhosts = [vhost for vhost in broker.vhosts.values() if vhost.name in broker.vhost_records]
         return TopologyView(
@@ -396,13 +396,13 @@ class Topology:
         )
 
     def snapshot(self) -> bytes:
-        """Return all records, transient ones too: the same bytes on every node that has applied the same."""
+        """Return all records, including transient ones: the same bytes on every node that has applied the
+        same operations.
+        """
         return self.view().finish()
 
     def snapshot_in_parts(self, then: Callable[[bytes], None]) -> None:
-        """Call `then` with the snapshot of the present moment: in a later turn if this one has no time for
-        it.
-        """
+        """Call `then` with a snapshot of the current state, in a later turn if this one has no time."""
         Encoding(self._broker.turn, self.view(), then).go_on()
 
     def is_behind(self, snapshot: bytes) -> bool:
@@ -410,23 +410,25 @@ class Topology:
         return self.applied < decoded(snapshot).applied
 
     def read_in_parts(self, snapshot: bytes, wanted: Callable[[], bool], then: Callable[[], None]) -> None:
-        """Read a snapshot that is to be restored, as long as it is wanted; then call `then`. Raises
+        """Read a snapshot for `restore`, as long as it is wanted; then call `then`. Raises
         UnreadableSnapshot.
         """
         self._reading = TopologyRecords(snapshot)
         Reading(self._broker.turn, self._reading, wanted, then).go_on()
 
     def restore(self, snapshot: bytes) -> None:
-        """Change this node's topology to the snapshot's, and no more than has to change. Raises
+        """Change this node's topology to that of the snapshot, with as few changes as possible. Raises
         UnreadableSnapshot.
 
-        Queues that are gone are closed and their consumers cancelled; the others keep their hosts.
+        Queues that are not in the snapshot are closed and their consumers cancelled; the others keep their
+        hosts.
         """
         state, self._reading = self._reading, None
         if state is None or state.snapshot != snapshot:
             state = TopologyRecords(snapshot)
         state.go_on(lambda: False)
-        # Auto-delete exchanges may go with removed bindings, so look for missing objects only afterwards.
+        # Auto-delete exchanges may be deleted with removed bindings, so look for missing objects only
+        # afterwards.
         self._restore_users(state)
         there = self._remove_the_gone(state)
         self._add_the_missing(state, there)
@@ -512,12 +514,12 @@ class Topology:
 
 
 def _places(record: QueueRecord) -> tuple[object, ...]:
-    """Return the fields that a change of members affects."""
+    """Return the fields that a change of members changes."""
     return record.members, record.leader, record.founders
 
 
 def note_applied(metadata: Metadata, index: int) -> None:
-    """Note on disk how far the records have come."""
+    """Note on disk the index up to which the records go."""
     metadata.put(TABLE, APPLIED, encode(_Applied(index)))
 
 

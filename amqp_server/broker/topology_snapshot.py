@@ -1,8 +1,9 @@
-"""A snapshot of the topology: all its records as bytes, the same on every node that has applied the same.
+"""A snapshot of the topology: all its records as bytes, the same on every node that has applied the same
+operations.
 
 Ten thousand queues take some tens of milliseconds to encode, so it is done in parts, and other clients have
-their turns in between. `TopologyView` is the topology at one moment. It has lists of its own with references
-to immutable objects (records, bindings), so changes applied meanwhile are not in it.
+their turns in between. `TopologyView` is the topology at one moment. It has its own lists of references to
+immutable objects (records, bindings), so changes applied meanwhile are not in it.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ if TYPE_CHECKING:
 
 #: First byte of a snapshot.
 SNAPSHOT_VERSION = 1
-#: Fields of the first version's.
+#: Number of fields of the first version's snapshots.
 SNAPSHOT_TABLES = 7
 #: Records encoded between two checks whether the turn is overdue.
 PART_RECORDS = 128
 #: Defaults of the fields that later versions added at the end of records. Until the cluster has such a
 #: version, the fields must have these values; see amqp_server.cluster.catalog.
 LATER_FIELDS: dict[type, tuple[object, ...]] = {QueueRecord: (DEDUPLICATION_PRODUCERS, ())}
-#: Bounds of MessagePack's three forms of an array.
+#: Limits of MessagePack's three forms of an array.
 _FIXED_MAX, _SHORT_MAX = 0x0F, 0xFFFF
 _SHORT, _LONG = struct.Struct(">BH"), struct.Struct(">BI")
 
@@ -45,11 +46,11 @@ _decode = msgspec.msgpack.Decoder(list[Any]).decode
 
 
 class UnreadableSnapshot(ValueError):
-    """Bytes that this version of the broker does not know as a snapshot."""
+    """The bytes are no snapshot that this version of the broker knows."""
 
 
 class TopologyState(msgspec.Struct, frozen=True, array_like=True):
-    """A snapshot: rows of the records' fields, sorted. They are decoded one by one."""
+    """A snapshot: sorted rows with the records' fields. They are decoded one by one."""
 
     applied: int
     vhosts: list[msgspec.Raw]
@@ -66,7 +67,7 @@ class TopologyState(msgspec.Struct, frozen=True, array_like=True):
 class TopologyView:
     """These exchanges, queues and bindings, and the vhosts, users and permissions that the broker has now.
 
-    The iterables are read later: they must not show changes made until then.
+    The iterables are read later: they must not show changes made in the meantime.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class TopologyView:
     ) -> None:
         access, runtime = broker.access, broker.runtime
         self._applied = applied
-        #: In the order of TopologyState.
+        #: Iterators in the order of TopologyState.
         self._left: list[Iterator[msgspec.Struct]] = [
             iter(list(broker.vhost_records)),
             iter(list(access.users)),
@@ -101,7 +102,7 @@ class TopologyView:
 
     @property
     def whole(self) -> bool:
-        """True if all is encoded."""
+        """True if everything is encoded."""
         return not self._left
 
     def go_on(self, overdue: Callable[[], bool]) -> None:
@@ -117,7 +118,7 @@ class TopologyView:
             self._encode_part()
         tables = self._tables
         while not tables[-1][0] and len(tables) >= SNAPSHOT_TABLES:
-            # With the index they are one field more.
+            # The index is one more field.
             tables = tables[:-1]
         parts = [bytes((SNAPSHOT_VERSION,)), _array(1 + len(tables)), _encode(self._applied)]
         for count, rows in tables:
@@ -143,7 +144,7 @@ class TopologyView:
 
 
 class Encoding:
-    """Encodes a view in parts, some in each turn."""
+    """Encodes a view, a part in each turn."""
 
     def __init__(self, turn: Turn, view: TopologyView, then: Callable[[bytes], None]) -> None:
         self._turn = turn
@@ -163,12 +164,12 @@ class Encoding:
 
 
 def all_of(parts: Iterable[Iterator[Record]]) -> Iterator[Record]:
-    """Return the records of all vhosts. Each iterator is there before the first one is read."""
+    """Return the records of all vhosts. All iterators are made before the first one is read."""
     return chain.from_iterable(list(parts))
 
 
 def decoded(snapshot: bytes) -> TopologyState:
-    """Raises UnreadableSnapshot."""
+    """Decode a snapshot. Raises UnreadableSnapshot."""
     if snapshot[:1] != bytes((SNAPSHOT_VERSION,)):
         raise UnreadableSnapshot(f"a snapshot has version {snapshot[:1]!r}, not {SNAPSHOT_VERSION}")
     try:
@@ -181,7 +182,7 @@ class TopologyRecords:
     """The records of a snapshot, decoded in parts."""
 
     def __init__(self, snapshot: bytes) -> None:
-        """Raises UnreadableSnapshot."""
+        """Begin to decode a snapshot. Raises UnreadableSnapshot."""
         state = decoded(snapshot)
         self.snapshot = snapshot
         self.applied = state.applied
@@ -219,7 +220,7 @@ class TopologyRecords:
 
 
 class Reading:
-    """Decodes the records of a snapshot in parts, some in each turn, as long as they are wanted."""
+    """Decodes the records of a snapshot, a part in each turn, as long as they are wanted."""
 
     def __init__(
         self, turn: Turn, records: TopologyRecords, wanted: Callable[[], bool], then: Callable[[], None]
@@ -244,8 +245,8 @@ class Reading:
 
 
 def _reading(kind: type[Record], rows: list[msgspec.Raw], into: list[Record]) -> Callable[[int], bool]:
-    """Return a function that decodes so many more records of one table, and returns whether there may be
-    others.
+    """Return a function that decodes the given number of further records of one table, and returns whether
+    there may be more.
     """
     left = iter(rows)
 
@@ -258,7 +259,7 @@ def _reading(kind: type[Record], rows: list[msgspec.Raw], into: list[Record]) ->
 
 
 def _record(kind: type[Record], encoded: msgspec.Raw) -> Record:
-    """Raises UnreadableSnapshot."""
+    """Decode a record. Raises UnreadableSnapshot."""
     names, row = kind.__struct_fields__, _decode(encoded)
     if len(row) > len(names):
         raise UnreadableSnapshot(f"a {kind.__name__} has fields that this version of mqd does not know")
@@ -267,7 +268,7 @@ def _record(kind: type[Record], encoded: msgspec.Raw) -> Record:
 
 def _row(record: msgspec.Struct) -> tuple[Any, ...]:
     """Return the fields of a record, without later fields at the end that have their defaults: nodes of an
-    earlier version only read rows of the length that they know.
+    earlier version only read rows with the length that they know.
     """
     row = msgspec.structs.astuple(record)
     for default in reversed(LATER_FIELDS.get(type(record), ())):
@@ -278,7 +279,7 @@ def _row(record: msgspec.Struct) -> tuple[Any, ...]:
 
 
 def _array(count: int) -> bytes:
-    """Return the head of an array of so many objects in MessagePack."""
+    """Return the MessagePack head of an array of `count` objects."""
     if count <= _FIXED_MAX:
         return bytes((0x90 | count,))
     return _SHORT.pack(0xDC, count) if count <= _SHORT_MAX else _LONG.pack(0xDD, count)

@@ -1,5 +1,4 @@
-"""Counters of messages: raised where a run of messages is handled, once for the run, never once for a
-message.
+"""Counters of messages: increased once for each run of messages, never once for each message.
 
 Each node counts its own clients. When a channel closes, its counts are added to those of its vhost and of the
 node, so that totals never fall.
@@ -7,7 +6,7 @@ node, so that totals never fall.
 
 from __future__ import annotations
 
-#: Names of the counters of a Traffic, as RabbitMQ's management API has them.
+#: Names of the counters of a Traffic, as in RabbitMQ's management API.
 COUNTERS = (
     "publish",
     "return_unroutable",
@@ -24,7 +23,7 @@ COUNTERS = (
 
 
 class Traffic:
-    """Counts of messages of a channel, a queue, a vhost, or a node since its beginning."""
+    """Counts of messages of a channel, a queue, a vhost, or a node since its start."""
 
     __slots__ = (
         "ack",
@@ -84,7 +83,7 @@ class Traffic:
 
 
 class Logins:
-    """Logins by one protocol since the node began."""
+    """Logins by one protocol since the start of the node."""
 
     __slots__ = ("accepted", "refused")
 
@@ -118,10 +117,10 @@ class Ended:
         self.traffic = Traffic()
         #: Counts of deleted queues, by the names of their types.
         self.by_type: dict[str, Traffic] = {}
-        #: Messages that were handed to queues that are deleted.
+        #: Messages that were handed to queues deleted since.
         self.published = 0
         self.received_bytes = self.sent_bytes = 0
-        #: Published in confirm mode.
+        #: Messages published in confirm mode.
         self.expecting = 0
         self.amqp_logins, self.http_logins = Logins(), Logins()
         self.connections_created = self.connections_closed = 0
@@ -133,7 +132,9 @@ class Ended:
         return {"amqp091": self.amqp_logins, "http": self.http_logins}
 
     def churn(self) -> tuple[int, ...]:
-        """Return how many came and went: connections, channels, queues (declared, created, deleted)."""
+        """Return counts of opened and closed connections and channels, and of queues (declared, created,
+        deleted).
+        """
         return (
             self.connections_created,
             self.connections_closed,

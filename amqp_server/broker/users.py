@@ -27,7 +27,7 @@ ADMINISTRATOR, MONITORING, POLICYMAKER, MANAGEMENT = (
 
 class User(msgspec.Struct, frozen=True):
     name: str
-    #: Empty if nobody can log in with a password.
+    #: Empty if no password login is possible.
     password_hash: str
     tags: tuple[str, ...] = ()
 
@@ -41,7 +41,7 @@ class User(msgspec.Struct, frozen=True):
 
 
 class UserRefused(ValueError):
-    """A user cannot be made or changed in this way; the text says why."""
+    """A user cannot be made or changed in this way; the text has the reason."""
 
 
 class NoSuchUser(LookupError):
@@ -50,8 +50,8 @@ class NoSuchUser(LookupError):
 
 
 class Users:
-    """`verify` and `set_password` are slow on purpose: run them in a thread, everything else on the loop's
-    thread.
+    """The users. `verify` and `set_password` are slow on purpose: run them in a thread, everything else on
+    the loop's thread.
     """
 
     def __init__(
@@ -68,9 +68,9 @@ class Users:
         self._loopback_users = frozenset(loopback_users)
         self._users_max = users_max
         self._logins = Logins(login_memory_s, login_memory_entries_max, now)
-        #: For users who have logged in with a hash of RabbitMQ's, by name: a hash of our own, and theirs.
+        #: For users who have logged in with a hash from RabbitMQ, by name: that hash, and mqd's own.
         self._better: dict[str, tuple[str, str]] = {}
-        #: The last replacement of each user: RabbitMQ's hash, and ours of the same password.
+        #: The last replacement of each user: RabbitMQ's hash, and mqd's hash of the same password.
         self._replaced: dict[str, tuple[str, str]] = {}
         self._users = {
             user.name: user
@@ -88,7 +88,7 @@ class Users:
         return self._users.get(name)
 
     def is_last_administrator(self, name: str) -> bool:
-        """True if this user can log in as an administrator, and no other one can."""
+        """True if this user can log in as an administrator, and no other user can."""
         user = self._users.get(name)
         if user is None or not user.administers:
             return False
@@ -101,7 +101,7 @@ class Users:
         return user
 
     def recall(self, name: str, password: str) -> bool | None:
-        """The remembered outcome of a recent check; None: call `verify`."""
+        """Return the cached result of a recent check; None: call `verify`."""
         if not password or len(password.encode()) > passwords.PASSWORD_BYTES_MAX:
             return False
         return self._logins.recall(name, self._password_hash(name), password)
@@ -117,19 +117,19 @@ class Users:
         outcome, own = passwords.checked(encoded, password)
         self._logins.remember(name, encoded, password, outcome)
         if own:
-            # Takes effect with the change.
+            # Takes effect with the change of the hash.
             self._logins.remember(name, own, password, outcome)
             self._better[name] = encoded, own
         return outcome
 
     def better_hash(self, name: str) -> tuple[str, str] | None:
-        """The user's present hash of RabbitMQ's, and one of our own to replace it; returned once after a
+        """Return the user's current hash from RabbitMQ, and mqd's own hash to replace it; only once after a
         check.
         """
         return self._better.pop(name, None)
 
     def replace_hash(self, name: str, before: str, after: str) -> bool:
-        """Replace a hash by another one of the same password; return whether it was still the present one."""
+        """Replace a hash by another one of the same password; return whether it was still the current one."""
         user = self._users.get(name)
         if user is None or user.password_hash != before:
             return False
@@ -138,41 +138,39 @@ class Users:
         return True
 
     def has_password_hash(self, name: str, encoded: str) -> bool:
-        """True if this hash is the user's present one, or the one of the same
-        password that it has replaced.
-        """
+        """True if this is the user's current hash, or the hash of the same password that it has replaced."""
         user = self._users.get(name)
         if user is None:
             return False
         return encoded == user.password_hash or self._replaced.get(name) == (encoded, user.password_hash)
 
     def _password_hash(self, name: str) -> str:
-        """A user that does not exist counts as one without a password, so
-        that refusals take the same time.
+        """Return a user's hash. A user that does not exist counts as one without a password, so that refusals
+        take the same time.
         """
         user = self._users.get(name)
         return user.password_hash if user else ""
 
     def may_connect_from(self, name: str, peer: str) -> bool:
-        """True if the user may log in from this address: that of the real
-        peer, not the one that it reached.
+        """True if the user may log in from this address: the address of the real peer, not the one that it
+        connected to.
         """
         return name not in self._loopback_users or is_loopback(peer)
 
     def prepare(self, name: str, password_hash: str, tags: Iterable[str] = ()) -> User:
-        """Check a user that is to be made or changed. Raises UserRefused."""
+        """Check a new or changed user. Raises UserRefused."""
         user = User(checked_name(name), password_hash, checked_tags(tags))
         if name not in self._users and len(self._users) >= self._users_max:
             raise UserRefused(f"there are {len(self._users)} users, and no more are allowed (users_max)")
         return user
 
     def store(self, user: User) -> None:
-        """Make the user, or replace it."""
+        """Add or replace a user."""
         self._users[user.name] = user
         self._metadata.put(TABLE, user.name, encode(user))
 
     def put(self, name: str, password_hash: str, tags: Iterable[str] = ()) -> User:
-        """Both."""
+        """Check and store a user."""
         user = self.prepare(name, password_hash, tags)
         self.store(user)
         return user
@@ -190,7 +188,7 @@ class Users:
 
 
 def hashed(password: str) -> str:
-    """The hash of a new password. Slow on purpose: run it in a thread."""
+    """Return the hash of a new password. Slow on purpose: run it in a thread."""
     if not password:
         raise UserRefused("a blank password is not allowed")
     if len(password.encode()) > passwords.PASSWORD_BYTES_MAX:
@@ -199,7 +197,7 @@ def hashed(password: str) -> str:
 
 
 def last_administrator(name: str) -> str:
-    """The refusal of a change that would leave no administrator."""
+    """Return the refusal of a change that would leave no administrator."""
     return f"user '{name}' is the last administrator: nobody could log in to make another one; force=true does it"
 
 
@@ -219,7 +217,7 @@ def checked_tags(tags: Iterable[str]) -> tuple[str, ...]:
 
 
 def is_loopback(peer: str) -> bool:
-    """`::ffff:127.0.0.1` is 127.0.0.1, as a listener on both families sees it."""
+    """True for loopback addresses; `::ffff:127.0.0.1` is 127.0.0.1, seen by a listener on both families."""
     try:
         address = ipaddress.ip_address(peer.partition("%")[0])
     except ValueError:

@@ -1,7 +1,7 @@
 """One virtual host: its exchanges, queues and bindings, and their records.
 
-Methods named `check…` serve the proposer of a change. The others make changes, on every node the same ones in
-the same order; see `topology`.
+Methods named `check…` serve the proposer of a change. The other methods make changes, the same ones in the
+same order on every node; see `topology`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from amqp_server.broker.broker import Broker
     from amqp_server.broker.partitions import Partitions
 
-#: Most words # in a topic binding key on any node, whatever its configuration.
+#: Maximum number of words # in a topic binding key on any node, for any configuration.
 TOPIC_HASHES_MAX = 64
 _NO_GROUPS: Mapping[str, Queue] = {}
 
@@ -73,16 +73,16 @@ class VHost:
         self.router.predeclare()
         for exchange in list(self.router.exchanges()):
             self._apply_policies(exchange.name)
-        #: Node and incarnation that transient exchanges go with.
+        #: Node and incarnation with which transient exchanges end.
         self._exchange_homes: dict[str, tuple[str, int]] = {}
         #: Weights of exchanges that have arguments.
         self._exchange_weights: dict[str, int] = {}
         #: Counts of closed channels.
         self.traffic = Traffic()
         self.received_bytes = self.sent_bytes = 0
-        #: A counter for exchanges that choose at random.
+        #: A counter for exchanges that choose queues at random.
         self._nonce = 0
-        #: True if copies of what clients publish and get go to amq.rabbitmq.trace.
+        #: True if copies of messages that clients publish and get go to amq.rabbitmq.trace.
         self.tracing = False
         self.look_at_tracing()
 
@@ -96,8 +96,8 @@ class VHost:
         return (record.default_queue_type if record else "") or self.broker.config.default_queue_type
 
     def _kept(self, *, durable: bool) -> bool:
-        """True if a record is stored. Transient ones are stored only in a cluster, where other nodes rely on
-        them.
+        """True if a record is stored. Transient records are stored only in a cluster, where other nodes rely
+        on them.
         """
         return durable or self.broker.replication.clustered
 
@@ -136,13 +136,13 @@ class VHost:
         return True
 
     def _changed(self, key: str, headers: Mapping[str, object]) -> None:
-        """An object of the vhost was made or deleted, other than at recovery."""
+        """An object of the vhost was made or deleted, but not by recovery."""
         events = self.broker.events
         if events is not None:
             events.changed(key, {**headers, "vhost": self.name})
 
     def restore_exchange(self, record: ExchangeRecord) -> None:
-        """Make an exchange that has its record."""
+        """Make an exchange from its record."""
         arguments = tables.decode(record.arguments)
         self.router.declare(
             record.name,
@@ -162,13 +162,13 @@ class VHost:
         self._apply_policies(record.name)
 
     def apply_exchange_policies(self, exchange: str) -> None:
-        """Policies of an exchange, if it still exists, have changed."""
+        """Apply changed policies to an exchange, if it still exists."""
         if self.router.get(exchange) is not None and self._apply_policies(exchange):
             self.broker.changed()
 
     def _apply_policies(self, exchange: str) -> bool:
-        """Give an exchange that was declared without an alternate the one of its policy. Return True if the
-        alternate has changed.
+        """Give an exchange that was declared without an alternate exchange that of its policy. Return True if
+        the alternate has changed.
         """
         definition = self.broker.runtime.policies.of_exchange(self.name, exchange).definition
         return self.router.set_alternate(exchange, definition.get("alternate-exchange"))
@@ -200,8 +200,8 @@ class VHost:
             self._exchange_gone(name)
 
     def exchange_records(self) -> Iterator[ExchangeRecord]:
-        """Return the records of the present exchanges, made while they are read. Later changes do not affect
-        which ones.
+        """Return the records of the current exchanges, made while they are read. Later changes do not affect
+        the set of exchanges.
         """
         homes, nowhere = self._exchange_homes, ("", 0)
         there = [
@@ -258,9 +258,10 @@ class VHost:
         )
 
     def put_binding(self, record: BindingRecord, *, of_many: bool = False) -> bool:
-        """Bind, if both ends exist; return whether it is new. Raises InvalidArgument.
+        """Bind, if source and destination exist; return whether the binding is new. Raises InvalidArgument.
 
-        `of_many`: it is one of many of its source, and the caller calls `streams_changed` once for all.
+        `of_many`: it is one of many bindings of its source, and the caller calls `streams_changed` once for
+        all.
         """
         binding = self.restore_binding(record, of_many=of_many)
         if binding is None:
@@ -273,7 +274,9 @@ class VHost:
         return True
 
     def restore_binding(self, record: BindingRecord, *, of_many: bool = False) -> Binding | None:
-        """Make a binding from its record; None if it exists, or an end of it does not."""
+        """Make a binding from its record; return None if it exists already, or if its source or destination
+        does not exist.
+        """
         ends = self.queues if record.kind == "queue" else self.router
         source, found = self.router.get(record.source), ends.get(record.destination)
         if source is None or found is None:
@@ -321,7 +324,7 @@ class VHost:
                 self._changed("binding.deleted", of_binding(binding))
 
     def binding_records(self) -> Iterator[BindingRecord]:
-        """Return the records of the present bindings; see `exchange_records`."""
+        """Return the records of the current bindings; see `exchange_records`."""
         return map(self.binding_record, self.router.bindings())
 
     # -- queues ----------------------------------------------------------------------------------------------
@@ -340,7 +343,8 @@ class VHost:
         """Parse the arguments of a new queue. Raises PreconditionFailed with RabbitMQ's texts."""
         key = arguments.get("x-dead-letter-routing-key")
         if isinstance(key, str) and len(key.encode()) > SHORT_STRING_MAX:
-            # RabbitMQ accepts it, and then closes the channel of each consumer that gets such a dead letter.
+            # RabbitMQ accepts this argument, and then closes the channel of each consumer that gets such a
+            # dead letter.
             raise PreconditionFailed(
                 f"invalid arg 'x-dead-letter-routing-key' for queue '{name}' in vhost '{self.name}': "
                 f"a routing key has {SHORT_STRING_MAX} bytes at most"
@@ -357,7 +361,7 @@ class VHost:
         )
 
     def check_queue(self, arguments: Mapping[str, object], count: int = 1) -> None:
-        """Check that so many more queues are allowed. Raises ResourceError."""
+        """Check that `count` more queues are allowed. Raises ResourceError."""
         broker = self.broker
         broker.check_declared(count * weights.of_queue(arguments))
         if broker.counts.queues + count > broker.config.queues_max:
@@ -369,7 +373,7 @@ class VHost:
     def put_queue(self, record: QueueRecord, *, unknown: bool = True, of_many: bool = False) -> bool:
         """Make a queue; return whether it is new. `unknown`: this node has never had it.
 
-        `of_many`: it is one of very many, whose hosts are made in parts.
+        `of_many`: it is one of very many queues, whose hosts are made in parts.
         """
         if record.name in self.queues:
             return False
@@ -385,7 +389,7 @@ class VHost:
         return True
 
     def _begins_here(self, record: QueueRecord) -> bool:
-        """True on the one node that counts this making or deletion of a queue."""
+        """True on the only node that counts this declaration or deletion of a queue."""
         return (record.leader or record.node) == self.broker.replication.node
 
     def _store_queue(self, queue: Queue) -> None:
@@ -420,7 +424,7 @@ class VHost:
         return queue
 
     def new_queue(self, record: QueueRecord, *, unknown: bool, parsed: QueueArguments | None = None) -> Queue:
-        """Return a new queue for a record. `parsed`: its parsed arguments, if the caller has them."""
+        """Return a new queue for a record. `parsed` are its parsed arguments, if the caller has them."""
         record = shared(record)
         arguments = arguments_of(record)
         if parsed is None:
@@ -447,7 +451,7 @@ class VHost:
         for each in ready:
             queue = each.queue
             if again:
-                # Policies may have changed since, or the vhost may be another one of that name.
+                # Policies may have changed since, or this may be another vhost of the same name.
                 queue = self.new_queue(queue.record, unknown=True, parsed=queue.parsed)
             queues.append(queue)
             self.queues[queue.name] = queue
@@ -475,8 +479,8 @@ class VHost:
                 self._changed("binding.created", of_binding(each.binding))
 
     def streams_changed(self, name: str) -> None:
-        """A stream of this name, or a binding of this exchange, was made or removed: groups over it may have
-        other partitions.
+        """A stream of this name, or a binding of this exchange, was made or removed: the partitions of groups
+        over it may have changed.
         """
         groups = self._groups_over.get(name, _NO_GROUPS)
         if groups:
@@ -500,7 +504,7 @@ class VHost:
     def remove_queue(self, queue: Queue, *, of_many: bool = False) -> None:
         """Delete a queue with its messages, and tell its consumers.
 
-        `of_many`: it is one of very many, whose hosts are closed in parts.
+        `of_many`: it is one of very many queues, whose hosts are closed in parts.
         """
         if queue.deleted:
             return
@@ -535,7 +539,8 @@ class VHost:
             broker.background.lost_consumers.tell(queue, list(queue.subscriptions.values()))
         if queue.exclusive:
             broker.exclusive_gone(queue)
-        # Host and queue refer to each other: only the collector would free them, and all messages with them.
+        # Host and queue refer to each other: without this, only the garbage collector would free them, with
+        # all their messages.
         queue.host = broker.deleted_host
         if queue.type.is_stream:
             self.streams_changed(queue.name)
@@ -548,7 +553,7 @@ class VHost:
         self.broker.timers.forget(host)
 
     def queue_records(self) -> Iterator[QueueRecord]:
-        """Return the records of the present queues."""
+        """Return the records of the current queues."""
         return iter([queue.record for queue in self.queues.values()])
 
     # -- what goes together ----------------------------------------------------------------------------------
@@ -583,7 +588,7 @@ class VHost:
 
 
 def routing_view(properties: Properties) -> dict[str, object]:
-    """Return the view of a message that exchanges may use beside the routing key."""
+    """Return the view of a message that exchanges may use besides the routing key."""
     timestamp = properties.raw.get("timestamp")
     return {
         "headers": properties.headers,

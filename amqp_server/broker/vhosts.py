@@ -1,4 +1,4 @@
-"""The records of virtual hosts. The queues and exchanges of one are in `vhost`."""
+"""The records of virtual hosts. The queues and exchanges of a virtual host are in `vhost`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class VhostRecord(msgspec.Struct, frozen=True):
 
 
 class VhostRefused(ValueError):
-    """A vhost that can't be made; the text says why."""
+    """A vhost cannot be made; the text has the reason."""
 
 
 class NoSuchVhost(LookupError):
@@ -57,21 +57,21 @@ class Vhosts:
         return self._vhosts.get(name)
 
     def require(self, name: str) -> VhostRecord:
-        """For management."""
+        """Return the record of a vhost, for the management API."""
         vhost = self._vhosts.get(name)
         if vhost is None:
             raise NoSuchVhost(name)
         return vhost
 
     def check_open(self, name: str) -> None:
-        """For connection.open: raises NotAllowed unless it exists."""
+        """For connection.open: raise NotAllowed unless the vhost exists."""
         if name not in self._vhosts:
             raise NotAllowed(f"vhost {name} not found")
 
     def prepare(
         self, name: str, description: str = "", tags: tuple[str, ...] = (), default_queue_type: str = ""
     ) -> VhostRecord:
-        """Check a vhost that is to be made or changed. Raises VhostRefused."""
+        """Check a new or changed vhost. Raises VhostRefused."""
         if not 0 < len(name.encode()) <= NAME_BYTES_MAX or not name.isprintable():
             raise VhostRefused(
                 f"a vhost's name has 1 to {NAME_BYTES_MAX} bytes and only printable characters"
@@ -93,7 +93,7 @@ class Vhosts:
         return new
 
     def put(self, name: str, description: str = "", tags: tuple[str, ...] = ()) -> bool:
-        """Both."""
+        """Check and store a vhost."""
         return self.store(self.prepare(name, description, tags))
 
     def delete(self, name: str) -> None:

@@ -1,9 +1,9 @@
-"""What declared things take up in memory, estimated in bytes.
+"""The estimated memory of declared objects, in bytes.
 
-A client may declare hundreds of thousands of them, with as much in the arguments of each as a frame takes;
-and a durable one comes back at each start. So all together are bounded (`declared_bytes_max`), or one client
-could fill the memory of a node for good. The figures are measured ones, rounded up: with very short arguments
-the objects around them are most of it.
+A client may declare hundreds of thousands of objects, each with arguments as large as a frame; and durable
+objects come back at each start. So all objects together have a limit (`declared_bytes_max`); otherwise one
+client could fill the memory of a node permanently. The figures are measured and rounded up: with very short
+arguments, most of the memory is for the Python objects around them.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import sys
 from collections.abc import Mapping
 
 QUEUE, EXCHANGE, BINDING, CONSUMER = 3_600, 1_600, 500, 1_200
-#: A node of the trie of a topic exchange, and its place in the one above it.
+#: A node of the trie of a topic exchange, and its entry in its parent node.
 WORD = 320
-#: A header that a binding is filed under.
+#: A header under which a binding is indexed.
 HEADER = 250
-#: A table, a field of one, an array and an element of one, beside what is in them.
+#: A table, a field of a table, an array and an element of an array, without their contents.
 _TABLE, _FIELD, _ARRAY, _ELEMENT = 230, 60, 70, 10
 
 
@@ -29,7 +29,9 @@ def of_exchange(arguments: Mapping[str, object]) -> int:
 
 
 def of_binding(routing_key: str, arguments: Mapping[str, object]) -> int:
-    """The same for all types of exchanges: when it goes, its exchange may have gone."""
+    """Return the weight of a binding. It is the same for all types of exchanges: when the binding is removed,
+    its exchange may be deleted already.
+    """
     weight = BINDING + sys.getsizeof(routing_key) + WORD * (routing_key.count(".") + 1)
     return weight + (HEADER * len(arguments) + 2 * _table(arguments) if arguments else 0)
 

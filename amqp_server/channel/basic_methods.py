@@ -140,7 +140,7 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
 def _check_stream_consumer(
     channel: Channel, method: commands.Basic.Consume, queue: Queue, arguments: dict[str, object]
 ) -> None:
-    """Raises NotImplemented_, PreconditionFailed, with RabbitMQ's texts."""
+    """Check a consumer of a stream. Raises NotImplemented_, PreconditionFailed, with RabbitMQ's texts."""
     if method.no_ack:
         raise NotImplemented_(f"automatic acknowledgement not supported by stream queues {place_of(queue)}")
     if "x-priority" in arguments:
@@ -157,7 +157,7 @@ def _check_stream_consumer(
 
 
 def _check_member(method: commands.Basic.Consume, queue: Queue, arguments: dict[str, object]) -> None:
-    """Raises PreconditionFailed."""
+    """Check a member of a consumer group. Raises PreconditionFailed."""
     if method.exclusive:
         raise PreconditionFailed(
             f"invalid property 'exclusive' for a consumer of {place_of(queue)}, which is a group"
@@ -227,7 +227,7 @@ def cancel(channel: Channel, method: commands.Basic.Cancel) -> None:
     subscription = channel.subscriptions.get(method.consumer_tag or "")
     if subscription is not None:
         channel.cancel(subscription)
-        # Deliveries that were on their way to it come before the answer.
+        # Deliveries in progress to the consumer come before the answer.
         channel.connection.after(subscription.queue.barrier, cancelled)
         return
     if channel.reply_host is not None and channel.reply_tag == method.consumer_tag:
@@ -370,8 +370,8 @@ def tx_commit(channel: Channel, method: commands.Tx.Commit) -> None:
         channel.send(commands.Tx.CommitOk())
 
     def published(refused: Refused | None = None) -> None:
-        """All queues have the messages: now the acks. If one has not, the channel closes, and they come
-        again.
+        """All queues have the messages: apply the acks now. If a queue refused, the channel closes, and its
+        deliveries are requeued.
         """
         if refused is not None or transaction.partial:
             committed(refused)
@@ -392,7 +392,7 @@ def _commit(
     *,
     acks: bool = True,
 ) -> None:
-    """Hand the transaction to the queues, without the acks if not `acks`; then go on as soon as `answered`
+    """Hand the transaction to the queues, without the acks if not `acks`; then continue as soon as `answered`
     calls back.
     """
     if transaction.is_large:
@@ -410,7 +410,7 @@ def _commit(
 def _stored(
     channel: Channel, transaction: Transaction, hosts: list[Recipient], done: Callable[..., None]
 ) -> None:
-    """Call `done` when all hosts have answered, and this node's own disk has what its journal got."""
+    """Call `done` when all hosts have answered, and the data of this node's journal is on disk."""
 
     def passed(*why: Refused) -> None:
         commits = channel.broker.services.commits

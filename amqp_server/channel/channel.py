@@ -31,33 +31,32 @@ if TYPE_CHECKING:
     from quorum_queue.ports import Host
 
 _PUBLISH = (60, 40)
-#: Memory is freed each time so many bytes of a message have come, and not for each frame: a relief looks at
-#: all queues.
+#: Memory is freed each time this many bytes of a message have arrived, and not for each frame: a relief looks
+#: at all queues.
 RELIEF_BYTES = 1 << 20
-#: A channel that is closed returns at most so many runs of deliveries, and detaches so many consumers, within
-#: one turn.
+#: A channel that is being closed returns at most this many runs of deliveries, and detaches this many
+#: consumers, within one turn.
 RETURNED_MAX, DETACHED_MAX = 256, 1_000
-#: With more of them, it does so many at a time; in between the turn may end. Deliveries are looked up in
+#: If it has more, it does this many at a time; the turn may end in between. Deliveries are looked up in
 #: larger parts.
 PART_MAX, TAKEN_MAX = 24, 512
 #: Consumers that are paused before the turn may end.
 PAUSED_MAX = 128
-#: Larger bodies are put together while they come in, as soon as this share (1/n) of one has come.
+#: Larger bodies are assembled while they arrive, as soon as this share (1/n) of the body has arrived.
 LARGE_BODY_BYTES, ROOM_SHARE = 1 << 20, 8
-#: The room for a body is enough for frames of this payload: that of the smallest frame_max.
+#: The room for a body is enough for frames with this payload, which is that of the smallest frame_max.
 SMALL_PIECE_BYTES = 4096 - OVERHEAD
-#: Bodies in more frames than this are put together while they come in, too: each frame is an object of its
-#: own.
+#: Bodies in more frames than this are assembled while they arrive, too: each frame is a separate object.
 PIECES_MAX = 1024
 #: With more pieces than this, join them to fewer.
 FEW_PIECES = 8
 
 
 class Assembly:
-    """A message whose frames are still coming. The bytes so far count in the node's memory budget.
+    """A message whose frames are still arriving. The bytes so far count in the node's memory budget.
 
-    The frames of a large body are put together as they come: to join 128 MiB at the end would be a step of
-    some 100 ms.
+    The frames of a large body are joined as they arrive: joining 128 MiB at the end would be a step of about
+    100 ms.
     """
 
     __slots__ = (
@@ -80,11 +79,11 @@ class Assembly:
         #: Topology generation at the time of routing; the message may be complete much later.
         self.generation: int = route.publisher.broker.generation
         self.header: bytes | None = None
-        #: The content frames as they came, large ones in pieces.
+        #: The content frames as received, large ones in pieces.
         self.framed: list[bytes | memoryview] = []
-        #: The frames of a large body so far, one behind the other.
+        #: The frames of a large body so far, in one buffer.
         self._growing: BytesIO | None = None
-        #: Size of all frames of a large body, if they are not very small.
+        #: Size of all frames of a large body, if the frames are not very small.
         self._room_bytes = 0
         #: True if some frame is larger than frame_max.
         self.oversized = False
@@ -95,11 +94,11 @@ class Assembly:
         self._bytes = 0
 
     def begin(self, header: bytes, body_size: int) -> None:
-        """The content header has come; its frame is added next."""
+        """The content header has arrived; its frame is added next."""
         self.header = header
         self.body_size = body_size
         if body_size > LARGE_BODY_BYTES:
-            # With smaller frames than these it is too little, and grows.
+            # With smaller frames the room is too small, and grows.
             frames = -(-body_size // SMALL_PIECE_BYTES)
             self._room_bytes = len(header) + OVERHEAD + body_size + frames * OVERHEAD
 
@@ -122,8 +121,9 @@ class Assembly:
             memory.relieve()
 
     def _make_room(self, room_bytes: int) -> None:
-        """Make room for so many bytes. Pages that nothing is written to take up no memory; and a client that
-        announces much and sends little gets no room."""
+        """Make room for this many bytes. Pages that were never written take no memory; and a client that
+        announces a large body and sends little gets no room.
+        """
         with suppress(MemoryError):
             growing = BytesIO(bytes(room_bytes))
             for framed in self.framed:
@@ -136,12 +136,14 @@ class Assembly:
         if self._growing is not None:
             growing, self._growing = self._growing, None
             growing.truncate()
-            # This copies nothing, because nothing else refers to it.
+            # This copies nothing, because there is no other reference to the buffer.
             self.framed = [growing.getvalue()]
         return b"".join(self.framed)
 
     def release(self) -> None:
-        """Stop counting it: it is complete and its queues count it from now on, or it never will be."""
+        """Stop counting the bytes: the message is complete and its queues count it from now on, or it will
+        never be complete.
+        """
         self._memory.used -= self._bytes
         self._unfinished.bytes -= self._bytes
         self._bytes = 0
@@ -162,7 +164,7 @@ class Channel:
         self.getters: dict[tuple[Queue, bool], Getter] = {}
         self.confirms: Confirms | None = None
         self.tx: Transaction | None = None
-        #: The work in several turns that is under way: the end of a large transaction, or the return of very
+        #: The current work that takes several turns: the end of a large transaction, or the return of very
         #: many deliveries.
         self.ending: LargeEnd | None = None
         #: Closed within a transaction: the rest of the same read is dropped, too.
@@ -184,15 +186,16 @@ class Channel:
         #: The consumer of direct replies and its tag.
         self.reply_host: ReplyHost | None = None
         self.reply_tag = ""
-        #: Payload of the method frame being handled. It has the types of table fields, which pamqp drops.
+        #: Payload of the current method frame. It has the types of table fields, which pamqp drops.
         self.raw = b""
-        #: True if channel.close was sent and its answer has not come.
+        #: True if channel.close was sent and its answer has not arrived.
         self.closing = False
-        #: True while it is being closed, which takes several turns: its consumers get nothing more.
+        #: True while the channel is being closed, which takes several turns: its consumers get no more
+        #: messages.
         self.leaving = False
-        #: The steps that drop its transaction then.
+        #: The steps that drop its transaction during the closing.
         self.rollback: Iterator[None] = iter(())
-        #: True if deliveries that still come for its consumers go back to the queues.
+        #: True if the channel is closed: late deliveries for its consumers go back to the queues.
         self.closed = False
         #: Called at the end of the closing.
         self.when_closed: Callable[[], None] = _nothing
@@ -262,22 +265,22 @@ class Channel:
             self._check_parts()
 
     def _check_parts(self) -> None:
-        """Raises PreconditionFailed."""
+        """Check the number of parts of the transaction. Raises PreconditionFailed."""
         if self.tx is not None and self.tx.part_count > self.connection.config.tx_parts_max:
             raise self._too_large()
 
     def acknowledge_many(
         self, verb: str, high: int, then: Callable[[], None], *, outside: bool = False
     ) -> None:
-        """The same for very many deliveries, up to this tag (0: all), in several turns; then call `then`. A
-        handler of a method does nothing after this call. `outside`: not a part of the transaction. Raises
-        PreconditionFailed.
+        """Like `acknowledge` for very many deliveries, up to this tag (0: all), in several turns; then call
+        `then`. A method's handler does nothing after this call. `outside`: not a part of the transaction.
+        Raises PreconditionFailed.
         """
         if high and not self.unacked.holds(high):
             raise UnknownTag(high, [])
         if verb == "return":
-            # Deliver nothing to this channel before all of it is back; otherwise the first parts would come
-            # again at once.
+            # Deliver nothing to this channel before all parts are returned; otherwise the first parts would
+            # be delivered again at once.
             self.window.close()
 
         def settled() -> None:
@@ -301,10 +304,10 @@ class Channel:
             yield
 
     def settle(self, verb: str, pieces: list[Piece]) -> None:
-        """Tell the queues; applied at the end of the turn."""
+        """Submit the deliveries to their queues, which apply the commands at the end of the turn."""
         scheduled = self.broker.turn.scheduled
         if len(pieces) > FEW_PIECES and verb != "discard":
-            # Dead letters leave in the order of the tags.
+            # Dead letters are sent in the order of the tags.
             pieces = by_holder(pieces)
         if verb == "settle":
             for holder, low, high, _ in pieces:
@@ -358,7 +361,7 @@ class Channel:
         return True
 
     def cancel(self, subscription: Subscription) -> None:
-        """Detach a consumer; what it holds stays unacked."""
+        """Detach a consumer; the deliveries that it holds stay unacked."""
         self.forget(subscription)
         subscription.queue.host.submit(("detach", subscription.key, False))
 
@@ -375,7 +378,7 @@ class Channel:
             self.connection.outbox.put(frame)
 
     def deleted(self) -> None:
-        """The client has its delete-ok."""
+        """Called when the client has its delete-ok."""
         self.deleting = None
         frames, self._cancelled = self._cancelled, []
         if frames:
@@ -390,16 +393,17 @@ class Channel:
         return transaction.rollback_in_parts()
 
     def leave(self) -> None:
-        """Begin to close it in parts: it gets nothing more. Its consumers keep their places in the queues
-        until all its deliveries are back, so that the next consumer gets those before later messages.
+        """Begin to close the channel in parts: it gets no more deliveries. Its consumers keep their places in
+        the queues until all its deliveries are returned, so that the next consumer gets those before later
+        messages.
         """
         self.leaving = True
         self.window.close()
         self.rollback = self._roll_back()
 
     def pause_in_parts(self) -> Iterator[None]:
-        """A queue on several nodes cannot see that this channel has no room; other queues would look at it in
-        vain for each message.
+        """Pause the consumers, in steps. A queue on several nodes cannot see that this channel has no room;
+        other queues would check its window in vain for each message.
         """
         subscriptions = list(self.subscriptions.values())
         for start in range(0, len(subscriptions), PAUSED_MAX):
@@ -464,8 +468,8 @@ class Channel:
             queue.subscriptions.pop(subscription.key, None)
             keys.setdefault(queue.host, []).append(subscription.key)
         for host, gone in keys.items():
-            # Detach first, so that no returned delivery comes to it again; and detach last, for deliveries
-            # that are still on their way from a queue on another node.
+            # Detach first, so that no returned delivery comes to this consumer again; and detach last, for
+            # deliveries that are still in progress from a queue on another node.
             host.pending[:0] = [("detach", key, False) for key in gone]
             host.submit(*[("detach", key, True) for key in gone])
         for getter in self.getters.values():
@@ -512,7 +516,9 @@ class ChannelsEnd:
         self._parts = self._close()
 
     def begin(self) -> None:
-        """Not at once: other channels of the connection may be closed before the first part is done."""
+        """Begin in a later turn: other channels of the connection may be closed before the first part is
+        done.
+        """
         for channel in self._channels:
             channel.leave()
         self._channels.reverse()

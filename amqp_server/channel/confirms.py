@@ -18,8 +18,9 @@ _ACK, _NACK = 80, 120
 class Confirms:
     """Numbers the publishes of a channel in confirm mode, and answers for them.
 
-    Answers are gathered over a turn. Answers that continue the answered numbers without a gap leave as one
-    frame with `multiple`. Answers above a gap leave one by one, so that a slow queue holds up no other one.
+    Answers are collected over a turn. Answers that continue the answered numbers without a gap are sent as
+    one frame with `multiple`. Answers above a gap are sent one by one, so that a slow queue does not delay
+    others.
     """
 
     __slots__ = (
@@ -131,10 +132,10 @@ class Confirms:
 
 
 class Mixed:
-    """Answers for messages that are numbered in the order of arrival and handed over by queue: see
+    """Answers for messages that are numbered in the order of arrival and handed over queue by queue: see
     amqp_server.wire.intake.Mix.
 
-    Mostly one turn answers all of them, as one range. Otherwise their answers are looked at one by one.
+    Usually one turn answers all of them, as one range. Otherwise their answers are handled one by one.
     """
 
     __slots__ = ("_acked", "_confirms", "_count", "_first", "_nacked", "_numbers", "_turns")
@@ -147,7 +148,7 @@ class Mixed:
         #: Answers of this turn: lane, first and last message within it.
         self._acked: list[tuple[int, int, int]] = []
         self._nacked: list[tuple[int, int, int]] = []
-        #: The numbers of the messages of each lane, once they were needed.
+        #: The numbers of the messages of each lane, computed when first needed.
         self._numbers: dict[int, list[int]] = {}
 
     def confirmed(self, lane: int, first: int, last: int) -> None:

@@ -54,7 +54,7 @@ class ReadingHalf(Protocol):
         """Return the one tuple for these queues."""
 
     def remembered(self, size: int) -> None:
-        """Count so many bytes that a route remembers itself."""
+        """Count bytes that a route itself keeps."""
 
 
 class Connection(Protocol):
@@ -76,12 +76,12 @@ class Connection(Protocol):
     def incoming(self) -> ReadingHalf: ...
 
     def after(self, begin: Callable[[Callable[..., None]], None], then: Callable[..., None]) -> None:
-        """Call `begin` with a function that takes the answer, and go on with
-        `then` when the answer has come.
+        """Call `begin` with a function that takes the answer, and continue with `then` when the answer has
+        arrived.
         """
 
     def propose(self, operation: Operation, then: Callable[[str], None]) -> None:
-        """Propose a change; then call with the text of its error, which is mostly empty."""
+        """Propose a change; then call `then` with the text of its error, which is usually empty."""
 
     def synced(self) -> None:
         """Later answers wait until all changes so far are on disk."""
@@ -90,11 +90,11 @@ class Connection(Protocol):
         """Close a channel because of an error in the method with this class and method id."""
 
     def consumer_event(self, subscription: Subscription, *, created: bool) -> None:
-        """A consumer has come or gone."""
+        """A consumer was created or removed."""
 
     def copies_wait(self) -> None:
-        """The connection's consumers get nothing until copies for the firehose
-        are made; see broker.firehose.
+        """The connection's consumers get no messages until copies for the firehose are made; see
+        broker.firehose.
         """
 
     def copied(self) -> None:

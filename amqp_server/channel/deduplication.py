@@ -12,23 +12,23 @@ from quorum_queue.machine.run import Run
 ID = "x-deduplication-id"
 PRODUCER, SEQUENCE = "x-producer", "x-sequence"
 
-#: Most beginnings of content headers that are remembered, for all connections together.
+#: Maximum number of beginnings of content headers that are cached, for all connections together.
 KNOWN_MAX = 4096
-#: Longer ones are not remembered.
+#: Longer beginnings are not cached.
 KNOWN_BYTES_MAX = 1024
 #: The entry x-sequence of a long, up to its eight bytes.
 _MARK = b"\x0ax-sequencel"
 _NUMBER_BYTES = 8
 _NUMBER = struct.Struct(">q")
-#: Type, channel and size of the frame stand before its payload.
+#: Type, channel and size of the frame come before its payload.
 _HEADER_AT = 7
-#: Class, weight and body size stand before the flags.
+#: Class, weight and body size come before the flags.
 _FLAGS_AT = 12
 _CONTENT_TYPE, _CONTENT_ENCODING, _HEADERS, _MORE_FLAGS = 1 << 15, 1 << 14, 1 << 13, 1
 
 # A producer's messages differ in the number and in the bytes behind the headers. The bytes before the number
-# are remembered with the producer that a parse found in them: equal bytes parse equally, and the table's
-# size, which is among them, shows that the number ends the table. None if that number is not the sequence.
+# are cached with the producer that a parse found in them: equal bytes parse equally, and they include the
+# table's size, which shows that the number ends the table. None if that number is not the sequence.
 _known: dict[bytes, bytes | None] = {}
 
 
@@ -63,7 +63,7 @@ def names_of(items: list[bytes]) -> Names | None:
 def _sequence_of(items: list[bytes]) -> Sequence | None:
     """Return the sequence if all messages belong to one.
 
-    Their headers are then the same bytes up to the number, at the same place. To compare all of them at once
+    Their headers are then the same bytes up to the number, at the same place. Comparing all of them at once
     takes half as long as one by one: no part is longer than expected, so the whole is equal only if each part
     is.
     """
@@ -105,7 +105,8 @@ def _found_producer(header: bytes, at: int) -> bytes | None:
     producer = _bytes((content.Properties.parse(header).headers or {}).get(PRODUCER))
     if producer is None:
         return None
-    # Not for a number within another table, nor for one that an id overrules: there the bytes do not decide.
+    # A number within another table, or one that an id overrules, does not count: there the bytes do not
+    # decide.
     for number in (1, 2):
         other = header[:at] + number.to_bytes(_NUMBER_BYTES, "big") + header[at + _NUMBER_BYTES :]
         if _parsed(other) != sequence_of(producer, number):

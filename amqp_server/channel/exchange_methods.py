@@ -43,7 +43,7 @@ def check_name(kind: str, name: str) -> str:
 
 
 def existing(channel: Channel, name: str) -> Exchange:
-    """Raises NotFound."""
+    """Return the exchange of this name. Raises NotFound."""
     exchange = channel.vhost.router.get(name)
     if exchange is None:
         raise NotFound(f"no exchange '{name}' in vhost '{channel.vhost.name}'")
@@ -51,8 +51,7 @@ def existing(channel: Channel, name: str) -> Exchange:
 
 
 def argument_types(channel: Channel) -> dict[str, str]:
-    """Return the field types of the arguments of the declare or consume being handled, which pamqp does not
-    tell.
+    """Return the field types of the arguments of the current declare or consume, which pamqp does not keep.
 
     These methods begin with a ticket and short strings (queue.declare has one, exchange.declare and
     basic.consume have two), then one octet of bits, then the table.
@@ -83,9 +82,9 @@ def declare(channel: Channel, method: commands.Exchange.Declare) -> None:
 
 
 def _check_deduplication(channel: Channel, name: str) -> None:
-    """Do the check of queue_methods for all queues that this exchange reaches by its present bindings.
+    """Do the check of queue_methods for all queues that this exchange reaches by its current bindings.
 
-    Raises PreconditionFailed, also if there is none.
+    Raises PreconditionFailed, also if there is no queue.
     """
     vhost = channel.vhost
     problem = f"inequivalent arg 'x-deduplication' for exchange '{name}' in vhost '{vhost.name}': received 'true' but"
@@ -160,7 +159,9 @@ def _declare(channel: Channel, method: commands.Exchange.Declare, name: str) -> 
 
 
 def _check_equivalent(channel: Channel, name: str, received: Declaration) -> None:
-    """Raises PreconditionFailed, and NotFound for what was deleted meanwhile."""
+    """Compare the declaration with the existing exchange. Raises PreconditionFailed, and NotFound if the
+    exchange was deleted meanwhile.
+    """
     exchange = existing(channel, name)
     arguments = exchange.arguments
     compared: tuple[str, ...] = ()
@@ -169,7 +170,8 @@ def _check_equivalent(channel: Channel, name: str, received: Declaration) -> Non
         if has_partitions(exchange):
             present = len(partitions_of(channel.vhost, exchange) or ())
             if received.arguments.get(PARTITIONS) == present:
-                # Equal to the present state or to the declaration: it may have got more partitions since.
+                # Equal to the current state or to the declaration: the super stream may have got more
+                # partitions since.
                 arguments = {**arguments, PARTITIONS: present}
     current = Declaration(
         durable=exchange.durable,
@@ -210,7 +212,7 @@ def delete(channel: Channel, method: commands.Exchange.Delete) -> None:
         return there
 
     def applied(error: str = "") -> None:
-        # It may have come into use meanwhile.
+        # The exchange may have come into use meanwhile.
         check()
         if not method.nowait:
             channel.connection.synced()
@@ -288,7 +290,7 @@ def change_binding(channel: Channel, binding: Binding, answer: base.Frame | None
 
 
 def _check_ends(channel: Channel, binding: Binding, *, add: bool) -> None:
-    """Raises NotFound, ResourceLocked."""
+    """Check source and destination of a binding. Raises NotFound, ResourceLocked."""
     if add:
         existing(channel, binding.source)
     if binding.kind == "queue":
@@ -298,8 +300,8 @@ def _check_ends(channel: Channel, binding: Binding, *, add: bool) -> None:
 
 
 def _check_queue(channel: Channel, binding: Binding, *, add: bool) -> None:
-    """Raises NotFound, ResourceLocked. As in RabbitMQ an unbind of a binding that does not exist is not
-    checked.
+    """Check the queue of a binding. Raises NotFound, ResourceLocked. As in RabbitMQ an unbind of a binding
+    that does not exist is not checked.
     """
     vhost = channel.vhost
     queue = vhost.queues.get(binding.destination)

@@ -1,8 +1,8 @@
-"""Moves messages from one queue to another for an operator, without a change.
+"""Moves messages from one queue to another for an operator, without changing them.
 
-They keep exchange, routing key, user id and CC of their first publish, and go to the one queue only. With
-basic.publish, a message with a CC would go to those queues again, and one with another user's id would be
-refused.
+They keep exchange, routing key, user id and CC of their first publish, and go only to the given queue. With
+basic.publish, a message with a CC would go to the CC's queues again, and a message with another user's id
+would be refused.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def publish_unchanged(
     properties: content.Properties,
     body: bytes,
 ) -> bool:
-    """Give the queue a message. True if the queue exists; then the channel's confirms tell whether it took
-    the message.
+    """Give the queue a message. Return True if the queue exists; then the channel's confirms show whether the
+    queue took the message.
     """
     connection = channel.connection
     payload = properties.encode(len(body))

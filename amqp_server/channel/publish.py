@@ -33,16 +33,17 @@ if TYPE_CHECKING:
     from amqp_server.channel.channel import Assembly, Channel
     from amqp_server.channel.tx import Transaction
 
-#: A wide publish goes to so many queues, or makes so many copies of messages, before the turn may end.
+#: A wide publish goes to this many queues, or makes this many copies of messages, before the turn may end.
 PART_QUEUES = 64
 PART_COPIES = 64 * 1024
-#: Messages with larger contents are made ready a piece at a time, and are looked for among so many only.
+#: Messages with larger contents are encoded a piece at a time; segments with more messages are not searched
+#: for them.
 LARGE_CONTENT, LARGE_AMONG = 1 << 20, 16
-#: Routes remembered for one publish frame of an exchange that looks at headers.
+#: Routes cached for one publish frame of an exchange that looks at headers.
 RESOLVED_MAX = 4096
-#: Routes of messages with longer headers are not remembered.
+#: Routes of messages with longer headers are not cached.
 RESOLVED_BYTES_MAX = 1024
-#: Memory of each beside its headers, bytes.
+#: Memory of each cached route without its headers, bytes.
 RESOLVED_BYTES = 400
 
 
@@ -133,7 +134,7 @@ class _Resolver:
         self._depends = depends
         self._known: dict[bytes, PublishRoute] = {}
         self._known_bytes = 0
-        #: Routes by their queues, for exchanges that need not look at the message.
+        #: Routes by their queues, for exchanges that do not look at the message.
         self._by_queues: dict[tuple[str, ...], PublishRoute] = {}
 
     def __call__(self, payload: bytes) -> PublishRoute:
@@ -146,7 +147,7 @@ class _Resolver:
             return route
         channel, vhost = self._channel, self._channel.vhost
         if channel.broker.turn.overdue():
-            # Each may meet very many bindings.
+            # Each message may match very many bindings.
             channel.connection.incoming.publisher.cut = True
         view = routing_view(content.Properties.parse(payload, checked=True))
         found = vhost.router.route(self._route.exchange, self._route.routing_key, view, vhost.next_nonce())
@@ -202,7 +203,7 @@ def derived(
 
 
 def slow_segment(channel: Channel, assembly: Assembly) -> Segment:
-    """Make a segment of one message that was put together frame by frame.
+    """Make a segment of one message that was assembled frame by frame.
 
     Raises PreconditionFailed for a bad user-id, expiration, CC, BCC or x-confirm, FrameError for malformed
     properties.
@@ -250,21 +251,23 @@ def slow_segment(channel: Channel, assembly: Assembly) -> Segment:
 
 
 def kept_header(channel: Channel, payload: bytes) -> bytes:
-    """Return a content header as queues will have it, if nothing is wrong with it and nothing changes until
-    its body has come: then the frames of a large body need not be moved.
+    """Return a content header as queues will have it. If it is valid and does not change until its body has
+    arrived, the frames of a large body need not be moved.
     """
     try:
         properties = content.Properties.parse(payload, channel.connection.config.table_depth_max)
         if _change(channel, properties, properties.headers):
             return properties.encode(int.from_bytes(payload[4:12], "big"))
     except AMQPError:
-        # It is told when the message is complete.
+        # The client gets this error when the message is complete.
         pass
     return payload
 
 
 def _change(channel: Channel, properties: content.Properties, headers: dict[str, object] | None) -> bool:
-    """Change what a message does not keep; whether that was anything. Raises PreconditionFailed."""
+    """Change the properties that a message does not keep; return whether any changed. Raises
+    PreconditionFailed.
+    """
     changed = False
     if headers and "BCC" in headers:
         properties.raw["headers"] = tables.replaced(properties.raw["headers"], {b"BCC": None})
@@ -298,7 +301,7 @@ def expiration_ms(text: str | None) -> int | None:
 
 
 def _confirm_level(channel: Channel, properties: content.Properties) -> int:
-    """Return when the message is confirmed. Raises PreconditionFailed."""
+    """Return the confirm level of the message. Raises PreconditionFailed."""
     table = properties.raw.get("headers", b"")
     if confirm_level.FIELD not in table:
         return MAJORITY
@@ -326,7 +329,9 @@ def _copies(headers: dict[str, object] | None) -> list[str]:
 
 
 def publish(segment: Segment, transaction: Transaction | None = None) -> Sequence[Recipient]:
-    """Hand the messages of a segment to the queues; return their hosts. Applied at the end of the turn."""
+    """Hand the messages of a segment to the queues, which apply them at the end of the turn; return their
+    hosts.
+    """
     targets, origin, first = begin_publish(segment, transaction)
     for _ in trace_publish(segment) or ():
         pass
@@ -334,8 +339,8 @@ def publish(segment: Segment, transaction: Transaction | None = None) -> Sequenc
 
 
 def publish_in_parts(segment: Segment) -> Iterator[object] | None:
-    """The same, but many queues get the messages some at a time, and so are copies made for the firehose:
-    return what is to be gone through for the rest.
+    """Like `publish`, but many queues get the messages step by step, and copies for the firehose are made so,
+    too: return an iterator whose steps do the rest.
     """
     targets, origin, first = begin_publish(segment, None)
     copies = trace_publish(segment)
@@ -350,8 +355,8 @@ def publish_in_parts(segment: Segment) -> Iterator[object] | None:
 
 
 def begin_publish(segment: Segment, transaction: Transaction | None) -> tuple[list[Target], Any, int]:
-    """Number the messages; return the targets that are to get them, the origin that wants their answers, and
-    the first number.
+    """Number the messages; return the targets that get them, the origin that wants their answers, and the
+    first number.
     """
     route = segment.route
     channel: Channel = route.publisher
@@ -389,9 +394,9 @@ def begin_publish(segment: Segment, transaction: Transaction | None) -> tuple[li
 def hand_over(
     segment: Segment, targets: list[Target], origin: Any, first: int
 ) -> Iterator[Sequence[Recipient]]:
-    """Hand the messages to the hosts of these targets, some at a time; yield the hosts of each part.
+    """Hand the messages to the hosts of these targets, step by step; yield the hosts of each part.
 
-    Turns may pass in between. A queue that moves meanwhile gets the messages where it is then.
+    Turns may pass in between. A queue that moves meanwhile gets the messages at its new host.
     """
     count, size = len(targets), sum(map(len, segment.contents))
     if has_large(segment):
@@ -407,17 +412,15 @@ def hand_over(
 
 
 def has_large(segment: Segment) -> bool:
-    """Return whether there are messages in it that take a queue long, if it makes something else of them."""
+    """Return whether the segment has large messages, which take long if a queue encodes them differently."""
     contents = segment.contents
-    # Most messages come with others of the same read; what is large is put together, and comes alone or
-    # nearly so.
+    # Most messages come with others of the same read; large ones are assembled, and come alone or almost
+    # alone.
     return len(contents) <= LARGE_AMONG and max(map(len, contents)) > LARGE_CONTENT
 
 
 def _make_ready(segment: Segment, target: Target, made: dict[int, InParts]) -> Iterator[None]:
-    """Let the host of a target make the large messages ready, a piece at a time; note in `made` what comes of
-    them.
-    """
+    """Let the host of a target encode the large messages, a piece at a time; put the results into `made`."""
     route, host = segment.route, target.host
     incoming = route.publisher.connection.incoming
     for number, framed in enumerate(segment.contents):
@@ -428,7 +431,7 @@ def _make_ready(segment: Segment, target: Target, made: dict[int, InParts]) -> I
         if ready is None:
             return
         made[id(framed)] = ready
-        # Until the host has it, nobody else counts it.
+        # The bytes are counted here until the host has the message.
         size = len(framed) + ready.size
         incoming.makes_ready(size)
         while ready.go_on():
@@ -446,13 +449,13 @@ def _give(
     last: bool = True,
     made: dict[int, InParts] | None = None,
 ) -> list[Recipient]:
-    """Hand the messages to the present hosts of these targets, and return the hosts. The last target of all
-    gets the messages without a copy. `made`: what these hosts have made ready of them.
+    """Hand the messages to the current hosts of these targets, and return the hosts. The last target of all
+    gets the messages without a copy. `made` has the messages that these hosts have encoded.
     """
     route, contents = segment.route, segment.contents
     count = len(contents)
     if size < 0:
-        # Summed up once: to do it for each host would take longer than everything else here.
+        # Summed up once: doing it for each host would take longer than everything else here.
         size = sum(map(len, contents))
     scheduled = route.publisher.broker.turn.scheduled
     own = len(targets) - 1 if last else -1
@@ -481,7 +484,7 @@ def _give(
 def _present(channel: Channel, route: PublishRoute, count: int) -> list[Target]:
     """Return the targets that messages were routed to, and count the messages there.
 
-    If a queue was deleted since then, the one that has its name now gets the messages, as in RabbitMQ.
+    If a queue was deleted since then, the queue that has its name now gets the messages, as in RabbitMQ.
     """
     targets: list[Target] = []
     for target in route.targets:

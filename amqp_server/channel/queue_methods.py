@@ -55,7 +55,7 @@ def place_of(queue: Queue) -> str:
 
 
 def check_home(channel: Channel, queue: Queue) -> None:
-    """Raises NotFound, as RabbitMQ has it, if the only node that has the queue is down."""
+    """Raise NotFound, as RabbitMQ does, if the only node that has the queue is down."""
     node = channel.broker.hosts.absent_home(queue)
     if node:
         durable = "durable " if queue.durable else ""
@@ -65,7 +65,7 @@ def check_home(channel: Channel, queue: Queue) -> None:
 
 
 def resolve_name(channel: Channel, name: str) -> str:
-    """Raises NotFound for an empty name when nothing was declared."""
+    """Return the name, or the name declared last if it is empty. Raises NotFound if nothing was declared."""
     if name:
         return name.replace("\r", "").replace("\n", "")
     if not channel.last_queue:
@@ -84,7 +84,7 @@ def declare(channel: Channel, method: commands.Queue.Declare) -> None:
         if queue.type.leased_by_passive_declare:
             # RabbitMQ does not ask the members of a quorum queue for a passive declare, so its lease runs on.
             queue.used()
-        # Consumer groups have this argument of their own, and a client may repeat it here.
+        # For consumer groups this is a normal argument of the declaration, and a client may repeat it here.
         if OFFSET in (method.arguments or {}) and not queue.type.is_group:
             _count_from(channel, method, queue)
         else:
@@ -94,8 +94,8 @@ def declare(channel: Channel, method: commands.Queue.Declare) -> None:
 
 
 def _awaits_replies(channel: Channel, token: str) -> bool:
-    """True if a client waits there for replies. For a client of another node, it is only known whether that
-    node can be reached.
+    """True if a client waits for replies with this token. For a client of another node, this node only knows
+    whether that node can be reached.
     """
     return channel.broker.replies.get(token) is not None or channel.broker.hosts.reply(token) is not None
 
@@ -111,7 +111,7 @@ def _declare_ok(
 
 
 def _declared(channel: Channel, method: commands.Queue.Declare, queue: Queue) -> None:
-    """The queue exists: count its messages and consumers, and answer."""
+    """Answer a declare of an existing queue, with its counts of messages and consumers."""
     channel.last_queue = queue.name
     if not method.passive:
         channel.broker.counts.ended.queues_declared += 1
@@ -127,11 +127,11 @@ def _declared(channel: Channel, method: commands.Queue.Declare, queue: Queue) ->
 
 
 def _count_from(channel: Channel, method: commands.Queue.Declare, queue: Queue) -> None:
-    """Count the messages of a stream from an offset on, those that consumers can have now (capability
+    """Count the messages of a stream from an offset on that consumers can get now (capability
     stream_offsets).
 
-    A reader that keeps its own offset learns how far it may read, and whether retention has overtaken it.
-    Raises PreconditionFailed.
+    So a reader that keeps its own offset learns how far it may read, and whether retention has deleted
+    messages that it needs. Raises PreconditionFailed.
     """
     host = channel.broker.background.host_parts.begun(queue)
     if not queue.type.is_stream or not isinstance(host, StreamHost):
@@ -176,7 +176,9 @@ def _check_deduplication(channel: Channel, queue: Queue, arguments: dict[str, ob
 
 
 def _passive(channel: Channel, name: str) -> Queue:
-    """Raises NotFound, also for an empty name, which elsewhere means the queue declared last."""
+    """Return an existing queue. Raises NotFound, also for an empty name, which elsewhere means the queue
+    declared last.
+    """
     if not name:
         raise NotFound(f"no queue '' in vhost '{channel.vhost.name}'")
     return find(channel, name)
@@ -191,7 +193,7 @@ def _declare(channel: Channel, method: commands.Queue.Declare) -> None:
         name = channel.generated_name = channel.generated_name or _generated_name()
     arguments = dict(method.arguments or {})
     auto_delete, exclusive = bool(method.auto_delete), bool(method.exclusive)
-    # An exclusive queue goes with its connection, so it cannot outlive the node.
+    # An exclusive queue is deleted with its connection, so it cannot survive the end of the node.
     durable = bool(method.durable) and not exclusive
     types = argument_types(channel)
     default_type = vhost.default_queue_type if durable and not auto_delete else "classic"
@@ -268,7 +270,7 @@ def _declare(channel: Channel, method: commands.Queue.Declare) -> None:
 
 
 def _existing(channel: Channel, name: str) -> Queue:
-    """Raises NotFound."""
+    """Return the queue of this name. Raises NotFound."""
     queue = channel.vhost.queues.get(name)
     if queue is None:
         raise NotFound(f"no queue '{name}' in vhost '{channel.vhost.name}'")
@@ -276,7 +278,7 @@ def _existing(channel: Channel, name: str) -> Queue:
 
 
 def _check_equivalent(channel: Channel, queue: Queue, received: Declaration, *, exclusive: bool) -> None:
-    """Raises PreconditionFailed, ResourceLocked."""
+    """Compare the declaration with the existing queue. Raises PreconditionFailed, ResourceLocked."""
     if queue.exclusive != exclusive or (exclusive and not queue.owned_by(channel.connection.number)):
         raise locked(channel, queue)
     current = Declaration(queue.durable, queue.auto_delete, queue.arguments, queue_type=queue.type.name)
@@ -307,7 +309,8 @@ def _change(
     name = resolve_name(channel, method.queue)
     routing_key = method.routing_key
     if not routing_key and not method.queue:
-        # Both left out: the queue's name is the key (spec, queue.bind, rule "routing-key").
+        # If queue and routing key are both empty, the name of the queue declared last is the key (spec,
+        # queue.bind, rule "routing-key").
         routing_key = name
     binding = Binding(method.exchange, name, "queue", routing_key, method.arguments or {})
     change_binding(channel, binding, answer, add=add)
@@ -356,7 +359,8 @@ def delete(channel: Channel, method: commands.Queue.Delete) -> None:
             f"{place_of(queue)} is a partition of super stream '{whole}', and goes with that exchange"
         )
     if method.if_unused and queue.type.is_stream and channel.broker.replication.clustered:
-        # A node of a cluster knows only its own consumers. RabbitMQ refuses if-unused for all streams.
+        # A node of a cluster knows only its own consumers of a stream. RabbitMQ refuses if-unused for all
+        # streams.
         raise NotImplemented_(
             f"cannot delete {place_of(queue)}. queue.delete operations with if-unused flag set are not supported by "
             "stream queues"

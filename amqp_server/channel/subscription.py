@@ -53,14 +53,14 @@ class Subscription:
         self.exclusive = exclusive
         self.prefetch = prefetch
         self.traffic = queue.counted()
-        #: True if the queue has taken the consumer and its client knows.
+        #: True if the queue has accepted the consumer and the client has consume-ok.
         self.attached = False
         self.arguments: dict[str, object] = {}
         #: Where a stream's consumer begins, and its filter.
         self.start: Start = NEXT
         self.wanted: Wanted | None = None
-        # A consumer tag may be used again while deliveries of its last use are unacked. The delivery tag
-        # makes the key unique: those deliveries have raised it.
+        # A consumer tag may be used again while deliveries of its last use are unacked. The next delivery tag
+        # makes the key unique: those deliveries have increased it.
         self.key = (channel.connection.number, channel.number, tag, channel.next_tag)
         self.template = DeliverTemplate(channel.number, tag, channel.connection.limits.frame_max)
 
@@ -109,7 +109,7 @@ class Subscription:
         first_id: int,
         again: bool = False,
     ) -> None:
-        """The same for messages of a stream. See amqp_server.streams.host.Sink."""
+        """Like `deliver`, for messages of a stream. See amqp_server.streams.host.Sink."""
         channel = self.channel
         if channel.closed:
             return
@@ -139,19 +139,19 @@ class Subscription:
             consumer.paused = True
 
     def began(self, offset: int) -> None:
-        """There is nobody to tell."""
+        """Does nothing: the client does not need the first offset."""
 
     def let_go(self) -> None:
-        """It holds nothing that was read ahead."""
+        """Does nothing: it holds no messages that were read ahead."""
 
     def queue_gone(self) -> None:
-        """The queue was deleted: tell the client, if it can be told."""
+        """The queue was deleted: tell the client, if it supports that."""
         channel = self.channel
         known = channel.drop(self)
-        # Its share of the channel's window is free.
+        # The consumer's share of the channel's window is free.
         channel.window.offer()
-        # A client that still waits for consume-ok gets an error instead; one that closes the channel expects
-        # no more.
+        # A client that still waits for consume-ok gets an error instead; a client that closes the channel
+        # expects no more frames.
         if (
             known
             and self.attached
@@ -161,7 +161,7 @@ class Subscription:
             channel.cancelled_by_broker(self)
 
     def failed(self, error: Exception) -> None:
-        """A delivery could not be made into frames. See quorum_queue.ports.Sink."""
+        """A delivery could not be encoded as frames. See quorum_queue.ports.Sink."""
         self.channel.connection.failed(error)
 
 
@@ -178,7 +178,7 @@ class Getter:
         self.key = (channel.connection.number, channel.number, None, no_ack)
 
     def deliver(self, consumer: Any, run: Run, first_id: int) -> None:
-        """The client of this get is gone. The message goes back to the queue when the channel closes."""
+        """The client of this get is gone. The message is requeued when the channel closes."""
 
     def failed(self, error: Exception) -> None:
         self.channel.connection.failed(error)
@@ -208,7 +208,7 @@ class Getter:
 
 
 def count_deliveries(run: Run, frame_max: int) -> None:
-    """Add the x-delivery-count header that quorum queues give to what was delivered before."""
+    """Add the x-delivery-count header that quorum queues give to messages that were delivered before."""
     assert run.contents is not None
     counted: list[bytes] = []
     for item in run.contents:

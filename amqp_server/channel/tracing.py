@@ -1,8 +1,8 @@
 """The firehose: copies of what clients publish and get in a vhost, for the exchange amq.rabbitmq.trace.
 
 As in RabbitMQ the keys are `publish.EXCHANGE` and `deliver.QUEUE`, the body is the message's, and the headers
-tell the rest. What comes from that exchange is not traced again. A copy is made only where a queue is bound
-for it.
+have the rest. Messages from that exchange are not traced again. A copy is made only if a queue is bound for
+it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COPIES_AT_ONCE: Final = 16
 
 def trace_publish(segment: Segment) -> Iterator[None] | None:
     """Copy messages that are handed to their queues. Return an iterator that makes some copies at each step;
-    None if nobody wants any.
+    None if no queue is bound for them.
     """
     channel: Channel = segment.route.publisher
     if not channel.vhost.tracing:
@@ -45,7 +45,7 @@ def _in_parts(copies: Iterator[None]) -> Iterator[None]:
 
 
 def _copies_of_mix(channel: Channel, mix: Mix) -> Iterator[None]:
-    """The same for messages that alternate between queues."""
+    """Copy messages that alternate between queues."""
     told = [0] * len(mix.lanes)
     for index in range(0, len(mix.turns), 2):
         lane, stop = mix.turns[index], mix.turns[index + 1]
@@ -82,7 +82,7 @@ def trace_run(channel: Channel, queue: str, run: Run) -> Iterator[None]:
 
 
 def trace_frames(channel: Channel, queue: str, data: bytes) -> Iterator[None]:
-    """The same for a stream: `data` has the frames that the client gets."""
+    """Copy messages of a stream that a client gets; `data` has the frames."""
     return _in_parts(_copies_of_delivered(channel, queue, _deliveries(data)))
 
 
@@ -183,5 +183,5 @@ def _table(properties: Properties) -> bytes:
             told[name] = properties.text(name)
     table = tables.encode(told)
     headers = properties.raw.get("headers")
-    # Copied as bytes: they may be nested as deep as a table can be.
+    # The headers are copied as bytes: they may be nested as deep as a table can be.
     return table if headers is None else tables.replaced(table, {b"headers": b"F" + headers})

@@ -1,9 +1,9 @@
 """Transactions: publishes and acks of a channel that take effect together.
 
 They reach the disk in one LMDB transaction: after a crash either all of them are there or none. A small
-commit is applied within one turn. A large one is applied in parts, in several turns, and the disk gets
-nothing meanwhile. Commit-ok follows the sync. If queues are replicated or live on another node, it follows
-their answers, and each queue takes its part by itself.
+commit is applied within one turn. A large one is applied in parts, in several turns, and nothing is written
+to the disk before the last part. Commit-ok follows the sync. If queues are replicated or on another node,
+commit-ok follows their answers, and each queue takes its part separately.
 """
 
 from __future__ import annotations
@@ -30,15 +30,14 @@ WHOLE_PARTS_MAX = 256
 WHOLE_BYTES_MAX = 1 << 20
 #: Parts that are applied before the turn may end.
 PARTS_AT_ONCE = 16
-#: Most messages of one part, and their bytes: a queue takes a part in one step, and frees it in one step.
+#: Maximum number of messages of one part, and of their bytes: a queue takes a part in one step, and frees it
+#: in one step.
 PART_MESSAGES_MAX = 2_048
 PART_BYTES_MAX = 256 * 1024
 
 
 class Answers:
-    """Origin of those publishes of a commit that chose when they are confirmed: commit-ok waits for their
-    answers.
-    """
+    """Origin of a commit's publishes that chose their confirm level: commit-ok waits for their answers."""
 
     __slots__ = ("_left", "_then", "_transaction")
 
@@ -48,7 +47,7 @@ class Answers:
         self._then: Callable[[], None] | None = None
 
     def expect(self, count: int) -> None:
-        """Expect so many more answers, one for each message."""
+        """Expect this many more answers, one for each message."""
         self._left += count
 
     def confirmed(self, first: int, last: int) -> None:
@@ -62,7 +61,7 @@ class Answers:
         self.confirmed(first, last)
 
     def when_complete(self, then: Callable[[], None]) -> None:
-        """Call when all answers are there; all publishes have been handed over."""
+        """Call `then` when all answers have arrived; all publishes have been handed over."""
         if self._left:
             self._then = then
         else:
@@ -70,7 +69,7 @@ class Answers:
 
 
 class Transaction:
-    """What a channel in tx mode has done since its last commit."""
+    """Publishes and acks of a channel in tx mode since its last commit."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -83,7 +82,7 @@ class Transaction:
         self._numbered_count = self._part_count = 0
         #: The last acks are joined when they have more pieces than this.
         self._join_from = JOIN_FROM
-        #: True if queues have refused messages of the present commit (x-overflow=reject-publish), or acks
+        #: True if queues have refused messages of the current commit (x-overflow=reject-publish), or acks
         #: came too late.
         self.partial = False
         self._answers: Answers | None = None
@@ -112,7 +111,7 @@ class Transaction:
         self.partial = True
 
     def await_answers(self, count: int) -> Answers:
-        """Return the origin of so many messages for whose answers the commit waits."""
+        """Return the origin of this many messages; the commit waits for their answers."""
         if self._answers is None:
             self._answers = Answers(self)
         self._answers.expect(count)
@@ -126,19 +125,19 @@ class Transaction:
     @property
     def part_count(self) -> int:
         """Number of parts. Messages to the same queues make one part, and so do consecutive deliveries that
-        are acked alike.
+        are acked in the same way.
         """
         return self._part_count
 
     @property
     def is_large(self) -> bool:
-        """True if its end takes several turns."""
+        """True if commit or rollback takes several turns."""
         # Copies for the firehose take many times longer than the messages.
         whole_max = 0 if self._channel.vhost.tracing else WHOLE_BYTES_MAX
         return self._part_count > WHOLE_PARTS_MAX or self.published_bytes > whole_max
 
     def add(self, segment: Segment) -> None:
-        """Keep what is published until the commit."""
+        """Keep published messages until the commit."""
         # In a transaction a mix has no answers of its own.
         segment.mix = None
         size = sum(map(len, segment.contents))
@@ -161,7 +160,7 @@ class Transaction:
         self._last_bytes = size
 
     def settle(self, verb: str, pieces: list[Piece]) -> None:
-        """Keep what is acked until the commit."""
+        """Keep acks until the commit."""
         self._part_count += len(pieces)
         if self.settlements and self.settlements[-1][0] == verb:
             last = self.settlements[-1][1]
@@ -172,7 +171,7 @@ class Transaction:
             self.settlements.append((verb, pieces))
 
     def _join(self, pieces: list[Piece]) -> None:
-        """Acks may come in any order, but mostly make few pieces in the end."""
+        """Join acked pieces: acks may come in any order, but usually make few pieces in the end."""
         count = len(pieces)
         pieces[:] = joined(pieces)
         self._part_count -= count - len(pieces)
@@ -182,9 +181,9 @@ class Transaction:
     def in_two(self) -> bool:
         """True if the acks must wait until all queues have the messages on disk.
 
-        Queues of which not all are in this node's journal take their parts of a commit one by one. If a node
-        fails in between, a message that was acked and not published would be lost; one that was published and
-        not acked comes again, flagged.
+        If not all queues are in this node's journal, the queues take their parts of a commit one by one. If a
+        node fails in between, a message that was acked and not published would be lost; a message that was
+        published and not acked is redelivered.
         """
         if not (self.segments and self.settlements) or not self._channel.broker.replication.clustered:
             return False
@@ -199,7 +198,8 @@ class Transaction:
 
     def commit(self, *, acks: bool = True) -> list[Recipient]:
         """Hand everything to the queues. Return the hosts with a part in it, except hosts that only have
-        messages of the level `leader`: the commit waits for their answers, and not until a majority has them.
+        messages of the level `leader`: the commit waits for the answers to these, and not until a majority
+        has them.
         """
         segments = self._published()
         settlements: list[tuple[str, list[Piece]]] = []
@@ -220,13 +220,13 @@ class Transaction:
             host = piece.holder.queue.host
             hosts[host] = None
             if not host.can_settle(piece.holder.key, piece.low):
-                # A delivery that is acked too late is in the queue again: the client must not take it for
-                # acked.
+                # A delivery that is acked too late is in the queue again: the client must not believe that it
+                # is acked.
                 self.partial = True
         self._channel.settle(verb, pieces)
 
     def commit_in_parts(self, hosts: dict[Recipient, None], *, acks: bool = True) -> Iterator[None]:
-        """The same, some parts at a time; note those hosts in `hosts`."""
+        """Like `commit`, some parts at a time; put the hosts into `hosts`."""
         segments, settlements = self._published(), self.settlements if acks else []
         if acks:
             self.settlements = []
@@ -241,7 +241,7 @@ class Transaction:
                 if segment.attributes.confirm_level != LEADER:
                     hosts.update(dict.fromkeys(found))
                 given += weight
-                # Without hosts, it was a piece of a large message.
+                # A step without hosts was a piece of a large message.
                 if given >= PARTS_AT_ONCE or not found:
                     given = 0
                     yield
@@ -251,12 +251,12 @@ class Transaction:
                 yield
 
     def rollback(self) -> None:
-        """Forget the publishes; the acked deliveries are unacked again, under their old tags."""
+        """Drop the publishes; the acked deliveries are unacked again, under their old tags."""
         for _ in self.rollback_in_parts():
             pass
 
     def rollback_in_parts(self) -> Iterator[None]:
-        """The same, some parts at a time."""
+        """Like `rollback`, some parts at a time."""
         segments, settlements = self._published(), self.settlements
         self.settlements = []
         self._part_count, self._join_from = 0, JOIN_FROM
@@ -269,21 +269,21 @@ class Transaction:
             yield
 
     def _published(self) -> list[Segment]:
-        """Forget the publishes, and return them."""
+        """Take and return the publishes."""
         segments, self.segments = self.segments, []
         self._unfinished.bytes -= self.published_bytes
         self.published_bytes = self._last_bytes = 0
         return segments
 
     def _settlements(self) -> list[tuple[str, list[Piece]]]:
-        """Forget the settlements, and return them."""
+        """Take and return the settlements."""
         settlements, self.settlements = self.settlements, []
         self._part_count, self._join_from = 0, JOIN_FROM
         return [(verb, joined(pieces) if verb == "settle" else pieces) for verb, pieces in settlements]
 
 
 class LargeEnd:
-    """Ends in several turns what is large: a transaction, or an ack of many deliveries. See
+    """Ends large work in several turns: a transaction, or an ack of many deliveries. See
     amqp_server.turn.Unit.
     """
 
@@ -301,7 +301,7 @@ class LargeEnd:
         """Call `done` when all parts are done."""
         self._done = done
         self._channel.ending = self
-        # Not in this turn, which may serve other clients, too: they would wait for these parts.
+        # Do not start in this turn, which may serve other clients, too: they would wait for these parts.
         self._turn.later(self, self._go_on)
 
     def _go_on(self) -> None:

@@ -8,12 +8,12 @@ from typing import Any, Final, NamedTuple
 
 from amqp_server.errors import PreconditionFailed
 
-#: An ack takes at most so many runs, and deliveries in them, in one part.
+#: Maximum number of runs, and of deliveries in them, that an ack takes in one part.
 WHOLE_RUNS_MAX: Final = 1_024
 WHOLE_MAX: Final = 8_192
 PART_RUNS: Final = 256
 PART: Final = 4_096
-#: Pieces that are put back in one part, and runs that may lie among them.
+#: Pieces that are put back in one part, and runs that may be among them.
 RESTORED_MAX: Final = 96
 AMONG_MAX: Final = 4_096
 
@@ -28,7 +28,7 @@ class Piece(NamedTuple):
 
 
 def joined(pieces: list[Piece]) -> list[Piece]:
-    """Return the same deliveries by rising tags, in as few pieces as they make."""
+    """Return the same deliveries by rising tags, in as few pieces as possible."""
     pieces = sorted(pieces, key=_tag)
     found: list[Piece] = pieces[:1]
     for piece in pieces[1:]:
@@ -67,7 +67,7 @@ def _tag(piece: Piece) -> int:
 
 
 class Unacked:
-    """Runs of delivery tags in order; an ack of a whole run is one step, whatever its length."""
+    """Runs of delivery tags in order; an ack of a whole run is one step, for any length."""
 
     __slots__ = ("_runs", "_starts", "count")
 
@@ -140,7 +140,7 @@ class Unacked:
         return pieces
 
     def take_first(self, most: int) -> list[Piece]:
-        """Remove at most so many runs from the beginning."""
+        """Remove at most this many runs from the beginning."""
         pieces = [
             Piece(holder, first_id, first_id + count - 1, tag)
             for tag, (count, holder, first_id) in zip(self._starts[:most], self._runs[:most], strict=True)
@@ -150,7 +150,7 @@ class Unacked:
         return pieces
 
     def are_many(self, high: int) -> bool:
-        """True if an ack up to this tag (0: of all) takes more than should be taken at once."""
+        """True if an ack up to this tag (0: of all) takes more than one part."""
         starts = self._starts
         if not starts or (high and high - starts[0] < WHOLE_RUNS_MAX):
             return False
@@ -158,7 +158,7 @@ class Unacked:
         return self._reach(WHOLE_RUNS_MAX, WHOLE_MAX) < high
 
     def _reach(self, runs: int, count: int) -> int:
-        """Return the last tag within the first so many runs and deliveries; there must be at least one."""
+        """Return the last tag within this many first runs and deliveries; there must be at least one."""
         starts = self._starts
         last = min(runs, len(starts)) - 1
         return min(starts[last] + self._runs[last][0], starts[0] + count) - 1
@@ -171,7 +171,7 @@ class Unacked:
 
     @property
     def last_tag(self) -> int:
-        """The last tag that is unacked, 0 if none is."""
+        """The last unacked tag, 0 if there is none."""
         return self._starts[-1] + self._runs[-1][0] - 1 if self._starts else 0
 
     def restore(self, pieces: list[Piece]) -> None:
@@ -180,7 +180,7 @@ class Unacked:
             pass
 
     def restore_in_parts(self, pieces: list[Piece]) -> Iterator[None]:
-        """The same, some at a time. Meanwhile others may be added, and none may be taken."""
+        """Like `restore`, some at a time. Meanwhile others may be added, but none may be taken."""
         pieces = sorted(pieces, key=_tag)
         at, count = 0, len(pieces)
         while at < count:
@@ -196,8 +196,8 @@ class Unacked:
 
     def _put_among(self, pieces: list[Piece], begin: int, end: int) -> None:
         """Put pieces in order among the runs from `begin` to `end`."""
-        # Python's sort merges runs that are in order; inserting one after the other would move all that
-        # follow each time.
+        # Python's sort merges runs that are in order; inserting one by one would move all later ones each
+        # time.
         starts, back = self._starts, [piece.tag for piece in pieces]
         runs = dict(zip(starts[begin:end], self._runs[begin:end], strict=True))
         for piece in pieces:
@@ -213,8 +213,8 @@ class Unacked:
         return len(self._starts)
 
     def has_below(self, tag: int) -> bool:
-        """True if a delivery with a lower tag is unacked. Deliveries of consumer groups don't count: groups
-        have a timeout of their own.
+        """True if a delivery with a lower tag is unacked. Deliveries of consumer groups do not count: groups
+        have their own timeout.
         """
         for start, run in zip(self._starts, self._runs, strict=True):
             if start >= tag:
@@ -230,7 +230,7 @@ class Unacked:
 
 
 class UnknownTag(PreconditionFailed):
-    """A tag is not unacked. `pieces` were taken before it was found."""
+    """A tag that is not unacked. `pieces` were taken before the error was found."""
 
     def __init__(self, tag: int, pieces: list[Piece]) -> None:
         super().__init__(f"unknown delivery tag {tag}")

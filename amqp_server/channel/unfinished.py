@@ -1,6 +1,4 @@
-"""Counts what a connection has begun to publish and not finished: contents whose last frame has not come, and
-transactions.
-"""
+"""Counts unfinished publishes of a connection: contents without their last frame, and transactions."""
 
 from __future__ import annotations
 

@@ -13,17 +13,16 @@ if TYPE_CHECKING:
     from amqp_server.channel.subscription import Subscription
     from quorum_queue.ports import Host
 
-#: Consumers that are told of the limit before the turn may end.
+#: Consumers that get the new limit before the turn may end.
 TOLD_MAX = 256
 
 
 class ChannelWindow:
     """Room for unacked deliveries; 0 means no limit.
 
-    Free room is offered to all queues of the channel's consumers, each time to another one first. Otherwise
+    Free room is offered to all queues of the channel's consumers, each time to another queue first. Otherwise
     the queue whose deliveries were acked would always be first, and the others would starve. So room is
-    offered after the queues that made it were applied (see amqp_server.turn.Widened), and does not exist
-    before.
+    offered after the acking queues were applied (see amqp_server.turn.Widened), and does not exist before.
     """
 
     __slots__ = (
@@ -45,20 +44,22 @@ class ChannelWindow:
         subscriptions: Mapping[str, Subscription],
         consumed: Mapping[Queue, int],
     ) -> None:
-        """`subscriptions` are those of the channel, as they come and go, and `consumed` their queues."""
+        """`subscriptions` are the channel's current subscriptions (a live mapping), and `consumed` their
+        queues.
+        """
         self._connection = connection
         self._subscriptions = subscriptions
         self._consumed = consumed
         self.limit = 0
         self.used = 0
-        #: How often room was offered.
+        #: Number of times that room was offered.
         self._offers = 0
         self._settling = False
-        #: True while the channel's consumers get nothing.
+        #: True while the channel's consumers get no messages.
         self._closed = False
-        #: The limit as last told to queues that cannot look at the window.
+        #: The last limit sent to queues that cannot look at the window.
         self._told = 0
-        #: Consumers that have not been told of the limit yet.
+        #: Consumers that have not got the new limit yet.
         self._untold: list[Subscription] = []
 
     def room(self) -> int:
@@ -72,7 +73,7 @@ class ChannelWindow:
         self.used += count
 
     def close(self) -> None:
-        """Until `open` there is no room, for queues that can look at the window."""
+        """Until `open` there is no room for queues that can look at the window."""
         self._closed = True
 
     def open(self) -> None:
@@ -95,13 +96,13 @@ class ChannelWindow:
             self._connection.broker.turn.widened(self)
 
     def offer_room(self) -> None:
-        """Tell the queues once in a turn, however often the window changed,
-        and only those that can use it.
+        """Offer room to the queues once in a turn, for any number of changes, and only to queues that can use
+        it.
         """
         self._settling = False
         if self.limit != self._told:
             self._told = self.limit
-            # A queue on several nodes cannot share the window: there the limit applies to each consumer.
+            # A queue on several nodes cannot share the window: its consumers get the limit each.
             apart = {queue: None for queue in self._consumed if not queue.host.shares_windows}
             self._untold = (
                 [each for each in self._subscriptions.values() if each.queue in apart] if apart else []
@@ -121,7 +122,7 @@ class ChannelWindow:
                 host.submit(("tick",))
 
     def _tell(self) -> bool:
-        """Tell queues of the limit; False if the turn is over before all know it."""
+        """Send the limit to queues; return False if the turn is over before all have it."""
         turn = self._connection.broker.turn
         while self._untold:
             some, self._untold = self._untold[:TOLD_MAX], self._untold[TOLD_MAX:]

@@ -1,6 +1,4 @@
-"""Operators' questions about a cluster and changes to it, at any node. A change is an operation for all
-nodes.
-"""
+"""Operators' requests about a cluster and changes to it, at any node. A change is one operation for all."""
 
 from __future__ import annotations
 
@@ -59,7 +57,7 @@ class Administration:
             return None
 
     async def answer(self, answerer: Answerer) -> None:
-        """Answer questions of the other nodes' management, until cancelled."""
+        """Answer questions of the other nodes' management APIs, until cancelled."""
         await self._cluster.questions.run(answerer)
 
     # -- looking ---------------------------------------------------------------------------------------------
@@ -98,7 +96,7 @@ class Administration:
         }
 
     def obstacle(self) -> str:
-        """Return the reason why this node can't change the topology now; empty if it can."""
+        """Return the reason why this node cannot change the topology now; empty if it can."""
         return obstacle(self._cluster.replicas.groups.get(GROUP))
 
     def _node(self, name: str, address: str) -> dict[str, Any]:
@@ -114,8 +112,8 @@ class Administration:
         }
 
     def _group(self, group: Group) -> dict[str, Any]:
-        """Return the state of one group at this member; `match` is the
-        leader's knowledge about the others.
+        """Return the state of one group at this member; `match` is the leader's knowledge about the other
+        members.
         """
         core = group.core
         cluster = self._cluster
@@ -154,9 +152,9 @@ class Administration:
         return [name for name in members if name in connected]
 
     def keeper_of(self, task: str) -> str:
-        """Return the node that does a job that exactly one node must do; empty without a majority.
+        """Return the node for a job that exactly one node must do; empty without a majority.
 
-        The leader of the topology reaches it, so two nodes that don't reach each other agree on it.
+        The leader of the topology reaches this node, so that nodes that cannot reach each other agree on it.
         """
         cluster = self._cluster
         group = cluster.replicas.groups.get(GROUP)
@@ -166,7 +164,7 @@ class Administration:
         return max(reached, key=lambda name: stable_hash(f"{name}\0{task}".encode()), default="")
 
     def queues(self, vhosts: Collection[str]) -> Iterator[dict[str, Any] | None]:
-        """Yield the quorum queues of these vhosts, in brief; None for one of another vhost."""
+        """Yield short rows of the quorum queues of these vhosts; None for a queue of another vhost."""
         connected = {self._cluster.node, *self._cluster.mesh.connected()}
         for queue in self._quorum_queues():
             if queue.vhost.name not in vhosts:
@@ -232,8 +230,8 @@ class Administration:
         )
 
     def critical(self) -> Iterator[str | None]:
-        """Yield the groups that would have no majority, or have none already, without this node; None for
-        another.
+        """Yield the groups that would have no majority without this node, or have none already; None for
+        other groups.
         """
         cluster, reach = self._cluster, self._cluster.reach
         connected = cluster.mesh.connected()
@@ -276,10 +274,10 @@ class Administration:
             raise PreconditionFailed(f"node '{name}' is up: stop it first, or have it leave")
         self._check_only_on(name, own=own)
         address = nodes[name]
-        # From now on the cluster places no queue there, and lets none grow there.
+        # From now on the cluster places no queue on this node, and adds no members there.
         await self._propose(PutNode(name, ""))
         try:
-            # Before that, a queue may have been placed on this node alone.
+            # Before that change, a queue may have been placed on this node alone.
             homed = self._check_only_on(name, own=own)
         except PreconditionFailed:
             await self._propose(PutNode(name, address))
@@ -296,7 +294,7 @@ class Administration:
         """Return the queues that only this node has. Raises PreconditionFailed if they must not be lost."""
         homed = self._only_on(name)
         for queue in homed:
-            # Queues that only a dead node had are lost. A node that leaves must not lose any.
+            # Queues that only a dead node had are lost. A node that leaves in order must not lose any.
             if own or queue.members:
                 raise PreconditionFailed(
                     f"queue '{queue.name}' in vhost '{queue.vhost.name}' is on node '{name}' only: "
@@ -305,8 +303,8 @@ class Administration:
         return homed
 
     def _only_on(self, name: str) -> list[Queue]:
-        """Return the durable queues that would be lost with a node: other members that are about to leave
-        don't count.
+        """Return the durable queues that would be lost with a node: other members that are about to leave do
+        not count.
         """
         staying = [node for node in self._cluster.roster.staying if node != name]
         return [
@@ -328,7 +326,7 @@ class Administration:
             )
 
     async def grow(self, name: str, vhosts: Iterable[str]) -> int:
-        """Add a node to all quorum queues of these vhosts; return to how many."""
+        """Add a node to all quorum queues of these vhosts; return the number of queues."""
         self._require_node(name)
         grown = [
             queue
@@ -341,7 +339,7 @@ class Administration:
         return len(grown)
 
     async def shrink(self, name: str) -> int:
-        """Remove a node from all quorum queues that have other members; return from how many."""
+        """Remove a node from all quorum queues that have other members; return the number of queues."""
         shrunk = [
             queue for queue in self._quorum_queues() if name in queue.members and len(queue.members) > 1
         ]
@@ -361,8 +359,8 @@ class Administration:
         await self._set_members(queue, queue.members, to)
 
     async def accept_loss(self, vhost: str, name: str) -> GivenUp:
-        """Let a queue continue without the entries that none of its members can read, or without votes that
-        are forgotten; return both.
+        """Let a queue continue without the entries that none of its members can read, or without forgotten
+        votes; return both.
 
         Raises NotFound, PreconditionFailed.
         """

@@ -1,17 +1,17 @@
-"""Turns the directory of a node that stood alone into that of the first node of a cluster.
+"""Turns the directory of a node without a cluster into that of the first node of a cluster.
 
 It is rewritten on the disk, before the broker reads it, in two steps. First the messages of quorum queues are
-copied from the journal into the entries of Raft groups, in as many transactions as that takes; the journal
-stays valid, and nothing reads the copies. Then one transaction makes the directory the cluster's: the
-topology becomes the first snapshot of group 0, each quorum queue the first snapshot of its group, with this
-node as the only voter, and the journals of these queues are dropped. Until then the node may end at any
-moment and finds everything unchanged; afterwards it goes on as a member. The other nodes join like any new
-node.
+copied from the journal into the entries of Raft groups, in as many transactions as needed; the journal stays
+valid, and the copies are not read yet. Then one transaction makes the directory the cluster's: the topology
+becomes the first snapshot of group 0, each quorum queue the first snapshot of its group, with this node as
+the only voter, and the journals of these queues are dropped. Until then the node may end at any moment and
+finds everything unchanged at the next start; afterwards it continues as a member. The other nodes join like
+any new node.
 
 The journal's messages of a stream move to its segments; the first snapshot of its group has their end, and
 the offsets by name. The progress of a consumer group becomes the first snapshot of its Raft group.
 
-Durable classic queues stay in the journal: only the record that they live on this node is new.
+Durable classic queues stay in the journal: only the record that they are on this node is new.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ logger = logging.getLogger("mqd.cluster")
 
 #: The term of all copied entries; the node's first election begins the next one.
 TERM = 1
-#: Size of the bodies in one entry. As long as one of them is in the queue, all stay on disk.
+#: Size of the bodies in one entry. As long as one of these messages is in the queue, all stay on disk.
 ENTRY_BYTES = 256 * 1024
 #: Bytes of copies in one transaction.
 STEP_BYTES = 8 * 1024 * 1024
@@ -121,7 +121,7 @@ class Adoption:
         self._addresses = dict(addresses)
         self._identities = dict(identities)
         self._free_bytes = free_bytes
-        #: How many groups each node is a member of, and leads.
+        #: Number of groups that each node is a member of, and number that it leads.
         self._kept = dict.fromkeys(sorted(addresses), 0)
         self._led = dict.fromkeys(sorted(addresses), 0)
 
@@ -279,14 +279,14 @@ class Adoption:
         replica.next_offset = log.stop
         known = Names(self._broker.config.stream_names_max)
         known.restore(found.annotations if found is not None else {})
-        # No consumer holds a name: the first one that uses it takes it.
+        # No consumer owns a name yet: the first one that uses it takes it.
         replica.names = {name: Kept(min(offset, log.stop), "") for name, offset in known.offsets.items()}
         return replica.snapshot()
 
     def _group_state(
         self, stored: recovery.StoredQueues, record: QueueRecord, parsed: QueueArguments, now_ms: int
     ) -> bytes:
-        """Return the progress of a consumer group. Deliveries that nobody settled come again, flagged."""
+        """Return the progress of a consumer group. Unsettled deliveries come again as redelivered."""
         found = self._journal.recover_queue(record.queue_id)
         limit = parsed.delivery_limit
         replica = GroupReplica(
@@ -323,7 +323,7 @@ class Adoption:
         replicas: Mapping[int, Replica],
         states: Mapping[int, bytes],
     ) -> None:
-        """Convert it into a member's directory, in one transaction."""
+        """Convert the directory into a member's directory, in one transaction."""
         broker, store, metadata = self._broker, self._store, self._broker.metadata
         alone = Members((self._node,))
         # A queue's id is the index of its declaration: all existing queues must have lower ids than this

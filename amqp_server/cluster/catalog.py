@@ -6,8 +6,8 @@ and log.
 
 *An entry that an operator has given up* (see quorum_queue.cluster.lost_entries) may be in the records of some
 nodes, which applied it before it was lost, and not in those of others. So a node whose records have it
-proposes to replace the topology of all nodes by its own (`Restate`), which is applied like a snapshot. It is
-accepted only if no change came in between.
+proposes to replace the topology of all nodes with its own (`Restate`), which is applied like a snapshot. It
+is accepted only if no change came in between.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _ENTRY = struct.Struct(">BQ")
 _VERSION = 1
 _NEWER = "start the version of mqd that the other nodes run"
 _LENGTH = struct.Struct(">I")
-#: A snapshot has brought the requested change: it is done, but this node does not know its details.
+#: Result of a change that came with a snapshot: it is done, but this node does not know its details.
 UNSEEN = Result(True)
 
 
 class PutNode(msgspec.Struct, frozen=True, array_like=True, tag=101):
-    """A node belongs to the cluster and has this address. Without an address it is about to leave."""
+    """A node belongs to the cluster and has this address. Without an address, it is about to leave."""
 
     name: str
     address: str
@@ -80,7 +80,7 @@ class Restate(msgspec.Struct, frozen=True, array_like=True, tag=105):
 
     first: int
     topology: bytes
-    #: Index of the last operation in this topology.
+    #: Index of the last operation that this topology contains.
     applied: int
 
 
@@ -168,7 +168,7 @@ class Catalog:
         self._listener = listener
         #: Callbacks that wait for a batch of this node.
         self._waiting: dict[int, Callable[[Result], None]] = {}
-        #: Users in whose names batches of this node were proposed.
+        #: Users on whose behalf batches of this node were proposed.
         self.users: dict[int, str] = {}
         #: Prepared operations by their indexes.
         self._foreseen: dict[int, _Foreseen] = {}
@@ -234,7 +234,7 @@ class Catalog:
         if isinstance(placed, Result):
             return False
         for old in [each for each in self._foreseen if each >= index or each <= self._topology.applied]:
-            # The log has other entries from here on.
+            # From here on the log has other entries.
             self._unforesee(old)
         self._foreseen[index] = _Foreseen(proposal.operation, placed, dict(self._roster.nodes))
         self._topology.prepare(index, placed, ready)
@@ -308,7 +308,7 @@ class Catalog:
         return Result(True)
 
     def restatement(self, *, late: bool) -> Restate | None:
-        """Return this node's proposal if entries were given up and its records have them.
+        """Return this node's proposal if entries were given up and this node's records have them.
 
         `late`: propose even without them, because a node whose records have them would have proposed by now.
         """
@@ -340,13 +340,13 @@ class Catalog:
         return told
 
     def _is_news(self, name: str) -> bool:
-        """False for this node's own removal that it reads in the log after it joined again."""
+        """Return False for this node's own earlier removal, read in the log after it joined again."""
         node, incarnation = self._own
         return name != node or self._roster.incarnation_of(node) == incarnation
 
     def _change(self, index: int, encoded: bytes, user: str | None) -> Result:
-        # The records may have it already: they were ahead when this node started, or in the snapshot of a
-        # leader that had just started. Then a caller on this node may wait for it.
+        # The records may have the change already: they were ahead when this node started, or came in the
+        # snapshot of a leader that had just started. Then a caller on this node may wait for the change.
         is_known, given_up = index <= self._topology.applied, self._roster.given_up
         if is_known and not given_up.first:
             return UNSEEN
@@ -371,7 +371,7 @@ class Catalog:
             return operation
         record = operation.record
         if isinstance(record, QueueRecord) and self._roster.version == versions.FIRST:
-            # A node of the previous version would remember its fixed number of producers.
+            # A node of the previous version would use its fixed number of producers.
             record = replace(record, deduplication_producers=DEDUPLICATION_PRODUCERS)
             operation = DeclareQueue(record)
         if self._roster.nodes.get(record.node) == "":
@@ -392,7 +392,7 @@ class Catalog:
         return replace(operation, partitions=tuple(partitions))
 
     def _placed(self, record: QueueRecord) -> QueueRecord | Result:
-        """Return the record of a replicated queue with those members that stay."""
+        """Return the record of a replicated queue with only the members that stay."""
         members = self._staying(record.members)
         if not members:
             return Result(False, f"the nodes {', '.join(record.members)} are about to leave the cluster")
@@ -432,14 +432,14 @@ class Catalog:
         return self._state()(self._topology.snapshot())
 
     def snapshot_in_parts(self, then: Callable[[bytes], None]) -> None:
-        """Call `then` with a snapshot of the present moment, perhaps in a later turn: thousands of queues
-        take longer than a turn may.
+        """Call `then` with a snapshot of the current state, perhaps in a later turn: thousands of queues take
+        longer than a turn may.
         """
         state = self._state()
         self._topology.snapshot_in_parts(lambda topology: then(state(topology)))
 
     def _state(self) -> Callable[[bytes], bytes]:
-        """Return a function that makes the present state, as bytes, from the topology's bytes."""
+        """Return a function that makes the current state, as bytes, from the topology's bytes."""
         roster = self._roster
         nodes, batches, begun = dict(roster.nodes), dict(roster.batches), dict(roster.begun)
         version, given_up = roster.version, roster.given_up
@@ -462,7 +462,7 @@ class Catalog:
         return number if incarnation == self._own[1] and number != LAST_BATCH else 0
 
     def load(self, state: bytes) -> None:
-        """Start from a snapshot of this node's own; the topology has come from its records.
+        """Start from this node's own snapshot; the topology was read from its records.
 
         A snapshot from another node is on disk one commit before the records that result from it.
         """
@@ -519,7 +519,9 @@ def _unreadable(index: int, error: Exception) -> Fatal:
 
 
 def _check_version(version: int) -> None:
-    """Raises Fatal: a node that can't apply the version of this cluster's queues must not take part."""
+    """Raise Fatal for an unknown version: a node that cannot apply the version of this cluster's queues must
+    not take part.
+    """
     if version > versions.NEWEST:
         raise Fatal(
             f"the queues of this cluster have version {version}, this mqd knows {versions.NEWEST}: {_NEWER}"

@@ -86,7 +86,7 @@ class ClientCounts:
                 self._told[peer] = None
 
     def heard(self, peer: str, frame: memoryview) -> None:
-        """Raises msgspec.MsgspecError."""
+        """Take counts of another node. Raises msgspec.MsgspecError."""
         word = msgspec.msgpack.decode(frame[1:], type=ClientsWord)
         told: Counts = {} if word.whole else self._of_others.get(peer, {})
         for kind, name, count in word.counts:

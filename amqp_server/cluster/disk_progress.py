@@ -1,5 +1,5 @@
-"""Nodes tell each other how much their disks have written, so that they notice an old copy that was put back:
-see membership.
+"""Nodes tell each other how much their disks have written, so that they notice a restored old copy: see
+membership.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from quorum_queue.links.mesh import Mesh
 
 class DiskProgress:
     def __init__(self, mesh: Mesh, written: Callable[[], int]) -> None:
-        """`written` returns how much is on this node's disk."""
+        """`written` returns the number of commits on this node's disk."""
         self._mesh = mesh
         self._written = written
         self._told: dict[str, int] = {}
@@ -36,7 +36,7 @@ class DiskProgress:
                 self._mesh.send(peer, frames.written(written))
 
     def heard_frame(self, peer: str, frame: memoryview) -> None:
-        """Raises FrameError."""
+        """Take a peer's progress. Raises FrameError."""
         written = frames.parse_written(frame)
         identity, said_in = self._session_of[peer]
         self._seen[peer] = Seen(0, identity, said_in, written)

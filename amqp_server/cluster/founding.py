@@ -1,10 +1,10 @@
-"""Finds out which cluster a node belongs to, from what nodes tell each other when they meet.
+"""Finds out which cluster a node belongs to, from the first messages on links.
 
 A cluster is founded when all configured nodes see one another for the first time, each with an empty data
-directory: then each notes the identities of all those directories. A node whose directory is not among them
-has lost its disk, or is new. In both cases it has no memory, does not vote in groups that may be older, and
-is filled by the others. One of the nodes may have stood alone before: then the cluster begins with its data,
-see adoption.
+directory: then each node notes the identities of all these directories. A node whose directory is not among
+them has lost its disk, or is new. In both cases it has no earlier state, does not vote in groups that may be
+older, and is filled by the others. One of the nodes may have run without a cluster before: then the cluster
+begins with its data, see adoption.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Fate(Protocol):
 
     @property
     def topology_index(self) -> int:
-        """How far this node has read the log of group 0."""
+        """Index up to which this node has read the log of group 0."""
 
     def belong(self, founded: Founded) -> None:
         """This node belongs to this cluster from now on."""
@@ -43,22 +43,22 @@ class Fate(Protocol):
         """All other nodes are linked and empty: the cluster may begin with the data of this node."""
 
     def overtaken(self, incarnation: int) -> None:
-        """The cluster knows of a start of this node with this number, which
-        is higher than the present one.
-        """
+        """The cluster knows of a start of this node with this number, which is higher than this start's."""
 
     def go(self, why: str) -> None:
         """This node must leave the cluster, and must not start again as a member."""
 
     def refuse(self, why: str) -> None:
-        """This node can't take part with its directory, which may still be used in another way."""
+        """This node cannot take part with its directory, which may still be used in another way."""
 
 
 class Founding:
     def __init__(
         self, directory: Directory, node: str, nodes: list[str], brings: str, incarnation: int, fate: Fate
     ) -> None:
-        """`nodes` are the configured names; `brings` is this node's directory if it has stood alone."""
+        """`nodes` are the configured names; `brings` is this node's directory if it has run without a
+        cluster.
+        """
         self._directory = directory
         self._node = node
         self._nodes = sorted(nodes)
@@ -102,7 +102,8 @@ class Founding:
             self._found(peer, about)
 
     def _was_removed(self, about: About) -> bool:
-        """True if the others know that this node was removed, and it has not read that in the log itself.
+        """True if the others know that this node was removed, and this node has not read its removal in the
+        log.
 
         False for a node that joins again with another directory and has yet to read both in the log.
         """
@@ -142,16 +143,16 @@ class Founding:
             self._fate.belong(Founded(self.identities(), name=self._node))
 
     def bringing(self) -> dict[str, str]:
-        """Return the other nodes that have stood alone, with their data directories."""
+        """Return the other nodes that have run without a cluster, with their data directories."""
         return {name: about.brings for name, about in self._abouts.items() if about.brings}
 
     def identities(self) -> dict[str, str]:
-        """Return the directories of all nodes; all have announced theirs."""
+        """Return the identities of the directories of all nodes; all nodes have announced them."""
         others = {name: self._abouts[name].identity for name in self._nodes if name != self._node}
         return others | {self._node: self._directory.identity}
 
     def _choose_one(self, bringing: dict[str, str]) -> None:
-        """Refuse: several nodes have stood alone, and their data can't be merged."""
+        """Refuse: several nodes have data of their own, which cannot be merged."""
         (first, first_data), (second, second_data) = sorted(bringing.items())[:2]
         why = CHOOSE_ONE.format(first=first, first_data=first_data, second=second, second_data=second_data)
         if self.brings:

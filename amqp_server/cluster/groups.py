@@ -41,7 +41,7 @@ def _members(voters: tuple[str, ...]) -> Members:
 
 class Loadable(StateMachine, Protocol):
     def load(self, state: bytes) -> None:
-        """Start from a snapshot of this node's own."""
+        """Start from this node's own snapshot."""
 
 
 class Groups:
@@ -64,7 +64,7 @@ class Groups:
         self._lost_before = lost_before
 
     def found(self, recovered: Mapping[int, RecoveredGroup], lost_before: int) -> None:
-        """Note the groups that are on disk, and up to which index of group 0 it may lack some."""
+        """Note the groups on disk, and the index of group 0 up to which the disk may lack groups."""
         self._recovered = dict(recovered)
         self._lost_before = lost_before
 
@@ -73,8 +73,8 @@ class Groups:
         self._lost_before = lost_before
 
     def has_all_after(self, index: int) -> int:
-        """The disk lacks no group declared after this index of group 0;
-        return up to which it may lack some.
+        """The disk lacks no group declared after this index of group 0; return the index up to which it may
+        lack some.
         """
         self._lost_before = min(index, self._lost_before)
         return self._lost_before
@@ -88,7 +88,7 @@ class Groups:
         return index_of(group_id) <= self._lost_before and group_id not in self._recovered
 
     def warm(self, group_id: int, done: Callable[[], None]) -> bool:
-        """True if a group can be read again and opened without a wait for the disk; else `done` is called
+        """True if a group can be read again and opened without waiting for the disk; else `done` is called
         when it can.
         """
 
@@ -111,7 +111,7 @@ class Groups:
         self.replicas.drop(group_id)
 
     def others_go_on(self, group_id: int) -> bool:
-        """True if a group that stopped here goes on elsewhere."""
+        """True if a group that stopped here continues on other nodes."""
         return self.replicas.others_go_on(group_id)
 
     def open(
@@ -123,7 +123,8 @@ class Groups:
     ) -> None:
         """Open the group of a queue that this node is a member of.
 
-        `late`: the group existed before. This node may have been a member once, and have forgotten its votes.
+        `late`: the group existed before. This node may have been a member before, and may have forgotten its
+        votes.
         """
         node = self.replicas.node
         known = queue.queue_id in self._recovered

@@ -69,7 +69,7 @@ class ClusterHosts:
         #: Hosts of quorum queues and streams that this node is a member of.
         self.grouped: dict[int, Any] = {}
         self._dropped_unclaimed = False
-        #: Queues whose groups this node is to leave once the others have removed it.
+        #: Queues whose groups this node leaves when the others have removed it.
         self.leaving: dict[int, Queue] = {}
         #: Queues whose groups have stopped on this node; the others must be told.
         self.stopped: dict[int, Queue] = {}
@@ -85,8 +85,8 @@ class ClusterHosts:
             if node in queue.members:
                 return self._begun(queue, self._group_host(queue))
             if self._groups.is_kept(queue.queue_id) or self._is_counted_on(queue):
-                # The node stopped, or was away, before the others had removed it, and they may still need its
-                # vote.
+                # The node stopped, or was unreachable, before the others had removed it, and they may still
+                # need its vote.
                 self.leaving[queue.queue_id] = queue
                 return self._begun(queue, self._group_host(queue))
             return self._remote_host(queue)
@@ -105,14 +105,15 @@ class ClusterHosts:
         return host
 
     def _is_counted_on(self, queue: Queue) -> bool:
-        """True if a group began with this node that the node has never heard of: it may lack this node's vote
-        for its first leader. A node that may have voted and forgotten it must not vote again.
+        """True if a group began with this node as a member, and this node has never heard of the group: the
+        group may need this node's vote for its first leader. A node that may have voted and forgotten its
+        vote must not vote again.
         """
         founder = self._groups.replicas.node in queue.record.founders
         return founder and queue.unknown and not self._groups.may_have_forgotten(queue.queue_id)
 
     def expect(self, queue: Queue) -> None:
-        """Keep messages of other members to its group until it is opened here."""
+        """Keep messages of other members to the queue's group until the group is opened here."""
         if self._groups.replicas.node in queue.members:
             self._groups.replicas.unopened.expected[queue.queue_id] = None
 
@@ -134,7 +135,7 @@ class ClusterHosts:
 
     def configure(self, queue: Queue) -> None:
         queue_id = queue.queue_id
-        # Both exist while the queue moves from one to the other.
+        # Both hosts exist while the queue moves from one to the other.
         remote, grouped = self.remote.get(queue_id), self.grouped.get(queue_id)
         if remote is not None:
             remote.configure(queue.settings)
@@ -146,9 +147,7 @@ class ClusterHosts:
             self._local.configure(queue)
 
     def drop_unclaimed(self, applied: int) -> None:
-        """Delete segments of streams that do not live on this node; only of
-        queues declared up to this index.
-        """
+        """Delete segments of streams that are not on this node; only of queues declared up to this index."""
         if self._dropped_unclaimed:
             return
         self._dropped_unclaimed = True
@@ -167,7 +166,7 @@ class ClusterHosts:
         if host is not None:
             leader: str = host.group.leader
             return leader
-        # A node that runs no member only knows the preferred leader, and that it does not lead itself.
+        # A node without a member only knows the preferred leader, and that it is not the leader itself.
         preferred = queue.record.leader
         return "" if preferred == self._groups.replicas.node else preferred
 
@@ -184,7 +183,7 @@ class ClusterHosts:
         return RemoteReply(turn, token, home, replicas.links, replicas.node, replicas.incarnation)
 
     def reached(self) -> None:
-        """A link is up: groups that this node is to lead need not wait for an election timeout."""
+        """A link is up: groups that this node should lead need not wait for an election timeout."""
         replicas = self._groups.replicas
         node, up = replicas.node, {replicas.node, *replicas.links.connected()}
         topology = replicas.groups.get(GROUP)
@@ -195,7 +194,9 @@ class ClusterHosts:
                 _hurry(host.group, up)
 
     def _group_host(self, queue: Queue, *, late: bool = False) -> MemberHost:
-        """Make the host of a queue that this node is a member of. `late`: it joined after the beginning."""
+        """Make the host of a queue that this node is a member of. `late`: this node joined after the queue
+        was declared.
+        """
         if queue.type.is_stream:
             return self._stream_group_host(queue, late=late)
         if queue.type.is_group:
@@ -296,13 +297,13 @@ class ClusterHosts:
         """Choose the members of a new quorum queue, its leader first: nodes of different zones, with the
         fewest leaders and members.
 
-        A node that all members reach comes before one that leads few queues.
+        A node that all members reach is preferred to a node that leads few queues.
         """
         return self._place(parsed, 1, parsed.leader_locator or self._config.queue_leader_locator)[0]
 
     def place_all(self, parsed: QueueArguments, count: int) -> list[tuple[str, ...]]:
-        """The same for queues that belong together; each placement counts for the next ones. Unless they were
-        declared so, they are not all led by the client's node.
+        """Choose the members of queues that belong together; each placement counts for the next ones. Unless
+        declared so, the client's node does not lead all of them.
         """
         return self._place(parsed, count, parsed.leader_locator or "balanced")
 
@@ -323,7 +324,7 @@ class ClusterHosts:
     def _place_one(
         self, size: int, locator: str, leaders: dict[str, int], members: dict[str, int]
     ) -> tuple[str, ...]:
-        """Choose the members of one queue, given how many queues each node leads, and how many it is a member
+        """Choose the members of one queue, given the numbers of queues that each node leads and is a member
         of.
         """
         own = self._groups.replicas.node
@@ -367,7 +368,7 @@ class ClusterHosts:
             self._move_here(queue, self._group_host(queue, late=True))
 
     def _move_here(self, queue: Queue, after: MemberHost) -> None:
-        """Let this node's own member serve the queue, once another one has answered all pending commands."""
+        """Let this node's own member serve the queue when the other one has answered all pending commands."""
         before = self.remote[queue.queue_id]
         moving: Any = before
 
@@ -400,7 +401,7 @@ class ClusterHosts:
         before: Any = self.grouped.pop(queue_id)
         served = self.remote.get(queue_id)
         if served is not None:
-            # The queue was about to move here: it stays at the other nodes.
+            # The queue was about to move here: it stays on the other nodes.
             before.hand_over(served)
             served.resume()
             return
@@ -457,7 +458,7 @@ class ClusterHosts:
         if queue.deleted:
             return
         if queue.queue_id not in self.stopped:
-            # This node has left the group meanwhile; other members serve its clients.
+            # This node has left the group meanwhile; other members serve the clients.
             return
         if self._groups.warm(queue.queue_id, partial(self._stored, queue, attempt, done)):
             self._services.turn.contain(queue, self._begin_anew, queue, attempt, done)

@@ -23,10 +23,10 @@ Handler = Callable[[str, memoryview], None]
 class IncomingFrames:
     """Takes the frames of all links, each read in one turn.
 
-    It also notices if this process stood still so long that the others may have gone on without it. The
-    frames in its sockets are then outdated: from them, this node might deliver messages that other consumers
-    have got and acked meanwhile. So all sessions begin anew, and this node leads nothing until the others
-    have told it the present state.
+    It also notices if this process was paused so long that the others may have continued without it. Then the
+    frames in its sockets are outdated: from them, this node might deliver messages that other consumers have
+    got and acked meanwhile. So all sessions begin anew, and this node leads no group until the others have
+    told it the current state.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class IncomingFrames:
         distrust: Callable[[], None],
     ) -> None:
         """`handlers` are for the kinds of frames that `dispatch` does not know. `distrust` is called when
-        this process stood still for longer than `asleep_ms_max`.
+        this process was paused for longer than `asleep_ms_max`.
         """
         self._turn = turn
         self._clock = clock

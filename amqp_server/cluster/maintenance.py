@@ -1,4 +1,4 @@
-"""Periodic work of a group's leader: its members, the place of the leader, and leftovers to delete."""
+"""Periodic work of a group's leader: its members, the choice of the leader, and leftovers to delete."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ logger = logging.getLogger("mqd.cluster")
 
 #: A node that has been down for this many times `node_down_ms` loses its transient and exclusive queues.
 LOST_FACTOR = 10
-#: Groups at rest whose log is cut in one round.
+#: Idle groups whose log is cut in one round.
 CUT_GROUPS = 20
 #: A log is cut only if this many times its size is at least the size of the snapshot.
 CUT_GROWTH = 8
@@ -91,7 +91,7 @@ class Maintenance:
         if not unnamed:
             self._adjust_members(group, nodes)
         elif not self._founded:
-            # All of them, or those that the previous leader did not reach.
+            # Propose all nodes, or those that the previous leader did not reach.
             self._founded = True
             addresses = self._addresses()
             for name in unnamed:
@@ -107,8 +107,8 @@ class Maintenance:
         self._raise_version(nodes)
 
     def _raise_version(self, nodes: Collection[str]) -> None:
-        """Raise queues to a version once all nodes know it. A node that is away may come back with the old
-        one.
+        """Raise queues to a version when all nodes know it. An unreachable node may come back with the old
+        version.
         """
         links, own = self._replicas.links, self._replicas.node
         connected = links.connected()
@@ -121,8 +121,8 @@ class Maintenance:
             self._replication.submit(RaiseVersion(known))
 
     def _look_after_lost(self, node: str) -> None:
-        """Delete transient and exclusive queues of a node that has been away for long: clients declare them
-        anew elsewhere.
+        """Delete transient and exclusive queues of a node that has been down for a long time: clients declare
+        them again on other nodes.
         """
         if self._replicas.incarnations.get(node) is not None or self._reach.is_alive(node):
             self._down_since.pop(node, None)
@@ -189,7 +189,7 @@ class Maintenance:
         return ready > len(voters) // 2
 
     def _replaces(self, name: str, members: Members) -> bool:
-        """True if the group has a majority without this node once the other one leads; else leadership would
+        """True if the group has a majority without this node when the other node leads; else leadership would
         come back.
         """
         everyone, reach = members.everyone(), self._reach
@@ -212,7 +212,7 @@ class Maintenance:
                     self._replicas.send(name, frames.stopped(queue_id, incarnation - 1))
 
     def _grow(self, queue: Queue) -> None:
-        """Grow a queue to its declared target size, as soon as there are nodes for it."""
+        """Add members to a queue up to its declared target size, as soon as there are nodes for them."""
         target = queue.effective.target_group_size
         if target is None or len(queue.members) >= min(target, len(self._roster.staying)):
             return
@@ -238,7 +238,7 @@ class Maintenance:
     # -- leaders ---------------------------------------------------------------------------------------------
 
     def _move(self, group: Group, preferred: str) -> int:
-        """Hand a group to the node that is to lead it, if that node is ready; return whether it was done."""
+        """Hand a group to its preferred leader, if that node is ready; return whether it was done."""
         core = group.core
         if preferred == self._replicas.node or preferred not in core.members.voters:
             return 0

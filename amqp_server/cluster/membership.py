@@ -1,8 +1,8 @@
 """Which cluster a data directory belongs to, and whether the node may use it.
 
 An old copy of a directory is dangerous: the node has voted and acknowledged entries since then, and does not
-remember. Only the others can know. They note each start of a node and how much its disk has written, and tell
-the node when they meet it again.
+remember it. Only the other nodes can know. They note each start of a node and how much its disk has written,
+and tell the node on the next link.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 TABLE, FOUNDED, INCARNATION, OUT = "cluster", "founded", "incarnation", "out"
 BEGAN = "began"
 
-#: Least distance between the numbers of two starts of a node. A node that left a group and joined again
+#: Minimum distance between the numbers of two starts of a node. A node that left a group and joined again
 #: counts up from the number of its start: see quorum_queue.cluster.replicas.Replicas.own_in.
 STARTS_APART = 1_000
 SALTS = 1 << 16
@@ -66,8 +66,8 @@ class Founded(msgspec.Struct, frozen=True):
 
     @property
     def forgotten_before(self) -> int:
-        """Groups declared up to this index of group 0 may be older than this node's disk, if they are not on
-        it.
+        """Index of group 0: groups declared up to it may be older than this node's disk, if they are not on
+        the disk.
         """
         if self.lost_before:
             return self.lost_before
@@ -97,9 +97,9 @@ class About(msgspec.Struct, frozen=True):
     founded: Founded | None
     #: Names of the nodes that the sender is configured with.
     peers: list[str] = []
-    #: What the sender has seen of the receiver.
+    #: The sender's knowledge of the receiver.
     seen: Seen = Seen()
-    #: Path of the sender's data directory, if the sender has stood alone and brings its data.
+    #: Path of the sender's data directory, if the sender has run without a cluster and brings its data.
     brings: str = ""
     #: All nodes of the cluster and their addresses, as the sender knows them. A node with an empty disk
     #: learns them only here.
@@ -126,9 +126,9 @@ class Directory:
     def begin(self, now_ms: int, salt: int) -> int:
         """Return a number higher than that of any earlier start with this directory.
 
-        It is also higher than those with a lost disk, unless the clock is behind: then the others know the
-        higher number. If the clock is behind, `salt` makes the number differ from that of a start that this
-        directory has forgotten, because a copy of it was put back.
+        It is also higher than the numbers of starts with a lost disk, unless the clock is behind: then the
+        others know the higher number. If the clock is behind, `salt` makes the number differ from that of a
+        start that this directory has forgotten, because a copy of it was put back.
         """
         first = self.before + STARTS_APART
         incarnation = now_ms if now_ms >= first else first + salt % SALTS
@@ -156,7 +156,7 @@ class Directory:
         self._metadata.put(TABLE, OUT, why.encode())
 
     def check(self, data_dir: str, name: str) -> None:
-        """Raises ClusterError if this node of a cluster cannot use the directory."""
+        """Raise ClusterError if this node of a cluster cannot use the directory."""
         if self._out:
             raise ClusterError(f"{data_dir}: {self._out}")
         if self.founded is not None and self.founded.name != name:
@@ -166,7 +166,8 @@ class Directory:
 
     def turned_back(self, node: str, founded: Founded, seen: Seen, incarnation: int) -> bool:
         """Return whether another node has seen a later state of this directory: then it is an old copy."""
-        # A disk that is new to the cluster, and has no batch in its log yet, cannot know of earlier starts.
+        # A disk that is new to the cluster, and has no batch in the cluster's log yet, cannot know of earlier
+        # starts.
         own = founded.nodes.get(node) == self.identity
         begun = own or self._began or (self.founded is not None and self.founded.lost_before > 0)
         if begun and self.before and self.before < seen.incarnation != incarnation:
@@ -175,7 +176,7 @@ class Directory:
 
 
 def check_alone(metadata: Metadata, data_dir: str) -> None:
-    """Raises ClusterError for the directory of a node of a cluster."""
+    """Raise ClusterError for the directory of a node of a cluster."""
     for name, value in metadata.items(TABLE):
         if name == FOUNDED:
             node = msgspec.json.decode(value, type=Founded).name

@@ -42,7 +42,7 @@ from quorum_queue.raft.members import Members
 
 logger = logging.getLogger("mqd.cluster")
 
-#: Between two log lines of a node that waits for others before it can serve, s.
+#: Interval of log lines of a node that waits for others before it can serve, s.
 WAITING_S = 5.0
 #: If the queue time changes by this much, hosts check their timers again, ms.
 TIME_CHANGED_MS = 500
@@ -68,7 +68,7 @@ class ClusterNode:
         self.roster = parts.roster
         self.replication = parts.replication
         self.hosts = hosts
-        # A node that has stood alone brings its data.
+        # A node that has run without a cluster brings its data.
         brings = config.data_dir if len(broker.access.users) else ""
         self._founding = Founding(
             parts.directory, self.node, list(config.peer_addresses), brings, self.incarnation, self
@@ -96,11 +96,11 @@ class ClusterNode:
         )
         #: Set when all other nodes are linked and empty.
         self._awaited = trio.Event()
-        #: Reason why this node has to stop; empty if it need not.
+        #: Set when this node has to stop; the reason is in `_why_out`.
         self._out = trio.Event()
         self._why_out = ""
         self._again = False
-        #: True if the first batch of this start is in the log.
+        #: True if the first batch of this node's start is in the log.
         self._began = False
         #: When entries of the topology were given up, and whether this node has proposed its own topology.
         self._given_up_ms = 0
@@ -137,7 +137,7 @@ class ClusterNode:
     # -- belonging -------------------------------------------------------------------------------------------
 
     def check_directory(self) -> None:
-        """Raises ClusterError if the data directory is not that of this node of a cluster."""
+        """Raise ClusterError if the data directory does not belong to this node of a cluster."""
         self._parts.directory.check(self._config.data_dir, self.node)
 
     @property
@@ -214,7 +214,7 @@ class ClusterNode:
         self.mesh.send(peer, [bytes((frames.ABOUT,)), msgspec.msgpack.encode(about)])
 
     def refusal(self, hello: Hello) -> str:
-        """Refuse a node that can't apply the version of this cluster's queues: it would lose messages."""
+        """Refuse a node that cannot apply the version of this cluster's queues: it would lose messages."""
         known, wanted = versions.newest_of(hello.features), self.roster.version
         if known >= wanted:
             return ""
@@ -233,7 +233,7 @@ class ClusterNode:
 
     @property
     def topology_index(self) -> int:
-        """How far this node has read the log of group 0."""
+        """Index up to which this node has read the log of group 0."""
         group = self.replication.group
         return group.applied if group is not None else 0
 
@@ -280,12 +280,12 @@ class ClusterNode:
     def _may_come(self, queue_id: int) -> bool:
         """True if this node serves, and a queue with this id may still be declared here.
 
-        A node that is catching up has a long way to go: other members of the queue can serve it meanwhile.
+        A node that is catching up may need a long time: other members of the queue can serve it meanwhile.
         """
         return bool(self.catalog.last_own_batch()) and self.replicas.unopened.may_come(queue_id)
 
     def flush(self) -> None:
-        """Tell the others how far the topology is here. See amqp_server.turn.Gatherer."""
+        """Tell the others up to which index the topology is applied here. See amqp_server.turn.Gatherer."""
         # Until its first batch is applied a node is catching up, and gets no new queues.
         if self.catalog.last_own_batch():
             self._parts.topology_progress.applied_here(self.topology_index)
@@ -310,9 +310,7 @@ class ClusterNode:
             self._out.set()
 
     def overtaken(self, incarnation: int) -> None:
-        """Restart the process with a higher number than this: the present number is used all over the
-        process.
-        """
+        """Restart the process with a higher number than this: the whole process uses the current number."""
         if self._began or self._why_out:
             # After the first batch only another process under this node's name can have such a number.
             return
@@ -326,7 +324,9 @@ class ClusterNode:
         self._parts.commits.request(self._out.set)
 
     async def _leave(self) -> None:
-        """Raises ClusterError when this node has to go, StartAgain when it has to come back."""
+        """Wait until this node has to stop. Raises ClusterError when it must leave, StartAgain when it must
+        restart.
+        """
         await self._out.wait()
         if self._again:
             raise StartAgain(self._why_out)
@@ -465,18 +465,16 @@ class ClusterNode:
             self.maintenance.look()
 
     def _give_up_losses(self) -> None:
-        """Give up entries of the topology if the operator who started this node has named the first of them.
+        """Give up entries of the topology if the operator has named the first of them at this start.
 
-        Before the topology is read, a node has no user that could ask it for anything.
+        Before the topology is read, a node has no users, so no request could do this.
         """
         lost = self._config.accept_topology_loss and self.replicas.lost_entries.waiting_for_operator(GROUP)
         if lost and min(lost) == self._config.accept_topology_loss:
             self.replicas.lost_entries.accept(GROUP)
 
     def _restate(self, now: int) -> None:
-        """Propose this node's topology for all nodes if entries were given up which only its records may
-        have.
-        """
+        """Propose this node's topology for all if entries were given up that only its records may have."""
         if not self.roster.given_up.first:
             self._given_up_ms = now
         late = self.leads_topology and now - self._given_up_ms >= RESTATE_LATE_MS
@@ -539,7 +537,7 @@ class ClusterNode:
         return group is not None and not self.roster.unnamed(group.core.members.voters)
 
     async def _patiently(self, wait: Callable[[], Awaitable[object]]) -> None:
-        """Wait, and log now and then for which nodes."""
+        """Wait, and log from time to time which nodes are missing."""
         waiting = True
         while waiting:
             with trio.move_on_after(WAITING_S):
@@ -549,7 +547,7 @@ class ClusterNode:
                 logger.warning("waiting for the cluster; %s", "; ".join(self._awaits()))
 
     def _awaits(self) -> list[str]:
-        """Return a text that says what this node waits for before it can serve."""
+        """Return a text with the reason why this node cannot serve yet."""
         known, connected = self.roster.nodes or self._config.peer_addresses, self.mesh.connected()
         missing = [name for name in known if name != self.node and name not in connected]
         reasons = ["nodes that cannot be reached: " + ", ".join(missing)] if missing else []

@@ -69,9 +69,7 @@ class ClusterParts:
 
 
 def begin(environment: Environment, clock: Clock) -> tuple[Directory, int]:
-    """Return this node's directory, and the number of this start, which is
-    durable before other nodes see it.
-    """
+    """Return this node's directory, and the number of this start, which is on disk before others see it."""
     directory = Directory(environment, environment.node_id, environment.written)
     incarnation = directory.begin(clock.wall_ms(), salt=clock.monotonic_ms())
     environment.flush()
@@ -79,7 +77,7 @@ def begin(environment: Environment, clock: Clock) -> tuple[Directory, int]:
 
 
 def make_mesh(config: Config, environment: Environment, incarnation: int, listening: socket.socket) -> Mesh:
-    """Raises ClusterError for a secret or certificates that cannot be used."""
+    """Make the mesh of links. Raises ClusterError for a secret or certificates that cannot be used."""
     return Mesh(
         node=config.node,
         incarnation=incarnation,

@@ -29,8 +29,8 @@ class Peers:
 
     def flush(self) -> None:
         self._topology_progress.flush()
-        # Piggyback on outgoing frames, above all on the answers that follow a commit: a frame of its own
-        # would wake the others.
+        # Piggyback on outgoing frames, above all on the answers that follow a commit: a separate frame would
+        # wake the others.
         waiting = self._mesh.waiting()
         if waiting:
             self._disk_progress.tell(waiting)

@@ -1,5 +1,5 @@
-"""Counts the queues that each node is to lead, and is a member of: the
-placement of new queues depends on it.
+"""Counts the queues that each node should lead, and is a member of: the placement of new queues depends on
+these counts.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from amqp_server.broker.records import QueueRecord
 
 
 class Placed:
-    """Updated with each change: to count ten thousand queues for each new one would take longer than to
-    declare it.
+    """Updated with each change: counting ten thousand queues for each new one would take longer than its
+    declaration.
     """
 
     def __init__(self) -> None:

@@ -1,5 +1,5 @@
-"""Questions of one node's management to the others, over the links: an
-answer comes in parts, or not at all.
+"""Questions of one node's management API to the others, over the links: an answer comes in parts, or not at
+all.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from quorum_queue.cluster import frames
 
 log = logging.getLogger("mqd.management")
 
-#: Most questions of one node that are answered at a time, and bytes that may wait for the link to it before
-#: the next part is made.
+#: Maximum number of questions of one node that are answered at a time, and bytes that may wait for the link
+#: to it before the next part is made.
 QUESTIONS_MAX = 64
 WAITING_BYTES = 1 << 20
 LOOK_S = 0.005
@@ -56,7 +56,7 @@ class Questions:
         self._bytes_max = bytes_max
         self._number = 0
         self._waiting: dict[int, _Waiting] = {}
-        #: How many of each node's questions are being answered.
+        #: Number of questions that are being answered, by node.
         self._answering: dict[str, int] = {}
         self._nursery: trio.Nursery | None = None
         self._answerer: Answerer | None = None
@@ -82,7 +82,7 @@ class Questions:
         return waiting.parts
 
     def answered(self, peer: str, number: int, *, last: bool, part: bytes) -> None:
-        """A part of an answer has come."""
+        """A part of an answer has arrived."""
         waiting = self._waiting.get(number)
         if waiting is None or waiting.peer != peer:
             return
@@ -111,7 +111,7 @@ class Questions:
                 self._nursery = self._answerer = None
 
     def asked(self, peer: str, number: int, question: bytes) -> None:
-        """Answer a node's question. An empty answer means that there is none."""
+        """Answer a node's question. An empty answer means that this node cannot answer."""
         if self._nursery is None or self._answering.get(peer, 0) >= QUESTIONS_MAX:
             self._links.send(peer, frames.answer(number, b"", last_part=True))
             return

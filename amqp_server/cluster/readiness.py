@@ -1,4 +1,4 @@
-"""Tells whether this node can change the topology now, with the reason if it cannot."""
+"""Finds out whether this node can change the topology now, with the reason if it cannot."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ NO_LEADER = "the node that leads the cluster's topology is not reachable from he
 
 
 def obstacle(group: Group | None) -> str:
-    """Return the reason why this node can't change the topology, whose group this is; empty if it can."""
+    """Return the reason why this node cannot change the topology; `group` is the topology's group. Empty if
+    it can.
+    """
     if group is None or not has_majority(group):
         return NO_MAJORITY
     return "" if group.leader else NO_LEADER

@@ -10,12 +10,12 @@ from quorum_queue.links.mesh import Mesh
 
 #: Time that links with a removed node stay open, ms.
 LEAVE_MS = 2_000
-#: Time after which a removed node that still dials may have a link again, to be told again, ms.
+#: Time after which a removed node that still dials may have a link again, to get the message again, ms.
 REMIND_MS = 10_000
 
 
 class RemovedNodes:
-    """The removed nodes that this node has yet to tell."""
+    """The removed nodes that this node still has to tell."""
 
     def __init__(self, mesh: Mesh, roster: Roster, clock: Clock) -> None:
         self._mesh = mesh
@@ -48,7 +48,7 @@ class RemovedNodes:
                 self._leaving.setdefault(name, self._clock.monotonic_ms() + LEAVE_MS)
 
     def end_links(self) -> None:
-        """End the links with nodes that had time to read it."""
+        """End the links with nodes that had time to read the message."""
         now = self._clock.monotonic_ms()
         for name in [name for name, at in self._leaving.items() if at <= now]:
             del self._leaving[name]

@@ -1,4 +1,4 @@
-"""Changes of the topology, by way of group 0. See amqp_server.broker.replication."""
+"""Changes of the topology, made through group 0. See amqp_server.broker.replication."""
 
 from __future__ import annotations
 

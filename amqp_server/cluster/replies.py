@@ -15,12 +15,12 @@ from quorum_queue.cluster.ports import Links
 from quorum_queue.machine.entries import decode_entry, encode_batch, encode_entry
 from quorum_queue.ports import Turn
 
-#: Replies of one turn are cut into frames of about this size.
+#: Replies of one turn are split into frames of about this size.
 FRAME_BYTES = 1 << 20
 
 
 class RemoteReply:
-    """Takes the place of a queue's host, like ReplyHost on the client's own node. See broker.queue.Target."""
+    """Stands for a queue's host, like ReplyHost on the client's own node. See broker.queue.Target."""
 
     counts_bytes = False
     wants_ids = False

@@ -1,4 +1,4 @@
-"""The nodes of the cluster, and the topology's log's data about each. The catalog writes it, many read it."""
+"""The nodes of the cluster, and the data about each from the topology's log. Only the catalog writes it."""
 
 from __future__ import annotations
 

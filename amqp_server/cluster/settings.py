@@ -40,7 +40,7 @@ def secret(config: Config) -> bytes:
 
 
 def tls(config: Config) -> tuple[ssl.SSLContext, ssl.SSLContext] | None:
-    """Contexts for both ends of a link: each shows its certificate and requires the other's.
+    """Return contexts for both ends of a link: each presents its certificate and requires the other's.
 
     Raises ClusterError.
     """
@@ -63,7 +63,7 @@ def tls(config: Config) -> tuple[ssl.SSLContext, ssl.SSLContext] | None:
 
 
 class LinksTls:
-    """The TLS contexts of the links, made anew when their files have changed: later links get the new
+    """The TLS contexts of the links, made again when their files have changed: later links get the new
     certificate.
     """
 
@@ -79,7 +79,7 @@ class LinksTls:
         )
 
     def reload(self) -> None:
-        """Read the files again if they have changed. If they can't be used, keep the present contexts."""
+        """Read the files again if they have changed. If they cannot be used, keep the current contexts."""
         if not self._config.cluster_tls_cert_file:
             return
         stamps = self._read_stamps()

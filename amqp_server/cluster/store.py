@@ -1,8 +1,8 @@
 """The groups' store in the form that replication needs.
 
 Lost entries are reported with the Raft core's own exception. Entries that another node sends along with a
-snapshot are kept aside, as a group of their own: until the snapshot is taken over, this node's log is valid,
-and may have another entry at the same index.
+snapshot are kept aside, as a separate group: until the snapshot is installed, this node's log is valid, and
+may have another entry at the same index.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class GroupStore(Groups):
         self.keep(group | ASIDE, entries)
 
     def read(self, group: int, low: int, high: int, max_bytes: int) -> list[StoredEntry]:
-        """Raises quorum_queue.raft.errors.EntryLost."""
+        """Read entries of a group. Raises quorum_queue.raft.errors.EntryLost."""
         try:
             return super().read(group, low, high, max_bytes)
         except errors.EntryLost as error:

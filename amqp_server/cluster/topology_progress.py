@@ -1,6 +1,7 @@
-"""How far each node has applied the topology, and the clients that wait until all nodes have.
+"""The topology index that each node has applied, and the clients that wait until all nodes have applied one.
 
-They also wait for a live node that this node does not reach: a node that reaches both passes on its progress.
+Clients also wait for a live node that this node does not reach: a node that reaches both passes on its
+progress.
 """
 
 from __future__ import annotations

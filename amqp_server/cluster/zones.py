@@ -1,7 +1,7 @@
-"""Failure domains: each node says in the handshake of its links in which zone it is.
+"""Failure domains: each node announces its zone in the handshake of its links.
 
-Members of a queue are chosen from different zones if there are enough. A node without a zone, or one that
-this node has not had a link with since its start, counts as a zone of its own.
+Members of a queue are chosen from different zones if there are enough. A node without a zone, or one without
+a link to this node since its start, counts as a separate zone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ PREFIX = "zone/"
 
 
 def features(zone: str) -> tuple[str, ...]:
-    """Return what a node in this zone announces."""
+    """Return the features that a node in this zone announces."""
     return (PREFIX + zone,) if zone else ()
 
 
@@ -39,7 +39,7 @@ class Zones:
         return sum(self._place(other) == place for other in others)
 
     def choose(self, first: str, ranked: Sequence[tuple[object, str]], count: int) -> tuple[str, ...]:
-        """Choose so many nodes, `first` included.
+        """Choose `count` nodes, including `first`.
 
         `ranked` are candidates with their ranks, best first: a worse rank is used only when the better ones
         are used up; within a rank the zone decides.

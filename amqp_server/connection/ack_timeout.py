@@ -1,9 +1,9 @@
 """Closes channels that hold a delivery without an ack for longer than `consumer_timeout_ms`.
 
-Deliveries have no time of their own, because that would cost something for every message. Instead the watch
-notes the next delivery tag of each channel a few times within the timeout: an unacked delivery below a tag
-that was noted a timeout ago is too old. So a channel is closed late, by up to a tenth of the timeout and at
-most a minute.
+Deliveries have no own time, because that would cost something for every message. Instead the watch notes the
+next delivery tag of each channel a few times within the timeout: an unacked delivery below a tag that was
+noted a timeout ago is too old. So a channel is closed late, by up to a tenth of the timeout and at most a
+minute.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from quorum_queue.boundary import Fatal
 if TYPE_CHECKING:
     from amqp_server.broker.broker import Broker
 
-#: Looks within one timeout, unless they would be further apart than RabbitMQ's, or very close.
+#: Number of looks within one timeout, unless the interval would be longer than RabbitMQ's, or very short.
 LOOKS = 10
 LOOK_MS_MIN, LOOK_MS_MAX = 100, 60_000
 #: Connections looked at within one turn.
@@ -33,7 +33,7 @@ class AckTimeout:
         self._broker = broker
         self._timeout_ms = broker.config.consumer_timeout_ms
         self._interval_ms = min(max(self._timeout_ms // LOOKS, LOOK_MS_MIN), LOOK_MS_MAX)
-        #: Connections that the present look has not reached yet, the next one last.
+        #: Connections that the current look has not reached yet, the next one last.
         self._left: list[Session] = []
         self._began_ms = 0
         #: For each channel with unacked deliveries: times of looks, and the tag of its next delivery then.
@@ -57,7 +57,7 @@ class AckTimeout:
                     if channel.unacked.count and not (channel.closed or channel.closing or channel.leaving):
                         self._look_at(session, channel, now_ms)
         if self._left:
-            # Let others have their turns in between.
+            # Other tasks have their turns in between.
             self._broker.timers.wake(self, now_ms + 1)
         else:
             self._before = {}

@@ -33,8 +33,8 @@ class Authentication:
     async def log_in(
         self, peer: str, name: str, password: str, waiting_max: int | None = None
     ) -> tuple[Outcome, str, Token | None]:
-        """Return the outcome, the reason of a refusal for the log, and the tags of a user of the HTTP
-        backend.
+        """Return the outcome, the reason of a refusal for the log, and the token with the tags of a user of
+        the HTTP backend.
         """
         checks, backend = self._checks, self._backend
         if backend is None:
@@ -61,14 +61,14 @@ class Authentication:
                 continue
             if token is not None:
                 return Outcome.ACCEPTED, "", token
-        # While the backend is away, its users have given no wrong password, and must not slow down others of
-        # their address.
+        # While the backend does not answer, its users have given no wrong password, and must not slow down
+        # other users of their address.
         if not failed or self._users.get(name) is not None:
             checks.failed(peer)
         return Outcome.REFUSED, UNANSWERED if failed else "", None
 
     async def asked_elsewhere(self, name: str, password: str) -> bool:
-        """Tell an administrator whether the HTTP backend takes this password."""
+        """Return whether the HTTP backend accepts this password, for an administrator's question."""
         if self._backend is None:
             return False
         try:
@@ -77,7 +77,7 @@ class Authentication:
             return False
 
     async def log_in_by_certificate(self, peer: str, name: str) -> tuple[Outcome, str, Token | None]:
-        """Tell whether the user in a certificate exists."""
+        """Check whether the user in a certificate exists."""
         if not name:
             return Outcome.REFUSED, "no certificate that names a user", None
         for kind in self._config.auth_backends:

@@ -1,7 +1,7 @@
 """Finds the user in a client's certificate, for the mechanism EXTERNAL. Follows RabbitMQ's
 ssl_cert_login_from.
 
-The certificate was verified before; callers check whether the user exists.
+The certificate is verified already; callers check whether the user exists.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-#: OpenSSL's names of attributes, and those that RabbitMQ writes (RFC 4514, and what Erlang knows beside it).
+#: OpenSSL's names of attributes, and the names that RabbitMQ writes (RFC 4514, and further ones that Erlang
+#: knows).
 _SHORT: Final = {
     "commonName": "CN",
     "countryName": "C",
@@ -90,7 +91,7 @@ def _attributes(certificate: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _escaped(value: str) -> str:
-    """RFC 4514, section 2.4."""
+    """Escape a value as in RFC 4514, section 2.4."""
     found = "".join("\\" + sign if sign in ',+"\\<>;' else sign for sign in value).replace("\0", "\\00")
     if found.startswith(("#", " ")):
         found = "\\" + found

@@ -1,4 +1,4 @@
-"""A client's socket, without TLS. It never waits: the poller knows when it is ready."""
+"""A client's socket, without TLS. It never waits: the poller notices when the socket is ready."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from quorum_queue.links.plain_wire import PlainWire
 
 #: Chunks given to the kernel at once (IOV_MAX is 1,024).
 GATHER_MAX = 512
-#: Chunks from this size on are not copied together first.
+#: Chunks of at least this size are not joined by copying first.
 GATHER_BYTES_MIN = 8192
-#: A chunk from this size on is never copied together: a slow socket that takes a little each time would have
-#: it copied again and again.
+#: Chunks of at least this size are never joined by copying: with a slow socket that takes a little each time,
+#: they would be copied again and again.
 LARGE_BYTES = 64 * 1024
 
 
 class ClientWire(PlainWire):
-    """Deliveries are many small chunks, for which copying is cheaper than gathering."""
+    """A client's socket. Deliveries are many small chunks, for which copying is cheaper than gathering."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""Tables of the functions that handle methods, on channel 0 and on the others."""
+"""Tables of the functions that handle methods, on channel 0 and on other channels."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _open(session: Session, method: commands.Connection.Open, payload: bytes) ->
 
 
 def _update_secret(session: Session, method: commands.Connection.UpdateSecret, payload: bytes) -> None:
-    # As bytes, like the response of a login.
+    # The secret as bytes, like the response of a login.
     secret = payload[8 : 8 + int.from_bytes(payload[4:8], "big")]
     session.update_secret(secret.decode(errors="replace"))
 

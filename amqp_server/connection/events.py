@@ -18,7 +18,9 @@ def _pid(session: Session, channel: int = 0) -> str:
 
 
 def _wanted(session: Session) -> Events | None:
-    """Clients within the node open no connection, so they cause no events."""
+    """Return the events if any are wanted. Clients within the node open no connection, so they cause no
+    events.
+    """
     events = session.broker.events
     return events if events is not None and session.is_open and events.wanted else None
 

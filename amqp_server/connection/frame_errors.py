@@ -9,14 +9,14 @@ if TYPE_CHECKING:
 
 
 def expected(assembly: Assembly) -> str:
-    """RabbitMQ's text for a frame out of turn."""
+    """RabbitMQ's text for an unexpected frame."""
     if assembly.header is None:
         return "expected content header for class 60, got non content header frame instead"
     return "expected content body, got non content body frame instead"
 
 
 def _binary(data: bytes) -> str:
-    """Print bytes as Erlang does: as text if all of it is printable."""
+    """Return bytes as Erlang prints them: as text if all of them are printable."""
     if data and all(32 <= octet < 127 for octet in data):
         return '<<"' + data.decode() + '">>'
     return "<<" + ",".join(map(str, data)) + ">>"

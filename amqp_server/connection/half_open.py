@@ -1,4 +1,4 @@
-"""Bounds the connections that have not logged in yet, in total and per address."""
+"""Limits the connections that have not logged in yet, in total and per address."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from amqp_server.config import Config
 
-#: Time before another connection of its address may take a connection's place, s.
+#: Time before another connection of the same address may take a connection's place, s.
 GRACE_S = 1.0
 
 
@@ -24,7 +24,7 @@ class HalfOpen:
     def __init__(self, source: str, began: float) -> None:
         self.source = source
         self.began = began
-        #: True while its password is checked, or waits for that: the client has done its part.
+        #: True while its password is checked, or waits for the check: the client has done its part.
         self.checking = False
         #: Ends the connection.
         self.drop: Callable[[], None] = _nothing
@@ -33,15 +33,15 @@ class HalfOpen:
 
 
 class HalfOpens:
-    """All half-open connections of the node. At the limit of an address, its oldest connection gives way to
-    its newest; at the limit of the node, the oldest of the address with most of them does.
+    """All half-open connections of the node. At the limit of an address, its oldest connection is closed for
+    its newest; at the limit of the node, the oldest connection of the address with most of them is closed.
 
-    So silent connections keep nobody out, neither from other addresses nor behind one proxy.
+    So silent connections cannot block others, neither from other addresses nor behind the same proxy.
     """
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        #: By address, the oldest first.
+        #: Half-open connections by address, the oldest first.
         self._by_source: dict[str, dict[HalfOpen, None]] = {}
         self._count = 0
 
@@ -68,7 +68,7 @@ class HalfOpens:
         return place
 
     def _give_way(self, places: dict[HalfOpen, None], now: float, *, fair: bool = False) -> bool:
-        """End one of these connections. Unless `fair`, only one that had time to log in and did not."""
+        """End one of these connections. Unless `fair`, only end one that had time to log in and did not."""
         late = (place for place in places if not place.checking and (fair or now - place.began > GRACE_S))
         victim = next(late, next(iter(places)) if fair else None)
         if victim is None:

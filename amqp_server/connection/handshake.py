@@ -18,7 +18,7 @@ from amqp_server.wire.frames import FRAME_BYTES_MIN
 if TYPE_CHECKING:
     from amqp_server.connection.session import Session
 
-#: Longer texts of clients, and larger sets of capabilities, are not shared between clients.
+#: Objects for longer texts of clients, and for larger sets of capabilities, are not shared between clients.
 SHARED_LENGTH_MAX = 64
 SHARED_CAPABILITIES_MAX = 32
 #: RabbitMQ's capabilities that this broker has, and three of its own.
@@ -84,13 +84,15 @@ def start_ok(session: Session, method: commands.Connection.StartOk, response: by
 
 @lru_cache(maxsize=64)
 def _capabilities(announced: tuple[tuple[str, bool], ...]) -> dict[str, bool]:
-    """Return the announced capabilities as one shared object for clients of one kind. Do not change it."""
+    """Return the announced capabilities as one shared object for all clients with the same ones. Do not
+    change it.
+    """
     return dict(announced)
 
 
 def _shared(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the table with shared objects for names and short texts, which
-    thousands of clients send alike.
+    """Return the table with shared objects for names and short texts, which are the same for thousands of
+    clients.
     """
     found: dict[str, Any] = {}
     for name, value in table.items():
@@ -108,7 +110,7 @@ def tune(session: Session) -> None:
 
 
 def tune_ok(session: Session, method: commands.Connection.TuneOk) -> None:
-    """Raises NotAllowed for limits beyond those offered."""
+    """Take the agreed limits. Raises NotAllowed for limits above those offered."""
     config = session.config
     _check("frame_max", method.frame_max, FRAME_BYTES_MIN, config.frame_max_bytes)
     _check("channel_max", method.channel_max, 1, config.channel_max)
@@ -127,7 +129,7 @@ def _check(field: str, value: int, least: int, most: int) -> None:
 
 
 def open_vhost(session: Session, method: commands.Connection.Open) -> None:
-    """Raises NotAllowed for a vhost that isn't there or that the user may not open."""
+    """Open a vhost. Raises NotAllowed if it does not exist or if the user may not open it."""
     broker = session.broker
     broker.vhost_records.check_open(method.virtual_host)
     broker.runtime.limits.check_connection(session.client.username, method.virtual_host)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import ssl
 
-#: A record of TLS that is a handshake begins with these bytes, whatever version it is.
+#: A TLS record with a handshake begins with these bytes in all versions.
 _HELLO = b"\x16\x03"
 _SOURCE_LINE = re.compile(r" \(_ssl\.c:\d+\)$")
 #: Explanations by OpenSSL's codes of errors in a certificate (x509_vfy.h).
@@ -48,7 +48,7 @@ def explained(error: Exception) -> str:
 def _meaning(error: ssl.SSLError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return _of_certificate(error.verify_code)
-    # Errors from elsewhere than OpenSSL have no reason.
+    # Errors that do not come from OpenSSL have no reason.
     reason: str = getattr(error, "reason", None) or ""
     if "_ALERT_" in reason:
         return next((text for name, text in _ALERTS.items() if reason.endswith(name)), "")

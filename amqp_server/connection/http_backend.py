@@ -1,11 +1,10 @@
-"""Asks a server of the operator's about logins and permissions, as RabbitMQ's rabbitmq_auth_backend_http
-does.
+"""Asks an operator's server about logins and permissions, as RabbitMQ's rabbitmq_auth_backend_http does.
 
-One question is one request, by Trio and without a thread. The number of requests at a time, the number of
-waiting questions and the time for an answer are bounded. Logins, which strangers can cause, get half of the
-places; clients that are logged in have the other half.
+One question is one request, with Trio and without a thread. The number of simultaneous requests, the number
+of waiting questions and the time for an answer are limited. Logins, which strangers can cause, get half of
+the places; clients that are logged in have the other half.
 
-Equal questions share one answer. An unanswered question counts as refused, and that is not remembered.
+Equal questions share one answer. An unanswered question counts as refused, and this result is not cached.
 Questions are never logged, because they contain passwords.
 """
 
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("mqd.connection")
 
-#: The status of answers, as with RabbitMQ: any other status is no answer.
+#: Status codes of answers, as with RabbitMQ: any other status is no answer.
 GOOD_STATUS = (200, 201)
 ALLOW, DENY = "allow", "deny"
 #: Longest time between two uses of one connection to the server, s.
@@ -52,7 +51,7 @@ class TooManyLogins(Exception):
 
 
 class _Asked:
-    """A question that is under way."""
+    """A question in progress."""
 
     __slots__ = ("waiting",)
 
@@ -77,7 +76,7 @@ class HttpBackend:
         self._log_limit = log_limit
         self._places = trio.CapacityLimiter(config.auth_http_requests_max)
         self._login_places = trio.CapacityLimiter(config.auth_http_requests_max // 2)
-        #: Questions and logins that are under way.
+        #: Number of questions and logins in progress.
         self._waiting = 0
         self._asked: dict[Question, _Asked] = {}
         #: Answers to logins, with the time until which they are valid, by a digest of name and password with
@@ -159,7 +158,7 @@ class HttpBackend:
     # -- permissions -----------------------------------------------------------------------------------------
 
     def _ask(self, question: Question, done: Callable[[bool], None]) -> None:
-        """Call `done` when the answer has come. See broker.access.answers.Ask."""
+        """Call `done` when the answer has arrived. See broker.access.answers.Ask."""
         assert self._nursery is not None
         asked = self._asked.get(question)
         if asked is None:
@@ -255,7 +254,7 @@ class HttpBackend:
 
 
 def _make_client(config: Config) -> httpx.AsyncClient:
-    """Raises BackendFailed."""
+    """Make the HTTP client. Raises BackendFailed."""
     import httpx
 
     quiet()
@@ -302,7 +301,7 @@ def _checked(tags: Sequence[str]) -> tuple[str, ...]:
 
 
 def _is_allowed(answer: str) -> bool:
-    """Raises BackendFailed."""
+    """Return whether the answer allows the question. Raises BackendFailed."""
     words: list[Any] = answer.split()
     if words[:1] == [DENY]:
         return False

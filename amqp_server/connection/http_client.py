@@ -10,12 +10,12 @@ import trio
 if TYPE_CHECKING:
     import httpx
 
-#: Depth to which the causes of an error are looked at.
+#: Maximum depth to which the causes of an error are followed.
 CAUSES_MAX = 16
 
 
 def quiet() -> None:
-    """The library logs URLs, and passwords may be in them."""
+    """Silence the library's log: it logs URLs, which may contain passwords."""
     for name in ("httpx", "httpcore"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
@@ -33,8 +33,8 @@ async def body_of(answer: httpx.Response, most: int) -> bytes | None:
 
 
 def reason(error: BaseException) -> str:
-    """Say why a request failed: the first error of the system or OpenSSL, which the library hides behind its
-    own errors.
+    """Return the reason why a request failed: the first error of the system or of OpenSSL, which the library
+    hides behind its own errors.
 
     Unlike other texts of the library, it contains nothing of the request.
     """

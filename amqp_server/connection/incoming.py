@@ -1,8 +1,8 @@
 """Reads bytes from one client: they become frames, and runs of publishes and acks become commands.
 
 The buffer is walked by offset and trimmed once. Publishes and acks, which are nearly all frames, go to
-`wire.intake` and `wire.acks` in runs; other content is put together here frame by frame; every other frame is
-the session's.
+`wire.intake` and `wire.acks` in runs; other content is assembled here frame by frame; the session handles all
+other frames.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ PIECE_SHARE = 4
 TAKEN_BYTES = 128 * 1024
 #: Acks that are taken before the turn may end.
 ACKS_MAX = 1024
-#: Memory of a route beside its names, and of a tuple of targets beside the targets, bytes.
+#: Memory of a route without its names, and of a tuple of targets without the targets, bytes.
 ROUTE_BYTES, TARGETS_BYTES = 600, 200
 
 #: Bytes assumed to come before tx.commit: as much as the kernel may keep on both sides of a socket.
@@ -134,20 +134,20 @@ class Incoming:
         self._generation = session.broker.generation
         #: Messages that were published and not yet handed to the queues.
         self.segments: list[Segment] = []
-        #: The hand-over to many queues that is under way.
+        #: The hand-over to many queues in progress.
         self._wide: Iterator[object] | None = None
-        #: Bytes of large messages that are being made ready for their queues.
+        #: Bytes of large messages that are being encoded for their queues.
         self._making_bytes = 0
         #: True if the client has published anything.
         self.published = False
-        #: True if connection.blocked was sent: while an alarm stands, publishes are held back.
+        #: True if connection.blocked was sent: while an alarm is raised, publishes are held back.
         self.blocked = False
         self._held_bytes = 0
-        #: Bytes that may be published in spite of an alarm, to finish messages; and whether that has been
-        #: done.
+        #: Bytes that may be published in spite of an alarm, to finish messages; and whether they were
+        #: published.
         self._pass_bytes = 0
         self._passed = False
-        #: True if too much is held back: read nothing more until the alarm is over.
+        #: True if too much is held back: read nothing more until the alarm is cleared.
         self.stalled = False
         #: True if the rest of a read waits until the client has taken answers, because one read may ask for
         #: any number of messages.
@@ -246,12 +246,14 @@ class Incoming:
         return pos
 
     def go_on(self) -> None:
-        """Handle the buffer: the login is done, an answer has come, or an alarm is over."""
+        """Handle the buffer: the login is done, an answer has arrived, or an alarm was cleared."""
         self._handle(self._tail)
 
     @property
     def backlogged(self) -> bool:
-        """True if so much has come behind a method that waits for its answer that reading must stop."""
+        """True if a method waits for its answer and so much data has arrived behind it that reading must
+        stop.
+        """
         waiting = self._session.suspended is not None
         return waiting and len(self._tail) > self.config.suspended_input_bytes_max
 
@@ -384,7 +386,8 @@ class Incoming:
         return pos
 
     def _applied(self, signature: bytes) -> bool:
-        """Apply everything sent before a method, because answers count it; False if the turn is over first.
+        """Apply everything sent before a method, because the method's answer must include its effects; return
+        False if the turn is over first.
 
         Not for acks, which have no answer: like publishes, the fast path does not apply them either.
         """
@@ -462,7 +465,7 @@ class Incoming:
         return route
 
     def remembered(self, size: int) -> None:
-        """Count bytes that a route remembers itself."""
+        """Count bytes that a route itself keeps."""
         self._memo.add(size)
 
     def targets(self, targets: tuple[Target, ...]) -> tuple[Target, ...]:
@@ -495,7 +498,7 @@ class Incoming:
         self.publisher.forget()
 
     def _acks(self, data: bytes, pos: int, end: int, channel: Channel) -> int:
-        # One part at a time: acks without an order make one range each.
+        # One part at a time: acks out of order make one range each.
         pos, ranges = acks.take(data, pos, min(end, pos + ACKS_MAX * acks.FRAME_BYTES))
         try:
             self._acknowledge(channel, ranges)
@@ -504,7 +507,7 @@ class Incoming:
         return pos
 
     def _acknowledge(self, channel: Channel, ranges: list[tuple[int, int]]) -> None:
-        """Raises PreconditionFailed."""
+        """Settle ranges of deliveries. Raises PreconditionFailed."""
         for index, (low, high) in enumerate(ranges):
             if low == acks.NO_TAG:
                 raise PreconditionFailed("unknown delivery tag 0")
@@ -543,7 +546,7 @@ class Incoming:
                     (60, 40),
                 )
             if payload:
-                # Empty ones may be very many, and some clients take them for an error.
+                # There may be very many empty frames, and some clients treat them as an error.
                 assembly.add(whole)
         if assembly.header is not None and assembly.received == assembly.body_size:
             channel.assembly = None
@@ -631,13 +634,13 @@ class Incoming:
         return True
 
     def _hand_over(self, whole: bool) -> bool:
-        """Go on with the messages that go to many queues; False if the turn is over first."""
+        """Continue to hand over messages that go to many queues; return False if the turn is over first."""
         turn = self._session.turn
         for _ in self._wide or ():
             if whole or not turn.is_full():
                 continue
-            # Queues take longer to apply messages than the hand-over takes. Let them, so that queues of other
-            # clients in this turn do not come behind too many.
+            # Queues need more time to apply messages than the hand-over needs. Apply them now, so that queues
+            # of other clients in this turn do not wait behind too many messages.
             if turn.alone:
                 turn.apply()
             if turn.is_full():
@@ -646,7 +649,7 @@ class Incoming:
         return True
 
     def makes_ready(self, size: int) -> None:
-        """A large message is made ready for a queue, and takes so many bytes until the queue counts it."""
+        """Count the bytes of a large message that is being encoded for a queue, until the queue counts it."""
         memory = self.broker.services.memory
         self._making_bytes += size
         memory.used += size
@@ -654,7 +657,9 @@ class Incoming:
             memory.relieve()
 
     def has_made_ready(self, size: int) -> None:
-        """It is ready. If its client was lost meanwhile, it is not counted any more."""
+        """The message is encoded: stop counting it. If its client was lost meanwhile, it is not counted any
+        more.
+        """
         size = min(size, self._making_bytes)
         self._making_bytes -= size
         self.broker.services.memory.used -= size
@@ -667,14 +672,14 @@ class Incoming:
             self._closing = channel, error, where
 
     def flush(self, *, release: bool = False) -> None:
-        """Hand over published messages, and apply them. `release`: even if an alarm stands."""
+        """Hand over published messages, and apply them. `release`: even if an alarm is raised."""
         if release:
             self._held_bytes = 0
         self.flush_segments(whole=release)
         self._session.turn.apply()
 
     def _hold(self, size: int) -> None:
-        """While an alarm stands: keep publishes back, and tell the client once."""
+        """While an alarm is raised: hold publishes back, and tell the client once."""
         if self._pass_bytes > 0:
             self._pass_bytes -= size
             return
@@ -687,7 +692,7 @@ class Incoming:
             self.stalled = True
 
     def let_pass(self, size: int) -> None:
-        """Let the client publish so many bytes in spite of an alarm, once the session goes on."""
+        """Let the client publish this many bytes in spite of an alarm, when the session continues."""
         self._pass_bytes = size
         self._passed = True
         self._held_bytes = 0
@@ -695,7 +700,7 @@ class Incoming:
 
     @property
     def missing_bytes(self) -> int:
-        """Bytes missing until everything is finished: the missing bodies of contents, and a guess for
+        """Number of bytes until everything is finished: the missing bodies of contents, and an estimate for
         transactions.
         """
         missing = 0
@@ -715,7 +720,7 @@ class Incoming:
         return data[pos + 7 : pos + 11] not in _PASS_WHILE_BLOCKED
 
     def unblock(self) -> None:
-        """The alarm is over."""
+        """The alarm was cleared."""
         self._pass_bytes, self._passed = 0, False
         if not self.blocked:
             return
@@ -752,7 +757,7 @@ class Incoming:
         self.forget_memos()
 
     def end(self) -> None:
-        """The session is gone, and nothing will come any more."""
+        """Break the reference to the session, which has ended."""
         self.clear()
         self._body_channel = None
         del self._session

@@ -41,16 +41,16 @@ logger = logging.getLogger("mqd.connection")
 
 #: Connections accepted in one turn.
 ACCEPT_BATCH: Final = 8
-#: Between two looks at all connections, ms.
+#: Interval of checks of all connections, ms.
 WATCH_MS: Final = 1_000
 #: Stands for the proxy header of a direct connection.
 NO_PROXY: Final = ProxyHeader(0)
-#: Address of clients within this process: a loopback address of their own, so that their failed logins slow
-#: down nobody else.
+#: Address of clients within this process: a separate loopback address, so that their failed logins slow down
+#: no other client.
 WITHIN: Final = "127.255.255.254"
 #: User name shown for the node itself.
 NODE_NAME: Final = "mqd-internal"
-#: Time between two summaries of lines that were not logged one by one, s.
+#: Interval of summaries of lines that were not logged individually, s.
 LOG_SUMMARY_S: Final = 10.0
 
 
@@ -61,14 +61,14 @@ class ListenError(Exception):
 class AwaitedBackpressure(Backpressure, Protocol):
     """See amqp_server.backpressure."""
 
-    #: The mark from which it is ahead.
+    #: Number of bytes from which `ahead` is True.
     high_bytes: int
 
     def wait(self) -> Awaitable[None]: ...
 
 
 def listen(address: str, backlog: int) -> socket.socket:
-    """Return a listening socket. Raises ListenError, which says what to do."""
+    """Return a listening socket. Raises ListenError, whose text says what to do."""
     parsed = parse_address(address)
     assert parsed is not None
     host, port = parsed
@@ -109,7 +109,7 @@ class Server:
             broker.access.users, broker.config, password_checks, None
         )
         self.transports: dict[Transport, None] = {}
-        #: Number of accepted connections, with those whose TLS handshake is under way.
+        #: Number of accepted connections, including those in the TLS handshake.
         self._open = 0
         #: Number of clients within this process so far.
         self._within = 0
@@ -170,7 +170,7 @@ class Server:
             if tls is None and not proxied:
                 self._begin(sock, ClientWire(sock), place)
         except OSError:
-            # The client has gone already.
+            # The client has disconnected already.
             self._gone(sock, place)
             return
         if tls is not None or proxied:
@@ -225,8 +225,8 @@ class Server:
         transport.contain(transport.start)
 
     def connect(self, user: str | None, name: str) -> socket.socket:
-        """Return a connection of a client within this process: as this user, who needs no password for it
-        (EXTERNAL), or as the node itself; with a password it may log in as somebody else. Raises OSError.
+        """Return a connection of a client within this process: as this user, without a password (EXTERNAL),
+        or as the node itself; with a password it may log in as another user. Raises OSError.
         """
         place = self._admit(WITHIN) if self._open < self.config.connections_max else None
         if place is None:
@@ -235,7 +235,7 @@ class Server:
         self._open += 1
         try:
             ours.setblocking(False)
-            # A loopback address, so that users who may only log in from this machine can.
+            # A loopback address, so that users who may only log in from this machine can log in.
             self._within += 1
             proxy = ProxyHeader(0, Place(WITHIN, self._within), Place(name, 0))
             self._begin(ours, ClientWire(ours), place, proxy, user or NODE_NAME, user or ITSELF)
@@ -253,7 +253,7 @@ class Server:
     async def _prepare(
         self, sock: socket.socket, tls: ssl.SSLContext | None, place: HalfOpen, proxied: bool
     ) -> None:
-        """Serve a connection after its proxy's header and its TLS handshake. Either may take a while."""
+        """Serve a connection after its proxy header and its TLS handshake, which may both take a while."""
         begun = False
         kind = "PROXY header" if proxied else "TLS handshake"
         try:
@@ -268,7 +268,7 @@ class Server:
                         proxy = await read_header(receiver(sock), self.config.proxy_header_bytes_max)
                         kind = "TLS handshake"
                     if proxy.client is not None:
-                        # From here on it counts for the client's own address.
+                        # From here on the connection counts for the client's own address.
                         self.half_opens.remove(place)
                         client_place = self._admit(proxy.client.host)
                         if client_place is None:
@@ -338,7 +338,7 @@ class Server:
             turn.run(transport.logged_in, outcome, reason, token)
 
     def _log_in_as(self, user: str) -> tuple[Outcome, str]:
-        """A client within this process acts as this user."""
+        """Log in a client within this process that acts as this user."""
         if self.broker.access.users.get(user) is None:
             return Outcome.REFUSED, "the user does not exist"
         return Outcome.ACCEPTED, ""
@@ -364,7 +364,7 @@ class Server:
             self._disk_has_caught_up()
 
     def _disk_has_caught_up(self) -> None:
-        # A function of its own, so that no connection outlives its end in a variable of `_watch_disk`.
+        # A separate function, so that no variable of `_watch_disk` keeps a connection alive after its end.
         waiting, self._wait_for_disk = self._wait_for_disk, []
         for transport in waiting:
             transport.caught_up()
@@ -377,7 +377,7 @@ class Server:
             self._wait_for_disk.remove(transport)
 
     async def watch(self) -> None:
-        """End connections whose client is gone or never logs in. Looks once a second."""
+        """End connections whose client is gone or never logs in. Checks once a second."""
         summarised = trio.current_time()
         while True:
             await trio.sleep(until_beat_s(WATCH_MS, now_ms()))
@@ -391,7 +391,7 @@ class Server:
             logger.warning("%s", text)
 
     def _check_all(self) -> None:
-        # A function of its own, so that no connection outlives its end in a variable of `watch`.
+        # A separate function, so that no variable of `watch` keeps a connection alive after its end.
         now = monotonic()
         for transport in list(self.transports):
             self._check(transport, now)
@@ -425,9 +425,7 @@ class Server:
 
     @property
     def has_goodbyes(self) -> bool:
-        """True if open connections still have something to send, rather than
-        wait for their clients to close.
-        """
+        """True if open connections still have data to send, and do not only wait for a client to close."""
         return any(
             not transport.session.answered_close or transport.outbox.size for transport in self.transports
         )

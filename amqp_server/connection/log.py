@@ -1,4 +1,4 @@
-"""The lines of the log about clients' connections, in RabbitMQ's wording, which tools search for.
+"""Log lines about clients' connections, in RabbitMQ's wording, which tools search for.
 
 RabbitMQ names the process of a connection after "connection"; here `<0.number.0>` holds the connection's
 number. Passwords and bodies are never part of a line.
@@ -27,19 +27,19 @@ NAME_CHARS_MAX = 255
 LOST = "client unexpectedly closed TCP connection"
 HANDSHAKE_TIMEOUT = "handshake_timeout"
 
-#: Only the sender of a bad frame is told its octets: they may belong to a password or to a message.
+#: Octets of a bad frame are sent only to its sender: they may belong to a password or to a message.
 _OCTETS = re.compile(r"<<.*>>", re.DOTALL)
 
 
 def _about(session: Session) -> str:
-    """`<0.7.0> (127.0.0.1:1234 -> 127.0.0.1:5672 - name`, for more to follow."""
+    """Return `<0.7.0> (127.0.0.1:1234 -> 127.0.0.1:5672 - name`; the caller adds more and the bracket."""
     client = session.client
     given = f" - {client.given_name}" if client.given_name else ""
     return f"<0.{session.number}.0> ({client.name}{given}"
 
 
 def _where(session: Session) -> str:
-    """`, vhost: '/', user: 'guest'`, as far as known."""
+    """Return `, vhost: '/', user: 'guest'`, as far as known."""
     if not session.client.username:
         return ""
     vhost = "none" if session.vhost is None else session.vhost.name
@@ -67,14 +67,14 @@ def _log(
 
 
 def operation(where: tuple[int, int]) -> str:
-    """The name of a method by its ids: `queue.declare`."""
+    """Return the name of a method by its ids: `queue.declare`."""
     method = commands.INDEX_MAPPING.get(where[0] << 16 | where[1])
     return "none" if method is None else str(getattr(method, "name", "none")).lower()
 
 
 def accepting(session: Session) -> None:
-    """Log the connection when its first bytes have come, so that a probe
-    that only connects leaves no line.
+    """Log the connection when its first bytes have arrived, so that a probe that only connects leaves no
+    line.
     """
     kind = "accepting AMQP connection"
     _log(session, logging.INFO, kind, f"{kind} {_about(session)})")
@@ -89,7 +89,7 @@ def bad_header(session: Session, data: bytes) -> None:
 
 
 def named(session: Session) -> None:
-    """The client has given its connection a name."""
+    """Log that the client has given its connection a name."""
     name = session.client.properties.get("connection_name")
     if not isinstance(name, str) or not name:
         return
@@ -130,7 +130,7 @@ def opened(session: Session) -> None:
 
 
 def failed(session: Session, channel: int, error: AMQPError, where: tuple[int, int]) -> None:
-    """The connection is closed because of an error."""
+    """Log that the connection is closed because of an error."""
     if isinstance(error, LoginRefused):
         # `login_refused` logs more.
         return
@@ -172,5 +172,5 @@ def closing(session: Session, reason: str = "") -> None:
     level = (
         logging.DEBUG if silent and reason == LOST else logging.WARNING if reason == LOST else logging.ERROR
     )
-    # Without the time-out, because clients choose it and could make any number of kinds.
+    # The kind is the text without the timeout: clients choose the timeout and could make any number of kinds.
     _log(session, level, reason.partition(",")[0], f"{text}: {reason}", 1 if silent else None)

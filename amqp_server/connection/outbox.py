@@ -1,4 +1,4 @@
-"""Bytes that wait to be sent on one connection. Any part of the broker fills it, the transport empties it."""
+"""Bytes that wait to be sent on one connection. All parts of the broker fill it, the transport empties it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NOBODY = _Nobody()
 
 
 class Outbox:
-    """Chunks in order. The first chunk has the turn send them."""
+    """Chunks in order. The first chunk schedules a flush in the turn."""
 
     __slots__ = (
         "_beats",
@@ -35,17 +35,17 @@ class Outbox:
 
     def __init__(self, turn: Turn, sender: Sender, high_bytes: int, unsent: Unsent | None = None) -> None:
         self._turn = turn
-        #: All connections' together.
+        #: Unsent bytes of all connections together.
         self._unsent = unsent or Unsent()
         self._sender: Sender = sender
         self._chunks: list[bytes | memoryview] = []
         #: Number of answers that wait for the disk.
         self._withheld = 0
-        #: Heartbeats, which leave before those answers.
+        #: Heartbeats, which are sent before those answers.
         self._beats: list[bytes | memoryview] = []
         self.size = 0
         self.sent_bytes = 0
-        #: How often the socket took bytes.
+        #: Number of times that the socket took bytes.
         self.sent_count = 0
         #: Above this size the connection's consumers are paused.
         self.high_bytes = high_bytes
@@ -59,7 +59,7 @@ class Outbox:
         self._unsent.add(len(data))
 
     def beat(self, frame: bytes) -> None:
-        """Add a heartbeat. It waits for nobody's answer: the disk may be full for long."""
+        """Add a heartbeat. It does not wait for answers: the disk may be full for a long time."""
         if not self._withheld:
             self.put(frame)
         elif not self._beats:
@@ -80,7 +80,7 @@ class Outbox:
         return release
 
     def take(self) -> list[bytes | memoryview]:
-        """Remove and return all that may be sent now, in chunks."""
+        """Remove and return all chunks that may be sent now."""
         if self._withheld:
             chunks, self._beats = self._beats, []
             return chunks
@@ -90,14 +90,14 @@ class Outbox:
         return chunks
 
     def sent(self, count: int) -> None:
-        """`count` bytes have left."""
+        """`count` bytes were sent."""
         self.size -= count
         self._unsent.take(count)
         self.sent_bytes += count
         self.sent_count += 1
 
     def close(self) -> None:
-        """The client is gone: what waits is dropped."""
+        """The client is gone: drop the waiting bytes."""
         self._unsent.take(self.size)
         self._unsent = Unsent()
         self._sender = _NOBODY
@@ -106,8 +106,8 @@ class Outbox:
 
 
 class UnheldOutbox(Outbox):
-    """For a reader within the process that reads answers at once, and waits for the disk itself. It is in
-    this file because an interpreted class cannot inherit from a compiled one.
+    """For a reader within the process that reads answers at once, and waits for the disk itself. The class is
+    in this file because an interpreted class cannot inherit from a compiled one.
     """
 
     __slots__ = ()

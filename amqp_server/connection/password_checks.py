@@ -1,9 +1,9 @@
-"""Schedules password checks: the one place where a running node computes password hashes.
+"""Schedules password checks: the only place where a running node computes password hashes.
 
-A check takes a core for some 20 ms and 12 MiB of memory, and strangers can cause it. So only a few run at a
-time, at most one for each address: waiting logins take turns by address, so nobody waits behind all guesses
+A check takes a core for about 20 ms and 12 MiB of memory, and strangers can cause it. So only a few run at a
+time, at most one for each address: waiting logins take turns by address, so no login waits behind all guesses
 of another address. An address whose logins fail waits longer and longer before its next check. A password
-that was checked a moment ago needs no check and no wait.
+that was checked recently needs no check and no wait.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ class Source:
 
 
 def source_of(peer: str) -> str:
-    """Return what counts as one address: in IPv6 a network of 64 bits, which one machine has for itself."""
+    """Return the key that counts as one address: in IPv6 a /64 network, which one machine may have for
+    itself.
+    """
     try:
         address = ipaddress.ip_address(peer.partition("%")[0])
     except ValueError:
@@ -72,8 +74,8 @@ class PasswordChecks:
     def __init__(
         self, users: Users, config: Config, replace_hash: Callable[[str, str, str], None] | None = None
     ) -> None:
-        """`replace_hash` is called with the name, the old and the new hash of a user who has logged in with
-        RabbitMQ's.
+        """`replace_hash` is called with the name, the old and the new hash of a user who has logged in with a
+        hash from RabbitMQ.
         """
         self._users = users
         self._replace_hash = replace_hash
@@ -85,7 +87,7 @@ class PasswordChecks:
     async def check(
         self, peer: str, name: str, password: str, waiting_max: int | None = None, *, counts: bool = True
     ) -> Outcome:
-        """Check a user's password. Takes no longer than a login may take.
+        """Check a user's password. Takes no longer than the time limit of a login.
 
         `waiting_max` is a lower limit than that of the configuration. `counts`: a refusal counts as a failed
         login. Otherwise another backend may still accept it, and the caller calls `failed` if none did.
@@ -108,11 +110,11 @@ class PasswordChecks:
     async def check_otherwise(
         self, peer: str, verify: Callable[[], Awaitable[bool]], waiting_max: int | None = None
     ) -> Outcome:
-        """Make another kind of check, under the same limits as for passwords."""
+        """Make another kind of check, with the same limits as for passwords."""
         return _outcome(await self._check_in_turn(source_of(peer), verify, waiting_max=waiting_max))
 
     async def run(self, function: Callable[..., T], *args: object) -> T:
-        """Compute a hash, as one of the few at a time."""
+        """Compute a hash, within the limit of simultaneous computations."""
         return await trio.to_thread.run_sync(function, *args, limiter=self._limiter)
 
     async def _check_in_turn(

@@ -1,18 +1,19 @@
-"""All clients' sockets and all links in one epoll set: those that are ready are served together, in one turn.
+"""All clients' sockets and all links in one epoll set: ready sockets are served together, in one turn.
 
 One task waits for the set itself (`connection.waiting`), so a thousand clients that each send a message cost
-one wake, one run of the queues, one commit and one flush of the links. Reports of the commit's thread and
-frames of other nodes are part of the same turn, before the clients: their confirms and commits leave together
-with those of the clients.
+one wake, one run of the queues, one commit and one flush of the links. Reports of the commit thread and
+frames of other nodes are handled in the same turn, before the clients: their confirms and commits are sent
+together with those of the clients.
 
-There are two classes. A *light* connection sends little at a time, and causes little work: all light ones
-that are ready are read in one turn, a small buffer each. A *heavy* one filled that buffer, or its last read
-took long, or left work for later. The heavy ones share a turn of their own, in which each is read once in its
-order until the turn is overdue; the light ones are served again before the next such turn. So many heavy
-clients delay a light one no more than a single one does. Each read decides the class of the connection anew.
+There are two classes. A *light* connection sends little at a time, and causes little work: all ready light
+connections are read in one turn, a small buffer each. A *heavy* connection filled that buffer, or its last
+read took long, or left work for later. The heavy connections share a separate turn, in which each is read
+once in order until the turn is overdue; the light ones are served again before the next such turn. So many
+heavy clients delay a light one no more than a single one does. Each read decides the class of the connection
+again.
 
-The set is level-triggered. A connection that must not be read stays in it until an event comes, is then taken
-out, and put back when the reason is over (`Transport.resumed`).
+The set is level-triggered. A connection that must not be read stays in the set until an event comes. Then it
+is taken out, and put back when the reason is gone (`Transport.resumed`).
 """
 
 from __future__ import annotations
@@ -33,14 +34,15 @@ if TYPE_CHECKING:
 
 READ: Final = select.EPOLLIN
 WRITE: Final = select.EPOLLOUT
-#: Most sockets that one look at the set returns. The kernel returns the others next time, in rotation.
+#: Maximum number of sockets that one look at the set returns. The kernel returns the others next time, in
+#: rotation.
 EVENTS_MAX: Final = 1024
 LITTLE_BYTES: Final = 32 * 1024
 #: The longest wait at a time, s: `epoll` takes no infinite one.
 WAIT_MAX_S: Final = 60.0
-#: FD_SETSIZE: `select` takes files of lower numbers.
+#: FD_SETSIZE: `select` accepts only lower file descriptors.
 SELECT_FILES: Final = 1024
-#: Ended connections that are given up in a turn, at least: about 100 µs each.
+#: Minimum number of ended connections that a turn releases: about 100 µs each.
 ENDED_MIN: Final = 8
 #: A read that takes more than this part of a turn makes a connection heavy.
 LIGHT_SHARE: Final = 8
@@ -58,7 +60,7 @@ class PutOffCommits(Protocol):
 
 
 class Poller:
-    """The epoll set, and whose turn it is. All calls on the loop's thread."""
+    """The epoll set, and the order of connections. All calls are on the loop's thread."""
 
     __slots__ = (
         "_by_fd",
@@ -96,28 +98,28 @@ class Poller:
         self.buffer = memoryview(bytearray(receive_bytes))
         #: Buffer for one read of a light connection.
         self.little = self.buffer[:LITTLE_BYTES]
-        #: Events of the present round.
+        #: Time of the current round.
         self.now = monotonic()
         self._light_s = turn_s / LIGHT_SHARE
         self._epoll = select.epoll()
-        #: None if no commit is ever put off.
+        #: None if commits are never delayed.
         self._commits = commits if self._epoll.fileno() < SELECT_FILES else None
-        # Wakes the task that waits for the set, for work that no socket begins. Edge-triggered: each write is
-        # reported once, so nobody need read it.
+        # Wakes the task that waits for the set, for work that no socket starts. Edge-triggered: each write is
+        # reported once, so it need not be read.
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._wake_fd, READ | select.EPOLLET)
         self._woken = self._polling = self._closed = False
-        #: `_poll` was called, and what it has found is to be served.
+        #: True if `_poll` was called, and its results are not served yet.
         self._polled = False
-        #: A set that others wait for, and whether it has something for them; see `include`.
+        #: Another epoll set for other tasks, and whether it has events for them; see `include`.
         self._others_fd = -1
         self.others_ready = False
         self._by_fd: dict[int, Transport] = {}
-        #: Ready to be read, in their order; `Transport.queued` tells which are in one of them.
+        #: Connections ready to be read, in order; `Transport.queued` is True for those in one of the queues.
         self._light: deque[Transport] = deque()
         self._heavy: deque[Transport] = deque()
         self._writable: list[Transport] = []
-        #: Ended connections, given up in the next turn.
+        #: Ended connections, which are released in the next turn.
         self._over: list[Transport] = []
         self._link_by_fd: dict[int, LinkSession] = {}
         #: Sockets that are ready to be read, and sockets with room again.
@@ -127,21 +129,19 @@ class Poller:
         self._reports: deque[Callable[[], None]] = deque()
         #: Makes a call on the loop, for reports after the poller was closed.
         self._run_late: Callable[[Callable[[], None]], object] | None = None
-        #: The descriptor that wakes must not be closed while a thread writes to it.
+        #: Held so that the wake descriptor is not closed while a thread writes to it.
         self._closing = Lock()
 
     def fileno(self) -> int:
         return self._epoll.fileno()
 
     def include(self, others_fd: int) -> None:
-        """Let a wait for this set be one for the epoll set of others, too: `serve_until` ends when that has
-        something.
-        """
+        """Add the epoll set of others to this set: `serve_until` ends when it has events."""
         self._others_fd = others_fd
         self._epoll.register(others_fd, READ)
 
     def close(self, run_late: Callable[[Callable[[], None]], object] | None = None) -> None:
-        """Give up the set. `run_late` makes a call on the loop, from any thread, for later reports."""
+        """Close the set. `run_late` makes a call on the loop, from any thread, for later reports."""
         with self._closing:
             self._closed = True
             self._run_late = run_late
@@ -150,7 +150,7 @@ class Poller:
         self._run_reports()
 
     def end_all(self, transports: Iterable[Transport]) -> None:
-        """Give up all connections: the node stops."""
+        """Release all connections, because the node stops."""
         self._turn.run(self._end_all, list(transports))
 
     def _end_all(self, transports: list[Transport]) -> None:
@@ -160,7 +160,7 @@ class Poller:
     # -- what is waited for ----------------------------------------------------------------------------------
 
     def watch(self, transport: Transport, events: int) -> None:
-        """Wait for these events of its socket from now on; for none if 0."""
+        """Wait for these events of a connection's socket from now on; for none if 0."""
         before = transport.watched
         if events == before or self._closed:
             return
@@ -217,14 +217,14 @@ class Poller:
             self._wake()
 
     def again(self, transport: Transport) -> None:
-        """Serve it soon, even if its socket is not readable: bytes of its last read are left."""
+        """Serve a connection soon, even if its socket is not readable: bytes of its last read are left."""
         if not transport.queued:
             transport.queued = True
             self._heavy.append(transport)
             self._wake()
 
     def over(self, transport: Transport) -> None:
-        """The connection has ended: give it up in the next turn."""
+        """The connection has ended: release it in the next turn."""
         self._over.append(transport)
         self._wake()
 
@@ -236,9 +236,9 @@ class Poller:
     # -- serving ---------------------------------------------------------------------------------------------
 
     def serve_until(self, time: float, others: Sized) -> None:
-        """Wait for sockets and serve them, until this time of the monotonic clock, or until there is
-        something to do elsewhere: `others` have come, the set that was included is ready, or sockets are left
-        for when others have had their turn. Looks once at least.
+        """Wait for sockets and serve them, until this time of the monotonic clock, or until there is other
+        work: `others` is not empty, the included set is ready, or sockets must wait until other tasks have
+        had their turns. Look at least once.
         """
         while not self._closed:
             if not self._light:
@@ -250,7 +250,7 @@ class Poller:
                 return
 
     def serve(self) -> bool:
-        """Serve the sockets that are ready. True if some must wait until others have had their turns."""
+        """Serve the ready sockets. Return True if some must wait until other tasks have had their turns."""
         if self._closed:
             return False
         commits = self._commits
@@ -268,9 +268,9 @@ class Poller:
         return bool(self._light or self._heavy or self._over or self._links)
 
     def _look_for_acks(self, commits: PutOffCommits) -> None:
-        """While a commit is put off for a fraction of a millisecond, serve clients that send acks.
+        """While a commit is delayed for a fraction of a millisecond, serve clients that send acks.
 
-        Not while heavy clients would have to wait for it.
+        Not done while heavy clients would have to wait for it.
         """
         ready = [self._epoll]
         # Only `select` can wait for less than a millisecond.
@@ -312,7 +312,7 @@ class Poller:
         self._polling = False
 
     def _poll(self, seconds: float) -> None:
-        """Wait for so long at most until something is ready, and note what."""
+        """Wait at most this long until sockets are ready, and note them."""
         ready = self._epoll.poll(seconds, EVENTS_MAX)
         self.now = monotonic()
         by_fd = self._by_fd
@@ -367,8 +367,8 @@ class Poller:
         for transport in writable:
             transport.contain(transport.writable)
         light = self._light
-        #: Each connection, with the last queue that it or one before it has scheduled, and with the number of
-        #: scheduled queues then.
+        #: Each connection, with the last queue that it or an earlier one has scheduled, and with the number
+        #: of scheduled queues at that time.
         read: list[tuple[Transport, Scheduled, int]] = []
         # Queues scheduled before do not belong to these clients.
         behind, turn.scheduled = turn.scheduled, {}
@@ -402,7 +402,7 @@ class Poller:
         self._end_some()
 
     def _end_some(self) -> None:
-        """Give up connections that have ended, as many as the turn has time for, and some at least."""
+        """Release ended connections, as many as the turn has time for, but at least some."""
         over, self._over = self._over, []
         for count, transport in enumerate(over, 1):
             transport.contain(transport.end)
@@ -412,7 +412,7 @@ class Poller:
 
     def _read_heavy(self) -> None:
         turn, heavy = self._turn, self._heavy
-        # Each once: connections that come back into the queue wait for the next turn.
+        # Each connection once: those that come back into the queue wait for the next turn.
         for _ in range(len(heavy)):
             transport = heavy.popleft()
             transport.queued = False
@@ -427,11 +427,11 @@ class Poller:
 
 
 def _only(read: list[tuple[Transport, Scheduled, int]]) -> dict[Scheduled, None]:
-    """Return the queues of clients that have scheduled one each; they are applied first.
+    """Return the queues of clients that have scheduled only one queue each; they are applied first.
 
-    Otherwise a client with many queues, or work of another task, would take the turn, and these would come
-    behind everything that is left. Without the last queues of other clients: those show whether all queues of
-    a client were applied.
+    Otherwise a client with many queues, or work of another task, would take the turn, and these queues would
+    come behind all remaining ones. The last queues of other clients are left out: they show whether all
+    queues of a client were applied.
     """
     only: dict[Scheduled, None] = {}
     last_of_many: list[Scheduled] = []

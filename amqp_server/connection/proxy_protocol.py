@@ -1,7 +1,7 @@
 """The header of the PROXY protocol, versions 1 and 2, with which a proxy names the client of a connection.
 
-Anybody can send one, so it is only read from the configured proxies. They must send it: whether a connection
-has one is never guessed.
+Any client can send such a header, so it is only read from the configured proxies. They must send it: mqd
+never guesses whether a connection has one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 SIGNATURE: Final = b"\r\n\r\n\x00\r\nQUIT\n"
-#: With its CRLF.
+#: Maximum length of a version 1 header, with its CRLF.
 _LINE_BYTES_MAX: Final = 107
 _FIXED_BYTES: Final = 16
 _PORT: Final = re.compile(r"0|[1-9][0-9]{0,4}", re.ASCII)
@@ -35,8 +35,8 @@ class Place(NamedTuple):
 class ProxyHeader(NamedTuple):
     #: Bytes of the header.
     size: int
-    #: The client, and the address that it connected to; None if the proxy speaks for itself, or does not
-    #: know.
+    #: The client, and the address that it connected to; None if the proxy connects for itself, or does not
+    #: know them.
     client: Place | None = None
     here: Place | None = None
 
@@ -44,7 +44,7 @@ class ProxyHeader(NamedTuple):
 def parse_header(data: bytes, most: int) -> ProxyHeader | None:
     """Return the header at the beginning of `data`; None if it is incomplete. Raises BadProxyHeader.
 
-    `most` is the largest header that is taken.
+    `most` is the maximum size of a header.
     """
     if data.startswith(SIGNATURE[: len(data)]):
         return _version_2(data, most)
@@ -77,7 +77,7 @@ def _address(text: str, version: int) -> str:
         found = ipaddress.ip_address(text)
     except ValueError:
         raise BadProxyHeader("an address is none") from None
-    # A zone belongs to one machine.
+    # An address with a zone is valid on one machine only.
     if found.version != version or "%" in text:
         raise BadProxyHeader(f"an address is none of IPv{version}")
     return str(found)
@@ -131,10 +131,10 @@ def plain_host(address: str) -> str:
 
 
 class Proxies:
-    """The proxies that are trusted."""
+    """The trusted proxies."""
 
     def __init__(self, sources: Iterable[str]) -> None:
-        """Addresses and networks. Raises ValueError."""
+        """`sources` are addresses and networks. Raises ValueError."""
         self._networks = [ipaddress.ip_network(source, strict=False) for source in sources]
 
     def __bool__(self) -> bool:

@@ -14,7 +14,7 @@ Receive = Callable[[int, int], Awaitable[bytes]]
 
 
 async def read_header(receive: Receive, most: int) -> ProxyHeader:
-    """Raises BadProxyHeader, OSError."""
+    """Read the header of a proxy. Raises BadProxyHeader, OSError."""
     data = b""
     while True:
         seen = await receive(most, socket.MSG_PEEK)

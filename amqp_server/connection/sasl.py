@@ -1,4 +1,4 @@
-"""The login mechanisms: bytes of a SASL response to a user's name and password.
+"""The login mechanisms: decode a SASL response to a user's name and password.
 
 EXTERNAL has neither: the certificate names the user (`certificate_names`). PLAIN is RFC 4616 without an
 authorization identity, AMQPLAIN a field table without its length, as RabbitMQ reads both.
@@ -36,9 +36,10 @@ class Credentials(NamedTuple):
 
 
 def parse_response(mechanism: str, response: bytes, token_bytes_max: int = 0) -> Credentials:
-    """`token_bytes_max` is the largest length of a token in the place of a password.
+    """Parse a response; `token_bytes_max` is the maximum length of a token in place of a password.
 
-    Raises CommandInvalid for a mechanism that isn't offered, SyntaxError_ for a bad response."""
+    Raises CommandInvalid for a mechanism that isn't offered, SyntaxError_ for a bad response.
+    """
     parse = _PARSERS.get(mechanism)
     if parse is None:
         raise CommandInvalid(f"unknown authentication mechanism '{mechanism[:64]}'")

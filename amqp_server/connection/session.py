@@ -106,21 +106,21 @@ class Session:
         #: True if close-ok was sent: the client should close its socket now.
         self.answered_close = False
         self.vhost: VHost | None = None
-        #: True while it counts as a connection, until its counts are added up.
+        #: True while the session counts as a connection, until its counts are added up.
         self._opened = False
         self.channels: dict[int, Channel] = {}
         self.exclusive_queues: dict[Queue, None] = {}
         #: User and password of a login; the edge verifies them and calls `login_done`.
         self.login: Credentials | None = None
-        #: True while the client's consumers get nothing until the outbox has drained.
+        #: True while the client's consumers get no messages, until the outbox has drained.
         self.paused = False
         #: True while copies of deliveries for the firehose are missing.
         self._uncopied = False
         #: A method that waits for its answer; no later frame is handled before that.
         self.suspended: Suspension | None = None
-        #: True if a later turn goes on with the client's bytes, or with work that they caused.
+        #: True if a later turn continues with the client's bytes, or with work that they caused.
         self.unfinished = False
-        #: Channel, and class and method id, of the method being handled.
+        #: Channel, class id and method id of the current method.
         self._handling: tuple[Channel, tuple[int, int]] | None = None
         self.incoming = Incoming(self)
         broker.sessions.add(self)
@@ -154,11 +154,11 @@ class Session:
     # -- in --------------------------------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> None:
-        """Handle what came from the client. Errors in it become close methods."""
+        """Handle bytes from the client. Errors in them become close methods."""
         self.incoming.receive(data)
 
     def go_on_later(self) -> None:
-        """The turn is too short for the client's requests: it is not read until they are done."""
+        """The turn is too short for the client's requests: the client is not read until they are done."""
         self.unfinished = True
         self.turn.later(self, self._next_part)
 
@@ -277,7 +277,9 @@ class Session:
         handler(channel, method)
 
     def _drop_when_closed(self, channel: Channel) -> None:
-        """The client may use the number again when the queues hold nothing of the channel any more."""
+        """Remove a closing channel when no queue has deliveries of it any more: then the client may use its
+        number again.
+        """
 
         def wait(done: Callable[[], None]) -> None:
             if channel.closed:
@@ -298,7 +300,7 @@ class Session:
             self.synced()
             channel.send(commands.Channel.CloseOk())
 
-        # Its deliveries go back to the queues first, which may take several turns.
+        # The channel's deliveries go back to the queues first, which may take several turns.
         self.after(close, closed)
 
     def _open_channel(self, number: int, method: base.Frame, where: tuple[int, int]) -> None:
@@ -335,7 +337,7 @@ class Session:
     # -- what is not answered at once ------------------------------------------------------------------------
 
     def after(self, begin: Callable[[Callable[..., None]], None], then: Callable[..., None]) -> None:
-        """Call `begin` with a function that takes the answer, and go on with `then` when it has come.
+        """Call `begin` with a function that takes the answer, and continue with `then` when it has arrived.
 
         An answer within the turn costs nothing; otherwise the connection waits. Handlers of channel methods
         call this as their last action.
@@ -352,7 +354,7 @@ class Session:
             self.suspended = suspension
 
     def propose(self, operation: Operation, then: Callable[[str], None]) -> None:
-        """Propose a change, then go on. `then` gets the text of its error, which is mostly empty."""
+        """Propose a change, then continue. `then` gets the text of its error, which is usually empty."""
 
         def applied(result: Result | Refused) -> None:
             if isinstance(result, Refused):
@@ -369,8 +371,8 @@ class Session:
         where: tuple[int, int],
         again: Callable[[], None],
     ) -> None:
-        """The user's permission is not known yet. Begin the method anew when it is known; so far it has
-        changed nothing.
+        """The user's permission is not known yet. Repeat the method when it is known; so far it has changed
+        nothing.
         """
 
         def answered() -> None:
@@ -392,7 +394,7 @@ class Session:
         awaited.begin(suspension.answer)
 
     def go_on(self) -> None:
-        """The awaited answer has come. Does nothing if no method waits for it any more."""
+        """The awaited answer has arrived. Does nothing if no method waits for it any more."""
         suspension = self.suspended
         if suspension is None or not suspension.answered:
             return
@@ -437,7 +439,7 @@ class Session:
     # -- flow ------------------------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """The outbox is full: the connection's consumers get nothing until it has drained."""
+        """The outbox is full: the connection's consumers get no messages until it has drained."""
         if not self.paused:
             self.paused = True
             self._tell_consumers(paused=True)
@@ -508,9 +510,7 @@ class Session:
     def login_done(
         self, *, accepted: bool, reason: str = "invalid credentials", token: Token | None = None
     ) -> None:
-        """The edge has verified `login`. The reason of a refusal is for the log. A token says who the user
-        is.
-        """
+        """The edge has verified `login`. The reason of a refusal is logged. A token identifies the user."""
         assert self.login is not None
         user = self.login.user if token is None else token.user
         self.login = None
@@ -547,18 +547,18 @@ class Session:
         self.incoming.go_on()
 
     def _take(self, token: Token) -> None:
-        """From now on this token's grant applies until it expires, or the HTTP backend's answers apply."""
+        """Use this token's grant until it expires, or the HTTP backend's answers."""
         permissions, client = self.broker.access.permissions, self.client
         permissions.drop_grant(client.access)
         client.grant = permissions.grant_of(client.username, token.scopes)
         client.access = permissions.add_grant(client.username, client.grant)
         client.expires_at_ms = int(token.expires_at_s * 1000)
-        # Memos rest on the grant of the earlier token.
+        # Memos depend on the grant of the earlier token.
         self.incoming.forget_memos()
 
     def update_secret(self, secret: str) -> None:
-        """The client has a new token for the edge to verify. A client that logged in otherwise has nothing to
-        renew.
+        """The client has a new token for the edge to verify. A client that logged in in another way has
+        nothing to renew.
         """
         if self.client.expires_at_ms:
             self.login = Credentials(self.client.username, secret)
@@ -577,7 +577,7 @@ class Session:
         self.send(commands.Connection.UpdateSecretOk())
 
     def check_grant(self, now_ms: int) -> None:
-        """Close the connection if its token has expired by the wall clock. Forget routes that rest on an
+        """Close the connection if its token has expired by the wall clock. Forget routes that depend on an
         answer of the HTTP backend when that answer expires.
         """
         grant = self.client.grant
@@ -588,7 +588,7 @@ class Session:
             self.incoming.forget_memos()
 
     def consumer_event(self, subscription: Subscription, *, created: bool) -> None:
-        """A consumer has come or gone."""
+        """A consumer was created or removed."""
         events.consumer(self, subscription.channel, subscription, created=created)
 
     # -- end -------------------------------------------------------------------------------------------------
@@ -628,7 +628,9 @@ class Session:
             self._closed()
 
     def failed(self, error: Exception) -> None:
-        """A defect of the broker was met while it handled this connection; no other connection may suffer."""
+        """A defect of the broker has shown up while it handled this connection; other connections must not be
+        affected.
+        """
         logger.error("connection %s: internal error", self.client.name, exc_info=error)
         self.incoming.clear()
         self.fail(InternalError(""), (0, 0))
@@ -638,8 +640,8 @@ class Session:
         if self._edge is _NO_EDGE:
             return
         self._closed()
-        # Nothing uses the session any more. Without these references it is freed now, and not by the
-        # collector: connections may come and go faster than that runs.
+        # Nothing uses the session any more. Without these references it is freed now, and not by the garbage
+        # collector, which may run less often than connections come and go.
         self._edge = _NO_EDGE
         self.outbox.close()
         self.incoming.end()
@@ -662,7 +664,7 @@ class Session:
             if not left and self.state is State.CLOSING:
                 self._answer_close()
 
-        # Clients expect their exclusive queues to be gone at close-ok.
+        # Clients expect that their exclusive queues are deleted at close-ok.
         self.broker.background.deletions.add(queues, gone)
         if not queues:
             self._answer_close()
@@ -687,7 +689,7 @@ class Session:
 
     @property
     def is_open(self) -> bool:
-        """True from the open of the vhost until the connection is given up."""
+        """True from the open of the vhost until the connection is released."""
         return self._opened
 
     def _add_up(self) -> None:
@@ -725,7 +727,7 @@ class Session:
         for channel in channels:
             self._drop_channel(channel)
         self.turn.apply()
-        # First remove the session: then an exclusive queue whose declaration is still under way is deleted,
+        # First remove the session: then an exclusive queue whose declaration is still in progress is deleted,
         # too.
         self.broker.sessions.remove(self)
         if self.client.grant is not None:

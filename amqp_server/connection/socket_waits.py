@@ -1,8 +1,8 @@
-"""Tasks that wait for sockets of strangers, and go on a few at a time.
+"""Lets tasks wait for sockets of strangers, and resumes only a few at a time.
 
-Trio has all tasks whose sockets are ready go on in one pass of its loop. A thousand handshakes whose clients
-close their sockets at once end in the same pass then, which takes 40 ms, and nobody else has a turn
-meanwhile. So these sockets are in an epoll set of their own, which returns a few of them for each pass.
+Trio resumes all tasks with ready sockets in one pass of its loop. If the clients of a thousand handshakes
+close their sockets at once, all these tasks end in the same pass, which takes 40 ms, and no other task runs
+meanwhile. So these sockets are in a separate epoll set, which returns a few of them for each pass.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from typing import Final
 
 import trio
 
-#: Tasks that go on in one pass: each may end a connection, which takes 50 to 100 µs.
+#: Tasks that resume in one pass: each may end a connection, which takes 50 to 100 µs.
 MOST: Final = 16
 
 
 class SocketWaits:
-    """See quorum_queue.links.wire.Waits. `run` has to run meanwhile."""
+    """See quorum_queue.links.wire.Waits. `run` must be running."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._waiting: dict[int, trio.lowlevel.Task] = {}
 
     async def run(self) -> None:
-        """Let tasks go on until cancelled."""
+        """Resume tasks until cancelled."""
         try:
             while True:
                 await trio.lowlevel.wait_readable(self._epoll.fileno())
                 self._wake_some()
-                # These have their steps, and all others have one, before the next ones.
+                # The resumed tasks, and all other tasks, run before the next ones are resumed.
                 await trio.lowlevel.checkpoint()
         finally:
             trio.lowlevel.notify_closing(self._epoll.fileno())

@@ -1,5 +1,5 @@
-"""A method whose answer comes later: its connection waits for a majority of nodes, for another node, or for a
-backend's answer about permissions.
+"""A method that gets its result later: its connection waits for a majority of nodes, for another node, or for
+a backend's answer about permissions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Suspension:
         #: Class and method id of the method.
         self.where = where
         self.raw = b"" if channel is None else channel.raw
-        #: True if its handler has returned: the session goes on when the answer comes.
+        #: True if its handler has returned: the session continues when the answer arrives.
         self.waiting = False
 
     @property
@@ -38,7 +38,7 @@ class Suspension:
     def answer(self, *answer: Any) -> None:
         """Take the answer.
 
-        The rest of the method runs later, as a part of the session and not of the caller.
+        The rest of the method runs later, in the context of the session and not of the caller.
         """
         if self._answer is None:
             self._answer = answer

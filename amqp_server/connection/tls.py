@@ -1,7 +1,6 @@
 """The TLS settings of the listener for clients; quorum_queue.links.wire moves the bytes.
 
-OpenSSL names no file in its errors, and `[SSL] PEM lib` helps nobody: this module finds out what is wrong
-with which file.
+OpenSSL's errors name no file, and `[SSL] PEM lib` is no help: this module finds the file and the problem.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ logger = logging.getLogger("mqd.connection")
 
 
 class TLSFileError(Exception):
-    """Says which file of which option can't be used, and why."""
+    """A file cannot be used; the text has the option, the file and the reason."""
 
     def __init__(self, file: PEMFile, reason: str) -> None:
         super().__init__(f"--{file.option} {file.path}: {reason}")
@@ -31,13 +30,13 @@ class PEMFile(NamedTuple):
 
 
 class _Encrypted(Exception):
-    """The private key needs a password. Without this, OpenSSL asks for it on the terminal and the start
-    hangs.
+    """The private key needs a password. Without this error, OpenSSL would ask for it on the terminal and the
+    start would hang.
     """
 
 
 class ListenerTLS:
-    """The listener's context, made anew when its files have changed: later connections get the new
+    """The listener's context, made again when its files have changed: later connections get the new
     certificate.
     """
 
@@ -52,7 +51,7 @@ class ListenerTLS:
         return config.tls_cert_file, config.tls_key_file, config.tls_ca_file
 
     def reload(self) -> None:
-        """Read the files again if they have changed. If they can't be used, keep the present context."""
+        """Read the files again if they have changed. If they cannot be used, keep the current context."""
         stamps = file_stamps(*self._files())
         if stamps == self._stamps:
             return
@@ -67,7 +66,9 @@ class ListenerTLS:
 
 
 def file_stamps(*paths: str) -> list[tuple[int, int, int] | None]:
-    """Values that change whenever a file is written or replaced, by path; None for a missing file."""
+    """Return values that change whenever a file is written or replaced, one for each path; None for a missing
+    file.
+    """
     found: list[tuple[int, int, int] | None] = []
     for path in paths:
         try:

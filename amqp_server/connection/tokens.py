@@ -1,8 +1,8 @@
-"""Tokens in the place of passwords: JSON Web Tokens that an OAuth 2 or OpenID Connect server has signed.
+"""Tokens instead of passwords: JSON Web Tokens that an OAuth 2 or OpenID Connect server has signed.
 
-The server's keys are fetched over TLS, and kept. A token with an unknown key causes another fetch, but
-seldom: strangers choose the content of tokens. Logins that wait for the server do not hold up other logins of
-their address, and a login that goes away stops no fetch. No part of a token is ever logged.
+The server's keys are fetched over TLS, and cached. A token with an unknown key causes another fetch, but
+rarely: strangers choose the content of tokens. Logins that wait for the server do not delay other logins of
+their address, and a cancelled login stops no fetch. No part of a token is ever logged.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ def _digest(secret: str) -> bytes:
 
 
 def is_token(password: str) -> bool:
-    """True if it has the form of a token: three parts, of which the first is a JSON object in base64."""
+    """True if the password has the form of a token: three parts, of which the first is a JSON object in
+    base64.
+    """
     return password.startswith("eyJ") and password.count(".") == 2
 
 
@@ -65,12 +67,12 @@ Run = Callable[..., Awaitable[Any]]
 class Tokens:
     def __init__(self, config: Config) -> None:
         self._config = config
-        #: The clock by which keys and checked tokens expire, s.
+        #: The clock for the expiry of keys and checked tokens, s.
         self.now: Callable[[], float] = trio.current_time
         #: Keys by their ids.
         self._keys: dict[str, Any] = {}
         self._fetched_at = self._tried_at = -1e9
-        #: Set when the present fetch is over.
+        #: Set when the current fetch is over.
         self._fetching: trio.Event | None = None
         #: Digests of valid tokens, with the time until which they need no check.
         self._checked: OrderedDict[bytes, tuple[Token, float]] = OrderedDict()
@@ -105,7 +107,7 @@ class Tokens:
 
         outcome = await checks.check_otherwise(peer, verify, waiting_max)
         if waits:
-            # Outside of its turn: other logins of its address may have passwords, or known keys.
+            # Wait outside the turn of the address: its other logins may have passwords, or known keys.
             await self._fetched()
             outcome = await checks.check_otherwise(peer, verify, waiting_max)
         if outcome is Outcome.ACCEPTED and token is None:
@@ -122,7 +124,9 @@ class Tokens:
             self._checked.popitem(last=False)
 
     async def check(self, token: str, run: Run, *, waited: bool) -> Token:
-        """`waited`: the keys have been fetched for it. Raises TokenRefused, KeysUnavailable, KeysWanted."""
+        """Check a token. `waited`: the keys were fetched for it already. Raises TokenRefused,
+        KeysUnavailable, KeysWanted.
+        """
         if len(token) > self._config.oauth_token_bytes_max:
             raise TokenRefused("it is too long")
         header = await run(_header, token)
@@ -134,7 +138,7 @@ class Tokens:
         return token_of(claims, self._config)
 
     def _key(self, kid: str, *, waited: bool) -> Any:
-        """Raises TokenRefused, KeysUnavailable, KeysWanted."""
+        """Return the key with this id. Raises TokenRefused, KeysUnavailable, KeysWanted."""
         if not waited and self._wants_keys(known=self._find(kid) is not None):
             raise KeysWanted
         key = self._find(kid)
@@ -146,7 +150,7 @@ class Tokens:
 
     def _wants_keys(self, *, known: bool) -> bool:
         if self._fetching is not None:
-            # Only one login waits for fresh keys; others go on with the known ones.
+            # Only one login waits for fresh keys; others continue with the known ones.
             return not known
         now, config = self.now(), self._config
         stale = now - self._fetched_at > config.oauth_keys_age_s
@@ -158,8 +162,8 @@ class Tokens:
         return self._keys.get(kid)
 
     async def _fetched(self) -> None:
-        """Wait until the keys have been fetched, by a task of its own: otherwise a client that hangs up would
-        stop the fetch for everybody until the pause is over.
+        """Wait until a separate task has fetched the keys: otherwise a client that disconnects would stop the
+        fetch for all clients until the pause is over.
         """
         if self._fetching is None:
             self._fetching = trio.Event()
@@ -171,10 +175,10 @@ class Tokens:
         try:
             self._keys = await fetch_keys(self._config)
         except KeysUnavailable as failure:
-            # Keep the known keys: a server that is away for a while must lock nobody out.
+            # Keep the known keys: a short outage of the server must not lock users out.
             logger.error("the keys of the authorization server were not fetched: %s", failure)
         except Exception:
-            # Whatever another server answers, no login may wait for ever, and the node must not end.
+            # With any answer of the other server, no login may wait for ever, and the node must not end.
             logger.exception("the keys of the authorization server were not fetched")
         else:
             self._fetched_at = self.now()
@@ -234,7 +238,7 @@ _KEY_TYPES = {"RS": "RSA", "PS": "RSA", "ES": "EC", "Ed": "OKP"}
 
 
 def token_of(claims: Mapping[str, Any], config: Config) -> Token:
-    """Raises TokenRefused."""
+    """Return the user and grant in these claims. Raises TokenRefused."""
     names = (claims.get(claim) for claim in config.oauth_username_claims)
     name = next((name for name in names if isinstance(name, str) and name), "")
     try:
@@ -258,7 +262,7 @@ async def fetch_keys(config: Config) -> dict[str, Any]:
     """Return the server's keys by their ids. Takes no longer than oauth_fetch_timeout_s. Raises
     KeysUnavailable.
     """
-    # Imported in a thread: the first time takes some 40 ms.
+    # Imported in a thread: the first import takes about 40 ms.
     await imported("httpx")
     import httpx
 
@@ -283,7 +287,7 @@ def _tls(config: Config) -> ssl.SSLContext:
 
 
 def _keys_of(told: object) -> dict[str, Any]:
-    """Raises KeysUnavailable."""
+    """Return the keys in a key set. Raises KeysUnavailable."""
     import jwt
 
     found: dict[str, Any] = {}

@@ -1,7 +1,7 @@
 """Moves bytes between one client's socket and its session. The poller calls it when the socket is ready.
 
-Nothing here waits: at its end every turn writes for all connections that have something to send. Only while a
-socket is full, the poller waits until it has room again.
+Nothing here waits: at its end, every turn writes for all connections that have data to send. Only when a
+socket is full does the poller wait until it has room again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from amqp_server.turn import Turn
     from quorum_queue.links.ports import Wire
 
-#: Time that a client has to take its last bytes, s.
+#: Time for a client to take its last bytes, s.
 CLOSE_TIMEOUT_S: Final = 5.0
 #: Only the log has this reason: the client gets the same answer as for every refusal.
 BUSY: Final = "not checked, too many logins of this address have failed or wait"
@@ -55,7 +55,7 @@ class Edge(Protocol):
 
     @property
     def share_bytes(self) -> int:
-        """Bytes that each client may publish while more than wanted waits for the disk."""
+        """Bytes that each client may publish while too much data waits for the disk."""
 
     def log_in(self, transport: Transport) -> None:
         """Check the password, then call `logged_in`."""
@@ -70,7 +70,7 @@ def _nothing() -> None: ...
 
 
 class Transport:
-    """One connection's edge.
+    """The network edge of one connection.
 
     See connection.session.Edge, and amqp_server.turn.Sender.
     """
@@ -119,7 +119,7 @@ class Transport:
         #: Events that the poller waits for, and the poller's queue of ready connections that this one is in.
         self.watched = 0
         self.queued = False
-        #: True if its last read was large or left work, or its reads take long. See the poller.
+        #: True if the last read was large or left work, or if reads take long. See the poller.
         self.heavy = self._slow = False
         self.outbox = Outbox(
             server.turn, self, server.config.outbox_high_bytes, server.broker.services.memory.unsent
@@ -129,15 +129,15 @@ class Transport:
         self._unsent: list[bytes | memoryview] = []
         #: True while the socket is full.
         self._draining = False
-        #: True while it is not read, until `resumed`.
+        #: True while the connection is not read, until `resumed`.
         self._muted = False
-        #: What had been received when the disk was first found to be behind, or -1.
+        #: Received bytes at the time when the disk was first found to be behind, or -1.
         self._from_bytes = -1
         #: True while this publisher is not read, because the disk has to catch up.
         self.waits_for_disk = False
         self._logging_in = False
         self.cancel_login: Callable[[], None] = _nothing
-        #: After the end of the session: the rest is sent until this time.
+        #: True after the end of the session: the rest is sent, at most until `_send_until`.
         self._sending_rest = False
         self._send_until = 0.0
         #: True when everything is sent: input is discarded until the client closes the socket.
@@ -157,7 +157,7 @@ class Transport:
         self._poller.watch(self, (0 if self._muted else READ) | (WRITE if self._draining else 0))
 
     def contain(self, call: Callable[[], None]) -> None:
-        """Call; an error ends this connection and no other one."""
+        """Call; an error ends only this connection."""
         if self._ended:
             return
         try:
@@ -174,8 +174,8 @@ class Transport:
     # -- in, called by the poller within a turn --------------------------------------------------------------
 
     def read_little(self) -> None:
-        """Read a light connection once. Its queues are applied with those of the others. Errors are
-        contained.
+        """Read a light connection once. Its queues are applied with those of the other connections. Errors
+        are contained.
         """
         if self._ended:
             return
@@ -190,14 +190,14 @@ class Transport:
             self._blame(error)
 
     def left(self) -> None:
-        """The turn was too short for its queues: read nothing more until they have applied its messages, or
-        memory would fill up.
+        """The turn was too short for the connection's queues: read nothing more until they have applied its
+        messages; otherwise memory would fill up.
         """
         self.heavy = True
         self.session.go_on_later()
 
     def read_much(self) -> None:
-        """Read a heavy connection once, or go on with the rest of its last read, and apply its queues."""
+        """Read a heavy connection once, or continue with the rest of its last read, and apply its queues."""
         incoming = self.session.incoming
         if incoming.congested and self.session.state is State.RUNNING:
             if self.held:
@@ -212,10 +212,10 @@ class Transport:
         self._received()
 
     def slow(self, slow: bool) -> bool:
-        """Note whether its last read took long; True if the one before did, too.
+        """Note whether the last read took long; return True if the previous one did, too.
 
-        A single long read may be the machine's fault: a page that was not in memory, or another process on
-        the core.
+        The machine may be the cause of a single long read: a page that was not in memory, or another process
+        on the core.
         """
         both = slow and self._slow
         self._slow = slow
@@ -267,12 +267,12 @@ class Transport:
         elif (wire.more or session.incoming.congested) and not self.held:
             self._poller.again(self)
         if wire.pending_bytes:
-            # TLS has answered by itself.
+            # TLS has sent an answer itself.
             self._drain()
 
     @property
     def held(self) -> bool:
-        """True if it must not be read now. `resumed` is called when the reason has gone."""
+        """True if the connection must not be read now. `resumed` is called when the reason is gone."""
         session = self.session
         if session.unfinished or self._logging_in:
             return True
@@ -281,13 +281,13 @@ class Transport:
         return self._full() or self._ahead_of_disk()
 
     def _full(self) -> bool:
-        """True if the client does not take its bytes, or publishes against an alarm."""
+        """True if the client does not take its bytes, or publishes during an alarm."""
         incoming = self.session.incoming
         return incoming.stalled or incoming.backlogged or self.outbox.size > 2 * self.outbox.high_bytes
 
     def _ahead_of_disk(self) -> bool:
-        """True if this client has published, too much waits for the disk, and it publishes much, or has had
-        its share. Consumers are always read.
+        """True if this client has published, too much data waits for the disk, and the client publishes much,
+        or has used its share. Connections that only consume are always read.
         """
         incoming = self.session.incoming
         if not incoming.published:
@@ -307,7 +307,7 @@ class Transport:
             self._server.wait_for_disk(self)
 
     def resumed(self) -> None:
-        """A reason not to read it may have gone."""
+        """A reason not to read the connection may be gone."""
         if self._ended or self._sending_rest or self._discarding:
             return
         if self.session.state is State.CLOSED:
@@ -319,22 +319,22 @@ class Transport:
             return
         if self._muted:
             self._muted = False
-            # Its heartbeats were not read meanwhile.
+            # The client's heartbeats were not read meanwhile.
             self.last_received = monotonic()
             self._watch()
         if self.session.incoming.congested or self._wire.more:
             self._poller.again(self)
 
     def caught_up(self) -> None:
-        """The disk has caught up with what was published."""
+        """The disk has caught up with the publishes."""
         self.waits_for_disk = False
         self.resumed()
 
     def heard(self, now: float) -> float:
-        """Return when the client has last shown that it lives.
+        """Return when the client was last known to be alive.
 
-        While a client is not read, its heartbeats are not seen. A consumer that takes its bytes shows that it
-        lives, too.
+        While a client is not read, its heartbeats are not seen. A consumer that takes its bytes is alive,
+        too.
         """
         session = self.session
         if session.incoming.stalled or self.waits_for_disk:
@@ -347,7 +347,7 @@ class Transport:
     # -- the login -------------------------------------------------------------------------------------------
 
     def logged_in(self, outcome: Outcome, reason: str = "", token: Token | None = None) -> None:
-        """The login was checked; `reason` is that of a refusal, for the log. Within a turn."""
+        """The login was checked; `reason` is the reason of a refusal, for the log. Called within a turn."""
         self._logging_in = False
         if self._ended:
             return
@@ -369,20 +369,20 @@ class Transport:
             self._wake_after(self.session.limits.heartbeat_s / 2)
 
     def wake(self) -> None:
-        """Send a heartbeat if nothing else has left for half of the interval. See broker.timers."""
+        """Send a heartbeat if nothing else was sent for half of the interval. See broker.timers."""
         if self.session.state is not State.RUNNING:
             return
         half_s = self.session.limits.heartbeat_s / 2
         left_s = self.last_sent + half_s - monotonic()
         if left_s < 0.001:
-            # A full socket needs none: it would come late, behind the other bytes.
+            # A full socket needs no heartbeat: it would arrive late, behind the other bytes.
             if not self._draining:
                 self.session.heartbeat()
             left_s = half_s
         self._wake_after(left_s)
 
     def failed(self, error: Exception) -> None:
-        """A timer of it has raised."""
+        """A timer of this connection has raised."""
         self.session.failed(error)
 
     def _wake_after(self, seconds: float) -> None:
@@ -392,7 +392,7 @@ class Transport:
     # -- out -------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Send what waits, as far as the socket takes it now."""
+        """Send the waiting bytes, as far as the socket takes them now."""
         if self._draining or self._ended:
             return
         outbox = self.outbox
@@ -421,7 +421,7 @@ class Transport:
         self._sent()
 
     def _drain(self) -> None:
-        """The socket is full: go on when it has room."""
+        """The socket is full: continue when it has room."""
         if not self._draining:
             self._draining = True
             self._watch()
@@ -455,7 +455,7 @@ class Transport:
     # -- the end ---------------------------------------------------------------------------------------------
 
     def _send_rest(self) -> None:
-        """The session is over. Give the client a moment to take its last bytes."""
+        """The session is over. Give the client a short time to take its last bytes."""
         if self._sending_rest or self._discarding:
             return
         self._sending_rest = True
@@ -470,7 +470,7 @@ class Transport:
             self._discard()
 
     def _discard(self) -> None:
-        """Everything is sent. A client that closes in order closes the socket itself."""
+        """Everything is sent: discard input. A client that closes in order closes the socket itself."""
         self._sending_rest = False
         if self.session.answered_close and not self._broken:
             self._discarding = True
@@ -483,7 +483,7 @@ class Transport:
             self.close()
 
     def check_rest(self, now: float) -> None:
-        """If the client has not taken the rest in time, give up."""
+        """Close the connection if the client has not taken the rest in time."""
         if self._sending_rest and now > self._send_until:
             self._discard()
 

@@ -1,9 +1,9 @@
-"""Ends connections that keep the memory alarm on with messages that they never finish.
+"""Ends connections that keep the memory alarm raised with messages that they never finish.
 
-Unfinished messages cannot leave memory: contents whose last frame has not come, and transactions. The alarm
-itself keeps a client from finishing, so each connection is first let through: for `unfinished_timeout_s` it
-is read and may publish a bounded amount. A connection that makes progress is let through again, a few times;
-one that does not is closed.
+Unfinished messages cannot leave memory: contents whose last frame has not arrived, and transactions. The
+alarm itself keeps a client from finishing them, so each connection is first let through: for
+`unfinished_timeout_s` it is read and may publish a limited amount. A connection that makes progress is let
+through again, a few times; a connection that makes none is closed.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from quorum_queue.boundary import Fatal
 if TYPE_CHECKING:
     from amqp_server.broker.broker import Broker
 
-#: How often a connection is let through during one alarm.
+#: Maximum number of times that a connection is let through during one alarm.
 PASSES_MAX = 10
-#: A connection makes progress if this share of the permitted or of the missing bytes has come.
+#: A connection makes progress if this share (1/n) of the permitted or of the missing bytes has arrived.
 PROGRESS_SHARE = 10
-#: Least number of bytes that a connection may send when it is let through, for methods and the ends of small
-#: contents.
+#: Minimum number of bytes that a connection may send when it is let through, for methods and the ends of
+#: small contents.
 PASS_BYTES_MIN = 64 * 1024
-#: All connections together may add the first share of the memory limit; or one largest message if that is
-#: more, up to the second share.
+#: All connections together may add the first share (1/n) of the memory limit; or one largest message if that
+#: is more, up to the second share.
 SPARE_SHARE, SPARE_SHARE_MAX = 16, 4
 
 
@@ -41,7 +41,7 @@ class _Pass:
 
 
 class UnfinishedWatch:
-    """Watches the connections while the memory alarm stands. See amqp_server.broker.timers.Wakeable."""
+    """Watches the connections while the memory alarm is raised. See amqp_server.broker.timers.Wakeable."""
 
     def __init__(self, broker: Broker, behind: Callable[[], bool]) -> None:
         """`behind` returns whether publishers wait for the disk, or for other
@@ -78,10 +78,10 @@ class UnfinishedWatch:
         self._broker.timers.wake(self, self._broker.clock.monotonic_ms() + self._timeout_ms)
 
     def wake(self) -> None:
-        """Called each `unfinished_timeout_s` while the alarm stands."""
+        """Called each `unfinished_timeout_s` while the alarm is raised."""
         self._again()
         if self._broker.alarms.names() != ["memory"] or self._behind():
-            # A full disk must not get more data; and connections that wait for the disk have not been read.
+            # A full disk must not get more data; and connections that wait for the disk are not read.
             return
         holders = [session for session in self._sessions() if self._holds(session)]
         ended = [session for session in holders if self._gave_up(session)]
@@ -103,7 +103,7 @@ class UnfinishedWatch:
         return session.state is State.RUNNING and session.incoming.unfinished.bytes > self._kept_bytes
 
     def _gave_up(self, session: Session) -> bool:
-        """True if it was let through without progress, or often enough."""
+        """True if the connection was let through without progress, or often enough."""
         last = self._passes.get(session.number)
         if last is None or session.suspended is not None:
             return False
@@ -112,7 +112,7 @@ class UnfinishedWatch:
         return not went_on or last.count >= PASSES_MAX
 
     def _largest(self, holders: list[Session]) -> list[Session]:
-        """The common allowance is used up: connections that hold most must make room for the others."""
+        """The common allowance is used up: return the largest holders, which must make room."""
         found, bytes_ = [], 0
         for session in sorted(holders, key=lambda each: -each.incoming.unfinished.bytes):
             if bytes_ >= self._spare_bytes:
@@ -133,7 +133,7 @@ class UnfinishedWatch:
         )
 
     def _let_through(self, holders: list[Session], left_bytes: int) -> None:
-        # If there is not enough for all, connections that were let through least often come first.
+        # If the allowance is not enough for all, connections that were let through least often come first.
         passes = self._passes
         self._passes = {each.number: passes.get(each.number) or _Pass() for each in holders}
         holders.sort(key=lambda each: self._passes[each.number].count)

@@ -1,8 +1,8 @@
-"""Ends the connections that fill the memory with what they are sent and do not take.
+"""Ends connections that fill the memory because they do not read the data that is sent to them.
 
-As long as all together have more than `unsent_bytes_max`, large messages that are not in memory wait. So
-every `unfinished_timeout_s` those are closed that hold much and have taken next to nothing meanwhile, the
-largest first, until what is left is half of that.
+While all connections together have more than `unsent_bytes_max` unsent bytes, large messages that are not in
+memory wait. So every `unfinished_timeout_s`, connections that hold much and have taken almost nothing
+meanwhile are closed, the largest first, until half of that limit is left.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from quorum_queue.boundary import Fatal
 if TYPE_CHECKING:
     from amqp_server.broker.broker import Broker
 
-#: It goes on if it has taken this share of what it held, and so many bytes at least.
+#: A connection stays open if it has taken this share (1/n) of its unsent bytes, and at least this many bytes.
 PROGRESS_SHARE, PROGRESS_BYTES = 100, 64 * 1024
 
 
 class UntakenWatch:
-    """Looks at the connections while too much is unsent. See amqp_server.broker.timers.Wakeable."""
+    """Checks the connections while too much is unsent. See amqp_server.broker.timers.Wakeable."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -29,7 +29,7 @@ class UntakenWatch:
         self._unsent = broker.services.memory.unsent
         self._timeout_ms = round(1000 * config.unfinished_timeout_s)
         self._kept_bytes = config.unfinished_bytes_kept
-        #: What each had been sent, and what it had taken when it was looked at last, bytes, by its number.
+        #: Unsent bytes and sent bytes of each connection at the last check, by its number.
         self._seen: dict[int, tuple[int, int]] = {}
         if self._timeout_ms:
             self._unsent.filled = self._filled

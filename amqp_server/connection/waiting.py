@@ -1,8 +1,8 @@
 """The task that waits for all sockets at once.
 
-It waits as a task of Trio's does (`serve`), or, where the node has the process to itself, in the poller's own
-set (`serve_directly`): Trio's set is a part of that one then. A turn that concerns no task costs no step of
-Trio's loop, which is a third of all that a message costs that comes alone.
+It waits as a normal Trio task (`serve`), or, if the node has the process for itself, in the poller's own
+epoll set (`serve_directly`), which then contains Trio's set. Then a turn that concerns no task needs no step
+of Trio's loop; such a step is a third of the cost of a message that comes alone.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ async def serve(poller: Poller) -> None:
 
 
 async def serve_directly(poller: Poller) -> None:
-    """The same, with Trio's clock and without another node in this Trio loop: while nothing is ready, no task
-    has a step.
+    """Serve the sockets without steps of Trio's loop; needs Trio's own clock, and no other node in this Trio
+    loop: while nothing is ready, no task has a step.
 
-    A turn may do all that wakes a task: set events, cancel tasks that wait, call `run_sync_soon`. What
-    concerns no task yet is seen after the next wake only: a turn must not move the deadline of a scope, nor
-    cancel this task alone.
+    A turn may do everything that wakes a task: set events, cancel waiting tasks, call `run_sync_soon`.
+    Changes that wake no task are noticed only after the next wake: so a turn must not move the deadline of a
+    scope, nor cancel only this task.
     """
     trio_fd = _trio_fd()
     if trio_fd is None:
@@ -45,11 +45,11 @@ async def serve_directly(poller: Poller) -> None:
     trio.lowlevel.add_instrument(scheduled)
     try:
         poller.include(trio_fd)
-        # Those that were scheduled before it was noted have their steps with this task's next one, and maybe
-        # after it.
+        # Tasks that were scheduled before the instrument was added have their steps together with this task's
+        # next one, maybe after it.
         await trio.lowlevel.checkpoint()
         while True:
-            # All others have a step.
+            # All other tasks have a step.
             await trio.lowlevel.checkpoint()
             left_s = trio.lowlevel.current_statistics().seconds_to_next_deadline
             poller.serve_until(monotonic() + left_s, scheduled.tasks)
@@ -72,8 +72,8 @@ class Scheduled(trio.abc.Instrument):
 
 
 def _trio_fd() -> int | None:
-    """Return the descriptor of the epoll set that Trio waits for. It is not public: a version of Trio may
-    have none.
+    """Return the descriptor of the epoll set that Trio waits for. It is no public API: other versions of Trio
+    may lack it.
     """
     core = getattr(trio, "_core", None)
     runner = getattr(getattr(getattr(core, "_run", None), "GLOBAL_RUN_CONTEXT", None), "runner", None)

@@ -1,4 +1,4 @@
-"""Answers of handlers, and refusals that they may raise instead. All of them leave as JSON."""
+"""Answers of handlers, and refusals that they may raise instead. All of them are sent as JSON."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from amqp_server.errors import AccessRefused, AMQPError, NotFound, SoftError, Un
 class Answer(NamedTuple):
     status: int
     body: Any = None
-    #: Header of this name.
+    #: The `location` header.
     location: str = ""
-    #: What is done when the answer has left.
+    #: Called after the answer was sent.
     after: Callable[[], Awaitable[None]] | None = None
 
 
@@ -27,7 +27,7 @@ CREATED = Answer(201)
 
 
 def created(new: bool) -> Answer:
-    """201 for what is new, 204 for what was there, as RabbitMQ's API has it."""
+    """201 for a new object, 204 for one that existed before, as in RabbitMQ's API."""
     return CREATED if new else NO_CONTENT
 
 
@@ -51,7 +51,7 @@ def not_authorised(reason: str) -> Refusal:
 
 
 def login_failed() -> Refusal:
-    """As RabbitMQ: with a z for who somebody is, with an s for what they may do."""
+    """RabbitMQ's spelling: `not_authorized` for a failed login, `not_authorised` for a missing permission."""
     return Refusal(401, "not_authorized", "Login failed")
 
 
@@ -69,7 +69,7 @@ def refusal_of(error: AMQPError) -> Refusal:
 
 
 def with_code(error: AMQPError) -> Refusal:
-    """The same of a message that was published or got: RabbitMQ tells the code there."""
+    """Return the refusal for a message that was published or got: there RabbitMQ's text has the code."""
     if isinstance(error, (AccessRefused, Unavailable)):
         return refusal_of(error)
     return bad_request(f"{error.code} {error.reply_text() if isinstance(error, SoftError) else error.text}")
@@ -80,7 +80,7 @@ def encode(body: Any) -> bytes:
 
 
 def plain(value: Any) -> Any:
-    """A value of a field table as JSON can hold it. Tables came in with a bound on their depth."""
+    """A value of a field table as JSON can hold it. The depth of tables was checked when they arrived."""
     if isinstance(value, dict):
         return {str(key): plain(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):

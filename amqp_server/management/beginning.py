@@ -1,4 +1,4 @@
-"""When the management begins: what it imports takes the interpreter from clients, who are served first."""
+"""When the management API starts: its imports take the interpreter from clients, which are served first."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import trio
 
 #: Time between two looks at whether the node is busy, s.
 LOOK_S = 1.0
-#: Share of a core above which the node is busy: with clients that were there before the management.
+#: Share of a core above which the node counts as busy: clients may have connected before the management API
+#: starts.
 BUSY_SHARE = 0.1
-#: Time after which it begins even so, s.
+#: Time after which the management API starts even if the node is busy, s.
 LATEST_S = 10.0
 
 
@@ -20,7 +21,7 @@ async def quiet_or_asked(listening: socket.socket, cpu_s: Callable[[], float] = 
     """Return with the first request at this socket, after a second in which the node did little, or after
     ten.
 
-    `cpu_s` says what the process has used so far, in seconds.
+    `cpu_s` returns the CPU time of the process so far, in seconds.
     """
     with trio.move_on_after(LATEST_S):
         quiet = False

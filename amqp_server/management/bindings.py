@@ -1,4 +1,6 @@
-"""Bindings: listed, made, removed. `properties_key` names one of several between the same two ends."""
+"""Bindings: listed, made, removed. `properties_key` names one of several bindings between the same source and
+destination.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ DESTINATION_TYPES: dict[str, DestinationKind] = {"q": "queue", "e": "exchange"}
 
 
 def properties_key(routing_key: str, arguments: dict[str, Any]) -> str:
-    # As in a form: a blank is a plus.
+    # Encoded as in a form: a blank becomes a plus.
     quoted = quote_plus(routing_key, safe="").replace("~", "%7E")
     if not arguments:
         return quoted or "~"
@@ -98,8 +100,8 @@ async def post_binding(call: Call) -> Answer:
         ),
     )
     key = properties_key(asked.routing_key, asked.arguments)
-    # As RabbitMQ, relative to the path, and with the key's percent signs encoded: tools read the key only
-    # here.
+    # As in RabbitMQ, the location is relative to the path and the key's percent signs are encoded: tools read
+    # the key only here.
     return Answer(201, location=f"{quote(destination, safe='')}/{quote(key, safe='~')}")
 
 

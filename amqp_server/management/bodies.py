@@ -1,4 +1,4 @@
-"""Bodies of requests, which are bounded before they are read."""
+"""Bodies of requests; their size is limited before they are read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from amqp_server.management.answer import Refusal
 
 
 async def read_body(request: Request, bytes_max: int) -> bytes:
-    """Raises Refusal for a larger one."""
+    """Return the body. Raises Refusal if it is larger than `bytes_max`."""
     announced = request.headers.get("content-length", "0")
     too_large = Refusal(413, "bad_request", f"body larger than {bytes_max} bytes")
     if announced.isdigit() and int(announced[:20]) > bytes_max:

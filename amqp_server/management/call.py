@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from amqp_server.management.everywhere import Part
     from amqp_server.management.managed_broker import ManagedBroker
 
-#: Which tags let a user do what a route asks for.
+#: For each tag that a route requires, the tags that satisfy it.
 MAY: Mapping[str, frozenset[str]] = {
     MANAGEMENT: frozenset({MANAGEMENT, POLICYMAKER, MONITORING, ADMINISTRATOR}),
     POLICYMAKER: frozenset({POLICYMAKER, ADMINISTRATOR}),
@@ -30,7 +30,7 @@ MAY: Mapping[str, frozenset[str]] = {
 }
 
 REASON_HEADER = "x-reason"
-#: The name of the default exchange in a path, where an empty part can't be told.
+#: The name of the default exchange in a path, where an empty part cannot be recognised.
 DEFAULT_EXCHANGE = "amq.default"
 
 Request = TypeVar("Request", bound=msgspec.Struct)
@@ -70,11 +70,11 @@ class Call:
         scopes: Sequence[str] | None = None,
         part: Part | None = None,
     ) -> None:
-        """`scopes` are those of the user's token, where there is one. Then `end` has to be called."""
+        """`scopes` are those of the user's token, if there is one. Then the caller has to call `end`."""
         self.broker = broker
         self.user = user
         self.scopes = scopes
-        #: By this permissions are looked up.
+        #: The name under which permissions are looked up.
         self.access = user.name
         if scopes is not None:
             grant = broker.permissions.grant_of(user.name, scopes)
@@ -84,27 +84,27 @@ class Call:
         self.body = body
         self.slices = slices
         self.filter_ms = filter_ms
-        #: By their names in lower case.
+        #: Headers by their names in lower case.
         self.headers: Mapping[str, str] = {} if headers is None else headers
         #: Method and path of the route; see endpoints.ENDPOINTS.
         self.method = method
         self.route = route
-        #: Another node asks, for this node's part.
+        #: True if another node asks for this node's part.
         self.local = local
-        #: What it wants of that, None for all.
+        #: The part of the list that the other node wants; None: all of it.
         self.part = part
         #: Nodes whose part is missing in the answer.
         self.missing: list[str] = []
         self._stats: Stats | None = None
 
     def end(self) -> None:
-        """It is answered, and what its token grants is forgotten."""
+        """Called when the call is answered: forget the permissions that its token grants."""
         if self.scopes is not None:
             self.broker.permissions.drop_grant(self.access)
 
     async def permitted(self, handler: Callable[[Call], Awaitable[Any]]) -> Any:
-        """Run the handler. Where it is not known yet what a user of the HTTP backend may, ask, and begin
-        again: handlers check before they change anything.
+        """Run the handler. If a permission of a user of the HTTP backend is not known yet, ask the backend
+        and run the handler again: handlers check before they change anything.
         """
         while True:
             try:
@@ -116,7 +116,7 @@ class Call:
 
     @property
     def stats(self) -> Stats:
-        """Counters and rates as the query wants them."""
+        """Counters and rates, with the samples that the query asks for."""
         if self._stats is None:
             self._stats = Stats(self.broker.node.sampler, self.query)
         return self._stats
@@ -125,8 +125,8 @@ class Call:
         return not MAY[who].isdisjoint(self.user.tags)
 
     def read(self, kind: type[Request]) -> Request:
-        """The body. As RabbitMQ's tools send it: numbers and switches may come as text, and an empty table as
-        an empty array.
+        """Return the decoded body. RabbitMQ's tools send values in several forms: numbers and switches may
+        come as text, and an empty table as an empty array.
         """
         asked: Any = None
         try:
@@ -144,13 +144,14 @@ class Call:
             raise bad_request(f"body: {failure}") from None
 
     def _decoded(self) -> Any:
-        """What is large must be a text: small values take many times more memory than their JSON, and time.
+        """Decode the body. Only a text may be large: many small values take much time, and many times the
+        memory of their JSON.
 
         Raises Refusal, msgspec.MsgspecError, UnicodeDecodeError, RecursionError.
         """
         body, most = self.body or b"{}", self.broker.json_bytes_max
         if len(body) > most:
-            # It may be no object.
+            # The body may be something other than an object.
             told = msgspec.json.decode(body, type=dict[str, msgspec.Raw] | None)
             for name, value in (told or {}).items():
                 if len(value) > most and memoryview(value)[0] != ord('"'):
@@ -158,7 +159,7 @@ class Call:
         return msgspec.json.decode(body)
 
     def table(self) -> dict[str, Any]:
-        """The body, an object of whatever fields."""
+        """The body, an object with any fields."""
         try:
             asked = self._decoded()
         except RecursionError:
@@ -170,7 +171,7 @@ class Call:
         return asked
 
     def require_policymaker(self) -> None:
-        """Refuses unless the user may set policies in the path's vhost; without one, unless in all."""
+        """Refuse unless the user may set policies in the path's vhost, or in all if the path has none."""
         if self.may(ADMINISTRATOR):
             return
         vhost = self.path.get("vhost")
@@ -184,11 +185,11 @@ class Call:
 
     @property
     def reason(self) -> str:
-        """Why something is closed, in the operator's words."""
+        """The operator's reason for closing something."""
         return self.headers.get(REASON_HEADER) or self.query.get("reason") or ""
 
     def flag(self, name: str) -> bool:
-        """True if the query sets it. What is neither true nor false is false, as in RabbitMQ."""
+        """True if the query sets this name to true."""
         return self.query.get(name) == "true"
 
     def switch(self, name: str) -> bool:
@@ -214,12 +215,14 @@ class Call:
             except AnswerAwaited as one:
                 awaited.append(one)
         if awaited:
-            # All of them at once.
+            # Ask the backend about all vhosts at once.
             raise awaited[0].with_(awaited[1:])
         return visible
 
     def vhost(self) -> str:
-        """The path's vhost, to look at. One that the user may not see is refused even if it doesn't exist."""
+        """The path's vhost, to look at. A vhost that the user may not see is refused even if it does not
+        exist.
+        """
         name = self.path["vhost"]
         if not self.sees(name):
             raise not_authorised("User not authorised to access virtual host")
@@ -234,8 +237,9 @@ class Call:
         return [vhost.name for vhost in self.visible_vhosts()]
 
     def own_vhost(self) -> str:
-        """The path's vhost, to change something in it. Administrators may in each: they could permit it to
-        themselves."""
+        """The path's vhost, to change something in it. Administrators may change each vhost: they could give
+        themselves the permission.
+        """
         name = self.path["vhost"]
         if not (self.may(ADMINISTRATOR) or self.broker.permissions.may_open(self.access, name)):
             raise not_authorised("User not authorised to access virtual host")
@@ -244,19 +248,19 @@ class Call:
         return name
 
     def require(self, vhost: str, kind: Kind, name: str, access: Access) -> None:
-        """Refuses to change the queue or exchange unless the user may, or is an administrator."""
+        """Refuse to change the queue or exchange unless the user may, or is an administrator."""
         if not self.may(ADMINISTRATOR):
             self.require_own(vhost, kind, name, access)
 
     def require_own(self, vhost: str, kind: Kind, name: str, access: Access) -> None:
-        """Refuses unless the user has the permission: to messages, the tags give no right."""
+        """Refuse unless the user has the permission: tags give no access to messages."""
         try:
             self.broker.permissions.check(self.access, vhost, kind, name, access)
         except AMQPError as error:
             raise refusal_of(error) from None
 
     def require_topic(self, vhost: str, exchange: str, routing_key: str, access: Access) -> None:
-        """Refuses a routing key of a topic exchange unless the user may use it, or is an administrator."""
+        """Refuse a routing key of a topic exchange unless the user may use it, or is an administrator."""
         if self.may(ADMINISTRATOR):
             return
         try:

@@ -33,7 +33,9 @@ def _alarms_here(call: Call) -> list[dict[str, str]]:
 
 
 async def alarms(call: Call) -> Any:
-    """Those of all nodes. One that does not answer raises none: other checks are for that."""
+    """Alarms of all nodes. A node that does not answer counts as one without alarms: other checks find such
+    nodes.
+    """
     raised = _alarms_here(call)
     if call.local:
         return {"alarms": raised}
@@ -52,7 +54,7 @@ async def local_alarms(call: Call) -> Any:
 
 
 async def node(call: Call) -> Any:
-    """What old clients ask, of one node: this one unless the path names another one."""
+    """The check that old clients use, for one node: this one unless the path names another."""
     name = call.path.get("node", call.broker.name)
     if name != call.broker.name:
         answers = await ask_node(call, name)
@@ -92,9 +94,9 @@ async def protocol_listener(call: Call) -> Any:
 
 
 async def certificate_expiration(call: Call) -> Any:
-    """Whether a certificate of a listener ends within this time."""
+    """Check if a certificate of a listener expires within this time."""
     within, unit = call.path["within"], call.path["unit"]
-    # So many digits are looked at before there is a number.
+    # The length is checked first, so that only short texts are converted to a number.
     if not (within.isascii() and within.isdigit() and len(within) <= 6 and 0 < int(within) <= WITHIN_MAX):
         raise bad_request("Invalid expiration value.")
     if unit not in UNITS_S:
@@ -120,7 +122,7 @@ def _ends(file: str) -> float | None:
     would not start.
     """
     try:
-        # The one way into OpenSSL's parser without a handshake.
+        # The only way to use OpenSSL's parser without a handshake.
         decoded: dict[str, Any] = ssl._ssl._test_decode_cert(file)  # type: ignore[attr-defined]
     except (OSError, ValueError):
         return None

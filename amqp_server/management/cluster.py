@@ -1,4 +1,4 @@
-"""The cluster: its nodes, who leads which queue, and who could be missed."""
+"""The cluster: its nodes, the leader of each queue, and nodes that could be stopped."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def rebalance(call: Call) -> Any:
 
 
 async def rebalance_queues(call: Call) -> Answer:
-    """As RabbitMQ has it: accepted, also by a node that stands alone."""
+    """As in RabbitMQ, the request is accepted, also by a node without a cluster."""
     if call.broker.cluster is not None:
         await call.broker.cluster.rebalance()
     return NO_CONTENT
@@ -95,7 +95,7 @@ async def accept_topology_loss(call: Call) -> Any:
 
 
 async def quorum_critical(call: Call) -> Any:
-    """503 if something would have no majority without this node, as RabbitMQ's check of this name."""
+    """503 if something would have no majority without this node, like RabbitMQ's check of this name."""
     cluster = call.broker.cluster
     critical = list[str]()
     for group in () if cluster is None else cluster.critical():

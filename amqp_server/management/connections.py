@@ -1,4 +1,4 @@
-"""Connections, channels and consumers. A user who may not see all of them sees their own."""
+"""Connections, channels and consumers. A user who may not see all of them sees only their own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from amqp_server.management.everywhere import ask_others
 from amqp_server.management.listing import listing
 from amqp_server.management.views import ChannelView, ConnectionView, ConsumerView
 
-#: As RabbitMQ: clients and suites compare it.
+#: The same text as RabbitMQ's: clients and test suites compare it.
 REASON = "Closed via management plugin"
 REASON_CHARACTERS_MAX = 200
 
@@ -49,7 +49,7 @@ def channel_row(channel: ChannelView) -> dict[str, Any]:
 
 
 async def _listed(call: Call, items: Iterable[object | None], shown: Callable[[Any], dict[str, Any]]) -> Any:
-    """List what is on this node and on the others."""
+    """List the items of this node and of the others."""
     others = (await ask_others(call)).all_rows()
     return await listing(call, chain(items, others), shown)
 
@@ -82,7 +82,9 @@ async def connection(call: Call) -> Any:
 
 
 async def _elsewhere(call: Call) -> Any:
-    """Return what another node says of what this one does not have. Raises Refusal for what none has."""
+    """Return another node's answer for an object that this node does not have. Raises Refusal if no node has
+    it.
+    """
     answers = await ask_others(call)
     for body in answers.bodies.values():
         return body
@@ -98,7 +100,7 @@ def _connection(call: Call) -> ConnectionView | None:
 
 
 async def close_connection(call: Call) -> Answer:
-    """A user may close his own, an administrator each."""
+    """Users may close their own connections, an administrator may close any."""
     found = _connection(call)
     if found is None:
         await _elsewhere(call)
@@ -179,7 +181,7 @@ async def consumer_rows(call: Call, found: Iterable[ConsumerView | None]) -> lis
 async def consumers(call: Call) -> Any:
     vhosts = call.vhosts()
     answers = await ask_others(call)
-    # Each node knows most of the consumers of its own clients.
+    # Each node knows the consumers of its own clients best.
     told = {call.broker.name, *answers.rows}
 
     def own() -> Iterator[ConsumerView | None]:

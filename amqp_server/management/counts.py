@@ -21,7 +21,7 @@ class Counts:
 
 
 async def count_messages(call: Call, vhosts: Iterable[str], *, own: bool = False) -> Counts:
-    """Count queues and what is in them; only those that this node tells of, if it is to be its `own` part."""
+    """Count queues and their messages and consumers; with `own`, only of queues that this node reports."""
     counts = Counts()
     for vhost in vhosts:
         for queue in call.broker.queues.hosts(vhost, own=own):

@@ -1,4 +1,4 @@
-"""Definitions: all that is declared and set, in RabbitMQ's shape, to take it to another broker."""
+"""Definitions: everything that was declared and set, in RabbitMQ's format, to move it to another broker."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ Row = dict[str, Any]
 
 
 async def definitions(call: Call) -> Any:
-    """Of the whole broker, or of the path's vhost: without users and the like, and without its name in what
-    it has.
+    """Definitions of the whole broker or of the path's vhost. Definitions of a vhost have no users and
+    similar sections, and their objects do not name the vhost.
     """
     broker = call.broker
     own = [call.vhost()] if "vhost" in call.path else [vhost.name for vhost in broker.vhosts]
@@ -56,7 +56,7 @@ async def definitions(call: Call) -> Any:
         "exchanges": [],
         "bindings": [],
     }
-    # Those of the path's vhost are without its name.
+    # Objects of the path's vhost do not name it.
     short = "vhost" in call.path
     for vhost in own:
         default = broker.default_queue_type(vhost)
@@ -77,7 +77,7 @@ async def definitions(call: Call) -> Any:
 async def _rows(
     call: Call, items: Iterable[T], shown: Callable[[T], Row | None], *, short: bool = False
 ) -> list[msgspec.Raw]:
-    """Each encoded by itself: all at once would take long."""
+    """Return the rows, each encoded in its own step: encoding all at once would block the loop."""
     rows: list[msgspec.Raw] = []
     for item in items:
         await call.slices.rest()
@@ -114,7 +114,9 @@ def _vhost(vhost: VhostRecord) -> Row:
 
 
 def _queue(default: str, names: set[str], queue: QueueView) -> Row | None:
-    """With its type, where another broker could take it for another one. Its name is noted."""
+    """Return the row of a queue, with its type where another broker could assume a different one. Add its
+    name to `names`.
+    """
     if queue.exclusive:
         return None
     names.add(queue.name)
@@ -136,7 +138,7 @@ def _exchange(exchange: ExchangeView) -> Row | None:
         return None
     arguments = plain(exchange.arguments)
     if PARTITIONS in arguments and exchange.partitions:
-        # A super stream may have got more since it was declared.
+        # A super stream may have got more partitions since it was declared.
         arguments = {**arguments, PARTITIONS: len(exchange.partitions)}
     return {
         "name": exchange.name,
@@ -164,7 +166,7 @@ def _binding(binding: BindingView) -> Row:
 
 
 async def put_definitions(call: Call) -> Answer:
-    """204 if all of it was taken over; else 200, with what has no counterpart here."""
+    """204 if everything was imported; else 200, with the objects that have no counterpart here."""
     vhost = vhost_to_set(call) if "vhost" in call.path else None
     importing = Import(call.broker, call.slices.rest)
     broker = call.broker
@@ -178,7 +180,7 @@ async def put_definitions(call: Call) -> Answer:
 
 
 def _file(body: bytes) -> bytes:
-    """A form of a page has the definitions in its part `file`."""
+    """Return the definitions: a form of a page has them in its part `file`."""
     if not body.startswith(b"--"):
         return body
     boundary = body.partition(b"\r\n")[0][2:]

@@ -1,5 +1,5 @@
-"""Reads definitions piece by piece: a file may have a hundred thousand
-objects, and none of them takes long.
+"""Reads definitions object by object: a file may have a hundred thousand objects, and each step has to be
+short.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from amqp_server.management.answer import bad_request
 
 Rest = Callable[[], Awaitable[None]]
 
-#: Characters of the text in which an object is looked for at first: most have a few hundred.
+#: Characters of the first part of the text in which the end of an object is searched: most objects have a few
+#: hundred.
 PART = 4_096
 _SPACE = re.compile(r"[ \t\n\r]*")
-#: Finds where a value ends.
+#: Returns the position where a value ends.
 _scan = json.JSONDecoder().raw_decode
 
 
@@ -27,7 +28,7 @@ class _Malformed(Exception):
 
 
 async def decoded(body: bytes, rest: Rest, objects_max: int, object_bytes_max: int) -> dict[str, Any]:
-    """Return the object that the body is; `rest` is called between two short steps. Raises Refusal."""
+    """Return the body as an object; `rest` is called between two short steps. Raises Refusal."""
     try:
         return await _Reader((body or b"{}").decode(), rest, objects_max, object_bytes_max).run()
     except (_Malformed, msgspec.MsgspecError, ValueError, RecursionError):
@@ -61,7 +62,7 @@ class _Reader:
         return found
 
     async def _list(self) -> list[Any]:
-        """Behind its bracket."""
+        """Read a list whose opening bracket was read already."""
         found: list[Any] = []
         more = not self._has("]")
         while more:
@@ -75,13 +76,13 @@ class _Reader:
 
     def _value(self) -> Any:
         self._next()
-        # As all other bodies are read.
+        # Decoded as all other bodies are.
         return msgspec.json.decode(self._whole_value().encode())
 
     def _whole_value(self) -> str:
-        """Return the text of the next value, and go on behind it. Nobody knows how long it is before it is
-        read: so that this is a short step, it is looked for in a part of the text, and in a longer one if it
-        does not end there.
+        """Return the text of the next value, and move behind it. The length of a value is not known before it
+        is read. To keep the step short, the end is searched in a part of the text first, then in a longer
+        part if the value does not end there.
         """
         start, size = self._at, PART
         while True:
@@ -94,7 +95,7 @@ class _Reader:
                 if is_rest:
                     raise
                 length = size
-            # A number may go on behind the part.
+            # A number at the end of the part may continue behind it.
             if length < size or is_rest:
                 self._at = start + length
                 return part[:length]
@@ -105,7 +106,7 @@ class _Reader:
             size *= 8
 
     def _next(self) -> str:
-        """Go on to what is no space, and return it; nothing at the end."""
+        """Move to the next character that is no space and return it; return nothing at the end."""
         found = _SPACE.match(self._text, self._at)
         assert found is not None
         self._at = found.end()
@@ -122,7 +123,7 @@ class _Reader:
             raise _Malformed
 
     def _goes_on(self, end: str) -> bool:
-        """Behind a value there is a comma, or this end."""
+        """Return True for a comma after a value, False for the `end` character."""
         if self._has(end):
             return False
         self._take(",")

@@ -1,7 +1,7 @@
-"""A connection of management's own: a session without a socket, over which it speaks AMQP to the broker.
+"""A connection of the management API itself: a session without a socket, which speaks AMQP to the broker.
 
-So a queue declared here is declared by the same code, with the same checks and refusals, as by a client.
-A session lives for one request; where the answer comes from other nodes, the request waits for it.
+So the same code, with the same checks and refusals, declares a queue for a request and for a client. A
+session lives for one request. If other nodes have to answer, the request waits for them.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from amqp_server.errors import AMQPError, InternalError, PreconditionFailed, Una
 from amqp_server.wire import content, frames, methods, tables
 
 CHANNEL = 1
-#: For the queue that messages are moved to. One without a majority may never answer.
+#: Time for the answer of the queue that messages are moved to, s. A queue without a majority may never
+#: answer.
 ANSWER_S = 30.0
-#: What a stream gives is read for so long: nobody tells that there is no more that is wanted.
+#: Time to read a stream, s: with a filter, nothing says that there are no more matching messages.
 READ_S = 2.0
-#: Messages of a stream that come before the first of them is acked.
+#: Messages of a stream that are delivered before the first of them is acked.
 READ_AHEAD = 4
 _TIMESTAMP = struct.Struct(">Q")
 
@@ -39,7 +40,7 @@ class Content(NamedTuple):
 
 
 class Got(NamedTuple):
-    """A message that was taken from a queue, and is not settled."""
+    """A message that was got from a queue and is not settled."""
 
     ok: commands.Basic.GetOk
     content: Content
@@ -62,7 +63,7 @@ class Read(NamedTuple):
 
 
 class Direct:
-    """Use as a context: leaving it closes the session, and what it holds goes back.
+    """Use as a context manager: its exit closes the session, which requeues the unacked messages.
 
     See connection.session.Edge, and amqp_server.turn.Sender.
     """
@@ -94,12 +95,12 @@ class Direct:
         self._hears(self)
 
     def flush(self) -> None:
-        """Answers stay in the outbox until somebody takes them, who may be waiting."""
+        """Answers stay in the outbox until the request takes them; wake the request, which may be waiting."""
         self._answered.set()
         self._hears(self)
 
     def open(self, hears: Callable[[Direct], None]) -> None:
-        """`hears` is told when there may be answers."""
+        """`hears` is called when there may be answers."""
         self._hears = hears
         self.__enter__()
 
@@ -117,7 +118,7 @@ class Direct:
         self.close()
 
     async def ask(self, method: base.Frame, *more: bytes) -> list[base.Frame | Content]:
-        """Send a method, and frames behind it; return the answers. Raises what closes the channel."""
+        """Send a method, and frames behind it; return the answers. Raises errors that close the channel."""
         self._answered = trio.Event()
         self.tell(method, *more)
         while self.waits:
@@ -135,7 +136,7 @@ class Direct:
         return self._session.suspended is not None or self._session.unfinished
 
     def answers(self) -> list[base.Frame | Content]:
-        """Take what has come. Raises what closes the channel."""
+        """Take the answers that have arrived. Raises the error that closes the channel."""
         return list(self._answers(b"".join(self._outbox.take())))
 
     async def publish(
@@ -143,7 +144,7 @@ class Direct:
     ) -> bool:
         """Return True if it was routed; the method has to be mandatory.
 
-        Properties have their names in AMQP, and a timestamp is a number of seconds.
+        Properties have their AMQP names; a timestamp is a number of seconds.
         """
         header = encode_properties(properties, self._depth).encode(len(body))
         framed = content.build(header, body, CHANNEL, self._frame_max)
@@ -194,10 +195,10 @@ class Direct:
         return found[:count]
 
     async def hand_on(self, queue: Queue, got: Sequence[Got], synced: Callable[[], Awaitable[None]]) -> int:
-        """Give messages that were taken to another queue, and settle those that it has for good; return how
+        """Publish the messages of `got` to another queue, and ack those that it has confirmed; return how
         many.
 
-        The channel is in confirm mode. What the queue refuses is left unsettled.
+        The channel is in confirm mode. Messages that the queue refuses stay unsettled.
         """
         channel = self._session.channels[CHANNEL]
         confirms = channel.confirms
@@ -212,7 +213,7 @@ class Direct:
             await synced()
             taken = await self._confirmed(tags)
         if waiting.cancelled_caught:
-            # They go back when the session ends.
+            # The messages are requeued when the session ends.
             raise Unavailable(f"queue '{queue.name}' has not answered; it may have some of the messages")
         if len(taken) == len(got):
             await self.ask(commands.Basic.Ack(got[-1].tag, True))
@@ -222,7 +223,7 @@ class Direct:
         return len(taken)
 
     async def _confirmed(self, tags: dict[int, int]) -> list[int]:
-        """Wait for the answers to publishes; return the tags that belong to those which were confirmed."""
+        """Wait for the answers to publishes; return the delivery tags of the messages that were confirmed."""
         taken: list[int] = []
         while tags:
             self._answered = trio.Event()
@@ -277,7 +278,7 @@ def _encoded(method: base.Frame) -> bytes:
 
 
 def encode_properties(given: Mapping[str, Any], depth: int) -> content.Properties:
-    """Properties have their names in AMQP. Raises PreconditionFailed for what cannot be encoded."""
+    """Encode properties under their AMQP names. Raises PreconditionFailed for invalid values."""
     encoded = content.Properties()
     try:
         for name, value in given.items():

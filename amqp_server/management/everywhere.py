@@ -1,4 +1,6 @@
-"""One answer for the whole cluster: the same request, asked of the other nodes for what each of them has."""
+"""One answer for the whole cluster: this node sends the request to the other nodes, and each answers with its
+own part.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +21,18 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqd.management")
 
 Row = dict[str, Any]
-#: Of the query, these go to the others; sorting, filtering and paging is for the node that was asked.
+#: Fields of the query that go to the other nodes; the node that the client asked sorts, filters and pages.
 PASSED_ON = tuple(
     f"{name}_{part}"
     for name in ("lengths", "msg_rates", "data_rates", "node_stats")
     for part in ("age", "incr")
 )
-#: Bytes of rows in one part of an answer: it is decoded at a stretch.
+#: Bytes of rows in one part of an answer: a part is decoded in one step.
 PART_BYTES = 16_384
 
 
 class Part(msgspec.Struct):
-    """What is wanted of another node's list, where that is not all of it."""
+    """The part of another node's list that is wanted, if not all of it."""
 
     #: One column of all rows, as `sort` names it; empty for whole rows.
     column: str = ""
@@ -40,17 +42,17 @@ class Part(msgspec.Struct):
 
 class Question(msgspec.Struct):
     method: str
-    #: As endpoints.ENDPOINTS has it.
+    #: Path as in endpoints.ENDPOINTS.
     path: str
     parts: dict[str, str]
     query: dict[str, str]
     user: str
     reason: str = ""
-    #: Of a user's token, or of the HTTP backend, which the other node has not seen; tags count with scopes
-    #: only.
+    #: Scopes of the user's token or from the HTTP backend, which the other node has not seen. `tags` are used
+    #: only together with scopes.
     scopes: list[str] | None = None
     tags: list[str] = []
-    #: Nodes of earlier versions do not see it.
+    #: Nodes of earlier versions ignore this field.
     part: Part | None = None
 
 
@@ -65,14 +67,14 @@ class Others(Protocol):
     """The other nodes; see amqp_server.cluster.questions."""
 
     def names(self) -> Sequence[str]:
-        """Return the nodes of the cluster but this one, whether they are up or not."""
+        """Return all nodes of the cluster except this one, up or down."""
 
     async def ask(self, node: str, question: bytes) -> list[bytes] | None:
         """Return the parts of its answer, None if there is none."""
 
 
 class Answers:
-    """What the others have told, and who of them has told nothing."""
+    """The rows of the other nodes, and the nodes that did not answer."""
 
     def __init__(self) -> None:
         self.rows: dict[str, list[Row]] = {}
@@ -84,7 +86,7 @@ class Answers:
 
 
 async def ask_others(call: Call, nodes: Sequence[str] | None = None, part: Part | None = None) -> Answers:
-    """Ask the other nodes, or some of them, what was asked of this one, for their own part."""
+    """Send the request of this call to the other nodes, or to some; each answers with its own part."""
     answers = Answers()
     others = call.broker.others
     if call.local or others is None:
@@ -128,7 +130,7 @@ async def ask_others(call: Call, nodes: Sequence[str] | None = None, part: Part 
 
 
 async def ask_node(call: Call, name: str) -> Answers:
-    """Ask one other node. Raises Refusal if there is none of this name."""
+    """Ask one other node. Raises Refusal if there is no node of this name."""
     others = call.broker.others
     if call.local or others is None or name not in others.names():
         raise not_found()

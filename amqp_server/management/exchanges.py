@@ -26,7 +26,7 @@ def _shown(exchange: ExchangeView) -> dict[str, Any]:
         del row["partitions"]
     del row["stats"]
     for name in ("policy", "operator_policy", "effective_policy_definition"):
-        # Absent where there is none, as in RabbitMQ.
+        # The field is absent if it is empty, as in RabbitMQ.
         if not row[name]:
             del row[name]
     return row | exchange.stats
@@ -52,7 +52,7 @@ def _counted(exchange: ExchangeView) -> dict[str, Any]:
 
 
 def _everywhere(exchange: ExchangeView, told: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Return the row of an exchange, with what clients of all nodes have published to it."""
+    """Return the row of an exchange, with the counts of publishes by clients of all nodes."""
     row = _shown(exchange)
     counted = [each["message_stats"] for each in (row, *told) if "message_stats" in each]
     return row | {"message_stats": merged(counted)} if counted else row
@@ -64,7 +64,7 @@ async def exchange(call: Call) -> Any:
         return _counted(found)
     bodies = (await ask_others(call)).bodies.values()
     row = _everywhere(found, [body for body in bodies if body is not None])
-    # What each channel and queue has to do with it is not counted.
+    # Counts for each pair of channel or queue and exchange are not kept.
     return row | {"incoming": [], "outgoing": []}
 
 
@@ -109,7 +109,7 @@ async def put_exchange(call: Call) -> Answer:
 
 
 def _require_partitions(call: Call, vhost: str, names: list[str]) -> None:
-    """The user may have the partitions of a super stream made and deleted."""
+    """Refuse unless the user may declare and delete the partitions of a super stream."""
     for name in names:
         call.require(vhost, "queue", name, "configure")
 
@@ -141,12 +141,12 @@ async def delete_exchange(call: Call) -> Answer:
 
 class ExplainRequest(msgspec.Struct):
     routing_key: str = ""
-    #: As of a message; exchanges look at headers, message_id, correlation_id and timestamp.
+    #: Properties of the message; exchanges look at headers, message_id, correlation_id and timestamp.
     properties: dict[str, Any] = {}
 
 
 async def explain(call: Call) -> Any:
-    """Where a message would go, and why. None is published."""
+    """Say which queues a message would reach, and why. No message is published."""
     vhost = call.vhost()
     found = _exchange(call, vhost)
     asked = call.read(ExplainRequest)

@@ -26,7 +26,8 @@ class ResetRequest(msgspec.Struct, forbid_unknown_fields=True):
     #: Number of one partition; all of them unless given.
     partition: int | None = None
     dry_run: bool = False
-    #: Even if there are members: what they hold comes again as the group then goes on.
+    #: Reset even if the group has members: messages that they hold are delivered again from the new position
+    #: on.
     force: bool = False
 
 
@@ -66,7 +67,7 @@ async def all_members(call: Call) -> Any:
 
 
 async def _members(call: Call, queues: Sequence[Queue]) -> Iterable[dict[str, Any] | None]:
-    """Return the members of groups. However many groups these are, each other node is asked once: for the
+    """Return the members of groups. This node asks each other node once, for any number of groups: for the
     connections of its clients, and for the members of groups that this node has no copy of.
     """
     broker = call.broker.groups

@@ -1,7 +1,7 @@
-"""Samples of counters and lengths, for rates and charts: each object's last ten minutes, and a day of the
-node's totals.
+"""Samples of counters and lengths, for rates and charts: the last ten minutes of each object, and a day of
+the node's totals.
 
-Nothing is kept of objects that have never counted anything, and all histories together have a bound in bytes.
+Objects that have never counted anything have no history, and all histories together have a limit in bytes.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import Any, NamedTuple
 #: s).
 DETAILED = ((600, 5),)
 GLOBAL = ((600, 5), (3_600, 60), (28_800, 600), (86_400, 1_800))
-#: What a history takes up beside its samples, bytes.
+#: Memory of a history without its samples, bytes.
 SERIES_BYTES = 800
 
 Details = dict[str, Any]
 
 
 class Range(NamedTuple):
-    """What a query asks for: samples of so many seconds, one for each `incr_s`."""
+    """The samples that a query asks for: those of the last `age_s` seconds, one for each `incr_s`."""
 
     age_s: int
     incr_s: int
 
 
 class Timeline:
-    """When samples were taken. Tick t is at the place t modulo `length`, here and in each Series."""
+    """The times of samples. Tick t is at index t modulo `length`, here and in each Series."""
 
     def __init__(self, age_s: int, incr_s: float) -> None:
         self.age_s = age_s
@@ -80,7 +80,8 @@ class Series:
         self._width = width
         self._ring = array("q", bytes(8 * width * timeline.length))
         self.first = self.last = timeline.tick
-        #: Of all fields, made when one is first asked for after a sample; and that sample's tick.
+        #: Rates of all fields, computed when a rate is first read after a sample; `_rates_of` is that
+        #: sample's tick.
         self._rates: list[float] = []
         self._rates_of = -1
 
@@ -104,7 +105,8 @@ class Series:
     def rate(self, field: int) -> float:
         """Return the change per second between the last two samples."""
         tick, timeline = self.last, self._timeline
-        # While the next sample is taken, objects that it has not met yet have the rate of the last one.
+        # While the next sample is being taken, objects that it has not reached yet keep the rate of the last
+        # one.
         if tick <= self.first or tick < timeline.tick - 1:
             return 0.0
         if self._rates_of != tick:
@@ -115,14 +117,14 @@ class Series:
         return self._rates[field]
 
     def rate_alone(self, field: int) -> float:
-        """Return the same for a field that is asked for by itself, of very many objects: nothing is kept of
-        it.
+        """Return the same rate without storing the rates of the other fields: for one field of very many
+        objects.
         """
         tick, timeline = self.last, self._timeline
         if self._rates_of == tick or tick <= self.first or tick < timeline.tick - 1:
             return self.rate(field)
         ring, at = self._ring, tick % timeline.length * self._width + field
-        # The sample before the ring's first one is its last one.
+        # The sample before the first one of the ring is the last one.
         elapsed_ms = max(1, timeline.time_ms(tick) - timeline.time_ms(tick - 1))
         before = ring[at - self._width if at >= self._width else at - self._width + len(ring)]
         return (ring[at] - before) * 1000 / elapsed_ms
@@ -139,9 +141,7 @@ class Series:
 
 
 class Chart:
-    """How one answer shows fields of one kind: with their rates, and with samples where the query asks for
-    them.
-    """
+    """How one answer shows fields of one kind: with rates, and with samples if the query asks for them."""
 
     def __init__(self, places: Sequence[tuple[int, int]] | None) -> None:
         self._places = places
@@ -171,8 +171,8 @@ def _slope(samples: list[dict[str, int]]) -> float:
 
 
 def asked(query: Mapping[str, str], name: str) -> Range | None:
-    """Return the range of `lengths`, `msg_rates`, `data_rates` or `node_stats`. As RabbitMQ, what is no
-    number, or is one of the two alone, is as if it were not there.
+    """Return the range of `lengths`, `msg_rates`, `data_rates` or `node_stats`. As in RabbitMQ, a value that
+    is no number, and one of the two parameters without the other, are ignored.
     """
     age, incr = query.get(f"{name}_age", ""), query.get(f"{name}_incr", "")
     if not (age.isascii() and age.isdigit() and incr.isascii() and incr.isdigit()):
@@ -183,7 +183,7 @@ def asked(query: Mapping[str, str], name: str) -> Range | None:
 
 
 class Histories:
-    """Histories of many objects of one node, by the objects themselves."""
+    """Histories of many objects of one node; the keys are the objects themselves."""
 
     def __init__(self, bytes_max: int, interval_s: float) -> None:
         self._bytes_max = bytes_max
@@ -210,20 +210,20 @@ class Histories:
         series.record(values)
 
     def forget_gone(self) -> None:
-        """Forget objects that were not met in this tick."""
+        """Forget objects that were not sampled in this tick."""
         tick = self.timeline.tick
         for of in [of for of, series in self._series.items() if series.last != tick]:
             self.used_bytes -= self._series.pop(of).size
 
 
 class Totals:
-    """The history of one thing that is there as long as the node: coarser samples are kept for a day."""
+    """The history of the node's totals; coarser samples are kept for a day."""
 
     def __init__(self, interval_s: float, width: int) -> None:
         self._timelines = [Timeline(age_s, max(interval_s, incr_s)) for age_s, incr_s in GLOBAL]
         self._width = width
         self._series: list[Series] = []
-        #: As sampled last.
+        #: Values of the last sample.
         self.values: tuple[int, ...] = (0,) * width
 
     def record(self, now_ms: int, values: tuple[int, ...]) -> None:

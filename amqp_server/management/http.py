@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqd.management")
 audit = logging.getLogger("mqd.audit")
 
-#: Who asks for what anybody may see.
+#: The caller of endpoints that need no login.
 NOBODY = Caller(User("", ""))
-#: What a user is told who lacks the tag, in RabbitMQ's words.
+#: Text for a user who lacks the tag, in RabbitMQ's words.
 REFUSED = {
     MANAGEMENT: "Not management user",
     POLICYMAKER: "User not authorised to access object",
@@ -60,16 +60,16 @@ READS = frozenset({"GET", "HEAD"})
 METHODS = ("GET", "POST", "PUT", "DELETE")
 PATH_BYTES_MAX = 8_192
 QUERY_BYTES_MAX = 8_192
-#: Of so many places for requests, one may be taken by logins of one address that wait.
+#: Waiting logins of one address may take one of this many places for requests.
 LOGINS_SHARE = 8
 
 
-#: Where a path has an exchange without a name: the default exchange, as RabbitMQ's rabbitmqadmin writes it.
+#: Finds an exchange with an empty name in a path: RabbitMQ's rabbitmqadmin writes the default exchange so.
 _NAMELESS = re.compile(r"^(/api/(?:exchanges/[^/]+|bindings/[^/]+/e)/)/")
 
 
 class Gate:
-    """Ahead of the router: only HTTP, and the path as it was sent."""
+    """In front of the router: lets only HTTP through, and gives the router the path as the client sent it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -95,10 +95,10 @@ class Gate:
 
 
 class Slots:
-    """For requests of users who are logged in. Others have none to take: neither probes nor bad logins.
+    """Places for requests of users who are logged in. Probes and failed logins take none.
 
-    A slot is held until the answer has left; the server gives up on clients that do not read theirs. No user
-    has them all.
+    A request holds its slot until the answer was sent; the server closes connections of clients that do not
+    read theirs. No user may hold all slots.
     """
 
     def __init__(self, requests_max: int, per_user_max: int) -> None:
@@ -138,7 +138,7 @@ class Api:
         self._broker = broker
         self._with_page = page
         self._session_limits = sessions or SessionLimits()
-        #: None: no page is served, and nobody logs in by a cookie.
+        #: None: the page is not served, and cookies are no login.
         self._page: PageLogin | None = None
         self._body_bytes_max = body_bytes_max
         self._per_user_max = per_user_max
@@ -147,14 +147,14 @@ class Api:
         self._login: Login
 
     def app(self, requests_max: int) -> ASGIApp:
-        # Wrong logins of one address leave most of the places to others.
+        # Failed logins of one address must leave most of the places to others.
         self._login = Login(self._broker, max(1, requests_max // LOGINS_SHARE))
         self._slots = Slots(requests_max, self._per_user_max)
         by_path: dict[str, dict[str, Endpoint]] = {}
         for endpoint in ENDPOINTS:
             by_path.setdefault(endpoint.path, {})[endpoint.method] = endpoint
         routes = [Route(path, _Path(self, by_method)) for path, by_method in by_path.items()]
-        # For probes, which have no login and learn nothing else: it lives, and it can serve.
+        # For probes, which have no login. They learn only that the node runs and that it can serve.
         routes += [Route("/health", _alive), Route("/health/ready", self._ready)]
         if self._with_page:
             sessions = PageSessions(self._broker.users, self._session_limits)
@@ -185,7 +185,7 @@ class Api:
             with self._slots.taken(caller.user.name), _protected(request):
                 await respond(await self._respond(endpoint, request, caller))
         except Refusal as refusal:
-            # Without a slot: it is small, and the client may take its time for it.
+            # Sent without a slot: the refusal is small, and the client may read it slowly.
             await respond(refuse(refusal, challenge=not is_of_the_page(request)))
 
     async def _respond(self, endpoint: Endpoint, request: Request, caller: Caller) -> Response:
@@ -206,7 +206,7 @@ class Api:
         except ClientDisconnect:
             return Response(status_code=400)
         except Exception:
-            # The client learns nothing of our insides; the log gets the path, never the headers.
+            # The client gets no internal details; the log gets the path, never the headers.
             log.exception("%s %s failed", request.method, request.url.path)
             return refuse(Refusal(500, "internal_server_error", "Internal Server Error"))
         finally:
@@ -216,7 +216,8 @@ class Api:
     async def _caller(self, endpoint: Endpoint, request: Request) -> Caller:
         peer = request.client.host if request.client else ""
         authorization, page = request.headers.get("authorization", ""), self._page
-        # A browser may remember a password, too: the page's own requests are those of its session.
+        # A browser may also send a password that it remembers; requests of the page always belong to its
+        # session.
         if page is not None and page.has_cookie(request) and (not authorization or is_of_the_page(request)):
             caller = page.caller(request, changes=endpoint.method not in READS)
         else:
@@ -251,16 +252,18 @@ class Api:
         try:
             return await call.permitted(endpoint.handler)
         finally:
-            # What was answered stays true: the change is on disk before anybody hears of it. So is the part
-            # of a change that was refused in its middle.
+            # The change is on disk before the client gets the answer, so the answer stays true after a crash.
+            # The same holds for the part of a change that was made before a refusal.
             await self._broker.node.synced()
 
     def answer(self, question: bytes) -> AsyncGenerator[bytes, None]:
-        """Yield this node's part of what another node was asked. See everywhere.ask_others."""
+        """Yield this node's part of the answer to another node's request. See everywhere.ask_others."""
         return everywhere.answer(question, self._call_of)
 
     def _call_of(self, question: everywhere.Question) -> tuple[everywhere.Handler, Call]:
-        """Raises Refusal for what is no question to one node of several, and for a user who is gone."""
+        """Raises Refusal for an endpoint that nodes do not ask each other, and for a user who no longer
+        exists.
+        """
         endpoint = next(
             (
                 each
@@ -293,7 +296,9 @@ class Api:
 
 
 class _Path:
-    """All methods of one path. Starlette leaves them to it because it is no function."""
+    """All methods of one path. Starlette does not check the method itself, because an instance is no
+    function.
+    """
 
     def __init__(self, api: Api, by_method: Mapping[str, Endpoint]) -> None:
         self._api = api
@@ -313,7 +318,7 @@ class _Path:
 
 @contextmanager
 def _protected(request: Request) -> Iterator[None]:
-    """Keep the connection from being displaced by another one for as long as it is answered."""
+    """While a request is being answered, a new connection must not displace its connection."""
     connection: Connection | None = request.scope.get("state", {}).get("connection")
     if connection is None:
         yield
@@ -326,7 +331,7 @@ def _protected(request: Request) -> Iterator[None]:
 
 
 class Streamed(Response):
-    """A body that is made while it is sent: `first` is there already."""
+    """A body that is made while it is sent; `first` is its first chunk."""
 
     def __init__(self, first: bytes, more: AsyncGenerator[bytes, None], headers: Mapping[str, str]) -> None:
         super().__init__(None, 200, headers, JSON)
@@ -348,7 +353,7 @@ async def _alive(request: Request) -> Response:
 
 
 def _note(endpoint: Endpoint, request: Request, user: User, status: int) -> None:
-    """Log who has changed what, or tried to. Never a body, which may have a password in it."""
+    """Log which user changed something, or tried to. The body is never logged: it may have a password."""
     if endpoint.method in READS or not endpoint.audited:
         return
     peer = request.client.host if request.client else ""
@@ -375,7 +380,7 @@ async def _response(answer: object, missing: Sequence[str] = ()) -> Response:
     if isinstance(told.body, Rows):
         chunks = told.body.chunks()
         first = await anext(chunks)
-        # Whether there is more is known when it is there.
+        # Only the next chunk shows that there is one.
         second = await anext(chunks, None)
         if second is None:
             return Response(first, told.status, headers, JSON)

@@ -1,4 +1,4 @@
-"""What others know a cluster by, whatever it is called."""
+"""The id of a cluster, which does not depend on its name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
 
 def cluster_id(node: Node) -> str:
-    """Return what definitions have brought, as in RabbitMQ, or else what its first node was founded with."""
+    """Return the id that imported definitions have set, as in RabbitMQ, or the id that the first node was
+    founded with.
+    """
     record = node.broker.runtime.parameters.get(GLOBAL, GLOBAL, CLUSTER_ID)
     if record is not None and isinstance(record.decoded, str):
         return record.decoded

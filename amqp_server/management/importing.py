@@ -1,9 +1,9 @@
-"""Takes over definitions, RabbitMQ's or our own: what is missing is made, what is there stays or is changed
-as asked.
+"""Imports definitions of RabbitMQ or of mqd: makes objects that are missing; objects that exist stay as they
+are or are replaced.
 
-As in RabbitMQ a queue, an exchange or a binding that is there stays as it is, and users, permissions,
-policies and parameters are replaced. What has no counterpart here is left out and noted. Queues and the like
-are declared as by clients, several at a time: in a cluster each takes a round of its nodes.
+As in RabbitMQ, queues, exchanges and bindings that exist stay as they are; users, permissions, policies and
+parameters are replaced. Objects that have no counterpart here are skipped and noted. Queues, exchanges and
+bindings are declared as by clients, several at a time: in a cluster each takes a round of its nodes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 Item = dict[str, Any]
 
-#: Definitions of one vhost have these; those of a broker have them all.
+#: Sections of the definitions of one vhost; those of a broker have all of SECTIONS.
 OF_A_VHOST = ("exchanges", "parameters", "policies", "queues", "bindings")
 SECTIONS = (
     "users",
@@ -58,12 +58,12 @@ SECTIONS = (
     "bindings",
 )
 SHA256, MD5 = "rabbit_password_hashing_sha256", "rabbit_password_hashing_md5"
-#: From this version of RabbitMQ on a hash without an algorithm is one of SHA-256.
+#: From this version of RabbitMQ on, a hash without an algorithm is a SHA-256 hash.
 SHA256_SINCE = (3, 6)
 
 
 class _Wrong(Exception):
-    """An item that cannot be taken over."""
+    """An item that cannot be imported."""
 
 
 class Import:
@@ -72,11 +72,11 @@ class Import:
         self._broker = broker
         self._rest = rest
         self._version: tuple[int, ...] = SHA256_SINCE
-        #: What has no counterpart here: section, vhost, name, and why.
+        #: Objects that have no counterpart here: section, vhost, name and reason.
         self.skipped: list[dict[str, str]] = []
 
     async def run(self, told: Mapping[str, Any], vhost: str | None = None) -> None:
-        """Take over definitions of the broker, or of one vhost. Raises Refusal."""
+        """Import definitions of the broker, or of one vhost. Raises Refusal."""
         wanted = SECTIONS if vhost is None else OF_A_VHOST
         sections = {name: await self._items(told, name, vhost) for name in wanted}
         if vhost is not None:
@@ -95,7 +95,7 @@ class Import:
         await self._one_by_one("global_parameters", sections, self._global_parameter)
         await self._one_by_one("policies", sections, self._policy)
         await self._one_by_one("parameters", sections, self._parameter)
-        # A group is over a stream, which must be there.
+        # A consumer group reads a stream, which must exist first.
         others: list[Item] = []
         groups: list[Item] = []
         for item in sections["queues"]:
@@ -106,7 +106,7 @@ class Import:
         await self._several("bindings", sections["bindings"], self._binding)
 
     async def _items(self, told: Mapping[str, Any], section: str, vhost: str | None) -> list[Item]:
-        """Raises Refusal."""
+        """Return the items of a section. Raises Refusal."""
         found = told.get(section) or []
         items: list[Item] = []
         for item in found if isinstance(found, list) else (None,):
@@ -133,7 +133,7 @@ class Import:
     async def _several(
         self, section: str, items: Iterable[Item], method_of: Callable[[Item], base.Frame | None]
     ) -> None:
-        """Make what these items say, each by a method."""
+        """Declare these items, each by an AMQP method."""
         with self._broker.together() as together:
             await together.ask(self._asked(section, items, method_of), self._rest)
 
@@ -175,7 +175,7 @@ class Import:
             await broker.set_parameter(broker.parameters.prepare(GLOBAL, USER_LIMITS, name, limits))
 
     async def _hash(self, item: Item) -> str | None:
-        """Return the hash to keep; None if it is of a kind that is not known here."""
+        """Return the hash to store; None if its algorithm is not known here."""
         encoded = item.get("password_hash")
         if encoded is None and isinstance(item.get("password"), str):
             return await self._broker.password_checks.run(hashed, item["password"])
@@ -190,7 +190,7 @@ class Import:
             raise
 
     async def _vhost(self, item: Item) -> None:
-        """What is not told of one that is there stays as it was."""
+        """If the vhost exists, fields that the item lacks keep their values."""
         broker, name = self._broker, _text(item, "name")
         before, metadata = broker.vhosts.get(name), item.get("metadata")
         told = {**(metadata if isinstance(metadata, dict) else {}), **item}
@@ -316,7 +316,7 @@ class Import:
                 and not self._broker.queues.has(vhost, stream)
                 and not self._broker.exchanges.has(vhost, stream)
             ):
-                # It was left out.
+                # The stream was skipped.
                 self._skip("queues", item, f"there is no stream '{stream}'")
                 return None
         unknown = (
@@ -346,7 +346,7 @@ class Import:
                 return None
         found = self._broker.exchanges.find(vhost, source)
         if found is not None and found.type == SUPER_STREAM and PARTITIONS in found.arguments:
-            # They are bound since it was declared.
+            # A declared super stream has bound its partitions already.
             return None
         if kind == "queue":
             if not self._broker.queues.has(vhost, destination):
@@ -371,7 +371,7 @@ class Import:
 
 
 class _naming(AbstractContextManager[None]):
-    """What is wrong with an item becomes a refusal that names it."""
+    """Turns an error of an item into a refusal that names the item."""
 
     def __init__(self, section: str, item: Item) -> None:
         self._section = section

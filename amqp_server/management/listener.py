@@ -1,7 +1,7 @@
 """Serves the management listener: imported and started after its socket is bound.
 
-Hypercorn and Starlette take 100 ms to import, and `mqd ready` does not wait for that: requests that come
-meanwhile wait in the socket's backlog.
+Hypercorn and Starlette take 100 ms to import, and `mqd ready` does not wait for that: requests that arrive
+before wait in the socket's backlog.
 """
 
 from __future__ import annotations
@@ -31,13 +31,15 @@ RESTART_S = 1.0
 async def serve(
     listening: socket.socket, broker: ManagedBroker, config: Config, stop: Callable[[], Awaitable[None]]
 ) -> None:
-    """Answers until `stop` returns. If the server breaks, it is started again and nothing else suffers."""
+    """Answer until `stop` returns. If the server fails, it is started again, and the rest of the node goes
+    on.
+    """
     modules = ("amqp_server.management.server", "amqp_server.management.http")
     await _kept_up(listening, modules, lambda: _serve(listening, broker, config, stop))
 
 
 async def answer_others(broker: ManagedBroker, config: Config) -> None:
-    """Answer the management of other nodes, where this one has no listener."""
+    """Answer requests of other nodes' management APIs if this node has no listener."""
     await imported("amqp_server.management.http")
     api, slices = _api(broker, config)
     assert broker.cluster is not None
@@ -49,7 +51,7 @@ async def answer_others(broker: ManagedBroker, config: Config) -> None:
 async def serve_metrics(
     listening: socket.socket, node: Node, config: Config, stop: Callable[[], Awaitable[None]]
 ) -> None:
-    """The same for the listener of metrics."""
+    """Serve the listener of metrics in the same way."""
     modules = ("amqp_server.management.server", "amqp_server.management.scraped")
     await _kept_up(listening, modules, lambda: _serve_metrics(listening, node, config, stop))
 
@@ -69,7 +71,8 @@ async def _kept_up(
 
 
 def _listener(listening: socket.socket) -> trio.SocketListener:
-    # The server closes what it serves; the socket itself has to survive a restart.
+    # The server closes the socket that it gets; a duplicate lets the original survive a restart of the
+    # server.
     own = listening.dup()
     own.setblocking(False)
     return trio.SocketListener(trio.socket.from_stdlib_socket(own))
@@ -120,7 +123,7 @@ async def _serve(
     from amqp_server.management.server import Limits, Server
 
     if config.http_page:
-        # To compress them takes 40 ms. They are kept.
+        # Compressing the files takes 40 ms. The result is cached.
         await trio.to_thread.run_sync(page_files)
     api, slices = _api(broker, config)
     sampler = broker.node.sample(slices)

@@ -1,7 +1,7 @@
-"""Lists as the query asks for them: filtered by name, sorted, some columns, one page.
+"""Lists as the query asks for them: filtered by name, sorted, reduced to some columns, one page.
 
-A list may have 100,000 rows, so nothing here goes over all of them at a stretch, and rows are kept only as
-long as the client takes to read them: what is neither sorted nor paged is made while it is sent.
+A list may have 100,000 rows, so no step here goes over all of them, and rows are kept only until the client
+has read them: a list that is neither sorted nor paged is made while it is sent.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ PAGE_SIZE_MAX = 500
 PAGE_MAX = 1_000_000
 FILTER_BYTES_MAX = 256
 COLUMNS_MAX = 64
-#: Rows that are sorted at a stretch.
+#: Rows that are sorted in one step.
 SORTED_AT_ONCE = 1_000
-#: Items for which what their rows need is looked up at a time.
+#: Items that are looked up together before their rows are made.
 AHEAD = 100
-#: Bytes that leave at a time.
+#: Bytes that are sent at a time.
 CHUNK_BYTES = 1 << 16
 
 Row = dict[str, Any]
-#: Whether a list is to have what has this name.
+#: True if the list is to have the item with this name.
 Wanted = Callable[[Any], bool]
-#: Makes the row of an item, None if that is gone meanwhile; one that waits for a thread is awaited.
+#: Makes the row of an item, None if the item no longer exists; a row that needs a thread is awaited.
 Shown = Callable[[Any], Row | None | Awaitable[Row]]
-#: Returns what reads a column of an item by itself, None where only a whole row has it.
+#: Returns a function that reads one column of an item, None if only a whole row has the column.
 Columns = Callable[[list[str]], Read | None]
-#: Returns what makes the rows of the items of a page.
+#: Returns a function that makes the rows of the items of a page.
 Whole = Callable[[list[Any]], Awaitable[Shown]]
 #: Makes the row of an item as JSON.
 Encoded = Callable[[Any], Awaitable[bytes | None]]
-#: Where a row belongs.
+#: Sort key of a row.
 Order = tuple[int, float, str]
-#: A row as JSON, with its place.
+#: A row as JSON, with its sort key.
 Placed = tuple[Order, bytes]
 
 
@@ -75,7 +75,7 @@ class Rows:
         yield bytes(chunk) + b"]"
 
     async def parts(self, part_bytes: int) -> AsyncGenerator[bytes, None]:
-        """Yield the rows in arrays of about so many bytes."""
+        """Yield the rows in arrays of about `part_bytes`."""
         rows: list[bytes] = []
         size = 0
         for item in self._items:
@@ -93,12 +93,12 @@ class Rows:
 
 
 class Ahead:
-    """Looks up what rows need, for many items at a time."""
+    """Looks up the data for rows, for many items at a time."""
 
     def __init__(
         self, look_up: Callable[[Sequence[Any]], Awaitable[None]], shown: Callable[[Any], Row]
     ) -> None:
-        """`shown` makes the row of an item, once `look_up` was awaited with it."""
+        """`shown` makes the row of an item after `look_up` was awaited with it."""
         self._look_up = look_up
         self._shown = shown
         self._next: list[Any] = []
@@ -117,7 +117,7 @@ class Ahead:
         return self._shown(item)
 
     async def all_rows(self, items: list[Any]) -> Shown:
-        """Look up what the rows of these items need; return what makes them."""
+        """Look up the data for the rows of these items; return the function that makes the rows."""
         for start in range(0, len(items), AHEAD):
             await self._look_up(items[start : start + AHEAD])
         return self._shown
@@ -130,11 +130,12 @@ async def listing(
     columns: Columns | None = None,
     whole: Whole | None = None,
 ) -> Any:
-    """Return what is sent for these items; `shown` makes the row of one.
+    """Return the answer with these items; `shown` makes the row of one.
 
-    None among the items stands for something that was looked at and is not shown. With `columns`, which
-    returns what reads one column of an item, whole rows are made only of what the name selects, and of what
-    is on the page. `whole` is awaited with the items of the page, and returns what makes their rows.
+    None among the items stands for an object that was looked at and is not shown. With `columns`, which
+    returns a function that reads one column of an item, whole rows are made only of the items whose name
+    matches and that are on the page. `whole` is awaited with the items of the page, and returns the function
+    that makes their rows.
     """
     query, slices = call.query, call.slices
     wanted, picks = _filter(call), _columns(query)
@@ -177,7 +178,7 @@ async def _made(row: bytes) -> bytes:
 
 
 async def _row_of(item: object, shown: Shown) -> Row | None:
-    # Rows of other nodes are made already.
+    # Items that are dicts are rows of other nodes.
     row = item if isinstance(item, dict) else shown(item)
     return row if isinstance(row, dict) or row is None else await row
 
@@ -217,8 +218,8 @@ async def _selected(
 async def _page_rows(
     call: Call, items: Iterable[Any], shown: Shown, picks: Callable[[Row], Row], path: list[str]
 ) -> list[msgspec.Raw]:
-    """Return the rows of a page in the order of what they say: it may have
-    changed since they were selected.
+    """Return the rows of a page, sorted again by their values, which may have changed since the rows were
+    selected.
     """
     placed: list[tuple[Order, msgspec.Raw]] = []
     for item in items:
@@ -231,7 +232,7 @@ async def _page_rows(
 
 
 def sort_path(query: Mapping[str, str]) -> list[str]:
-    """Return the way to what a list is sorted by, empty if it is not."""
+    """Return the path of the column that the list is sorted by, empty if it is not sorted."""
     return query["sort"].split(".") if "sort" in query else []
 
 
@@ -276,7 +277,7 @@ class Page:
         start = (self._number - 1) * self._size
         found: list[Any] = []
         for number, row in enumerate(islice(rows, start + self._size)):
-            # What is before the page is put in order, too.
+            # Rows before the page have to be sorted, too.
             await slices.rest()
             if number >= start:
                 found.append(row)
@@ -344,7 +345,7 @@ def _column_paths(query: Mapping[str, str]) -> list[list[str]]:
 
 
 def read_paths(query: Mapping[str, str]) -> list[list[str]]:
-    """Return all that a list reads of its rows, empty where that is the whole of them."""
+    """Return the paths of all columns that a list reads, empty if it reads whole rows."""
     paths = _column_paths(query)
     return [*paths, sort_path(query)] if paths and "sort" in query else paths
 
@@ -360,7 +361,7 @@ _FIRST = (0, 0.0, "")
 
 
 def _order(value: Any) -> Order:
-    """Anything can be compared with anything: nothing first, then numbers, then texts."""
+    """Return a sort key that makes all values comparable: missing values first, then numbers, then texts."""
     if value is None:
         return _FIRST
     if isinstance(value, (bool, int, float)):

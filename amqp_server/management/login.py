@@ -28,7 +28,7 @@ NAME_CHARS_MAX = 255
 
 class Caller(NamedTuple):
     user: User
-    #: Of the user's token; None: what it may do, the broker knows.
+    #: Scopes of the user's token; None: the broker's own permissions apply.
     scopes: tuple[str, ...] | None = None
     #: When that token expires, in seconds since 1970.
     expires_at_s: float = math.inf
@@ -49,12 +49,12 @@ class Login:
     async def caller(self, authorization: str, peer: str) -> Caller:
         """Raises the same refusal for an unknown user as for a wrong password."""
         if not authorization:
-            # As browsers ask first: nobody has tried a password.
+            # The first request of a browser has no password, so it is not a failed attempt.
             raise login_failed()
         return await self._counted(self._caller(authorization, peer))
 
     async def by_password(self, name: str, password: str, peer: str) -> Caller:
-        """Where tokens are taken, one may stand in the place of the password."""
+        """Log in by name and password. Where tokens are accepted, a token may replace the password."""
         return await self._counted(self._by_password(name, password, peer))
 
     async def _counted(self, found: Awaitable[Caller]) -> Caller:
@@ -81,7 +81,7 @@ class Login:
         return await self._user(name, password, peer)
 
     def again(self, name: str, scopes: Sequence[str] | None, peer: str) -> Caller:
-        """Return a user who has logged in before. Raises Refusal for one who may not any more."""
+        """Return a user who has logged in before. Raises Refusal if the user may no longer log in."""
         user = self._users.get(name) if scopes is None else User(name, "", Grant(scopes).tags)
         if user is None:
             raise login_failed()
@@ -104,7 +104,8 @@ class Login:
         if outcome is Outcome.BUSY:
             raise self._busy(name, peer)
         if token is not None:
-            # Of the HTTP backend. Nobody tells of the end of such a user, so a login to the page has one.
+            # A user of the HTTP backend. The backend does not report that a user was deleted, so logins to
+            # the page expire.
             caller = Caller(
                 User(name, "", Grant(token.scopes).tags), token.scopes, time.time() + self._session_s
             )
@@ -135,7 +136,7 @@ class Login:
         return not_authorised(answer)
 
     def _log_refused(self, name: str, peer: str, reason: str) -> None:
-        """RabbitMQ's wording, for tools that search for it."""
+        """Log in RabbitMQ's words, for tools that search for them."""
         if self._log_limit.allows("HTTP access denied", source_of(peer)):
             text = "HTTP access denied: user '%s' - %s, from %s"
             logger.warning(text, name[:NAME_CHARS_MAX], reason, peer, extra={"peer": peer})

@@ -1,4 +1,6 @@
-"""How often clients have logged in to a node, by protocol. Where from is in the log, and not counted."""
+"""How often clients have logged in to a node, by protocol. The addresses are in the log; they are not
+counted.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ async def attempts(call: Call) -> Any:
 
 
 async def attempts_by_source(call: Call) -> Any:
-    """As RabbitMQ answers unless it is told to track them."""
+    """The same answer as RabbitMQ gives if it is not configured to track sources."""
     if call.path["node"] != call.broker.name:
         return await _of_other(call)
     return []
@@ -40,7 +42,7 @@ async def reset(call: Call) -> Answer:
 
 
 async def _of_other(call: Call) -> Any:
-    """Return what another node answers. Raises Refusal for one that there is not, or that does not answer."""
+    """Return what another node answers. Raises Refusal if there is no such node, or if it does not answer."""
     name = call.path["node"]
     answers = await ask_node(call, name)
     if name in answers.missing:

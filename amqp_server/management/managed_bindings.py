@@ -1,4 +1,4 @@
-"""What management sees of bindings, and does with them."""
+"""Bindings as the management API shows and changes them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ManagedBindings:
 
     def from_exchange(self, vhost: str, source: str) -> Iterator[BindingView]:
         if not source:
-            # Every queue is bound to the default exchange by its name, and that can't be undone.
+            # Every queue is bound to the default exchange by its name; this binding cannot be removed.
             return (_default_binding(vhost, queue.name) for queue in self._queues.each(vhost))
         found = self._broker.vhost(vhost).router.bindings(source=source)
         return (_binding(vhost, binding) for binding in found)

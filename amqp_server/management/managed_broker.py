@@ -1,8 +1,8 @@
 """The running broker as the HTTP API uses it.
 
 Reading is quick and never awaits; a change waits until the node, or a majority of the cluster's nodes, has
-made it. A refused change raises the AMQP error that a client would get for it. The handlers check who may
-call what, before the call.
+made it. A refused change raises the AMQP error that a client would get. The handlers check permissions before
+they call it.
 """
 
 from __future__ import annotations
@@ -51,20 +51,20 @@ if TYPE_CHECKING:
 
 
 class ManagedBroker:
-    """Changes the topology as the broker itself."""
+    """The broker for the management API; it changes the topology with the broker's own rights."""
 
     def __init__(self, node: Node) -> None:
         broker = node.broker
         self._node = node
         self._broker = broker
         self._proposals = Proposals(broker)
-        #: None for a node that stands alone.
+        #: None for a node without a cluster.
         self.cluster = node.administration
         self.others: Others | None = node.administration
         self.name = broker.config.node
         self.product = broker.config.announce_product
         self.version = VERSION
-        #: What clients are told that it is.
+        #: The version that clients are told.
         self.announced_version = broker.config.announce_version
         #: Objects in one import of definitions; and bytes of an object or list in another body.
         self.definitions_max = broker.config.http_definitions_max
@@ -72,7 +72,7 @@ class ManagedBroker:
         self.json_bytes_max = broker.config.http_json_bytes_max
         self.build = BUILD
         self.users = broker.access.users
-        #: By protocol.
+        #: Counts of logins by protocol.
         self.logins = broker.counts.ended.logins()
         self.permissions = broker.access.permissions
         self.vhosts = broker.vhost_records
@@ -91,11 +91,11 @@ class ManagedBroker:
         self.exchanges = ManagedExchanges(broker, self._proposals)
         self.bindings = ManagedBindings(broker, self.queues)
         self.messages = ManagedMessages(broker, self.node.synced)
-        #: Held from looking whether an administrator is left to the change.
+        #: Held from the check that an administrator is left until the change is made.
         self.user_changes = trio.Lock()
 
     def cluster_name(self) -> str:
-        """Return what an operator has called it, or the name of its first node, which is the same on all
+        """Return the name that an operator has set, or the name of the first node, which is the same on all
         nodes.
         """
         own = self.name if self.others is None else min([self.name, *self.others.names()])
@@ -112,24 +112,26 @@ class ManagedBroker:
     async def create_vhost(
         self, name: str, description: str, tags: tuple[str, ...], default_queue_type: str
     ) -> bool:
-        """Return True if it is new. Raises VhostRefused."""
+        """Return True if the vhost is new. Raises VhostRefused."""
         record = self.vhosts.prepare(name, description, tags, default_queue_type)
         return (await self._proposals.make(PutVhost(record))).changed
 
     async def delete_vhost(self, name: str) -> None:
-        """Delete it with all that is in it; its connections are closed."""
+        """Delete the vhost with everything in it; its connections are closed."""
         await self._proposals.make(DeleteVhost(name))
 
     async def put_user(
         self, name: str, password_hash: str, tags: Iterable[str], *, forced: bool = False
     ) -> bool:
-        """Return True if it is new. Raises UserRefused, also for the last administrator unless `forced`."""
+        """Return True if the user is new. Raises UserRefused, also for the last administrator unless
+        `forced`.
+        """
         user = self.users.prepare(name, password_hash, tags)
         return (await self._change_user(PutUser(user, forced))).changed
 
     async def delete_user(self, name: str, *, forced: bool = False) -> None:
-        """Delete it with its permissions; its connections are closed. Raises
-        UserRefused as `put_user` does.
+        """Delete the user with its permissions; its connections are closed. Raises UserRefused as `put_user`
+        does.
         """
         await self._change_user(DeleteUser(name, forced))
 
@@ -140,7 +142,7 @@ class ManagedBroker:
         return result
 
     async def set_permission(self, user: str, vhost: str, configure: str, write: str, read: str) -> bool:
-        """Return True if there were none. Raises InvalidPermission."""
+        """Return True if the user had none there. Raises InvalidPermission."""
         permission = self.permissions.prepare(user, vhost, configure, write, read)
         return (await self._proposals.make(SetPermission(permission))).changed
 
@@ -148,22 +150,22 @@ class ManagedBroker:
         await self._proposals.make(ClearPermission(user, vhost))
 
     async def set_topic_permission(self, user: str, vhost: str, exchange: str, write: str, read: str) -> bool:
-        """Return True if there was none. Raises InvalidPermission."""
+        """Return True if the user had none there. Raises InvalidPermission."""
         permission = self.permissions.prepare_topic(user, vhost, exchange, write, read)
         self._require_parameters()
         return (await self._proposals.make(SetTopicPermission(permission))).changed
 
     async def clear_topic_permission(self, user: str, vhost: str, exchange: str) -> None:
-        """For all exchanges if none is given."""
+        """Clear the topic permission for an exchange, or those for all exchanges if none is given."""
         self._require_parameters()
         await self._proposals.make(ClearTopicPermission(user, vhost, exchange))
 
     async def set_parameter(self, record: ParameterRecord) -> bool:
-        """Return True if it is new. On this node it is in effect then."""
+        """Return True if the parameter is new. It is in effect on this node on return."""
         return await self._change_parameter(PutParameter(record))
 
     async def clear_parameter(self, record: ParameterRecord) -> bool:
-        """Return True if it was there."""
+        """Return True if the parameter existed."""
         return await self._change_parameter(ClearParameter(*record.key))
 
     async def _change_parameter(self, operation: PutParameter | ClearParameter) -> bool:
@@ -181,12 +183,12 @@ class ManagedBroker:
         return self._broker.config
 
     def shovel_statuses(self) -> list[dict[str, Any]]:
-        """Return what the shovels tell that this node runs."""
+        """Return the statuses of the shovels that this node runs."""
         shovels = self._node.shovels
         return [] if shovels is None else list(shovels.statuses())
 
     def restart_shovel(self, vhost: str, name: str) -> bool:
-        """Return True if this node runs it."""
+        """Return True if this node runs the shovel."""
         shovels = self._node.shovels
         return shovels is not None and shovels.restart(vhost, name)
 
@@ -202,15 +204,15 @@ class ManagedBroker:
 
     @property
     def takes_parameters(self) -> bool:
-        """True if all nodes of the cluster know parameters, policies and what else came with them."""
+        """True if all nodes of the cluster know parameters, policies and operations that came with them."""
         return self._broker.topology.takes_parameters
 
     def direct(self, vhost: str) -> Direct:
-        """Return a connection of management's own, to declare several things."""
+        """Return a connection of the management API itself, to declare several things."""
         return Direct(self._broker, vhost, ITSELF)
 
     def together(self) -> Together:
-        """The same of several connections, to declare many things."""
+        """Return several such connections, to declare many things."""
         return Together(self._broker.turn, self.direct)
 
     def default_queue_type(self, vhost: str) -> str:

@@ -1,4 +1,4 @@
-"""What management sees of connections and channels, and does with them."""
+"""Connections and channels as the management API shows and closes them."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class ManagedConnections:
         )
 
     def close(self, name: str, reason: str) -> bool:
-        """Return True if there was one of this name."""
+        """Return True if there was a connection of this name."""
         found = [session for session in self.sessions() if session.client.name == name]
         for session in found:
             self._broker.turn.run(session.force_close, reason)
@@ -98,7 +98,7 @@ class ManagedConnections:
         return (list(session.channels.values()) for session in self.sessions(user))
 
     def ended_traffic(self) -> Traffic:
-        """Return what channels of this node have done that are closed, in counters of its own."""
+        """Return the counts of this node's closed channels, in separate counters."""
         total = Traffic()
         total.add(self._broker.counts.ended.traffic)
         return total

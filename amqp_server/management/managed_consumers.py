@@ -1,4 +1,4 @@
-"""What management sees of consumers."""
+"""Consumers as the management API shows them."""
 
 from __future__ import annotations
 
@@ -47,8 +47,9 @@ class ManagedConsumers:
                     yield self._consumer(queue, consumer) if consumer.key[-4:] in keys else None
 
     def _consumer(self, queue: Queue, consumer: ConsumerState) -> ConsumerView:
-        """Of a consumer on another node, show only what its queue knows."""
-        # In a cluster the node and its incarnation stand before the key that the consumer has on its node.
+        """Return the view of a consumer; of one on another node it has only what the queue knows."""
+        # In a cluster the key begins with the node and its incarnation; the consumer's key on its node
+        # follows.
         *home, _, number, tag, _ = consumer.key
         replication = self._broker.replication
         node = home[0] if home else self._name

@@ -1,4 +1,4 @@
-"""What management sees of exchanges, and does with them."""
+"""Exchanges as the management API shows and changes them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class ManagedExchanges:
         internal: bool,
         arguments: Mapping[str, object],
     ) -> bool:
-        """Return True if it is new."""
+        """Return True if the exchange is new."""
         new = self._broker.vhost(vhost).router.get(name) is None
         with Direct(self._broker, vhost, ITSELF) as direct:
             await direct.ask(
@@ -89,7 +89,7 @@ class ManagedExchanges:
             await direct.ask(methods.make(commands.Exchange.Delete, exchange=name, if_unused=if_unused))
 
     async def add_partitions(self, vhost: str, name: str, more: int) -> None:
-        """Make a super stream larger. Raises AMQPError as a declare does."""
+        """Add partitions to a super stream. Raises AMQPError as a declare does."""
         result = await self._proposals.make(growth(self._broker.vhost(vhost), name, more))
         if result.error:
             raise PreconditionFailed(result.error)
@@ -97,8 +97,8 @@ class ManagedExchanges:
     def explain(
         self, vhost: str, exchange: str, routing_key: str, properties: Mapping[str, object]
     ) -> Explanation:
-        """Return where a message would go, and why. Raises PreconditionFailed
-        for properties that are none.
+        """Return which queues a message would reach, and why. Raises PreconditionFailed for invalid
+        properties.
         """
         encoded = encode_properties(properties, self._broker.config.table_depth_max)
         router = self._broker.vhost(vhost).router

@@ -1,4 +1,4 @@
-"""What management sees of consumer groups, and does with them."""
+"""Consumer groups as the management API shows and resets them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from quorum_queue.consumer_groups.partition import Partition
 from quorum_queue.ports import Host, Refused
 
 _NAMES = {"first": Start("first"), "last": Start("last"), "next": NEXT}
-#: Of an offset: more than any has.
+#: Digits of an offset at most: no offset has as many.
 _DIGITS_MAX = 20
 
 
@@ -51,7 +51,7 @@ def parse_to(text: str) -> Start:
 
 
 class Place:
-    """A partition of a group, and the stream."""
+    """A partition of a group, and its stream."""
 
     def __init__(self, partition: Partition, host: Any, name: str) -> None:
         self.partition = partition
@@ -69,7 +69,7 @@ class Place:
 
     @property
     def oldest(self) -> tuple[StreamHost, int] | None:
-        """The offset of the first message that was not acked, if this node can tell when it came."""
+        """The offset of the first unacked message, if this node can tell the time of that message."""
         host, partition = self.host, self.partition
         if host is None or isinstance(host, StreamRemoteHost) or partition.cursor < 0:
             return None
@@ -78,28 +78,28 @@ class Place:
 
     @property
     def unread(self) -> int:
-        """How many messages of the partition are to be handed out."""
+        """Number of messages of the partition that are still to be handed out."""
         host = self.host
         return 0 if host is None else self.partition.unread(host.first_offset, self.end)
 
 
 class Ages:
-    """How old the oldest messages are that groups have not worked off, for one request.
+    """Ages of the oldest unacked messages of groups, for one request.
 
-    What is in segments is looked up by threads: for many groups at once, and once for all of them that are at
-    one place. A request waits ANSWER_S for them, however many groups it shows.
+    Threads look up the times of messages in segments: for many groups together, and once for groups at the
+    same offset of a stream. A request waits ANSWER_S for the threads, for any number of groups.
     """
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._ends = trio.current_time() + ANSWER_S
-        #: Times by streams and offsets, None while they are not known.
+        #: Times by stream and offset, None while a time is not known.
         self._times: dict[tuple[StreamHost, int], int | None] = {}
-        #: Of each group its partitions, and what was looked up for them.
+        #: The partitions of each group, and the offset that was looked up for each.
         self._found: dict[Queue, list[tuple[Place, tuple[StreamHost, int] | None]]] = {}
 
     async def look_up(self, queues: Sequence[Queue]) -> None:
-        """Look up what `of` tells of these groups then."""
+        """Look up the times that `of` needs for these groups."""
         wanted: list[tuple[StreamHost, int]] = []
         for queue in queues:
             found = self._found[queue] = [(place, place.oldest) for place in _places(queue.host)]
@@ -127,8 +127,8 @@ class Ages:
                 await looked_up.wait()
 
     def of(self, queue: Queue) -> list[tuple[Place, int | None]]:
-        """Return each partition of a group with its age in ms; None if all of it was acked, or if that is not
-        known here.
+        """Return each partition of a group with its age in ms; None if everything was acked, or if the age is
+        not known here.
         """
         now_ms = self._broker.services.queue_time.now_ms()
         times = [(place, None if at is None else self._times[at]) for place, at in self._found.pop(queue, ())]
@@ -136,7 +136,7 @@ class Ages:
 
 
 class ManagedGroups:
-    """The groups that this node serves. In a cluster these are the groups that it keeps a copy of."""
+    """The groups that this node serves. In a cluster these are the groups that it has a copy of."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -146,7 +146,7 @@ class ManagedGroups:
         return [each.name for each in consumer_groups.streams_of(self._broker.vhost(vhost), name)]
 
     def each(self, vhost: str) -> list[Queue]:
-        """Return groups that `summary` makes rows of, later and only where they are wanted."""
+        """Return groups; `summary` makes rows of them later, and only of those that are wanted."""
         return list(self._broker.vhost(vhost).groups.values())
 
     def named(self, vhost: str, name: str) -> Queue | None:
@@ -166,7 +166,7 @@ class ManagedGroups:
         return self._summary(queue, found) | {"partition_details": partitions}
 
     def ages(self) -> Ages:
-        """Return what tells ages to one request."""
+        """Return the ages for one request."""
         return Ages(self._broker)
 
     def summary(self, ages: Ages, queue: Queue) -> dict[str, Any]:
@@ -211,7 +211,7 @@ class ManagedGroups:
         }
 
     def _connection(self, queue: Queue, key: Key) -> str:
-        """Return the name of a member's connection; of one of another node, that node."""
+        """Return the name of a member's connection, or the name of its node if that is another node."""
         subscription = queue.subscriptions.get(key[-4:])
         if subscription is not None and (len(key) == 4 or key[:-4] == self._own):
             name: str = subscription.channel.connection.client.name
@@ -284,7 +284,7 @@ class ManagedGroups:
         if queue.host is not host or any(id(each.partition) not in now for each in places):
             raise Unavailable(f"{place} or its stream has changed meanwhile; try again")
         if host.consumer_count and not (force or dry_run):
-            # Its members would go on with what they hold.
+            # Its members would continue with the messages that they hold.
             raise PreconditionFailed(
                 f"{place} has {host.consumer_count} members: stop them first, or force it"
             )
@@ -298,7 +298,7 @@ class ManagedGroups:
     async def _move(
         self, host: ConsumerGroupHost | ReplicatedGroupHost, found: list[tuple[Place, int]]
     ) -> None:
-        """Raises Unavailable."""
+        """Move the group to these offsets. Raises Unavailable."""
         done = trio.Event()
         refusals: list[Refused] = []
         if isinstance(host, ConsumerGroupHost):
@@ -321,7 +321,7 @@ class ManagedGroups:
             raise Unavailable(refusals[0].text)
 
     async def _look_up(self, place: Place, start: Start) -> int:
-        """Return the offset that is meant in a partition. Raises Unavailable."""
+        """Return the offset that `start` means in a partition. Raises Unavailable."""
         host = place.host
         if isinstance(host, StreamRemoteHost):
             raise Unavailable(f"stream '{place.name}' is not on this node: ask one that has it")

@@ -1,4 +1,4 @@
-"""Messages that management publishes, gets, reads and moves."""
+"""Messages that the management API publishes, gets, reads and moves."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from amqp_server.streams.host import StreamHost
 from amqp_server.wire import methods
 from amqp_server.wire.content import PROPERTIES, Properties
 
-#: Bodies that one request may get; what is left waits for the next one.
+#: Bytes of bodies that one request may get; the next request gets the rest.
 GET_BYTES_MAX = 32 << 20
-#: Messages that are moved before their answers are waited for.
+#: Messages that are moved before the request waits for their confirms.
 MOVED_AT_ONCE = 100
 
 
 class ManagedMessages:
     def __init__(self, broker: Broker, synced: Callable[[], Awaitable[None]]) -> None:
-        """`synced` returns when all changes made until then are on disk."""
+        """`synced` returns when all changes made before the call are on disk."""
         self._broker = broker
         self._synced = synced
 
@@ -76,7 +76,7 @@ class ManagedMessages:
                     )
                 )
             if tag and fate != "requeue":
-                # Messages that are not settled go back to their place when the session ends.
+                # Messages that are not settled are requeued at their position when the session ends.
                 ack, reject = commands.Basic.Ack(tag, True), commands.Basic.Nack(tag, True, False)
                 await direct.ask(ack if fate == "ack" else reject)
         return got
@@ -86,7 +86,7 @@ class ManagedMessages:
     ) -> list[tuple[int, MessageView]]:
         """Return messages of a stream with their offsets, as a consumer with these arguments gets them.
 
-        Raises PreconditionFailed for what is no stream, and for arguments that are none.
+        Raises PreconditionFailed if the queue is no stream, and for invalid arguments.
         """
         queue = self._broker.vhost(vhost).queues.get(stream)
         if queue is None:
@@ -111,14 +111,15 @@ class ManagedMessages:
                 ),
             )
             for each in found
-            # A message that came in meanwhile may be among them.
+            # The stream may have got messages since `end` was read.
             if each.offset < end
         ]
 
     async def move(self, vhost: str, source: str, destination: str, count: int) -> tuple[int, int]:
         """Move the first messages of a queue to another one; return how many went, and how many it refused.
 
-        A message leaves the one when the other has it for good. If the node dies in between it is in both.
+        A message is removed from the first queue after the other one has confirmed it. If the node dies in
+        between, it is in both queues.
         """
         if self._broker.alarms.active:
             raise PreconditionFailed(f"publishers are blocked: {self._broker.alarms.reason}")

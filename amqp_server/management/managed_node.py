@@ -1,4 +1,4 @@
-"""What management sees of the node itself, and does with it."""
+"""The node itself as the management API shows and controls it."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class ManagedNode:
         self._node = node
         self._broker = node.broker
         self.name = node.broker.config.node
-        #: None before `sample`.
+        #: None until `sample` is called.
         self.sampler: Sampler | None = None
 
     def sample(self, slices: Slices) -> Sampler:
-        """Return what takes samples of the node from now on, when it is run."""
+        """Return the sampler of the node; the caller has to run it."""
         config = self._broker.config
         self.sampler = Sampler(
             self._broker,
@@ -46,7 +46,7 @@ class ManagedNode:
         return self.sampler
 
     def _figures(self) -> tuple[int, ...]:
-        """Return what sampler.FIGURES names."""
+        """Return the values of sampler.FIGURES."""
         watch, syncs = self._node.resources, self._node.commits.syncs
         sockets = len(self._broker.sessions)
         return watch.memory_bytes, watch.disk_free_bytes, _descriptors(), sockets, syncs.count, syncs.count
@@ -104,11 +104,11 @@ class ManagedNode:
         )
 
     def memory(self) -> tuple[int, int]:
-        """Return the bytes that the node takes, and those of bodies of messages among them."""
+        """Return the memory of the node in bytes, and the share of message bodies in it."""
         return self._node.resources.memory_bytes, self._broker.services.memory.used
 
     def contexts(self) -> list[dict[str, Any]]:
-        """Return what the management listener serves, as RabbitMQ tells of its web server."""
+        """Return the management listener in RabbitMQ's format for its web server."""
         if not self._node.http_address:
             return []
         host, _, port = self._node.http_address.rpartition(":")
@@ -139,7 +139,7 @@ class ManagedNode:
                 )
 
     def certificates(self) -> list[str]:
-        """Return the files of the certificates that clients and other nodes are shown."""
+        """Return the files of the certificates that the node presents to clients and to other nodes."""
         config = self._broker.config
         files = [config.tls_cert_file] if config.amqps and config.tls_cert_file else []
         if self._node.cluster is not None and config.cluster_tls_cert_file:
@@ -152,11 +152,11 @@ class ManagedNode:
         ]
 
     def set_memory_limit(self, limit: str) -> None:
-        """A share of the machine's memory ("0.6") or an amount of bytes. Raises InvalidOption."""
+        """Set the limit: a share of the machine's memory ("0.6") or a size in bytes. Raises InvalidOption."""
         self._node.resources.set_memory_limit(Config(memory_limit=limit).memory_limit_bytes)
 
     async def stop(self) -> None:
-        """Have the node end in order. Returns before it does."""
+        """Start an orderly shutdown of the node. Returns before it is complete."""
         log.info("the node is stopped by a request of the management API")
         self._node.stop()
 

@@ -1,4 +1,4 @@
-"""What management sees of queues, and does with them."""
+"""Queues as the management API shows and changes them."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 class ManagedQueues:
     def __init__(self, broker: Broker, cluster: Administration | None) -> None:
         self._broker = broker
-        #: None for a node that stands alone.
+        #: None for a node without a cluster.
         self.cluster = cluster
         self._name = broker.config.node
 
-    # What is iterated over here is as it was when the iteration began, without what has gone meanwhile: the
-    # broker goes on between two items. An item costs what it takes to show it.
+    # Iterations here go over the queues that existed at their start and skip those deleted since: the broker
+    # does other work between two items. Most of an item's cost is that of showing it.
 
     def each(self, vhost: str) -> Iterator[Queue]:
-        """Yield queues that `view` makes rows of, later and only where they are wanted."""
+        """Yield queues; `view` makes rows of them later, and only of those that are wanted."""
         topology = self._broker.vhost(vhost)
         for queue in list(topology.queues.values()):
             if topology.queues.get(queue.name) is queue:
@@ -95,8 +95,8 @@ class ManagedQueues:
         )
 
     def hosts(self, vhost: str, *, own: bool = False) -> Iterator[Host]:
-        """Yield what counts the messages and consumers of each queue; of this
-        node's `own` only, if wanted.
+        """Yield the host of each queue, which counts messages and consumers; with `own`, only of this node's
+        queues.
         """
         return (queue.host for queue in self.each(vhost) if not own or self.home_of(queue) == self._name)
 
@@ -104,7 +104,7 @@ class ManagedQueues:
         return len(self._broker.vhost(vhost).queues)
 
     def home_of(self, queue: Queue) -> str:
-        """Return the node that tells of a queue: its leader, or the one that it is on."""
+        """Return the node that reports a queue: its leader, or the node that has it."""
         return self._broker.hosts.leader(queue) or queue.node or queue.record.leader or self._name
 
     def state(self, queue: Queue) -> str:
@@ -132,7 +132,7 @@ class ManagedQueues:
         return self._broker.vhost(vhost).queues.get(name)
 
     def is_lost(self, queue: Queue, missing: Collection[str]) -> bool:
-        """True if it is on missing nodes only."""
+        """True if only missing nodes have the queue."""
         return self.home_of(queue) in missing and not self._online(self._members(queue))
 
     def _members(self, queue: Queue) -> list[str]:
@@ -151,7 +151,7 @@ class ManagedQueues:
     async def declare(
         self, vhost: str, name: str, *, durable: bool, auto_delete: bool, arguments: Mapping[str, object]
     ) -> bool:
-        """Return True if it is new."""
+        """Return True if the queue is new."""
         new = name not in self._broker.vhost(vhost).queues
         with Direct(self._broker, vhost, ITSELF) as direct:
             await direct.ask(
@@ -193,7 +193,7 @@ def _stream(host: StreamHost) -> dict[str, Any]:
 
 
 def _head_timestamp(host: LocalHost) -> int | None:
-    """The timestamp of the message that is handed out next, if it has one, and is in memory."""
+    """The timestamp of the next message to be delivered, if it has one and is in memory."""
     head = host.machine.ready.head()
     if head is None or head.contents is None:
         return None
@@ -201,7 +201,7 @@ def _head_timestamp(host: LocalHost) -> int | None:
 
 
 def _single_active(queue: Queue) -> str | None:
-    """Tag of the consumer that has a queue for itself for as long as it stays."""
+    """Tag of the active consumer of a queue with a single active consumer."""
     if not queue.parsed.single_active_consumer:
         return None
     return next((consumer.key[-2] for consumer in queue.host.consumers() if consumer.active), None)

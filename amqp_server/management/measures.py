@@ -1,4 +1,4 @@
-"""What the metrics of a node are read from. Reading is quick; nothing here awaits."""
+"""The values of a node's metrics. Reading is quick; nothing here awaits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class OwnMetric(NamedTuple):
     kind: str
     help: str
     values: list[tuple[dict[str, str], float]]
-    #: Of a histogram.
+    #: The data of a histogram.
     syncs: Syncs | None = None
 
 
@@ -41,11 +41,11 @@ def _one(name: str, kind: str, text: str, value: float) -> OwnMetric:
 
 
 class Looked:
-    """What one look at all clients and queues has found."""
+    """The sums of one look at all clients and queues."""
 
     def __init__(self) -> None:
         self.connections = self.channels = self.consumers = self.publishers = 0
-        #: Published in confirm mode by channels that are open.
+        #: Messages that open channels have published in confirm mode.
         self.expecting = 0
         self.traffic = Traffic()
         self.streams = self.segments = self.stream_bytes = 0
@@ -82,7 +82,7 @@ class Measures:
         return self._broker.counts.ended
 
     def cluster_name(self) -> str:
-        """Return what an operator has called it, or the name of its first node, which is the same on all
+        """Return the name that an operator has set, or the name of the first node, which is the same on all
         nodes.
         """
         nodes = () if self._cluster is None else self._cluster.roster.nodes
@@ -146,8 +146,8 @@ class Measures:
         )
 
     def ended_by_type(self) -> dict[str, Traffic]:
-        """Return what clients of this node got from queues that are deleted, by type, in counters of their
-        own.
+        """Return the counts of messages that clients of this node got from deleted queues, by queue type, in
+        separate counters.
         """
         found: dict[str, Traffic] = {}
         for name in QUEUE_TYPES:
@@ -165,7 +165,7 @@ class Measures:
                 yield session
 
     def queues(self) -> Iterator[tuple[Queue, bool]]:
-        """Yield all queues, and whether this node is the one that tells of it."""
+        """Yield all queues, each with True if this node is the one that reports it."""
         hosts = self._broker.hosts
         for vhost in list(self._broker.vhosts.values()):
             for queue in list(vhost.queues.values()):
@@ -183,14 +183,14 @@ class Measures:
         looked.led += core.leader == self.node
         looked.leaderless += not core.leader
         told = core.term, group.snapshot_index, group.applied, core.commit, core.log.stable_index
-        # Under two names each.
+        # Each value appears under two names.
         return told + told
 
     def vhosts(self) -> list[str]:
         return [vhost.name for vhost in self._broker.vhost_records]
 
     def exchanges(self) -> Iterator[tuple[str, Exchange, int]]:
-        """Yield (vhost, exchange, how many bindings lead away from it)."""
+        """Yield (vhost, exchange, number of bindings whose source it is)."""
         for vhost in list(self._broker.vhosts.values()):
             for exchange in list(vhost.router.exchanges()):
                 yield vhost.name, exchange, vhost.router.count_from(exchange.name)

@@ -1,4 +1,4 @@
-"""Messages published and got by hand. For a few of them: the broker's way of moving messages is AMQP."""
+"""Messages published and got by hand. Meant for a few messages; for more, clients use AMQP."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from amqp_server.management.views import Fate, MessageView
 
 COUNT_MAX = 1_000
 
-#: Types of the properties that a message may be given, as JSON has them.
+#: JSON types of the properties that a message may have.
 PROPERTIES: dict[str, type] = {
     "content_type": str,
     "content_encoding": str,
@@ -110,7 +110,7 @@ class GetRequest(msgspec.Struct):
     count: int
     ackmode: Literal["ack_requeue_true", "reject_requeue_true", "ack_requeue_false", "reject_requeue_false"]
     encoding: Literal["auto", "base64"]
-    #: Payloads are cut to so many bytes.
+    #: Payloads are cut to this number of bytes.
     truncate: int | None = None
 
 
@@ -162,7 +162,7 @@ class ReadRequest(msgspec.Struct):
 
 
 async def read(call: Call) -> Any:
-    """Messages of a stream. Nothing changes in it."""
+    """Return messages of a stream, which does not change."""
     vhost, name = call.own_vhost(), call.path["name"]
     asked = call.read(ReadRequest)
     call.require_own(vhost, "queue", name, "read")
@@ -184,24 +184,25 @@ async def read(call: Call) -> Any:
     return rows
 
 
-#: Of one request; whoever wants to move more asks again.
+#: Messages that one request may move; clients that want to move more send another one.
 MOVE_MAX = 10_000
 
 
 class MoveRequest(msgspec.Struct):
-    #: Queue of the same vhost.
+    #: Queue in the same vhost.
     destination: str
-    #: From the head of the queue; as many as there are now unless given.
+    #: Number of messages from the head of the queue; all that it has now unless given.
     count: int | None = None
 
 
 async def move(call: Call) -> Any:
-    """Answers with how many messages were moved, and how many of the next
-    ones the other queue has refused.
+    """Answer with the number of moved messages, and with the number of messages after them that the other
+    queue refused.
     """
     vhost, name = call.own_vhost(), call.path["name"]
     asked = call.read(MoveRequest)
-    # As a client that consumes here and publishes there by the default exchange.
+    # The user needs the same permissions as a client that consumes from the queue and publishes by the
+    # default exchange.
     call.require_own(vhost, "queue", name, "read")
     call.require_own(vhost, "exchange", "", "write")
     queue = call.broker.queues.find(vhost, name)

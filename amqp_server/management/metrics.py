@@ -1,7 +1,7 @@
 """Metrics in Prometheus' text format, under the names of rabbitmq_prometheus, and mqd's own under `mqd_`.
 
-The text is made here, and not by a client library: a scrape of a thousand queues is 30,000 lines, which must
-not keep the node from its clients. So lines are made some hundred at a time, and the labels of an object
+The text is made here, and not by a client library: a scrape of a thousand queues has 30,000 lines, and
+clients must not wait for it. So a step makes a few hundred lines, and the labels of an object are made only
 once.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX, DETAILED_PREFIX = "rabbitmq_", "rabbitmq_detailed_"
-#: Lines that are made at a stretch.
+#: Lines that are made in one step.
 LINES_AT_ONCE = 250
 
 
@@ -89,7 +89,7 @@ LOGINS = _metrics(
     ("auth_attempts_succeeded_total", "Total number of successful authentication attempts"),
     ("auth_attempts_failed_total", "Total number of failed authentication attempts"),
 )
-#: Aggregated only.
+#: Metrics that are only aggregated.
 OBJECTS = _metrics(
     "",
     "gauge",
@@ -174,7 +174,7 @@ QUEUE = (
         ("queue_messages_unacked_bytes", "Size in bytes of all unacknowledged messages"),
     ),
 )
-#: Sums of these mean nothing.
+#: Metrics whose sums have no meaning.
 NOT_SUMMED = frozenset({"queue_consumer_capacity", "queue_consumer_utilisation"})
 RAFT = (
     *_metrics("ra_metrics", "counter", ("raft_term_total", "Current Raft term number")),
@@ -186,7 +186,7 @@ RAFT = (
         ("raft_log_commit_index", "Raft log commit index"),
         ("raft_log_last_written_index", "Raft log last written index"),
     ),
-    # The same as RabbitMQ names them from 4.2 on, for its boards of today.
+    # The same metrics under the names of RabbitMQ 4.2 and later, for its current dashboards.
     *_metrics(
         "ra_metrics",
         "gauge",
@@ -399,7 +399,7 @@ def _of_channel(session: Session, channel: Channel, vhost: str | None = None) ->
 
 
 class Table:
-    """Values of many objects, each with its labels; or their sum, without."""
+    """Values of many objects, each with its labels; or their sum without labels."""
 
     def __init__(self, metrics: Sequence[Metric]) -> None:
         self.metrics = metrics
@@ -426,7 +426,7 @@ class Scrape:
         families: Collection[str] | None = None,
         vhosts: Collection[str] = (),
     ) -> None:
-        """`families` is None but for /metrics/detailed, where objects may be of some vhosts only."""
+        """`families` is None except for /metrics/detailed; there `vhosts` may limit the objects."""
         self._measures = measures
         self._slices = slices
         self._objects_max = objects_max
@@ -588,7 +588,7 @@ class Scrape:
 
     async def _look_at_clients(self, channels: Table, traffic: Table, connections: Table) -> None:
         if not self._per_object:
-            # What has closed goes on to count.
+            # The counts of closed channels and connections stay in the sums.
             traffic.sum_up(traffic_values(self._measures.ended.traffic))
             ended = self._measures.ended
             connections.sum_up((ended.received_bytes, ended.sent_bytes, 0, 0, 0, 0))
@@ -620,7 +620,7 @@ class Scrape:
     # -- of the cluster --------------------------------------------------------------------------------------
 
     async def _cluster(self) -> AsyncGenerator[bytes, None]:
-        """What is the same on all nodes."""
+        """Yield metrics that have the same value on all nodes."""
         if self._wants(VHOST_STATUS):
             table = Table((VHOST_STATUS,))
             for vhost in self._measures.vhosts():
@@ -669,7 +669,7 @@ def _own(metric: OwnMetric) -> bytes:
 
 
 def names() -> Iterable[str]:
-    """Yield the names of all metrics under rabbitmq_prometheus' names, but for those of /metrics/detailed."""
+    """Yield the names of all metrics under rabbitmq_prometheus' names, except those of /metrics/detailed."""
     yield from ("rabbitmq_build_info", "rabbitmq_identity_info")
     tables: tuple[Any, ...] = (
         NODE, CHURN, DISK, LOGINS, OBJECTS, GLOBAL_PUBLISHES, GLOBAL_CLIENTS, GLOBAL_DELIVERIES, QUEUE, RAFT,

@@ -1,4 +1,4 @@
-"""The node as a whole: overview, nodes, who asks."""
+"""The node as a whole: overview, nodes, the user of the request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from amqp_server.management.listing import listing
 from amqp_server.management.stats import merged
 from amqp_server.management.views import ListenerView, NodeView
 
-#: RabbitMQ's flags of what there is here, with its words.
+#: RabbitMQ's feature flags for features that mqd has, with RabbitMQ's descriptions.
 FEATURES = {
     "direct_exchange_routing_v2": "v2 direct exchange routing implementation",
     "maintenance_mode_status": "Maintenance mode status",
@@ -77,7 +77,7 @@ async def overview(call: Call) -> Any:
         told["listeners"] = [_listener(listener) for listener in broker.node.listeners()]
         told["contexts"] = [context | {"node": broker.name} for context in broker.node.contexts()]
     else:
-        # Of the vhosts that the user may see.
+        # Sums over the vhosts that the user may see.
         seen = merged(stats.vhost(vhost) for vhost in vhosts)
         told["queue_totals"] = lengths | {
             f"{name}_details": seen.get(f"{name}_details", {"rate": 0.0}) for name in lengths
@@ -86,7 +86,7 @@ async def overview(call: Call) -> Any:
     return told if call.local else _everywhere(call, told, await ask_others(call))
 
 
-#: What all nodes have, and what has to be added up.
+#: Fields whose lists are joined over all nodes, and fields that are added up.
 JOINED, ADDED = ("listeners", "contexts"), ("message_stats", "queue_totals", "churn_rates")
 COUNTED = ("channels", "connections", "consumers", "queues")
 
@@ -104,14 +104,14 @@ def _everywhere(call: Call, told: dict[str, Any], answers: Answers) -> dict[str,
         totals[name] += sum(body["object_totals"][name] for body in bodies)
     if answers.missing:
         told["missing_nodes"] = answers.missing
-        # Queues of nodes that are down are there all the same.
+        # Queues of nodes that are down exist, too.
         totals["queues"] = max(totals["queues"], sum(map(call.broker.queues.count, call.vhosts())))
     return told
 
 
 async def _look_at_clients(call: Call) -> tuple[int, int, Traffic]:
-    """Return the channels and connections that the user may see, and what they and those before them have
-    done.
+    """Return the numbers of channels and connections that the user may see, and the counts of these and of
+    closed ones.
     """
     channels = connections = 0
     traffic = call.broker.connections.ended_traffic()
@@ -151,7 +151,7 @@ async def nodes(call: Call) -> Any:
 
 
 def _down(name: str) -> dict[str, Any]:
-    """Return the row of a node that does not answer, as RabbitMQ has it."""
+    """Return the row of a node that does not answer, as in RabbitMQ."""
     return {"name": name, "type": "disc", "running": False, "being_drained": False}
 
 
@@ -169,11 +169,11 @@ async def node(call: Call) -> Any:
 
 
 async def _of_other(call: Call, name: str, down: dict[str, Any]) -> Any:
-    """Return what another node tells of itself, or what is told of it while it is down."""
+    """Return another node's answer about itself, or `down` if it does not answer."""
     return (await ask_node(call, name)).bodies.get(name) or down
 
 
-#: RabbitMQ's parts of the memory, of which we know `queue_procs` (bodies of messages) and what is left.
+#: RabbitMQ's parts of the memory, of which mqd knows `queue_procs` (bodies of messages) and the rest.
 MEMORY_PARTS = [
     "allocated_unused",
     "atom",
@@ -206,7 +206,7 @@ MEMORY_PARTS = [
 
 
 async def memory(call: Call) -> Any:
-    """What the memory of a node is taken by."""
+    """How the memory of a node is used."""
     name = call.path["node"]
     if name != call.broker.name:
         return await _of_other(call, name, {"memory": "not_available"})
@@ -217,7 +217,7 @@ async def memory(call: Call) -> Any:
 
 
 async def memory_relative(call: Call) -> Any:
-    """The same in percent."""
+    """The use of memory in percent."""
     name = call.path["node"]
     if name != call.broker.name:
         return await _of_other(call, name, {"memory": "not_available"})
@@ -246,17 +246,17 @@ async def stop(call: Call) -> Answer:
 
 
 async def auth(call: Call) -> Any:
-    """For pages that ask before they show a login: there is no other way than a password."""
+    """For pages that ask how users log in before they show a form: only by a password."""
     return {"enable_uaa": False, "uaa_client_id": "", "uaa_location": ""}
 
 
 async def none(call: Call) -> Any:
-    """Extensions of management, features that are deprecated here: there are none."""
+    """Extensions of the management API and deprecated features: mqd has none."""
     return []
 
 
 async def feature_flags(call: Call) -> Any:
-    """What clients look for before they use it. All of it is on, always."""
+    """Features that clients check before they use them. All of them are always enabled."""
     return [
         {
             "name": name,
@@ -277,7 +277,7 @@ async def enable_feature(call: Call) -> Answer:
 
 
 async def reset_statistics(call: Call) -> Answer:
-    """There are none that could be reset."""
+    """Does nothing: mqd has no statistics that could be reset."""
     return NO_CONTENT
 
 

@@ -2,7 +2,7 @@
 docs/openapi.json`.
 
 It is made from the endpoints: paths and methods, the tag that a user needs, and the bodies that handlers
-read.
+decode.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from amqp_server.management import listing
 from amqp_server.management.endpoints import ANYBODY, ENDPOINTS, Endpoint, Handler
 
 _READ = re.compile(r"\bcall\.read\((\w+)\)")
-#: Bodies with whatever fields, and those fields that they have to have.
+#: Bodies with any fields, and the fields that they must have.
 _TABLE = re.compile(r"\bcall\.(?:table\(\)|body\b)")
 _REQUIRED = re.compile(r'\brequire\((?:call\.table\(\)|asked), "([\w-]+)"\)')
 _SWITCH = re.compile(r'\bcall\.(?:switch|flag)\("([\w-]+)"\)')
-#: A check of health has a body of its own where all is not well.
+#: A failed health check has a body of its own.
 _CHECK = re.compile(r"\b_failed\(|\bAnswer\(503\b")
 _HELPER = re.compile(r"\b(_\w+)\(call\b")
 _PART = re.compile(r"\{(\w+)\}")
@@ -66,7 +66,7 @@ LISTING = {
 
 
 def body_of(handler: Handler) -> type[msgspec.Struct] | None:
-    """Return what a handler reads of the body."""
+    """Return the type of the body that a handler reads."""
     found = _READ.search(_source(handler))
     if found is None:
         return None
@@ -84,12 +84,12 @@ def table_of(handler: Handler) -> dict[str, Any] | None:
 
 
 def switches(endpoint: Endpoint) -> list[str]:
-    """Return what a handler looks for in the query, which is true or false."""
+    """Return the names of the true-or-false parameters that a handler reads from the query."""
     return list(dict.fromkeys(_SWITCH.findall(_source(endpoint.handler))))
 
 
 def _source(handler: Handler) -> str:
-    """The handler, and the functions of its module that it gives the call to."""
+    """Return the source of the handler, and of the functions of its module that it passes the call to."""
     module = importlib.import_module(handler.__module__)
     source = inspect.getsource(handler)
     helpers = (getattr(module, name, None) for name in dict.fromkeys(_HELPER.findall(source)))
@@ -174,7 +174,7 @@ def _body(required: bool, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _name(endpoint: Endpoint) -> str:
-    """The handler's name, with the path where it has several."""
+    """The handler's name, with the path if the handler has several paths."""
     names = [_short_name(each) for each in ENDPOINTS if each.handler is endpoint.handler]
     name = _short_name(endpoint)
     return name if names.count(name) == 1 else "_".join([name, *_WORDS.findall(endpoint.path)[1:]])

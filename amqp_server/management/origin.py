@@ -1,4 +1,4 @@
-"""Tells requests that another page has made a browser send."""
+"""Recognises requests that a page of another origin has made a browser send."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ def is_json(request: Request) -> bool:
 
 
 def is_of_another_page(request: Request) -> bool:
-    """True for what a form of another page can make a browser send with the login that it remembers.
+    """True for a request that a form of another page can make a browser send with its remembered login.
 
-    Tools send bodies under any content type, `curl -d` as a form. Browsers name the page, and ask beforehand
-    before they send JSON.
+    Tools send bodies under any content type, `curl -d` as a form. Browsers name the page's origin, and send a
+    preflight request before JSON.
     """
     return not is_json(request) and names_another_page(request)
 
 
 def is_by_tls(request: Request) -> bool:
-    """True if the browser speaks TLS, be it to a proxy in front of this node."""
+    """True if the browser speaks TLS, to this node or to a proxy in front of it."""
     return request.url.scheme == "https" or request.headers.get("origin", "").startswith("https://")
 
 

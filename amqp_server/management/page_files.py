@@ -1,4 +1,4 @@
-"""The files of the page: those of the directory `page`, read once, and no others whatever a path says."""
+"""The files of the page: those of the directory `page`, read once. No path leads to other files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ POLICY = (
     "frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
 )
 FILE_HEADERS = HEADERS | {
-    # Kept by browsers, and asked for each time whether it is still the same.
+    # Browsers keep the file, and ask each time if it has changed.
     "cache-control": "no-cache",
     "content-security-policy": POLICY,
     "cross-origin-opener-policy": "same-origin",
@@ -41,7 +41,7 @@ FILE_HEADERS = HEADERS | {
 
 class PageFile(NamedTuple):
     body: bytes
-    #: The same for clients that take it so.
+    #: The body compressed, for clients that accept gzip.
     gzipped: bytes
     type: str
     etag: str
@@ -55,7 +55,7 @@ def page_files(directory: Path = DIRECTORY) -> Mapping[str, PageFile]:
         type_ = TYPES.get(path.suffix)
         if type_ is not None and path.is_file():
             body = path.read_bytes()
-            # Weak: it is the same whether the body is compressed or not.
+            # A weak ETag, because it is the same for the plain and the compressed body.
             etag = f'W/"{hashlib.sha256(body).hexdigest()[:32]}"'
             found[path.relative_to(directory).as_posix()] = PageFile(
                 body, gzip.compress(body, mtime=0), type_, etag
@@ -64,7 +64,7 @@ def page_files(directory: Path = DIRECTORY) -> Mapping[str, PageFile]:
 
 
 class PageFiles:
-    """`/`, and what is below `/page/`."""
+    """Serves `/` and the paths below `/page/`."""
 
     def __init__(self, files: Mapping[str, PageFile], slices: Slices) -> None:
         self._files = files
@@ -78,7 +78,8 @@ class PageFiles:
     def _response(self, request: Request) -> Response:
         if request.method not in ("GET", "HEAD"):
             return refuse(Refusal(405, "method_not_allowed", "allowed: GET"), "GET")
-        # As it was sent: nothing in it is decoded, and it is a key, not a path of the file system.
+        # The path as the client sent it: not decoded, and only a key of the mapping, never a path of the file
+        # system.
         file = self._files.get(request.path_params.get("path", INDEX))
         if file is None:
             return refuse(not_found())
@@ -92,7 +93,7 @@ class PageFiles:
 
 
 def _names(etags: str, etag: str) -> bool:
-    """Tell whether a list of them has this one; weak or not is the same here."""
+    """True if the list has this ETag; weak and strong ones compare as equal."""
     return any(each.strip().removeprefix("W/") in (etag.removeprefix("W/"), "*") for each in etags.split(","))
 
 

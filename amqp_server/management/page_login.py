@@ -1,8 +1,7 @@
 """/api/session: how the page logs in, finds out who is logged in, and logs out.
 
-The page never keeps a password. The browser has a cookie that scripts cannot read and that it sends to this
-host only, and a request that changes something has to show a second secret, which only the page can have
-read.
+The page never keeps a password. The browser has a cookie that scripts cannot read and that it sends only to
+this host. A request that changes something also needs a second secret, which only the page can read.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ if TYPE_CHECKING:
 audit = logging.getLogger("mqd.audit")
 
 PATH = "/api/session"
-#: The page sends it with every request, so that it is not answered with a challenge, which browsers show as a
-#: window.
+#: The page sends this header with every request. Then the answer has no challenge, which browsers would show
+#: as a dialog.
 CSRF_HEADER = "x-mqd-csrf"
 BODY_BYTES_MAX = 8_192
 METHODS = "DELETE, GET, POST"
@@ -52,7 +51,7 @@ class PageLogin:
         self._broker = broker
         self._login = login
         self._sessions = sessions
-        #: Cookies do not tell ports apart, and several nodes may have one host.
+        #: The name differs per node: cookies ignore the port, and several nodes may run on one host.
         self.cookie = f"mqd-{hashlib.sha256(broker.name.encode()).hexdigest()[:16]}"
         tokens = broker.tokens
         self._body_bytes_max = BODY_BYTES_MAX + (0 if tokens is None else 2 * tokens.bytes_max)
@@ -61,11 +60,11 @@ class PageLogin:
         return bool(request.cookies.get(self.cookie))
 
     def caller(self, request: Request, *, changes: bool) -> Caller:
-        """Return who has sent a request with a cookie. Raises Refusal."""
+        """Return the user of a request with a cookie. Raises Refusal."""
         session = self._session(request)
         if session is None:
             raise login_failed()
-        # Cookies do not tell ports apart: pages of another server of this host would send it, too.
+        # Cookies ignore the port: pages of another server on this host would send it, too.
         if names_another_page(request):
             raise Refusal(403, "forbidden", "the request is of another page")
         if changes:
@@ -125,7 +124,7 @@ class PageLogin:
         name = caller.user.name
         audit.info("user '%s' from %s: logged in to the page", name, peer, extra={"user": name, "peer": peer})
         response = _json(self._told(caller.user, session))
-        # Without an age: browsers forget it when they are closed.
+        # Without a maximum age, browsers forget the cookie when they are closed.
         response.set_cookie(
             self.cookie,
             id_,
@@ -139,7 +138,7 @@ class PageLogin:
     def _end(self, request: Request) -> Response:
         session = self._session(request)
         if session is not None:
-            # Whoever shows it is the page.
+            # A request that shows the secret comes from the page.
             self._require_csrf(request, session)
             self._sessions.end(request.cookies[self.cookie])
         response = Response(status_code=204, headers=HEADERS)
@@ -160,7 +159,7 @@ class PageLogin:
         try:
             return msgspec.json.decode(body, type=Credentials)
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            # Without what is wrong with it: there is a password in it.
+            # The refusal does not quote the body, which has a password in it.
             raise bad_request("body must be an object with name and password") from None
 
 

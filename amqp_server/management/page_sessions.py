@@ -1,6 +1,6 @@
-"""Logins of the page: an id that nobody can guess stands for a user who has shown a password once.
+"""Logins of the page: a random id stands for a user who has given a password once.
 
-They are in the memory of this node alone, and end with it. What is kept of an id is its digest.
+Sessions are in the memory of this node only, and end with it. Only the digest of an id is stored.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import NamedTuple
 from amqp_server.broker.users import Users
 from amqp_server.management.login import Caller
 
-#: Of an id, in characters; a longer one is none.
+#: Length of an id in characters; a longer text is no id.
 ID_CHARACTERS = 43
 ID_BYTES = 32
-#: What a session takes without its scopes, and what a scope takes beside its letters.
+#: Memory of a session without its scopes, and of a scope without its characters, bytes.
 SESSION_BYTES = 2_048
 SCOPE_BYTES = 64
 
@@ -27,7 +27,7 @@ class SessionLimits(NamedTuple):
     sessions_max: int = 1_000
     per_user_max: int = 20
     bytes_max: int = 16 << 20
-    #: Between two requests, and from the login on.
+    #: Maximum time between two requests, and maximum time since the login.
     idle_s: float = 3_600.0
     age_s: float = 43_200.0
 
@@ -38,13 +38,13 @@ class PageSession:
     def __init__(self, caller: Caller, ends: float, now: float) -> None:
         self.user = caller.user.name
         self.scopes = caller.scopes
-        #: A new password ends the sessions that were begun with the old one.
+        #: A new password ends the sessions that began with the old one.
         self.password_hash = caller.user.password_hash
         #: When the token expires, in seconds since 1970.
         self.expires_at_s = caller.expires_at_s
-        #: What a request that changes something has to show, and another page cannot read.
+        #: The secret that a request has to show if it changes something; other pages cannot read it.
         self.csrf = secrets.token_urlsafe(ID_BYTES)
-        #: Scopes are the only thing in it that may be large.
+        #: Only the scopes of a session may be large.
         self.bytes = SESSION_BYTES + sum(SCOPE_BYTES + 4 * len(scope) for scope in caller.scopes or ())
         self.ends = ends
         self.used = now
@@ -63,7 +63,7 @@ class PageSessions:
         self._limits = limits
         self._now = now
         self._wall_clock = wall_clock
-        #: By the digests of their ids. The one that was used last stands last.
+        #: Sessions by the digests of their ids. The session that was used last is at the end.
         self._sessions: OrderedDict[bytes, PageSession] = OrderedDict()
         self._bytes = 0
 
@@ -71,8 +71,8 @@ class PageSessions:
         return len(self._sessions)
 
     def begin(self, caller: Caller) -> tuple[str, PageSession]:
-        """Return the id of a new session, and the session. Where there are too many, the one that was used
-        least recently ends.
+        """Return the id of a new session, and the session. If there are too many sessions, the least recently
+        used one ends.
         """
         self._forget_ended()
         limits, name = self._limits, caller.user.name
@@ -91,7 +91,7 @@ class PageSessions:
         return id_, session
 
     def find(self, id_: str) -> PageSession | None:
-        """Return the session of an id, which is used now."""
+        """Return the session of an id, and mark it as used now."""
         if len(id_) != ID_CHARACTERS:
             return None
         key = _digest(id_)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def vhost_to_set(call: Call) -> str:
-    """The path's vhost, whoever asks."""
+    """Return the path's vhost, for any user."""
     name = call.path["vhost"]
     if name not in call.broker.vhosts:
         raise Refusal(404, "not_found", "vhost_not_found")
@@ -43,7 +43,7 @@ def require(asked: Mapping[str, Any], key: str) -> Any:
 
 
 def invalid(reason: str) -> Refusal:
-    """RabbitMQ escapes what would be HTML."""
+    """Return a refusal with HTML escaped in the reason, as RabbitMQ does."""
     escaped = reason.replace("<", "&lt;").replace(">", "&gt;")
     return bad_request(f"Validation failed\n\n{escaped}\n")
 
@@ -58,8 +58,8 @@ def shown(record: ParameterRecord) -> dict[str, Any]:
 
 
 def _masked(record: ParameterRecord) -> dict[str, Any]:
-    """The same for who asks for parameters: passwords are in definitions
-    only, which are for administrators.
+    """Return a parameter with its passwords masked: only definitions, which are for administrators, have
+    passwords.
     """
     told = shown(record)
     return told | {"value": masked(told["value"])} if record.component == SHOVEL else told
@@ -71,7 +71,7 @@ def _visible(call: Call) -> list[ParameterRecord]:
     return [
         record
         for record in call.broker.parameters
-        # Policies are listed only if they are asked for, as in RabbitMQ.
+        # Policies are listed only if the path names their component, as in RabbitMQ.
         if record.vhost in vhosts
         and (record.component == component or (component is None and record.component != POLICY))
     ]
@@ -125,7 +125,7 @@ async def put_parameter(call: Call) -> Answer:
     if component == POLICY:
         raise bad_request("policies may not be set using this method")
     if component in (OPERATOR_POLICY, VHOST_LIMITS):
-        # Their own paths are for administrators only.
+        # The separate paths of these components are for administrators only.
         call.require_administrator()
     name = call.path["name"]
     if component == SHOVEL:
@@ -156,7 +156,7 @@ def shown_global(record: ParameterRecord) -> dict[str, Any]:
 
 
 def _unset(call: Call) -> list[dict[str, Any]]:
-    """Return what RabbitMQ sets when it founds a cluster, and mqd knows without."""
+    """Return the parameter that RabbitMQ sets when it founds a cluster; mqd knows the value without it."""
     if call.broker.parameters.get(GLOBAL, GLOBAL, CLUSTER_ID) is not None:
         return []
     return [{"name": CLUSTER_ID, "value": call.broker.cluster_id()}]

@@ -1,4 +1,4 @@
-"""Changes of the topology that management asks for."""
+"""Changes of the topology that the management API proposes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Proposals:
         self._broker = broker
 
     async def make(self, operation: Operation) -> Result:
-        """Have a change made. Raises Unavailable."""
+        """Make a change and return its result. Raises Unavailable."""
         answers: list[Result | Refused] = []
         answered = trio.Event()
 

@@ -1,5 +1,5 @@
-"""One column of a queue by itself: what sorts a list is read of all queues, and whole rows are made for a
-page of them.
+"""Single columns of queues: to sort a list, one column is read of all queues, and whole rows are made only
+for one page.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _policy(queue: Queue) -> str | None:
     return None if policy is None else policy.name
 
 
-#: Alike on each node of a cluster.
+#: Columns that are the same on each node of a cluster.
 DECLARED: Mapping[str, Read] = {
     "name": attrgetter("name"),
     "vhost": _vhost,
@@ -45,7 +45,7 @@ DECLARED: Mapping[str, Read] = {
     "auto_delete": attrgetter("auto_delete"),
     "exclusive": attrgetter("exclusive"),
 }
-#: For the node that tells of the queue to say.
+#: Columns that only the node that reports the queue knows.
 COUNTED: Mapping[str, Read] = {
     "policy": _policy,
     "consumers": attrgetter("host.consumer_count"),
@@ -59,17 +59,17 @@ COUNTED: Mapping[str, Read] = {
 
 class QueueColumns:
     def __init__(self, queues: ManagedQueues, stats: Stats, whole: Callable[[Queue], dict[str, Any]]) -> None:
-        """`whole` makes the row of a queue, for columns that are seldom asked for."""
+        """`whole` makes the row of a queue, for columns that are rarely asked for."""
         self._queues = queues
         self._stats = stats
         self._whole = whole
 
     def read(self, path: Sequence[str]) -> Read:
-        """Return what reads a column: the same as a whole row has there."""
+        """Return a function that reads a column, with the value that a whole row has there."""
         return self._alone(path) or (lambda queue: at(self._whole(queue), path))
 
     def rows(self, paths: Sequence[Sequence[str]]) -> Callable[[Queue], dict[str, Any]] | None:
-        """Return what makes rows of these columns only, None where that is not less than whole rows."""
+        """Return a function that makes rows of these columns only, None if whole rows would not cost more."""
         reads = [(path, read) for path in paths if (read := self._alone(path)) is not None]
         if not paths or len(reads) < len(paths):
             return None
@@ -83,7 +83,7 @@ class QueueColumns:
         return row
 
     def _alone(self, path: Sequence[str]) -> Read | None:
-        """Return what reads a column without a whole row, None if nothing does."""
+        """Return a function that reads a column without a whole row, None if there is none."""
         if len(path) == 1:
             known = DECLARED.get(path[0]) or COUNTED.get(path[0]) or self._told(path[0])
             if known is not None:

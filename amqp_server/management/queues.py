@@ -19,7 +19,7 @@ from amqp_server.management.views import QueueView
 if TYPE_CHECKING:
     from amqp_server.broker.queue import Queue
 
-#: Of queues of one type only, as in RabbitMQ.
+#: Columns that only classic queues have, as in RabbitMQ.
 CLASSIC_ONLY = (
     "exclusive_consumer_tag",
     "head_message_timestamp",
@@ -27,14 +27,14 @@ CLASSIC_ONLY = (
     "single_active_consumer_tag",
 )
 REPLICATED_ONLY = ("leader", "members", "online")
-#: Not of streams.
+#: Columns that streams do not have.
 NOT_OF_STREAMS = (
     "consumer_capacity",
     "consumer_utilisation",
     "message_bytes_ready",
     "message_bytes_unacknowledged",
 )
-#: All that `disable_stats` leaves, and what `enable_queue_totals` adds.
+#: The columns that `disable_stats` leaves, and those that `enable_queue_totals` adds.
 BASIC = (
     "arguments",
     "auto_delete",
@@ -59,7 +59,7 @@ def _shown(queue: QueueView) -> dict[str, Any]:
     if not queue.exclusive:
         del row["owner_pid_details"]
     if queue.type == "quorum":
-        # RabbitMQ has another name for it there.
+        # RabbitMQ uses another name for the consumer tag of these queues.
         row["single_active_consumer_ctag"] = row["single_active_consumer_tag"]
         del row["exclusive_consumer_tag"], row["head_message_timestamp"]
     elif queue.type == "stream":
@@ -72,7 +72,7 @@ def _shown(queue: QueueView) -> dict[str, Any]:
 
 
 def _basic(call: Call) -> tuple[tuple[str, ...], Callable[[QueueView], dict[str, Any]]]:
-    """Return the columns of rows without statistics, and what makes them."""
+    """Return the columns of rows without statistics, and the function that makes the rows."""
     names = BASIC + TOTALS if call.flag("enable_queue_totals") else BASIC
 
     def shown(queue: QueueView) -> dict[str, Any]:
@@ -126,7 +126,7 @@ async def queue(call: Call) -> Any:
     own = await consumer_rows(call, call.broker.consumers.of_queue(vhost, found.name))
     here = [each for each in own if each["channel_details"]["node"] == call.broker.name]
     if call.local:
-        # Of a queue of another node only what is known here.
+        # For a queue of another node, the row has only what this node knows.
         if call.broker.queues.home_of(found) != call.broker.name:
             row = {name: row[name] for name in ("vhost", "name", "message_stats") if name in row}
         return row | {"consumer_details": here}
@@ -139,7 +139,7 @@ async def queue(call: Call) -> Any:
     named = {each["channel_details"]["node"] for each in (*here, *there)}
     unknown = [each for each in own if each["channel_details"]["node"] not in named]
     row["consumer_details"] = [*here, *there, *unknown]
-    # What each channel and exchange has to do with the queue is not counted.
+    # Counts for each pair of channel or exchange and queue are not kept.
     return row | {"deliveries": [], "incoming": []}
 
 
@@ -197,7 +197,7 @@ class ActionRequest(msgspec.Struct):
 
 
 async def act(call: Call) -> Answer:
-    """What RabbitMQ's mirrored queues can be asked for: there is nothing to be done here."""
+    """Actions on RabbitMQ's mirrored queues: mqd accepts them and does nothing."""
     vhost = call.own_vhost()
     asked = call.read(ActionRequest)
     call.require(vhost, "queue", call.path["name"], "configure")

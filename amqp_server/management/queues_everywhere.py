@@ -1,9 +1,9 @@
-"""The queues of a cluster: each is told by its own node, with the messages that clients of all nodes have
-moved.
+"""The queues of a cluster: each queue's own node reports it, and the message counts include clients of all
+nodes.
 
-For a page the others are asked twice: first for the column that sorts it, of all their queues, then for the
-whole rows of those on it. A node of an earlier version sends whole rows of all its queues each time, which
-serve as well.
+For a page, this node asks the others twice: first for the sort column of all their queues, then for whole
+rows of the queues on the page. A node of an earlier version sends whole rows of all its queues both times,
+which also works.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Whole = Callable[["Queue"], Row]
 
 
 def joined(call: Call, queue: Queue, whole: Whole, told: Iterable[Row]) -> Row:
-    """Return the row of a queue; `told` is what other nodes have to say of it, and `whole` makes this node's
+    """Return the row of a queue; `told` are the rows of other nodes for it, and `whole` makes this node's
     row.
     """
     home = next((each for each in told if "state" in each), None)
@@ -43,10 +43,10 @@ def joined(call: Call, queue: Queue, whole: Whole, told: Iterable[Row]) -> Row:
 
 
 class QueuesEverywhere:
-    """One list, for the client of the node that was asked."""
+    """One list of queues; the node that the client asked makes it."""
 
     def __init__(self, call: Call, whole: Whole, read: Callable[[Sequence[str]], Read]) -> None:
-        """`whole` makes this node's row of a queue, `read` returns what reads one column of it."""
+        """`whole` makes this node's row of a queue, `read` returns a function that reads one column of it."""
         self._call = call
         self._whole = whole
         self._read = read
@@ -117,7 +117,9 @@ def _is_declared(path: list[str]) -> bool:
 
 
 def of_this_node(call: Call, whole: Whole, read: Callable[[Sequence[str]], Read]) -> Iterator[Row | None]:
-    """Yield what only this node knows: of its queues all, of others what its clients have done with them."""
+    """Yield the rows that only this node knows: whole rows of its own queues, and for other queues the counts
+    of its clients.
+    """
     queues, part = call.broker.queues, call.part
     path = part.column.split(".") if part is not None and part.column else []
     column = read(path) if path else None

@@ -7,7 +7,7 @@ from starlette.responses import Response
 from amqp_server.management.answer import Refusal, encode
 from amqp_server.management.origin import JSON
 
-# An API for tools and for a page of our own: nothing here may be framed, cached, guessed at or run.
+# The API is for tools and for mqd's own page: browsers must not frame, cache, sniff or run its answers.
 HEADERS = {
     "cache-control": "no-cache, no-store",
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
@@ -18,7 +18,7 @@ HEADERS = {
 
 
 def refuse(refusal: Refusal, allow: str = "", *, challenge: bool = True) -> Response:
-    """Without a `challenge`, browsers do not ask for a password of their own accord."""
+    """Without a `challenge`, browsers do not show their password dialog."""
     headers = dict(HEADERS)
     if refusal.status == 401 and challenge:
         headers["www-authenticate"] = 'Basic realm="mqd Management", charset="UTF-8"'

@@ -1,4 +1,4 @@
-"""Takes the samples: now and then it looks at every connection, channel, queue and exchange of this node, in
+"""Takes the samples: at intervals it reads every connection, channel, queue and exchange of this node, in
 slices.
 """
 
@@ -26,9 +26,9 @@ log = logging.getLogger("mqd.management")
 
 LENGTHS = ("messages", "messages_ready", "messages_unacknowledged")
 OCTETS = ("recv_oct", "send_oct")
-#: In the order of Traffic.values, and the sum of all deliveries.
+#: The fields in the order of Traffic.values, then the sum of all deliveries.
 TRAFFIC = (*COUNTERS, "deliver_get")
-#: In the order of Ended.churn.
+#: The fields in the order of Ended.churn.
 CHURN = (
     "connection_created",
     "connection_closed",
@@ -46,10 +46,10 @@ QUEUE_FIELDS = (*LENGTHS, *TRAFFIC)
 VHOST_FIELDS = (*LENGTHS, *OCTETS, *TRAFFIC)
 NODE_FIELDS = (*LENGTHS, *OCTETS, *TRAFFIC, *CHURN, *FIGURES)
 
-#: A sample of everything takes at most this share of the time between two of them; else it is taken more
-#: seldom.
+#: A sample takes at most this share of the time between two samples; if it takes longer, samples are taken
+#: less often.
 SHARE_MAX = 0.01
-#: Queues that nobody has used, and that are passed over at once.
+#: Unused queues that one step passes over.
 UNUSED_AT_ONCE = 32
 _NO_TRAFFIC = Traffic()
 _ZEROS = (0,) * len(TRAFFIC)
@@ -78,7 +78,7 @@ def exchange_values(exchange: Exchange) -> tuple[int, ...]:
 
 
 class Sum:
-    """Adds up values, and never falls where it counts: between two looks a channel may have gone."""
+    """Adds up values of objects."""
 
     def __init__(self, width: int) -> None:
         self.values = [0] * width
@@ -91,7 +91,7 @@ class Sum:
 
 
 class Sampler:
-    """What it has is empty until its first sample."""
+    """Samples the objects of a node; its histories are empty until the first sample."""
 
     def __init__(
         self,
@@ -102,16 +102,16 @@ class Sampler:
         interval_s: float,
         bytes_max: int,
     ) -> None:
-        """`figures` returns what FIGURES names."""
+        """`figures` returns the values of FIGURES."""
         self._broker = broker
         self._slices = slices
         self._figures = figures
         self.interval_s = interval_s
         self.histories = Histories(bytes_max, interval_s)
-        #: Values of VHOST_FIELDS as sampled last; their histories are kept under the names.
+        #: Values of VHOST_FIELDS in the last sample; their histories have the vhosts' names as keys.
         self.vhosts: dict[str, tuple[int, ...]] = {}
         self.node = Totals(interval_s, len(NODE_FIELDS))
-        #: What the last sample took, s of the loop's thread.
+        #: Time of the last sample, s of the loop's thread.
         self.took_s = 0.0
 
     async def run(self) -> None:
@@ -120,12 +120,13 @@ class Sampler:
             await trio.sleep(max(self.interval_s, self.took_s / SHARE_MAX))
 
     async def sample(self) -> None:
-        """Look at everything once."""
+        """Sample all objects once."""
         now_ms = int(time.time() * 1000)
         self.took_s = 0.0
         histories = self.histories
         histories.timeline.advance(now_ms)
-        # First what has ended: who ends meanwhile counts once, and not twice.
+        # Closed objects are read first, so that an object that closes during the sample counts once and not
+        # twice.
         sums = {name: self._ended_of(name) for name in list(self._broker.vhosts)}
         node = Sum(len(NODE_FIELDS))
         ended = self._broker.counts.ended
@@ -154,7 +155,7 @@ class Sampler:
         return sum_
 
     def _steps(self, sums: dict[str, Sum], node: Sum) -> Iterator[None]:
-        """Yield between two objects."""
+        """Sample the objects, and yield after each one."""
         began = time.perf_counter()
         for _ in self._objects(sums, node):
             self.took_s += time.perf_counter() - began
@@ -191,7 +192,7 @@ class Sampler:
                 if queue.deleted:
                     continue
                 if _never_used(queue) and self.histories.get(queue) is None:
-                    # A look at thousands of them is to cost next to nothing.
+                    # Thousands of unused queues should cost almost nothing.
                     if number % UNUSED_AT_ONCE == 0:
                         yield
                     continue
@@ -213,6 +214,8 @@ def _never_used(queue: Queue) -> bool:
 
 
 def _risen(before: tuple[int, ...], now: list[int], start: int, stop: int | None = None) -> tuple[int, ...]:
-    """Return these values, where they count (from `start` to `stop`) at least as high as before."""
+    """Return these values; counters (from `start` to `stop`) never fall below the values before: a channel
+    may have closed between two samples.
+    """
     counts = [max(old, new) for old, new in zip(before[start:stop], now[start:stop], strict=True)]
     return (*now[:start], *counts, *(now[stop:] if stop is not None else ()))

@@ -1,4 +1,4 @@
-"""The metrics as an ASGI application: without a login, and a few scrapes at a time."""
+"""The metrics as an ASGI application: without a login, with a limit of scrapes at a time."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from amqp_server.management.slices import Slices
 if TYPE_CHECKING:
     from amqp_server.management.measures import Measures
 
-#: Scrapes at a time; one more is told to come later.
+#: Scrapes at a time; the client of one more is told to try again later.
 SCRAPES_MAX = 4
-#: Bytes that leave at a time.
+#: Bytes that are sent at a time.
 CHUNK_BYTES = 1 << 16
 
 

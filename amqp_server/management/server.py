@@ -1,8 +1,8 @@
-"""Connections of the management listener: HTTP/1.1, each with time limits, and as many as are allowed.
+"""Connections of the management listener: HTTP/1.1, with time limits for each and a limit of their number.
 
-Hypercorn speaks HTTP, and this is its edge: Hypercorn's own waits for ever for a client that does not read
-its answer or that sends its request byte by byte, offers HTTP/2 without TLS, whose streams can be held open
-in their hundreds, and leaves reason phrases empty.
+Hypercorn speaks HTTP; this module replaces its network edge. Hypercorn's own edge waits for ever for a client
+that does not read its answer or that sends its request byte by byte. It offers HTTP/2 without TLS, whose
+streams a client can hold open by the hundred, and leaves reason phrases empty.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from amqp_server.logs import LineLimit
 from amqp_server.management.slices import Slices
 
 log = logging.getLogger("mqd.management")
-#: Hypercorn's own, which would greet at every start.
+#: Hypercorn's own logger, which would log a greeting at every start.
 server_log = logging.getLogger("mqd.management.server")
 server_log.setLevel(logging.WARNING)
 
-#: Read at a time, and written at a time: what one connection may hold without a login.
+#: Bytes that are read or written at a time: the memory that one connection may hold without a login.
 CHUNK_BYTES = 16_384
-#: For a client to read a refusal and to end its connection.
+#: Time for a client to read a refusal and to close its connection.
 LINGER_S = 1.0
 PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
 
@@ -50,12 +50,13 @@ PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
 @dataclass(frozen=True)
 class Limits:
     connections_max: int
-    #: For a request to be complete since its first byte, and for the first byte since the last answer.
+    #: Time from the first byte of a request until it is complete, and from the last answer to the next first
+    #: byte.
     request_timeout_s: float
-    #: For a client to take CHUNK_BYTES of an answer.
+    #: Time for a client to read CHUNK_BYTES of an answer.
     send_timeout_s: float
     proxy_header_bytes_max: int
-    #: Requests that were sent before the one ahead of them was answered, one behind the other.
+    #: Maximum number of consecutive requests that were each sent before the previous one was answered.
     pipelined_max: int
 
     @classmethod
@@ -70,9 +71,9 @@ class Limits:
 
 
 class Http1(H11Protocol):
-    """With reason phrases, some clients show nothing else of a refusal; and without a way to HTTP/2."""
+    """Adds reason phrases, because some clients only show these of a refusal; never upgrades to HTTP/2."""
 
-    #: Whether the client had sent the next request before it got the answer to the last one. (Once it has the
+    #: True if the client had sent the next request before it got the answer to the last one. (Once it has the
     #: answer, the next one may come before hypercorn has finished with the last.)
     was_followed = False
 
@@ -85,7 +86,7 @@ class Http1(H11Protocol):
         await super()._send_h11_event(event)
 
     async def _check_protocol(self, event: h11.Request) -> None:
-        """No upgrade: the request is answered as HTTP/1.1."""
+        """Do not upgrade: the request is answered as HTTP/1.1."""
 
     @property
     def awaits_request(self) -> bool:
@@ -93,9 +94,10 @@ class Http1(H11Protocol):
 
 
 class _Body:
-    """What a handler has to read. Nobody waits for a handler that has ended without reading it.
+    """The body that a handler reads. The connection does not wait for a handler that has ended without
+    reading it.
 
-    (Hypercorn's own queue does: a refused request with a body leaves its connection behind for ever.)
+    (Hypercorn's own queue does wait: after a refused request with a body the connection hangs for ever.)
     """
 
     def __init__(self) -> None:
@@ -150,8 +152,8 @@ class _Handlers(TaskGroup):
 class Server:
     """All connections of the listener.
 
-    When there is one too many, the oldest one goes that nobody is logged in on: a probe gets in whatever
-    others do.
+    When there is one too many, the oldest connection without a logged-in user is closed: so a probe always
+    gets a connection.
     """
 
     def __init__(
@@ -172,7 +174,7 @@ class Server:
         self.settings.accesslog = None
         self.settings.errorlog = server_log
         self.context = WorkerContext(None)
-        #: In the order of their last answer.
+        #: Connections in the order of their last answer.
         self._connections: dict[Connection, None] = {}
 
     async def serve(
@@ -206,7 +208,8 @@ class Server:
         for connection in self._connections:
             if not connection.protected:
                 connection.close()
-                # It ends soon; another one that comes meanwhile has to displace another one.
+                # This connection ends soon; another new connection in the meantime has to displace a
+                # different one.
                 del self._connections[connection]
                 return
 
@@ -224,12 +227,12 @@ class Connection:
         self._sending = trio.Lock()
         self._reading = trio.CancelScope()
         self._began = False
-        #: How many requests have come, one behind the other, before the answer to the one ahead of them.
+        #: Number of consecutive requests that arrived before the previous one was answered.
         self._pipelined = 0
         self._protocol: Http1
         #: True while a request is being answered.
         self.answering = False
-        #: True while it answers someone who is logged in: then it is not displaced.
+        #: True while it answers a user who is logged in: then new connections do not displace it.
         self.protected = False
 
     def close(self) -> None:
@@ -250,7 +253,7 @@ class Connection:
 
     async def _talk(self) -> None:
         server, socket = self._server, self._stream.socket
-        # Many may come at a time, and each one costs as much as a request.
+        # Many connections may arrive at a time, and each one costs as much as a request.
         await server.slices.rest()
         peer = parse_socket_addr(socket.family, socket.getpeername())
         here = parse_socket_addr(socket.family, socket.getsockname())
@@ -287,7 +290,9 @@ class Connection:
             return None
 
     async def _linger(self) -> None:
-        """Have the client read a refusal before its socket is reset because of what it goes on sending."""
+        """Give the client time to read a refusal: data that it still sends would make the kernel reset the
+        connection.
+        """
         with trio.move_on_after(LINGER_S), suppress(trio.BrokenResourceError, trio.ClosedResourceError):
             await self._stream.send_eof()
             while await self._stream.receive_some(CHUNK_BYTES):
@@ -308,13 +313,13 @@ class Connection:
                 if is_hello(data):
                     self._say_plain()
             await self._server.slices.rest()
-            # Returns when the handler has taken what was read; and if that begins a request behind another
-            # one, when the other one is answered.
+            # Returns when the handler has taken the data; if the data begins a request behind another one, it
+            # returns when the other one is answered.
             await self._protocol.handle(RawData(data))
         await self._protocol.handle(Closed())
 
     def _say_plain(self) -> None:
-        """The client speaks TLS: it is told 400, which it takes for a wrong version."""
+        """Log that the client speaks TLS. It gets a 400, which it takes for a wrong TLS version."""
         peer = self._stream.socket.getpeername()[0]
         if self._server.log_limit.allows("TLS on the management listener", peer):
             log.info(
@@ -324,7 +329,7 @@ class Connection:
             )
 
     async def _receive(self) -> bytes:
-        """Return what the client sends; nothing when it is gone, or has taken too long."""
+        """Return the data that the client sends; nothing when it is gone or has taken too long."""
         deadline = self._reading.deadline if self._protocol.awaits_request else math.inf
         with trio.CancelScope(deadline=deadline) as self._reading:
             try:
@@ -335,7 +340,7 @@ class Connection:
         return b""
 
     async def _handle(self, event: Event) -> None:
-        """What the protocol has to say to the client, or about it."""
+        """Handle an event of the protocol: data for the client, or a change of the connection's state."""
         if isinstance(event, RawData):
             await self._send(event.data)
         elif isinstance(event, Closed):
@@ -346,11 +351,12 @@ class Connection:
                 self._server.answered(self)
                 self._pipelined = self._pipelined + 1 if self._protocol.was_followed else 0
                 if self._pipelined > self._server.limits.pipelined_max:
-                    # Browsers and clients wait for their answers. The next request may be sent again.
+                    # Browsers and usual clients wait for each answer. The client may send the next request
+                    # again.
                     self.close()
                     return
                 self._wait_for_request()
-                # The next request may be there already, and thousands behind it.
+                # The next request may be buffered already, and thousands behind it.
                 await self._server.slices.rest()
 
     async def _send(self, data: bytes) -> None:

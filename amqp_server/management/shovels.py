@@ -1,4 +1,6 @@
-"""Shovels: what the nodes that run them tell. They are defined as parameters of the component shovel."""
+"""Shovels, with the statuses from the nodes that run them. They are defined as parameters of the component
+shovel.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ def prepared(
 ) -> ParameterRecord:
     """Check a shovel that is to be set. Raises ParameterRefused.
 
-    `user` has no right but its own, and so its shovels act as it; without one, an administrator sets it.
+    `user` is a user without administrator rights: its shovels act as this user. It is empty if an
+    administrator sets the shovel.
     """
     config = broker.config
     try:
@@ -55,10 +58,10 @@ def prepared(
 
 
 def asked(call: Call, vhost: str, name: str, value: object) -> ParameterRecord:
-    """The same, as a request wants it. Raises Refusal, ParameterRefused."""
+    """Check the shovel that a request sets. Raises Refusal, ParameterRefused."""
     user = "" if call.may("administrator") else call.user.name
     if user and call.scopes is not None:
-        # A shovel outlives a token.
+        # A shovel runs longer than a token is valid.
         raise bad_request("shovels are set by users of this broker with a password, or by administrators")
     return prepared(call.broker, vhost, name, value, user=user)
 
@@ -74,7 +77,7 @@ async def _rows(call: Call) -> list[Row]:
     told = {(row["vhost"], row["name"]) for row in rows}
     for record in call.broker.parameters:
         if record.component == SHOVEL and record.vhost in vhosts and (record.vhost, record.name) not in told:
-            # Nobody runs it now, or the node that does has not answered.
+            # No node runs it now, or the node that runs it has not answered.
             rows.append(
                 {
                     "node": "",
@@ -104,7 +107,7 @@ async def shovel(call: Call) -> Any:
 
 
 async def shovel_in_vhost(call: Call) -> Any:
-    """RabbitMQ's path: a list of one."""
+    """RabbitMQ's path, which returns a list with one shovel."""
     return await listing(call, await _one(call), dict)
 
 

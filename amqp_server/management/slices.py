@@ -8,7 +8,9 @@ import trio
 
 
 class Slices:
-    """The time on the loop that all requests share. One of them has it at a time, whatever their number."""
+    """The time on the loop that all requests share. Only one request has it at a time, for any number of
+    requests.
+    """
 
     def __init__(self, slice_ms: float) -> None:
         self._slice_s = slice_ms / 1000
@@ -16,10 +18,10 @@ class Slices:
         self._ends = 0.0
 
     async def rest(self) -> None:
-        """Called between two short steps: lets all else go on when a slice is over."""
+        """Called between two short steps: lets all other tasks run when a slice is over."""
         if time.perf_counter() < self._ends:
             return
         async with self._turnstile:
-            # Sockets that became ready meanwhile are served before the next slice begins.
+            # Tasks of sockets that became ready meanwhile run before the next slice begins.
             await trio.lowlevel.checkpoint()
             self._ends = time.perf_counter() + self._slice_s

@@ -1,4 +1,4 @@
-"""Counters, lengths and their rates as RabbitMQ's management API shows them: beside X there is X_details."""
+"""Counters, lengths and their rates as RabbitMQ's management API shows them: next to X there is X_details."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ DELIVERED = ("ack", "deliver", "deliver_get", "deliver_no_ack", "get", "get_empt
 
 
 class Stats:
-    """What one request is shown, with the samples that its query asks for."""
+    """The statistics for one request, with the samples that its query asks for."""
 
     def __init__(self, sampler: Sampler | None, query: Mapping[str, str]) -> None:
         self._sampler = sampler
@@ -69,9 +69,10 @@ class Stats:
         return row | {"message_stats": told} if told else row
 
     def queue_column(self, path: Sequence[str]) -> Read | None:
-        """Return what reads one of the columns that `queue` makes, None if there is none of this name.
+        """Return a function that reads one of the columns that `queue` makes, None if there is no such
+        column.
 
-        It is read of all queues to sort them, so what is mostly asked for is read by itself.
+        A sort reads the column of all queues, so the usual columns are read without making the whole row.
         """
         if path[0] == "message_stats":
             counted = self._counted(path[1:])
@@ -84,7 +85,7 @@ class Stats:
         return lambda queue: at(self.queue(queue), path)
 
     def _counted(self, path: Sequence[str]) -> Read | None:
-        """Return what reads a counter of `message_stats`, or its rate."""
+        """Return a function that reads a counter of `message_stats`, or its rate."""
         name = path[0].removesuffix("_details") if path else ""
         if name not in ("publish", *DELIVERED):
             return None
@@ -127,7 +128,7 @@ class Stats:
         return {"message_stats": told}
 
     def vhost(self, name: str) -> Row:
-        """Return what was counted until the last sample."""
+        """Return the vhost's counts at the last sample."""
         values = None if self._sampler is None else self._sampler.vhosts.get(name)
         if values is None:
             values = (0,) * len(VHOST_FIELDS)
@@ -155,7 +156,9 @@ class Stats:
     def _message_stats(
         self, series: Series | None, fields: Sequence[str], values: Sequence[int], published: Sequence[str]
     ) -> Row:
-        """Return counters of publishes and those of deliveries, each only where any of them has counted."""
+        """Return counters of publishes and those of deliveries, each group only if one of its counters is not
+        zero.
+        """
         names = [
             name
             for group in (published, DELIVERED)
@@ -209,7 +212,7 @@ _DELIVERED_FIELDS = [QUEUE_FIELDS.index(name) for name in DELIVERED]
 
 
 def at(row: Row, path: Sequence[str]) -> Any:
-    """Return what a row has at the end of a path, None if it has nothing there."""
+    """Return the value at a path of a row, None if there is none."""
     value: Any = row
     for step in path:
         value = value.get(step) if isinstance(value, dict) else None
@@ -217,7 +220,7 @@ def at(row: Row, path: Sequence[str]) -> Any:
 
 
 def put(row: Row, path: Sequence[str], value: Any) -> None:
-    """Put a value at the end of a path, unless it is None, or something else is in the way."""
+    """Put a value at a path of a row, unless it is None, or the path leads through a value that is no row."""
     if value is None:
         return
     into: Any = row
@@ -229,7 +232,7 @@ def put(row: Row, path: Sequence[str], value: Any) -> None:
 
 
 def merged(rows: Iterable[Row]) -> Row:
-    """Add up what several nodes have counted. Samples are added where they are of the same time."""
+    """Add up the counts of several nodes. Samples are added if they are of the same time."""
     total: Row = {}
     for row in rows:
         for name, value in row.items():

@@ -1,7 +1,8 @@
-"""Many things declared at a time, as by clients: by several connections of management's own.
+"""Many declarations at a time, made as clients make them: by several connections of the management API
+itself.
 
-In a cluster each method waits for a round of its nodes. Connections that are free take the next ones, many in
-one turn: a turn for each of 10,000 queues would flush the links, and look for all else that a turn looks for,
+In a cluster each method waits for a round of its nodes. Free connections take the next methods, many in one
+turn: with a turn for each of 10,000 queues, the node would flush the links, and do all other work of a turn,
 10,000 times.
 """
 
@@ -18,9 +19,9 @@ from amqp_server.management.answer import Refusal
 from amqp_server.management.direct import Direct
 from amqp_server.turn import Turn
 
-#: Connections, and methods that wait for their answer.
+#: Maximum number of connections, and of methods that wait for their answers.
 AT_ONCE = 128
-#: Methods of one turn: what they change is one turn's work for every node.
+#: Methods of one turn: every node has to make their changes in one turn.
 OF_A_TURN = 16
 
 #: Called between two short steps.
@@ -28,30 +29,30 @@ Rest = Callable[[], Awaitable[None]]
 
 
 class Asked(NamedTuple):
-    """What is asked of the broker."""
+    """A method for the broker."""
 
     vhost: str
     method: base.Frame
-    #: What is refused within it becomes a Refusal.
+    #: Errors raised within this context become a Refusal.
     naming: AbstractContextManager[None]
 
 
 class Together:
-    """Use as a context: leaving it closes the connections."""
+    """Use as a context manager: its exit closes the connections."""
 
     def __init__(self, turn: Turn, connect: Callable[[str], Direct]) -> None:
-        """`connect` returns a connection to a vhost, which is not open yet."""
+        """`connect` returns a connection to a vhost that is not open yet."""
         self._turn = turn
         self._connect = connect
-        #: Connections that wait for nothing, by their vhost.
+        #: Idle connections by vhost.
         self._free: dict[str, list[Direct]] = {}
         self._open: dict[Direct, None] = {}
         self._waiting: dict[Direct, Asked] = {}
-        #: Those that have heard from the broker since their answers were taken.
+        #: Connections that have got data from the broker since their answers were taken.
         self._heard: dict[Direct, None] = {}
         self._answered = trio.Event()
         self._refusals: list[Refusal] = []
-        #: There is more to ask.
+        #: True while there are more methods to send.
         self._more = True
 
     def __enter__(self) -> Together:
@@ -62,8 +63,8 @@ class Together:
             direct.close()
 
     async def ask(self, asked: Iterator[Asked | None], rest: Rest) -> None:
-        """Ask all of this, in this order; None is an item that needs nothing. What is refused is raised once
-        those before it have their answers.
+        """Send all these methods in this order; None is an item that needs none. A refusal is raised after
+        the methods before it have their answers.
         """
         self._more = True
         while self._more or self._waiting:
@@ -97,7 +98,7 @@ class Together:
         self._waiting[direct] = asked
 
     def _refuse(self, refusal: Refusal) -> None:
-        """Nothing is asked after what was refused."""
+        """Note the refusal; no further methods are sent."""
         self._refusals.append(refusal)
         self._more = False
 
@@ -113,7 +114,7 @@ class Together:
         return direct
 
     def _close_one(self) -> None:
-        """Of another vhost: not all of them wait."""
+        """Close an idle connection of another vhost; not all connections are waiting."""
         direct = next(free for free in self._free.values() if free).pop()
         del self._open[direct]
         direct.close()

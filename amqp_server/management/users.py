@@ -17,7 +17,7 @@ from amqp_server.management.answer import NO_CONTENT, Answer, Refusal, bad_reque
 from amqp_server.management.call import Call
 from amqp_server.management.listing import listing
 
-#: Of a password that nobody knows.
+#: Bytes of a password that nobody knows.
 RANDOM_PASSWORD_BYTES = 32
 DEFAULT_ALGORITHM = "rabbit_password_hashing_sha256"
 ALGORITHMS = {
@@ -28,7 +28,7 @@ ALGORITHMS = {
 
 
 def _shown(call: Call, user: User) -> dict[str, Any]:
-    """Without the hash: whoever could read it here has no need to."""
+    """Return the row of a user, without the hash: no caller of this API needs it."""
     algorithm = next((name for mark, name in ALGORITHMS.items() if user.password_hash.startswith(mark)), "")
     return {
         "name": user.name,
@@ -53,9 +53,9 @@ async def user(call: Call) -> Any:
 
 
 class UserRequest(msgspec.Struct):
-    """A password, or a hash that RabbitMQ made, or an empty hash: nobody can log in with a password.
+    """A password, or a hash that RabbitMQ made, or an empty hash, with which no password login is possible.
 
-    None of them leaves what the user had.
+    If all are missing, the user keeps its password.
     """
 
     password: str | None = None
@@ -95,7 +95,7 @@ async def _hash(asked: UserRequest, before: User | None, checks: PasswordChecks)
     if asked.password_hash is None and before is not None:
         return before.password_hash
     if asked.password_hash is None:
-        # As RabbitMQ: it has a password, which nobody knows.
+        # As in RabbitMQ, the user gets a password that nobody knows.
         return await checks.run(hashed, secrets.token_urlsafe(RANDOM_PASSWORD_BYTES))
     return ""
 
@@ -133,7 +133,7 @@ class Login(msgspec.Struct):
 
 
 async def authenticate(call: Call) -> Any:
-    """Whether the password is the user's. An unknown user is no different from a wrong password."""
+    """Check a user's password. The answer is the same for an unknown user and for a wrong password."""
     password = call.read(Login).password
     name = call.path["user"]
     verified = await call.broker.password_checks.run(call.broker.users.verify, name, password)
@@ -175,7 +175,7 @@ class PermissionRequest(msgspec.Struct):
 
 
 def _places(call: Call) -> tuple[str, str]:
-    """Return the vhost and the user to whom something is to be permitted."""
+    """Return the vhost and the user that a permission is for."""
     vhost, name = call.path["vhost"], call.path["user"]
     if vhost not in call.broker.vhosts or call.broker.users.get(name) is None:
         raise bad_request("vhost_or_user_not_found")
@@ -210,7 +210,7 @@ def _permission(call: Call) -> Permission:
 
 
 async def topic_permissions(call: Call) -> Any:
-    """All of them, or those of the user, the vhost, or both, that the path names."""
+    """All topic permissions, or those of the user, the vhost, or both, that the path names."""
     user = _user(call).name if "user" in call.path else None
     vhost = call.vhost() if "vhost" in call.path else None
     found = [
@@ -241,7 +241,7 @@ async def put_topic_permission(call: Call) -> Answer:
 
 
 async def delete_topic_permissions(call: Call) -> Answer:
-    """Those of a user in a vhost, or for one exchange there."""
+    """Delete the topic permissions of a user in a vhost, or only those for one exchange there."""
     vhost, name = call.vhost(), _user(call).name
     await call.broker.clear_topic_permission(name, vhost, call.path.get("exchange", ""))
     return NO_CONTENT

@@ -42,7 +42,7 @@ def _metadata(vhost: VhostRecord) -> dict[str, Any]:
     return told
 
 
-#: What each node has a part of.
+#: Fields of which each node has a part.
 COUNTED = ("messages", "messages_ready", "messages_unacknowledged", "recv_oct", "send_oct", "message_stats")
 
 
@@ -80,7 +80,7 @@ async def vhost(call: Call) -> Any:
 class VhostRequest(msgspec.Struct):
     description: str = ""
     tags: str | list[str] = []
-    #: Left out, it stays what it was.
+    #: If it is missing, the vhost keeps its type.
     default_queue_type: str | None = None
     tracing: bool | None = None
 
@@ -107,7 +107,7 @@ def _type(call: Call, asked: VhostRequest) -> str:
 
 
 async def start(call: Call) -> Answer:
-    """It runs already: nothing here fails as a vhost of RabbitMQ can, on one node and not on another."""
+    """Does nothing: in RabbitMQ a vhost can fail on one node and not on another; here it always runs."""
     name, node, others = call.path["vhost"], call.path["node"], call.broker.others
     if name not in call.broker.vhosts:
         raise bad_request(f"Request to node {node} failed with no_such_vhost")

@@ -1,4 +1,4 @@
-"""The broker's objects as management shows them, under the names of RabbitMQ's management API."""
+"""The broker's objects as the management API shows them, under the names of RabbitMQ's management API."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 Details = dict[str, Any]
-#: A message that was got is taken out, put back, or refused as by a consumer (dead-lettered).
+#: A message that was got is acked, requeued, or rejected as by a consumer (dead-lettered).
 Fate = Literal["ack", "requeue", "reject"]
 
 
@@ -20,7 +20,7 @@ class QueueView(msgspec.Struct, kw_only=True):
     exclusive: bool = False
     arguments: Details = {}
     node: str = ""
-    #: Node that leads a replicated queue, the nodes that have it, and those of them that are up.
+    #: The leader of a replicated queue, its members, and the members that are up.
     leader: str = ""
     members: list[str] = []
     online: list[str] = []
@@ -29,7 +29,7 @@ class QueueView(msgspec.Struct, kw_only=True):
     operator_policy: str | None = None
     effective_policy_definition: Details = {}
     consumers: int = 0
-    #: 1.0 where consumers take all there is at once, else 0.0.
+    #: 1.0 if consumers can take messages immediately, else 0.0.
     consumer_capacity: float = 0.0
     consumer_utilisation: float = 0.0
     messages: int = 0
@@ -40,13 +40,13 @@ class QueueView(msgspec.Struct, kw_only=True):
     message_bytes_unacknowledged: int = 0
     message_bytes_ram: int = 0
     memory: int = 0
-    #: Seconds since 1970, as its publisher says.
+    #: Seconds since 1970, as set by the publisher.
     head_message_timestamp: int | None = None
     exclusive_consumer_tag: str | None = None
     #: `{"name": connection}` of an exclusive queue's owner.
     owner_pid_details: Details = {}
     single_active_consumer_tag: str | None = None
-    #: What only a stream has, and counters with their rates; they are shown among the others.
+    #: Fields that only a stream has, and counters with their rates; they are shown among the other fields.
     stream: Details = {}
     stats: Details = {}
 
@@ -63,7 +63,7 @@ class ExchangeView(msgspec.Struct, kw_only=True):
     operator_policy: str | None = None
     effective_policy_definition: Details = {}
     user_who_performed_action: str = ""
-    #: Of a super stream: its partitions, in their order; others do not show it.
+    #: The partitions of a super stream, in their order; other exchanges do not show the field.
     partitions: list[str] | None = None
     stats: Details = {}
 
@@ -111,7 +111,7 @@ class ConnectionView(msgspec.Struct, kw_only=True):
     #: Milliseconds since 1970.
     connected_at: int = 0
     client_properties: Details = {}
-    #: Reads that brought bytes, and sends that took some.
+    #: Reads that returned bytes, and sends that wrote some.
     recv_cnt: int = 0
     send_cnt: int = 0
     recv_oct: int = 0
@@ -156,10 +156,10 @@ class ConsumerView(msgspec.Struct, kw_only=True):
     activity_status: str = "up"
     prefetch_count: int = 0
     priority: int = 0
-    #: In ms; 0: deliveries may stay unacked for ever.
+    #: Time limit for acks, ms; 0: deliveries may stay unacked for ever.
     consumer_timeout: int = 0
     arguments: Details = {}
-    #: Of a stream's consumer: the offset that it gets next, and how many messages there are from it on.
+    #: For a stream's consumer: the offset that it gets next, and the number of messages from there on.
     offset: int | None = None
     lag: int | None = None
 
@@ -206,12 +206,12 @@ class ListenerView(msgspec.Struct, kw_only=True):
 
 
 class MessageView(msgspec.Struct, kw_only=True):
-    """A message that was got: its properties under their AMQP names, without those that it hasn't."""
+    """A message that was got; of the properties, under their AMQP names, it has only those that are set."""
 
     exchange: str
     routing_key: str
     redelivered: bool
-    #: How many are left in the queue.
+    #: Number of messages left in the queue.
     message_count: int
     properties: Details
     body: bytes

@@ -1,4 +1,4 @@
-"""Requests to the management API, and what their refusals mean for a command."""
+"""Requests to the management API, and the exit codes and texts for its refusals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import httpx
 
 TIMEOUT_S = 60.0
-#: How reasons of the API begin that are told in other words here, or end with more.
+#: Beginnings of the API's reasons that mqctl words differently or extends.
 NOT_VALID, NO_LOGIN = "Validation failed", "Login failed"
 
 # Exit codes of rabbitmqctl, from sysexits.h.
@@ -43,12 +43,12 @@ class Client:
         self._url, self._user = url.rstrip("/"), user
         if not self._url.startswith(("http://", "https://")):
             raise Failure(f"--url: {url!r} is not allowed; it must be http://host:port or https://…", USAGE)
-        # No proxies, no .netrc: the password goes where --url says and nowhere else.
+        # No proxies, no .netrc: the password goes only to --url.
         self._http = httpx.Client(
             auth=httpx.BasicAuth(user.encode(), password.encode()),
             timeout=TIMEOUT_S,
             trust_env=False,
-            # Reading the authorities takes as long as a command: only where they are needed.
+            # Reading the certificate authorities takes as long as a command, so do it only if needed.
             verify=self._url.startswith("https://"),
         )
 
@@ -59,7 +59,7 @@ class Client:
         return self._ask("GET", path, query)
 
     def check(self, *path: str) -> Any:
-        """Return what a health check answers, whether all is well or not."""
+        """Return the answer of a health check, successful or not."""
         return self._ask("GET", path, {}, also=503)
 
     def put(self, *path: str, body: object = None, **query: str) -> Any:
@@ -72,7 +72,7 @@ class Client:
         return self._ask("DELETE", path, query)
 
     def ping(self) -> None:
-        """Raises Failure if nothing answers, or not an mqd. Needs no login."""
+        """Raise Failure if no mqd answers. Needs no login."""
         answer = self._request("GET", f"{self._url}/health")
         if not answer.is_success:
             raise _failure(answer.status_code, _reason(answer))
@@ -96,7 +96,7 @@ class Client:
             return json.loads(answer.content) if answer.content else None
         reason = _reason(answer)
         if reason.startswith(NOT_VALID):
-            # The API escapes what would be HTML, as RabbitMQ's does.
+            # The API escapes HTML, as RabbitMQ's does.
             reason = reason.replace("&lt;", "<").replace("&gt;", ">")
         elif reason == NO_LOGIN:
             reason = (
@@ -106,7 +106,7 @@ class Client:
         if reason in (NOT_FOUND, NO_VHOST):
             reason = self._missing(path)
         elif reason.startswith(CODES_OF_MISSING):
-            # Of a message that was to be published or got.
+            # The reason is that of an AMQP error for a publish or a get.
             reason, status = reason.partition(" - ")[2], 404
         elif reason == NOT_YOURS and (vhost := _vhost(path)) is not None:
             reason = f"{reason} '{vhost}'"
@@ -125,7 +125,7 @@ class Client:
             raise Failure(f"--url: {failure}", USAGE) from None
 
     def _missing(self, path: tuple[str, ...]) -> str:
-        """Return what is not there, by its name; the API says no more than "Not Found"."""
+        """Return the name of the missing object; the API only answers "Not Found"."""
         vhost = _vhost(path)
         if (
             vhost is not None
@@ -144,7 +144,7 @@ NOT_FOUND = "Not Found"
 NO_VHOST = "vhost_not_found"
 CODES_OF_MISSING = ("404 NOT_FOUND - ", "NOT_FOUND - ")
 NOT_YOURS = "User not authorised to access virtual host"
-#: What is found by its name under that of a virtual host; bindings have none.
+#: Objects with a name within a virtual host; bindings have no name.
 IN_VHOST = {
     "queues": "queue",
     "failed-queues": "failed queue",

@@ -1,4 +1,4 @@
-"""The cluster: `mqctl cluster …`, and `mqctl check …` for those who stop nodes."""
+"""The cluster: `mqctl cluster …`, and `mqctl check …` for operators who stop nodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from amqp_server.mqctl.command import Invocation, in_vhost, mqctl, pass_invocati
 from amqp_server.mqctl.progress import Look, progress
 from amqp_server.mqctl.table import show
 
-#: Between two looks of a check that waits, s.
+#: Interval of a check that waits, s.
 LOOK_INTERVAL_S = 0.5
 
 
@@ -113,7 +113,7 @@ def forget(invocation: Invocation, name: str) -> None:
 
 
 def _queues_with(invocation: Invocation, node: str, *, wanted: bool) -> Look:
-    """Say of how many quorum queues the node is a member, or is none, among all."""
+    """Return a function that counts the quorum queues of which the node is (or is not) a member."""
 
     def look() -> tuple[int, int]:
         rows = invocation.client.get("cluster", "queues", columns="members")

@@ -18,7 +18,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Invocation:
-    """The options of `mqctl` itself. The client is made when a command first asks something."""
+    """The options of `mqctl` itself. The client is made when a command sends its first request."""
 
     def __init__(self, url: str, user: str, password: str, quiet: bool, formatter: str) -> None:
         self._login = (url, user, password)
@@ -49,7 +49,7 @@ pass_invocation = click.make_pass_decorator(Invocation)
 
 
 def _output_options() -> list[click.Parameter]:
-    """Options that may stand before the command and behind it, as with rabbitmqctl."""
+    """Options that are allowed before and after the command, as with rabbitmqctl."""
 
     def set_quiet(ctx: click.Context, param: click.Parameter, given: bool) -> None:
         if given:
@@ -140,12 +140,12 @@ def mqctl(
     ctx.call_on_close(invocation.close)
 
 
-#: Beside those of the commands' own options.
+#: Variables besides those of the commands' own options.
 _VARIABLES = ("MQCTL_URL", "MQCTL_USER", "MQCTL_PASSWORD", "MQCTL_PASSWORD_FILE", "MQCTL_QUIET")
 
 
 def _warn_of_mistyped_variables(environment: Mapping[str, str]) -> None:
-    """A mistyped variable would be overlooked otherwise, and the login fail."""
+    """Warn of unknown variables: a mistyped one would be ignored, and the login would fail."""
     commands = tuple(f"MQCTL_{name.replace('-', '_').upper()}_" for name in mqctl.commands)
     for name in sorted(environment):
         if name.startswith("MQCTL_") and name not in _VARIABLES and not name.startswith(commands):
@@ -167,7 +167,7 @@ def with_arguments(function: Function) -> Function:
 
 
 def pairs(given: tuple[str, ...]) -> dict[str, Any]:
-    """`("x-max-length=5", "x-overflow=drop-head")` as a table."""
+    """Return pairs such as `("x-max-length=5", "x-overflow=drop-head")` as a table."""
     table: dict[str, Any] = {}
     for pair in given:
         name, equals, value = pair.partition("=")
@@ -181,10 +181,10 @@ def pairs(given: tuple[str, ...]) -> dict[str, Any]:
 
 
 def password_argument(value: str | None, *, new: bool = False) -> str:
-    """The password as it was given, or from stdin, where no other user's `ps` can see it: a terminal is asked
-    for it.
+    """Return the password from the command line, or from stdin, where no other user's `ps` can see it. On a
+    terminal, ask for it.
 
-    A new one is asked for twice, since it is not shown.
+    A new password has to be typed twice, since it is not shown.
     """
     if value is not None:
         return value

@@ -1,4 +1,4 @@
-"""Definitions: all that is declared and set, written to a file or read from one."""
+"""Definitions: everything that is declared and set, written to a file or read from one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def export_definitions(invocation: Invocation, vhost: str | None, file: str) -> 
         click.echo(told, nl=False)
         return
     try:
-        # It has password hashes.
+        # The file has password hashes, so only its owner may read it.
         with open(file, "w", encoding="utf-8", opener=_private) as out:
             out.write(told)
     except OSError as failure:

@@ -1,5 +1,5 @@
-"""What rabbitmq-diagnostics and rabbitmqctl ask of a node, under their names: checks end with a code for
-scripts.
+"""Commands of rabbitmq-diagnostics and rabbitmqctl for one node, under their names: checks end with an exit
+code for scripts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from amqp_server.mqctl.command import Invocation, mqctl, pass_invocation
 from amqp_server.mqctl.progress import progress
 from amqp_server.mqctl.table import show
 
-#: Between two looks of a command that waits, s.
+#: Interval of a command that waits, s.
 LOOK_INTERVAL_S = 0.2
 
 
@@ -24,14 +24,14 @@ LOOK_INTERVAL_S = 0.2
 
 
 def _checked(invocation: Invocation, *path: str) -> dict[str, Any]:
-    """Raises Failure with the reason unless all is well."""
+    """Return the answer of a check. Raises Failure with the reason if it failed."""
     told: dict[str, Any] = invocation.client.check("health", "checks", *path)
     if told.get("status") != "ok":
         raise Failure(_reason(told), UNAVAILABLE)
     return told
 
 
-#: What a check may name, and how many of them are told.
+#: Maximum number of objects that the text of a check names.
 NAMED_MAX = 10
 
 
@@ -120,7 +120,7 @@ def await_startup(invocation: Invocation, timeout: float) -> None:
         try:
             _checked(invocation, "ready-to-serve-clients")
         except Failure as failure:
-            # Nobody listens yet, or not all that it needs is there.
+            # The node does not listen yet, or is not complete yet.
             if failure.exit_code != UNAVAILABLE:
                 raise
             return False

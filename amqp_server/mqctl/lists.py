@@ -1,6 +1,6 @@
 """Lists of queues, exchanges, bindings, consumers, connections and channels, with the columns asked for.
 
-Where RabbitMQ shows process ids, there are names here: a connection is closed by its name.
+Where RabbitMQ shows process ids, mqctl shows names: a connection is closed by its name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Known = dict[str, str]
 
 
 def _same(names: str) -> Known:
-    """Columns that are called as the API calls them."""
+    """Columns with the same names as in the API."""
     return {name: name for name in names.split()}
 
 

@@ -24,7 +24,7 @@ from amqp_server.mqctl import (
 from amqp_server.mqctl.client import USAGE, Failure
 from amqp_server.mqctl.command import mqctl
 
-#: The modules whose commands are part of `mqctl`; importing them is what makes them so.
+#: The modules whose commands are part of `mqctl`; their import registers the commands.
 COMMANDS = (
     cluster,
     completion,

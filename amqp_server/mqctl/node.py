@@ -12,7 +12,7 @@ from amqp_server.mqctl.client import UNAVAILABLE, USAGE, Failure
 from amqp_server.mqctl.command import Invocation, mqctl, pass_invocation
 from amqp_server.mqctl.progress import each, progress
 
-#: Between two looks at whether a node has stopped, s.
+#: Interval of checks whether a node has stopped, s.
 LOOK_INTERVAL_S = 0.1
 
 
@@ -105,7 +105,7 @@ def _limit(given: tuple[str, ...]) -> str:
         fraction = -1.0
     if not 0 < fraction <= 1:
         raise Failure("must be a fraction above 0 and up to 1, or absolute BYTES", USAGE)
-    # Never with an exponent, and always with a point, which is what makes it a share.
+    # Never with an exponent, and always with a point: the point marks it as a share.
     return f"{fraction:.12f}"
 
 
@@ -138,6 +138,6 @@ def close_all_connections(invocation: Invocation, reason: str) -> None:
             try:
                 invocation.client.delete("connections", connection["name"], reason=reason)
             except Failure as failure:
-                # It went by itself.
+                # The connection has closed by itself.
                 if failure.status != 404:
                     raise

@@ -1,4 +1,4 @@
-"""How far a command is that takes long: a bar on stderr, if that is a terminal, from its second second on."""
+"""The progress of a long command: a bar on stderr, if that is a terminal, after its first second."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ import click
 
 from amqp_server.mqctl.client import Failure
 
-#: What takes no longer shows nothing, s.
+#: Commands that take no longer show no bar, s.
 FIRST_S = 1.0
-#: Between two looks, s.
+#: Interval between two looks, s.
 LOOK_INTERVAL_S = 0.5
 
 T = TypeVar("T")
-#: Says how many of how many are done. Raises Failure.
+#: Returns how many items are done, and how many there are. Raises Failure.
 Look = Callable[[], tuple[int, int]]
 
 
 @contextmanager
 def progress(label: str, look: Look | None = None) -> Iterator[None]:
-    """Show it for the time of a `with`. `look` is called in a thread; without it only the time that has
-    passed is shown.
+    """Show a bar for the duration of a `with`. `look` is called in a thread; without it the bar only shows
+    the elapsed time.
     """
     if not sys.stderr.isatty():
         yield
@@ -61,7 +61,7 @@ def _show(label: str, look: Look | None, ended: threading.Event) -> None:
     began = time.monotonic()
     if ended.wait(FIRST_S):
         return
-    # Something without a length is a bar that moves and is never full.
+    # Without a length the bar moves and is never full.
     steps: Iterable[str] = repeat("") if look is None else ()
     with click.progressbar(
         steps,
@@ -76,7 +76,7 @@ def _show(label: str, look: Look | None, ended: threading.Event) -> None:
             if look is None:
                 bar.make_step(1)
             else:
-                # A node that does not answer now is asked again.
+                # If the node does not answer now, the next look asks again.
                 with suppress(Failure):
                     bar.pos, bar.length = look()
             bar.current_item = f"{time.monotonic() - began:.0f} s"

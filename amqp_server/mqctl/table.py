@@ -19,8 +19,8 @@ from amqp_server.mqctl.command import Invocation
 
 
 def show(columns: Sequence[str], rows: Iterable[Sequence[object]], invocation: Invocation) -> None:
-    """As rabbitmqctl: prints nothing for no rows, and no header with
-    --quiet. In JSON, an array of objects.
+    """Print rows as rabbitmqctl does: nothing if there are no rows, and no header with --quiet. In JSON,
+    print an array of objects.
     """
     if invocation.json:
         objects = (json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False) for row in rows)
@@ -46,11 +46,11 @@ def show(columns: Sequence[str], rows: Iterable[Sequence[object]], invocation: I
 def show_columns(
     columns: Sequence[str], rows: Iterable[Mapping[str, object]], invocation: Invocation
 ) -> None:
-    """Show these columns of rows that have all of them."""
+    """Print these columns of rows that have all of them."""
     show(columns, [[row[column] for column in columns] for row in rows], invocation)
 
 
-#: Blanks between two columns, and characters that a column keeps however narrow the terminal is.
+#: Blanks between two columns, and minimum width of a column on a narrow terminal.
 GAP, WIDTH_MIN = 2, 6
 
 
@@ -87,7 +87,7 @@ def text(value: object) -> str:
         return f"[{', '.join(value)}]"
     if isinstance(value, (dict, list)):
         return json.dumps(value, ensure_ascii=False)
-    # A tab or a line's end in a name must not make two cells of one.
+    # A tab or a line end in a name must not split a cell.
     told = str(value)
     return told if told.isprintable() else told.encode("unicode_escape").decode()
 
@@ -95,7 +95,7 @@ def text(value: object) -> str:
 def pick(
     rows: Iterable[Mapping[str, Any]], columns: Sequence[str], known: Mapping[str, str]
 ) -> list[list[Any]]:
-    """The columns of the rows. `known` says where in a row each column is: `"queue.name"`."""
+    """Return the columns of the rows. `known` maps each column to its path in a row: `"queue.name"`."""
     unknown = [column for column in columns if column not in known]
     if unknown:
         keys, allowed = ", ".join(unknown), ", ".join(known)

@@ -294,7 +294,7 @@ def publish(
 
 
 def _property(name: str, value: object) -> object:
-    """Only these three are numbers: `message_id=7` is the text "7"."""
+    """Return a property's value. Only these three are numbers: `message_id=7` is the text "7"."""
     if name in ("delivery_mode", "priority", "timestamp", "headers") or isinstance(value, str):
         return value
     return str(value)

@@ -1,4 +1,4 @@
-"""What the parameter of a shovel says, checked with RabbitMQ's rules and in its words."""
+"""The parameter of a shovel, checked with RabbitMQ's rules and error texts."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _Check = Callable[[str, Any], str]
 
 
 class InvalidShovel(ValueError):
-    """All that is wrong, one line for each; no password is part of it."""
+    """All problems, one line for each; the text has no password."""
 
 
 class Definition(NamedTuple):
     source_uris: tuple[Uri, ...]
     destination_uris: tuple[Uri, ...]
-    #: Empty for an exchange.
+    #: Empty if the source is an exchange.
     source_queue: str = ""
     source_queue_arguments: Mapping[str, Any] = {}
     source_predeclared: bool = False
@@ -53,7 +53,7 @@ class Definition(NamedTuple):
     prefetch: int = PREFETCH
     #: Messages after which the shovel is deleted, QUEUE_LENGTH or NEVER.
     delete_after: int | str = NEVER
-    #: None: the message keeps exchange and key.
+    #: None: the destination is an exchange; if exchange or key is None, too, the message keeps its own.
     destination_queue: str | None = None
     destination_queue_arguments: Mapping[str, Any] = {}
     destination_predeclared: bool = False
@@ -64,12 +64,12 @@ class Definition(NamedTuple):
     forward_headers: bool = False
     timestamp_header: bool = False
     ack_mode: str = ON_CONFIRM
-    #: 0: a shovel that has ended stays so.
+    #: 0: a shovel that has ended is not started again.
     reconnect_delay_s: float = RECONNECT_DELAY_S
 
     @property
     def ends(self) -> dict[str, str]:
-        """The two ends, by RabbitMQ's names in the status and, with dashes, in the header."""
+        """Source and destination, by RabbitMQ's names in the status and, with dashes, in the header."""
         told: dict[str, str] = {}
         if self.source_queue:
             told["src_queue"] = self.source_queue
@@ -86,12 +86,12 @@ class Definition(NamedTuple):
 
 
 def parse(name: str, value: object, *, uris_max: int = 32) -> Definition:
-    """Raises InvalidShovel."""
+    """Parse the value of a shovel's parameter. Raises InvalidShovel."""
     # Clients write an empty object as an empty array.
     told = {} if value == [] else value
     if not isinstance(told, dict):
         raise InvalidShovel(f"{name} should be an object, actually was {_shown(told)}")
-    # As if it were not there.
+    # A field with null counts as missing.
     told = {key: each for key, each in told.items() if each is not None}
     problems = [*_ends(told), *_fields(name, told, uris_max)]
     if problems:
@@ -124,7 +124,7 @@ def parse(name: str, value: object, *, uris_max: int = 32) -> Definition:
 
 
 def masked(value: object) -> object:
-    """Return the value of a parameter with masks in the place of the passwords of its URIs."""
+    """Return the value of a parameter with masks instead of the passwords of its URIs."""
     if not isinstance(value, dict):
         return value
     return {key: _masked(each) if key in URIS else each for key, each in value.items()}
@@ -137,7 +137,7 @@ def _masked(value: object) -> object:
 
 
 def acts_as(value: Mapping[str, Any], user: str) -> dict[str, Any]:
-    """Return the value with this user in URIs of this node that name nobody."""
+    """Return the value with this user in URIs of this node that name no user."""
 
     def named(text: str) -> str:
         parsed = uri.parse(text)
@@ -153,7 +153,7 @@ def acts_as(value: Mapping[str, Any], user: str) -> dict[str, Any]:
 def may_reach(uris: Sequence[Uri], hosts: Collection[str]) -> str:
     """Return the first host that is not among those that shovels may connect to; nothing if all are.
 
-    A name may stand for an address that is allowed: that is seen when it is connected to.
+    A name may stand for an allowed address: this is checked when the shovel connects.
     """
     networks = any(network_of(host) is not None for host in hosts)
     for each in uris:
@@ -375,7 +375,7 @@ def _is_number(value: object) -> bool:
 
 
 def _shown(value: object) -> str:
-    """Return a value as Erlang shows it. URIs are not shown by this."""
+    """Return a value as Erlang shows it. Not used for URIs."""
     match value:
         case bool():
             return "true" if value else "false"

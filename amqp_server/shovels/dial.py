@@ -1,4 +1,6 @@
-"""Connects a shovel to a broker, or to its own node, as its URI says and the configuration allows."""
+"""Connects a shovel to a broker, or to its own node, according to its URI and within the limits of the
+configuration.
+"""
 
 from __future__ import annotations
 
@@ -47,11 +49,11 @@ async def dial(uri: Uri, config: Config, local: Local, name: str) -> trio.abc.St
         await secured.do_handshake()
     except trio.BrokenResourceError as error:
         await trio.aclose_forcefully(stream)
-        # What OpenSSL has said is what an operator wants to know.
+        # An operator needs OpenSSL's own error.
         raise error.__cause__ if isinstance(error.__cause__, ssl.SSLError) else error from None
     except ValueError as error:
         await trio.aclose_forcefully(stream)
-        # ssl.SSLError is none of these, but for that of a certificate.
+        # An ssl.SSLError is no ValueError, except a certificate error.
         if isinstance(error, ssl.SSLError):
             raise
         raise ShovelError(
@@ -64,7 +66,9 @@ async def dial(uri: Uri, config: Config, local: Local, name: str) -> trio.abc.St
 
 
 async def _connect(uri: Uri, config: Config) -> trio.socket.SocketType:
-    """Connect to an address that is allowed: what is looked up once is what is connected to."""
+    """Connect to an allowed address. The name is resolved only once, so that the checked address is the one
+    that is used.
+    """
     hosts = config.shovel_hosts
     try:
         found = await trio.socket.getaddrinfo(uri.host, uri.port, type=socket.SOCK_STREAM)
@@ -96,7 +100,7 @@ async def _connect(uri: Uri, config: Config) -> trio.socket.SocketType:
 
 
 def tls_context(uri: Uri, config: Config) -> ssl.SSLContext:
-    """Raises ShovelError for files that can't be used."""
+    """Return the TLS context for a URI. Raises ShovelError for files that cannot be used."""
     authorities = _file(uri.ca_file, config) or config.shovel_tls_ca_file
     try:
         context = ssl.create_default_context(cafile=authorities or None)
@@ -114,12 +118,14 @@ def tls_context(uri: Uri, config: Config) -> ssl.SSLContext:
 
 
 def _no_password() -> str:
-    # Else OpenSSL would ask for it on the terminal.
+    # Otherwise OpenSSL would ask for the password on the terminal.
     raise ValueError("the key is encrypted")
 
 
 def _file(name: str, config: Config) -> str:
-    """Return the path of a file of certificates; none but those that an operator has put there."""
+    """Return the path of a certificate file; only files that an operator has put into the directory are
+    allowed.
+    """
     if not name:
         return ""
     directory = config.shovel_tls_directory

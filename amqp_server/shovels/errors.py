@@ -1,14 +1,14 @@
-"""What ends a run of a shovel; the text is its reason, for the status and the log."""
+"""Errors that end a run of a shovel; the text is the reason for the status and the log."""
 
 from __future__ import annotations
 
 
 class ShovelError(Exception):
-    """It is tried again after the reconnect delay."""
+    """The shovel is started again after the reconnect delay."""
 
 
 class PeerError(ShovelError):
-    """The other side has sent what no AMQP 0-9-1 broker sends, or nothing for too long."""
+    """The other side has sent invalid AMQP 0-9-1, or nothing for too long."""
 
 
 class PeerLost(ShovelError):
@@ -16,11 +16,11 @@ class PeerLost(ShovelError):
 
 
 class ClosedByPeer(ShovelError):
-    """The other side has closed the connection, and said why."""
+    """The other side has closed the connection with a reason."""
 
 
 class ChannelClosed(ShovelError):
-    """The other side has closed the channel, and said why."""
+    """The other side has closed the channel with a reason."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)

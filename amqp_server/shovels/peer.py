@@ -14,22 +14,22 @@ from amqp_server.wire import methods
 
 READ_BYTES = 64 * 1024
 SEND_BYTES = 256 * 1024
-#: Events handled until other clients of the node have a turn.
+#: Events handled before other clients of the node get a turn.
 EVENTS_AT_ONCE = 32
 NOT_FOUND = 404
 
 
 class Peer:
     def __init__(self, stream: trio.abc.Stream, session: ClientSession, which: str) -> None:
-        """`which` is the source or the destination, for texts."""
+        """`which` is "source" or "destination", for texts."""
         self._stream = stream
         self.session = session
         self._which = which
         self._more_to_send = trio.Event()
         self.last_received = self.last_sent = trio.current_time()
-        #: It is not read now, so that its silence says nothing.
+        #: True while the connection is not read: then its silence means nothing.
         self.unread = False
-        #: A frame was sent in part, as far as is known.
+        #: True if a frame may have been sent only in part.
         self._broken = False
 
     # -- one after the other, before messages flow -----------------------------------------------------------
@@ -41,12 +41,12 @@ class Peer:
             raise PeerError(f"the {self._which} has sent something that was not asked for")
 
     async def ask(self, method: base.Frame) -> base.Frame:
-        """Raises ShovelError."""
+        """Send a method and return its answer. Raises ShovelError."""
         self.session.send(method)
         wanted = method.valid_responses
         while True:
             event = await self._event()
-            # Blocked or unblocked says nothing here.
+            # Blocked and unblocked events do not matter here.
             if isinstance(event, Answer):
                 if event.method.name not in wanted:
                     raise PeerError(f"the {self._which} has answered with {event.method.name}")
@@ -55,14 +55,14 @@ class Peer:
     async def _event(self) -> Event:
         while True:
             event = self.session.next_event()
-            # What it has answered by itself, as in the handshake.
+            # Send what the session has answered itself, as in the handshake.
             await self._send_waiting()
             if event is not None:
                 return event
             self.session.receive(await self._receive())
 
     async def ensure_queue(self, name: str, arguments: object, *, predeclared: bool) -> int:
-        """Declare a durable queue unless it is there; return how many messages it has. Raises ShovelError."""
+        """Declare a durable queue unless it exists; return how many messages it has. Raises ShovelError."""
         try:
             answer = await self.ask(methods.make(commands.Queue.Declare, queue=name, passive=True))
         except ChannelClosed as closed:
@@ -80,7 +80,7 @@ class Peer:
     async def read(
         self, handle: Callable[[Event], None], flush: Callable[[], None], gate: Gate | None
     ) -> NoReturn:
-        """Handle what comes; while the gate is shut, nothing is read. Raises ShovelError."""
+        """Handle events of the other side; while the gate is shut, nothing is read. Raises ShovelError."""
         session = self.session
         while True:
             count = 0
@@ -103,12 +103,12 @@ class Peer:
             session.receive(await self._receive())
 
     def to_send(self) -> None:
-        """There may be something in the outbox."""
+        """Called when the outbox may have bytes to send."""
         if self.session.outbox.waiting:
             self._more_to_send.set()
 
     async def write(self, sent: Callable[[], None]) -> NoReturn:
-        """Raises PeerLost."""
+        """Send the outbox as it fills. Raises PeerLost."""
         while True:
             await self._send_waiting()
             sent()
@@ -151,7 +151,9 @@ class Peer:
             self.to_send()
 
     async def close(self, seconds: float) -> None:
-        """End in order, if the other side answers in time. What was sent before has arrived then."""
+        """Close the connection in order, if the other side answers in time. Then everything sent before has
+        arrived.
+        """
         if self._broken:
             return
         with trio.move_on_after(seconds, shield=True):
@@ -175,7 +177,7 @@ class Gate:
         self._look = trio.Event()
 
     def look(self) -> None:
-        """It may be open now."""
+        """The gate may be open now: check it."""
         self._look.set()
 
     async def opened(self) -> None:

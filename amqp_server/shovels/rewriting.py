@@ -1,4 +1,4 @@
-"""Where a message goes and what becomes of its properties. Those that nothing asks to change keep their
+"""Destination and properties of a message for the shovel's publish. Properties that need no change keep their
 bytes.
 """
 
@@ -20,14 +20,15 @@ SHOVELLED, SHOVELLED_AT = b"x-shovelled", b"x-shovelled-timestamp"
 
 
 def addressing(definition: Definition, told: Mapping[str, str], now_s: Callable[[], int]) -> Address:
-    """`told` is what the forward header says of this shovel."""
+    """`told` are the fields of the forward header for this shovel."""
     queue, exchange, key = (
         definition.destination_queue,
         definition.destination_exchange,
         definition.destination_exchange_key,
     )
     if queue is not None:
-        # Should the queue go meanwhile, its messages come back instead of being confirmed and lost.
+        # The messages are mandatory: if the queue is deleted meanwhile, they are returned instead of
+        # confirmed and lost.
         exchange, key = "", queue
     fixed = None
     if exchange is not None and key is not None:
@@ -72,7 +73,7 @@ def _publish(exchange: str | bytes, key: str | bytes, *, mandatory: bool) -> byt
 
 
 def _prepended(table: bytes, entry: bytes) -> bytes:
-    """Return the array of shovels that a message has come by, with one more at the beginning."""
+    """Return the array of shovels that a message has passed, with one more at the beginning."""
     before = b""
     if table:
         end = tables.check(table, 0, len(table))

@@ -1,8 +1,8 @@
 """The client's side of one AMQP 0-9-1 connection with one channel: bytes in, events out, without I/O.
 
-What comes is not trusted. A frame is as large as was agreed and no larger, a message has `body_bytes_max` at
-most, and what no broker sends raises PeerError. Contents keep their bytes: a message leaves with the
-properties that it came with.
+Received data is not trusted. A frame may not be larger than agreed, a message has at most `body_bytes_max`,
+and invalid data raises PeerError. Contents keep their bytes: a message is sent with the properties that it
+arrived with.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from amqp_server.shovels.errors import ChannelClosed, ClosedByPeer, PeerError
 from amqp_server.wire import frames, methods
 
 CHANNEL = 1
-#: Tables that a broker sends, such as its properties.
+#: Maximum depth of tables from a broker, such as its properties.
 TABLE_DEPTH = 16
-#: Frames before the agreement on their size.
+#: Maximum frame size before the peers have agreed on one.
 HANDSHAKE_FRAME_BYTES_MAX = 64 * 1024
 _BASIC = 60
 _ACK, _NACK, _DELIVER = b"\x00\x3c\x00\x50", b"\x00\x3c\x00\x78", b"\x00\x3c\x00\x3c"
@@ -35,11 +35,11 @@ _CAPABILITIES = dict.fromkeys(
 
 
 class Opened(NamedTuple):
-    """The channel is open."""
+    """The channel was opened."""
 
 
 class Answer(NamedTuple):
-    """What the other side has answered to `ask`."""
+    """The other side's answer to `ask`."""
 
     method: base.Frame
 
@@ -63,7 +63,7 @@ class Settled(NamedTuple):
 
 
 class Returned(NamedTuple):
-    """A message went to no queue."""
+    """A message was returned because it reached no queue."""
 
     text: str
 
@@ -75,7 +75,7 @@ class BlockedChanged(NamedTuple):
 
 
 class Cancelled(NamedTuple):
-    """The queue of the consumer is gone."""
+    """The queue of the consumer was deleted."""
 
 
 Event = Opened | Answer | Delivery | Settled | Returned | BlockedChanged | Cancelled
@@ -93,7 +93,7 @@ class Outbox:
         self.bytes += len(data)
 
     def take(self, most: int) -> bytes:
-        """Remove and return chunks of about so many bytes; they count until `sent`."""
+        """Remove and return chunks of about this many bytes; they count until `sent`."""
         size = at = 0
         for at, chunk in enumerate(self._chunks, 1):  # noqa: B007
             size += len(chunk)
@@ -111,7 +111,7 @@ class Outbox:
 
 
 class _Content:
-    """A delivery or a returned message of which frames are still to come."""
+    """A delivery or a returned message whose last frames have not arrived."""
 
     def __init__(self, method: bytes | str) -> None:
         #: Payload of basic.deliver, or the text of a return.
@@ -138,13 +138,13 @@ class ClientSession:
         self._vhost = vhost
         self._name = name
         self._body_bytes_max = body_bytes_max
-        #: As agreed, from `Opened` on.
+        #: The agreed values, from `Opened` on.
         self.heartbeat_s = heartbeat_s
         self.frame_bytes_max = frame_bytes_max
         self.outbox = Outbox()
         self.outbox.put(frames.PROTOCOL_HEADER)
         self.blocked = False
-        #: close-ok has come.
+        #: True if close-ok has arrived.
         self.closed = False
         self._closing = False
         self._frame_bytes_max = HANDSHAKE_FRAME_BYTES_MAX
@@ -186,7 +186,7 @@ class ClientSession:
         self.send(methods.make(commands.Channel.Open))
 
     def close(self) -> None:
-        """Begin to end in order; `closed` says when the other side has answered."""
+        """Begin to close in order; `closed` is True when the other side has answered."""
         if not self._closing:
             self._closing = True
             self.send(methods.make(commands.Connection.Close, reply_code=200, reply_text="Goodbye"), 0)
@@ -194,12 +194,12 @@ class ClientSession:
     # -- in --------------------------------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> None:
-        """Take what came; `next_event` says what it means."""
+        """Take received bytes; `next_event` returns their events."""
         self._buffer = self._buffer[self._at :] + data if self._at < len(self._buffer) else data
         self._at = 0
 
     def next_event(self) -> Event | None:
-        """Return what has happened, None if that was all. Raises PeerError, ClosedByPeer, ChannelClosed."""
+        """Return the next event, None if there is none. Raises PeerError, ClosedByPeer, ChannelClosed."""
         buffer = self._buffer
         while len(buffer) - self._at >= 7:
             kind, channel, size = frames.prefix.unpack_from(buffer, self._at)
@@ -377,6 +377,6 @@ def _is_answer(method: base.Frame) -> bool:
 
 
 def _text(value: object) -> str:
-    """Return a text of the other side's, as it may stand in a line of the log."""
+    """Return a text from the other side in a form that is safe in a log line."""
     text = value.decode(errors="replace") if isinstance(value, bytes) else str(value or "")
     return "".join(char if char.isprintable() else "?" for char in text[:255])

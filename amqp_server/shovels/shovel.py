@@ -1,4 +1,4 @@
-"""One shovel while this node runs it: it connects, moves messages, and begins again when something fails."""
+"""One shovel while this node runs it: it connects, moves messages, and starts again after a failure."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from amqp_server.wire import methods
 
 logger = logging.getLogger("mqd.shovel")
 
-#: Time for confirms that are under way, and for each end to close in order, when a shovel stops, s.
+#: Time for outstanding confirms, and for each connection to close in order, when a shovel stops, s.
 FINISH_S, CLOSE_S = 2.0, 2.0
 FINISH_LOOK_S = 0.005
-#: Between two looks at the heartbeats, s.
+#: Time between two checks of the heartbeats, s.
 BEAT_S = 0.5
-#: Pause after messages that the destination has refused, s: doubled for each in a row.
+#: Pause after messages that the destination has refused, s: doubled for each consecutive refusal.
 REFUSED_PAUSE_S, REFUSED_PAUSE_MAX_S = 0.05, 5.0
-#: Ends of a run that are no defects.
+#: Errors that end a run and are no defects.
 EXPECTED = (ShovelError, OSError, ssl.SSLError, trio.TooSlowError, trio.BrokenResourceError)
 
 
 class Surroundings(Protocol):
-    """What all shovels of a node share."""
+    """The services that all shovels of a node share."""
 
     config: Config
     local: Local
@@ -47,7 +47,7 @@ class Surroundings(Protocol):
     def cluster_name(self) -> str: ...
 
     async def completed(self, shovel: Shovel) -> None:
-        """It has moved all that it was to move."""
+        """Called when the shovel has moved all its messages."""
 
 
 class Shovel:
@@ -59,7 +59,7 @@ class Shovel:
         self._config = surroundings.config
         self._restart = trio.Event()
         self._stop = trio.Event()
-        #: It is over, or has not begun.
+        #: Set while the shovel is not running.
         self.over = trio.Event()
         self.state = "starting"
         self.reason = ""
@@ -71,7 +71,7 @@ class Shovel:
     # -- for others ------------------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        """As RabbitMQ tells it."""
+        """Return the status in RabbitMQ's format."""
         told: dict[str, Any] = {
             "timestamp": _timestamp(self.changed_s),
             "name": self.name,
@@ -107,11 +107,11 @@ class Shovel:
         return "flow" if transfer.held and transfer.remaining_unpublished != 0 else "running"
 
     def restart(self) -> None:
-        """Begin anew now."""
+        """Start a new run now."""
         self._restart.set()
 
     def stop(self) -> None:
-        """End in order: what was published is waited for a moment, and acked."""
+        """Stop in order: wait a short time for confirms of published messages, and ack these."""
         self._stop.set()
         self._restart.set()
 
@@ -154,7 +154,7 @@ class Shovel:
     def _failed(self, error: BaseException) -> None:
         text = _why(error)
         for each in (*self.definition.source_uris, *self.definition.destination_uris):
-            # The other side may repeat what it was sent.
+            # The other side may repeat the password in its error.
             if each.password:
                 text = text.replace(each.password, MASK)
         self._set("terminated", text)
@@ -169,14 +169,14 @@ class Shovel:
         self.state, self.reason, self.changed_s = state, reason, time.time()
 
     async def _move(self) -> bool:
-        """Connect and move messages. Return True when all is moved, False
-        when stopped. Raises ShovelError.
+        """Connect and move messages. Return True when all messages are moved, False when stopped. Raises
+        ShovelError.
         """
         streams: list[trio.abc.Stream] = []
         connected: tuple[Transfer, Peer, Peer] | None = None
         try:
             async with trio.open_nursery() as nursery:
-                # It may be asked to stop or to begin anew while it connects.
+                # The shovel may be stopped or restarted while it connects.
                 nursery.start_soon(_cancel_at, self._restart, nursery.cancel_scope)
                 connected = await self._connected(streams)
                 nursery.cancel_scope.cancel()
@@ -188,7 +188,7 @@ class Shovel:
                 self._set("running")
                 logger.info("%s runs", self._title)
                 await self._flow(transfer, source, destination)
-            # The source has the acks when it has answered.
+            # When the source answers the close, it has the acks.
             await source.close(CLOSE_S)
             await destination.close(CLOSE_S)
             return transfer.done
@@ -273,7 +273,7 @@ class Shovel:
     async def _open(
         self, uris: tuple[Uri, ...], which: str, streams: list[trio.abc.Stream]
     ) -> tuple[Peer, Uri]:
-        """Connect to one of the URIs, in an order by chance. Raises what failed last."""
+        """Connect to one of the URIs, in random order. Raises the last error."""
         left = random.sample(uris, len(uris))
         while True:
             uri = left.pop()
@@ -305,7 +305,7 @@ class Shovel:
         return peer
 
     async def _flow(self, transfer: Transfer, source: Peer, destination: Peer) -> None:
-        """Move messages until all are, or until this is to stop. Raises ShovelError."""
+        """Move messages until all are moved, or until the shovel is stopped. Raises ShovelError."""
         over, restart = trio.Event(), self._restart
         paused_until = 0.0
 
@@ -319,7 +319,8 @@ class Shovel:
             before = transfer.refusals
             transfer.from_destination(event)
             if transfer.refusals > before:
-                # It comes back at once, and would be refused again and again.
+                # The source redelivers the message at once, and the destination would refuse it again and
+                # again.
                 pause_s = min(REFUSED_PAUSE_S * 2 ** min(transfer.refusals, 16), REFUSED_PAUSE_MAX_S)
                 paused_until = trio.current_time() + pause_s
 
@@ -343,7 +344,7 @@ class Shovel:
                 source.beat()
                 destination.beat()
                 gate.look()
-            # What was published is waited for, so that it does not come twice.
+            # Wait for the confirms of published messages, so that these are not moved twice.
             with trio.move_on_after(FINISH_S):
                 while transfer.unconfirmed_count or source.session.outbox.bytes:
                     await trio.sleep(FINISH_LOOK_S)
@@ -362,7 +363,7 @@ async def _set_at(event: trio.Event, other: trio.Event) -> None:
 
 def _login(uri: Uri) -> dict[str, Any]:
     if uri.external or not uri.host and uri.password is None:
-        # For this node, the connection itself says who comes.
+        # On this node, the connection itself identifies the user.
         return {"mechanism": "EXTERNAL", "response": b""}
     user, password = uri.user or "guest", uri.password
     if password is None:

@@ -1,4 +1,4 @@
-"""The shovels of a node: those that the parameters define, as far as this node is the one that runs them."""
+"""The shovels that a node runs: of all shovels that the parameters define, those assigned to this node."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from amqp_server.shovels.shovel import Shovel
 
 logger = logging.getLogger("mqd.shovel")
 
-#: Between two looks at who runs what, s.
+#: Time between two checks of which node runs which shovel, s.
 LOOK_S = 1.0
-#: Between two tries to clear the parameter of a shovel that is done, s.
+#: Time between two attempts to clear the parameter of a completed shovel, s.
 CLEAR_S = 1.0
 
 Key = tuple[str, str]
-#: Whether this node runs the shovel of this vhost and name.
+#: Returns whether this node runs the shovel of this vhost and name.
 Keeper = Callable[[str, str], bool]
 
 
 def always(vhost: str, name: str) -> bool:
-    """A node that stands alone runs all of them."""
+    """A node without a cluster runs all shovels."""
     return True
 
 
@@ -38,7 +38,7 @@ class _Running:
 
 
 class Shovels:
-    """See shovel.Surroundings."""
+    """Runs the shovels of a node; see shovel.Surroundings."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Shovels:
         self._keeper = keeper
         self._clear = clear
         self._running: dict[Key, _Running] = {}
-        #: Those that have ended and are not gone yet.
+        #: Shovels that were stopped and have not ended yet.
         self._ending: dict[Key, Shovel] = {}
         self._changed = trio.Event()
         self._stale = True
@@ -93,7 +93,7 @@ class Shovels:
                     self._ending[key] = running.shovel
                     running.shovel.stop()
         for key, record in wanted.items():
-            # The one before may hold the queue yet.
+            # The earlier shovel of this name may still hold the queue.
             if key not in self._running and key not in self._ending:
                 self._start(nursery, key, record)
 
@@ -101,7 +101,7 @@ class Shovels:
         try:
             definition = parse(record.name, record.decoded, uris_max=self.config.shovel_uris_max)
         except InvalidShovel as invalid:
-            # Set by another version of mqd.
+            # Another version of mqd has set the parameter.
             logger.error("shovel '%s' in vhost '%s': %s", record.name, record.vhost, invalid)
             return
         shovel = Shovel(record.vhost, record.name, definition, self)
@@ -112,7 +112,7 @@ class Shovels:
         try:
             await shovel.run()
         except Exception:
-            # A defect of ours: no client of the node is to suffer.
+            # A defect of mqd must not affect the node's clients.
             logger.exception("shovel '%s' in vhost '%s': internal error", shovel.name, shovel.vhost)
         if self._ending.get(key) is shovel:
             del self._ending[key]
@@ -121,7 +121,7 @@ class Shovels:
     # -- for shovels -----------------------------------------------------------------------------------------
 
     async def completed(self, shovel: Shovel) -> None:
-        """Clear its parameter, unless that was set anew meanwhile."""
+        """Clear the parameter of the shovel, unless it was set again meanwhile."""
         key = shovel.vhost, shovel.name
         while True:
             running = self._running.get(key)
@@ -129,7 +129,7 @@ class Shovels:
                 return
             try:
                 await self._clear(running.record)
-            except Exception as error:  # noqa: BLE001 - no majority now, mostly
+            except Exception as error:  # noqa: BLE001 - usually no majority now
                 logger.warning("shovel '%s' in vhost '%s' can't be cleared yet: %s", *reversed(key), error)
                 await trio.sleep(CLEAR_S)
             else:
@@ -143,7 +143,7 @@ class Shovels:
             yield {"node": self.config.node} | running.shovel.status()
 
     def restart(self, vhost: str, name: str) -> bool:
-        """Return True if this node runs it."""
+        """Return True if this node runs the shovel."""
         running = self._running.get((vhost, name))
         if running is None:
             return False

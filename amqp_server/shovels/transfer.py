@@ -1,8 +1,7 @@
-"""What a shovel does with messages, without I/O: deliveries become publishes, confirms become acks.
+"""The work of a shovel on messages, without I/O: deliveries become publishes, confirms become acks.
 
-A message is acked at the source when it is safe: at its confirm (on-confirm), when it has been handed on
-(on-publish), or the source does not ask (no-ack). Confirms of one read become one ack as far as they are
-without a gap.
+A message is acked at the source when it is confirmed (on-confirm) or when it was published (on-publish); with
+no-ack the source needs no acks. Confirms of one read become one ack as far as they have no gap.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from amqp_server.shovels.session import (
 
 ON_CONFIRM, ON_PUBLISH, NO_ACK = "on-confirm", "on-publish", "no-ack"
 
-#: Payload of basic.publish, and the header that the message is to have.
+#: Returns the payload of basic.publish, and the header for the message.
 Address = Callable[[Delivery], tuple[bytes, bytes]]
 
 
@@ -38,24 +37,24 @@ class Transfer:
         bytes_max: int,
         remaining: int | None = None,
     ) -> None:
-        """After `remaining` messages it is done; None: never."""
+        """The transfer is complete after `remaining` messages; None: never."""
         self._source = source
         self._destination = destination
         self._address = address
         self._ack_mode = ack_mode
         self._prefetch = prefetch
         self._bytes_max = bytes_max
-        #: Messages that are to be published yet, and to be safe.
+        #: Messages that are still to be published, and still to be safe at the destination.
         self.remaining_unpublished = self.remaining = remaining
         self.forwarded = 0
         self._last_number = 0
-        #: Delivery tag and size of what is not confirmed, by number; the oldest first.
+        #: Delivery tag and size of unconfirmed messages, by number; the oldest first.
         self._unconfirmed: dict[int, tuple[int, int]] = {}
         self._unconfirmed_bytes = 0
         #: Delivery tags that were confirmed, or refused, since `flush`.
         self._taken: list[int] = []
         self._refused: list[int] = []
-        #: Refusals in a row.
+        #: Number of consecutive refusals.
         self.refusals = 0
 
     @property
@@ -64,7 +63,7 @@ class Transfer:
 
     @property
     def destination_blocked(self) -> bool:
-        """True if the destination has an alarm, and takes nothing."""
+        """True if the destination has an alarm and accepts no messages."""
         return self._destination.blocked
 
     @property
@@ -73,7 +72,7 @@ class Transfer:
 
     @property
     def held(self) -> bool:
-        """True if the source is not to be read: the destination does not keep up."""
+        """True if the source must not be read, because the destination is too slow."""
         if self.remaining_unpublished == 0 or self._destination.blocked:
             return True
         waiting = max(self._unconfirmed_bytes, self._destination.outbox.bytes)
@@ -82,7 +81,7 @@ class Transfer:
     # -- from the source -------------------------------------------------------------------------------------
 
     def from_source(self, event: Event) -> None:
-        """Raises ShovelError."""
+        """Handle an event of the source. Raises ShovelError."""
         if isinstance(event, Delivery):
             self._deliver(event)
         elif isinstance(event, Cancelled):
@@ -92,7 +91,8 @@ class Transfer:
 
     def _deliver(self, delivery: Delivery) -> None:
         if self.remaining_unpublished == 0:
-            # Enough were published. It is not settled, and goes back when the connection ends.
+            # Enough messages were published. This one stays unsettled, and is requeued when the connection
+            # ends.
             return
         method, header = self._address(delivery)
         self._destination.publish(method, header, delivery.body)
@@ -118,11 +118,11 @@ class Transfer:
     # -- from the destination --------------------------------------------------------------------------------
 
     def from_destination(self, event: Event) -> None:
-        """Raises ShovelError."""
+        """Handle an event of the destination. Raises ShovelError."""
         if isinstance(event, Settled) and self._ack_mode == ON_CONFIRM:
             self._settle(event)
         elif isinstance(event, Returned):
-            # Its confirm is about to come and would lose it.
+            # Its confirm arrives next, and the ack for it would lose the message.
             raise ShovelError(f"a message has not reached the queue at the destination: {event.text}")
         elif not isinstance(event, BlockedChanged):
             raise PeerError("the destination has sent something that was not asked for")
@@ -154,7 +154,7 @@ class Transfer:
                     self.remaining_unpublished += 1
 
     def flush(self) -> None:
-        """Settle at the source what has become safe since the last time."""
+        """Settle at the source the messages that have become safe since the last call."""
         source = self._source
         for tag in self._refused:
             source.requeue(tag)

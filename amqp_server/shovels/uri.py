@@ -1,6 +1,6 @@
-"""AMQP URIs, as RabbitMQ reads them: where a shovel connects to, as whom, and with which TLS.
+"""AMQP URIs, as RabbitMQ reads them: the address, user and TLS options of a shovel's connection.
 
-No text that is made here has a password in it.
+No text that this module makes has a password in it.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 PORT, TLS_PORT = 5672, 5671
 DEFAULT_VHOST = "/"
-#: Of a user, a virtual host and a host.
+#: Maximum length of the names of users, virtual hosts and hosts.
 NAME_BYTES_MAX = 255
-#: What stands for a password where a URI is shown.
+#: Stands for a password in a URI that is shown.
 MASK = "***"
 
 _CREDENTIALS = re.compile(r"(?P<before>://[^/?#:]*:)[^/?#]*(?P<after>@)")
@@ -23,19 +23,19 @@ _NUMBERS = frozenset({"heartbeat", "connection_timeout", "channel_max", "frame_m
 
 
 class InvalidUri(ValueError):
-    """The text says why, and names the URI without its password."""
+    """An invalid URI; the text has the reason, and the URI without its password."""
 
 
 class Uri(NamedTuple):
     secure: bool = False
-    #: Nothing: this node.
+    #: Empty: this node.
     host: str = ""
     port: int = PORT
-    #: None if the URI names nobody.
+    #: None if the URI names no user.
     user: str | None = None
     password: str | None = None
     vhost: str = DEFAULT_VHOST
-    #: None if the URI does not say.
+    #: None if the URI does not set it.
     heartbeat_s: int | None = None
     connect_timeout_s: float | None = None
     #: False: the certificate of the other side is not checked.
@@ -61,25 +61,25 @@ class Uri(NamedTuple):
 
 
 def masked(text: str) -> str:
-    """Return a URI with a mask in the place of its password."""
+    """Return a URI with a mask instead of its password."""
     text = _CREDENTIALS.sub(rf"\g<before>{MASK}\g<after>", text)
     return _IN_QUERY.sub(rf"\g<before>{MASK}", text)
 
 
 def _hidden(text: str) -> str:
-    """The same for what is no URI, where nobody knows what is the password."""
+    """Mask a text that is no URI, in which the password cannot be located."""
     before, at, after = masked(text).rpartition("@")
     return f"{text.partition(':')[0]}:{MASK}@{after}" if at and not before.endswith(MASK) else masked(text)
 
 
 def parse(text: str) -> Uri:
-    """Raises InvalidUri."""
+    """Parse a URI. Raises InvalidUri."""
     try:
         return _parse(text)
     except InvalidUri as invalid:
         raise InvalidUri(f'"{_hidden(text)}" not a valid URI: {invalid}') from None
     except ValueError:
-        # What it says may repeat a part of the text.
+        # The original error may repeat a part of the text.
         raise InvalidUri(f'"{_hidden(text)}" not a valid URI') from None
 
 
@@ -115,7 +115,7 @@ def _parse(text: str) -> Uri:
     user = None if not parts.username else unquote(parts.username)
     vhost = unquote(path) or DEFAULT_VHOST
     if not (host + (user or "")).isprintable():
-        # Such names are nobody's, but the node's own; and lines of the log tell of hosts.
+        # No user has such a name: they are reserved for the node itself; and host names appear in log lines.
         raise InvalidUri("{not_printable}")
     if max(len(each.encode()) for each in (host, user or "", vhost)) > NAME_BYTES_MAX:
         raise InvalidUri(f"a part has more than {NAME_BYTES_MAX} bytes")
@@ -131,7 +131,7 @@ def _parse(text: str) -> Uri:
 
 
 def _query(query: str, *, secure: bool) -> dict[str, Any]:
-    """What is unknown is overlooked, as in RabbitMQ."""
+    """Parse the query. Unknown parameters are ignored, as in RabbitMQ."""
     found: dict[str, str] = dict(parse_qsl(query, keep_blank_values=True))
     if not all(value.isprintable() for value in found.values()):
         raise InvalidUri("{not_printable}")
@@ -157,7 +157,7 @@ def _query(query: str, *, secure: bool) -> dict[str, Any]:
 
 
 def local_as(text: str, user: str) -> str:
-    """Return the URI of this node, which names nobody, with this user. Raises InvalidUri."""
+    """Return a URI of this node that names no user, with this user. Raises InvalidUri."""
     named = text.replace("://@", "://", 1).replace("://", f"://{quote(user, safe='')}@", 1)
     if parse(named).user != user:
         raise InvalidUri(f'"{masked(text)}" not a valid URI')

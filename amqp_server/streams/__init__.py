@@ -1,3 +1,3 @@
-"""Queues that are logs: how messages stand in them, how they are handed out, and the host of one. See
+"""Queues that are logs: the layout of messages in them, their delivery, and the host of a stream. See
 docs/streams.md.
 """

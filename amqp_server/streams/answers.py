@@ -1,5 +1,5 @@
-"""What one member of a stream answers to other nodes: to members that fill theirs, and to nodes that have no
-copy.
+"""The answers of one member of a stream to other nodes: to members that fill their segments, and to nodes
+that have no copy.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 
 class Answers:
-    """Answers what is asked; see Asks."""
+    """Answers the questions of other nodes; see Asks."""
 
     def __init__(self, host: StreamGroupHost, services: StreamServices, turn: Turn) -> None:
         self._host = host
         self._services = services
         self._turn = turn
-        #: Nodes that wait for messages from an offset on.
+        #: Nodes that wait for messages, with the first offset that they want.
         self._followers: dict[str, tuple[int, Done]] = {}
 
     def has_more(self) -> None:
-        """There may be more for nodes that follow."""
+        """There may be more messages for nodes that follow the stream."""
         followers, self._followers = self._followers, {}
         for peer, (offset, reply) in followers.items():
             self.answer(peer, frames.ASK_FOLLOW, offset, reply)
@@ -83,7 +83,7 @@ class Answers:
                 size += each.batch.size
             reply(host.word(frames.TOLD_FOUND, offset, b"".join(parts)))
         elif offset >= host.stored_offset:
-            # It is fetched itself.
+            # This member fetches the message itself.
             reply(ABSENT)
         else:
             read = partial(host.log.read_raw, offset)

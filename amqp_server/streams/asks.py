@@ -1,8 +1,8 @@
-"""What nodes ask each other about streams: messages by their offsets, to fill a member, to mend a damage, and
-for consumers on nodes that are no members.
+"""Questions between nodes about streams: for messages by their offsets, to fill a member, to repair damage,
+and for consumers on nodes that are no members.
 
-A question names an offset and not a place in a file or a state of the asked node, so whoever gets no answer
-asks another member the same. A member answers with what is committed, and only from a member that has it
+A question names an offset, not a position in a file or a state of the asked node. So a node that gets no
+answer can ask another member the same. A member answers only with committed messages, and only if it has them
 whole.
 """
 
@@ -27,7 +27,7 @@ class Answering(Unit, Protocol):
     """A member of a stream."""
 
     def answer(self, peer: str, what: int, value: int, reply: Done, data: bytes = b"") -> None:
-        """Answer a question, at once or later; once."""
+        """Answer a question exactly once, immediately or later."""
 
 
 class Containing(Protocol):
@@ -37,8 +37,8 @@ class Containing(Protocol):
 
 
 class Asks:
-    """The questions of this node that have no answer yet, and those of others. Times out nothing: a link that
-    breaks does.
+    """The open questions of this node, and those of other nodes. There is no timeout: questions end when the
+    link breaks.
     """
 
     def __init__(self, links: Links, turn: Containing) -> None:
@@ -55,7 +55,7 @@ class Asks:
     def ask(
         self, peer: str, queue_id: int, what: int, value: int, unit: Unit, done: Done, data: bytes = b""
     ) -> None:
-        """Ask a member; if `done` raises, `unit` has failed."""
+        """Ask a member; if `done` raises, `unit` counts as failed."""
         self._number += 1
         self._waiting[peer, self._number] = unit, done
         if not self._links.send(peer, frames.query(queue_id, self._number, what, value, data)):

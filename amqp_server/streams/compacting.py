@@ -1,4 +1,4 @@
-"""Has a stream compacted now and then: one pass after the other, in steps that threads do. See
+"""Compacts a stream from time to time: one pass after the other, in steps that threads run. See
 persistence.streams.compaction.
 """
 
@@ -18,9 +18,9 @@ from persistence.streams.log import Segment, StreamLog
 
 logger = logging.getLogger("mqd.streams")
 
-#: What a key takes up while a pass runs, bytes.
+#: Memory of a key while a pass runs, bytes.
 KEY_BYTES = 200
-#: Time until another pass is begun after the disk has failed one, ms: it may be full for a while.
+#: Time to the next pass after a disk error has ended one, ms: the disk may be full for a while.
 REST_MS = 60_000
 
 
@@ -33,12 +33,12 @@ class Store(Protocol):
 
 
 class Compaction:
-    """What is set for one stream."""
+    """Compaction settings of one stream."""
 
     __slots__ = ("by", "dirty_percent", "keys_max", "tombstone_age_ms")
 
     def __init__(self, by: str, tombstone_age_ms: int, memory_bytes: int, dirty_percent: int) -> None:
-        #: As declared: key, or header:NAME.
+        #: The declared value: key, or header:NAME.
         self.by = by
         self.tombstone_age_ms = tombstone_age_ms
         self.keys_max = max(memory_bytes // KEY_BYTES, 1)
@@ -46,7 +46,7 @@ class Compaction:
 
 
 class Compacting:
-    """The passes of one stream. All calls on the loop's thread; threads do what takes time."""
+    """The passes of one stream. All calls are on the loop's thread; other threads do the slow work."""
 
     __slots__ = (
         "_codec",
@@ -75,17 +75,18 @@ class Compacting:
         self._log = log
         self._store = store
         self._settings = settings
-        #: Segments are put together as far as they are not larger.
+        #: Compacted segments are merged up to this size.
         self.segment_bytes = segment_bytes
         self._codec = codec
         self._now_ms = now_ms
-        #: For the log.
+        #: Name for log lines.
         self._name = name
         self.running = False
-        #: Where sealed segments ended when a defect has failed a pass: it begins anew when there are more.
+        #: End of the sealed segments when a pass failed because of a defect: the next pass waits for more
+        #: segments.
         self._failed_at = -1
         self._rests_until_ms = 0
-        #: That came to their end.
+        #: Number of finished passes.
         self.passes = 0
 
     @property
@@ -116,7 +117,7 @@ class Compacting:
             self._next(plan, 0)
 
     def _next(self, plan: Plan, number: int) -> None:
-        """Have the next group written anew; at the end, have it noted that all were."""
+        """Rewrite the next group of segments; after the last one, record that all were compacted."""
         if number == len(plan.groups):
             self._store.write(partial(self._log.compacted, plan.latest.stop), self._finished)
             return
@@ -133,7 +134,7 @@ class Compacting:
         if isinstance(outcome, Error):
             self._result(outcome)
             return
-        # Nothing came up: None means that the old ones stay.
+        # The step succeeded; None means that the old segments stay.
         new = outcome.unwrap()
         if new is None:
             self._next(plan, number + 1)
@@ -146,18 +147,22 @@ class Compacting:
         if there:
             self._next(plan, number + 1)
         else:
-            # Retention or a mended damage was faster: what is there now is looked at. Or the stream is gone.
+            # Retention or a repair has changed the segments first: look at the current ones. Or the stream is
+            # deleted.
             self.running = False
             self.look()
 
     def _finished(self, result: object) -> None:
         self.running = False
         self.passes += 1
-        # More may have been sealed meanwhile, by publishers who are done.
+        # More segments may have been sealed meanwhile, and no more publishes may follow to trigger the next
+        # pass.
         self.look()
 
     def _result(self, outcome: Outcome[Any]) -> Any:
-        """Return what a step has brought; None if the pass ends with it. What is stored is as it was."""
+        """Return the result of a step; None if the pass ends with it. The stored segments have not changed
+        then.
+        """
         try:
             return outcome.unwrap()
         except (Stopped, Ended):

@@ -1,9 +1,9 @@
 """The host of a consumer group: a queue whose messages are those of streams, and whose consumers share the
 partitions.
 
-It stores no messages, only how far it is: see quorum_queue.consumer_groups. In each stream it has one reader,
-which stays while members come and go, and hands what it reads to the member that has the partition. What
-comes back is read again. See docs/adr/0028-consumer-groups.md.
+It stores no messages, only its position in each stream: see quorum_queue.consumer_groups. It has one reader
+for each stream, which stays while members come and go, and hands messages to the member that owns the
+partition. Messages that come back are read again. See docs/adr/0028-consumer-groups.md.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ConsumerGroupHost(QueueHost):
         slots: list[int],
         keep_slots: Callable[[], None],
     ) -> None:
-        """`streams` tells the partitions as they are now. See GroupPlaces for `slots` and `keep_slots`."""
+        """`streams` returns the current partitions. See GroupPlaces for `slots` and `keep_slots`."""
         super().__init__(queue, services.turn)
         self.queue_id = queue_id
         self.options = options
@@ -64,12 +64,11 @@ class ConsumerGroupHost(QueueHost):
         self._settings = settings
         self._streams = streams
         self._readers: dict[int, Reader] = {}
-        #: Partitions may be others than before.
+        #: True if the partitions may have changed.
         self._stale = True
-        #: Something was handed out, which may take its member too long.
+        #: Messages were handed out: the member may not ack them in time.
         self._handed = False
-        #: When members are looked after, a stream is tried again, and what was acked is committed; below zero
-        #: if not.
+        #: When to check members, to try a stream again, and to commit acks; below zero: never.
         self._watch_at = self._retry_at = self._commit_at = -1
         self._dead = DeadMessages(services, self._turn)
         self._gets = Gets()
@@ -81,7 +80,7 @@ class ConsumerGroupHost(QueueHost):
         return f"group '{self.queue.name}' in vhost '{self.queue.vhost.name}'"
 
     def schedule(self) -> None:
-        """Have what is to be done done in this turn."""
+        """Schedule this host's work for this turn."""
         self._turn.schedule(self)
 
     def partitions_changed(self) -> None:
@@ -137,7 +136,7 @@ class ConsumerGroupHost(QueueHost):
         ]
 
     def look(self) -> None:
-        """An operator looks at what is told of it."""
+        """Nothing to do when an operator looks at the group."""
 
     # -- commands --------------------------------------------------------------------------------------------
 
@@ -169,18 +168,18 @@ class ConsumerGroupHost(QueueHost):
             elif verb == "pause":
                 self._pause(command[1], paused=command[2])
             elif verb == "tick":
-                # A channel's window has room.
+                # The window of a channel has room again.
                 group.roomy.update(dict.fromkeys(group.members.values()))
             elif verb == "get":
                 self._gets.get(self, command[1])
             elif verb == "purge":
                 self._purge(command[1])
             elif verb in ENQUEUES:
-                # The default exchange led here; all other ways are refused before.
+                # The default exchange routed this publish here; other routes to a group are refused earlier.
                 answer_publishes([command], confirm=False)
 
     def _go_on(self) -> None:
-        """Do what follows from what has changed."""
+        """Do the work that follows from the last changes."""
         group = self.group
         if self._stale:
             self._stale = False
@@ -221,7 +220,7 @@ class ConsumerGroupHost(QueueHost):
         self._refuse_askers(DELETED)
 
     def stop(self, why: Refused) -> None:
-        """Serve nobody from now on, and keep what is stored."""
+        """Stop serving clients, and keep the stored state."""
         self.ended = "failed"
         self._release()
         self._refuse_pending()
@@ -233,7 +232,7 @@ class ConsumerGroupHost(QueueHost):
         self._readers = {}
         group = self.group
         for member in [*group.members.values(), *group.leaving.values(), *group.getters.values()]:
-            # It gives back what it has of its channel's window.
+            # The member gives back its share of its channel's window.
             member.take_all()
         self.group = Group()
         self._dead.clear()
@@ -276,7 +275,7 @@ class ConsumerGroupHost(QueueHost):
                 self.group.roomy[member] = None
 
     def _serve(self, partition: Partition) -> None:
-        """Have the reader of a partition go on if somebody may have something of it."""
+        """Let the reader of a partition continue if a member or a get may have messages."""
         reader = self._readers.get(partition.stream_id)
         if reader is None or reader.position < 0 or reader.getting or partition.cursor < 0:
             return
@@ -287,7 +286,7 @@ class ConsumerGroupHost(QueueHost):
     def hand(
         self, partition: Partition, member: Member, offsets: range | list[int], stop: int, attempts: int
     ) -> int:
-        """A member gets these messages; return its id of the first one."""
+        """Hand these messages to a member; return the member's id of the first one."""
         fresh = offsets[-1] >= partition.cursor
         first = self.group.hand(
             partition, member, offsets, stop, attempts, self._services.clock.monotonic_ms()
@@ -306,16 +305,16 @@ class ConsumerGroupHost(QueueHost):
         return self._turn.overdue()
 
     def got(self, key: Key, got: Got | None) -> None:
-        """A client that gets messages one by one has its answer; None if there is none."""
+        """Answer a client that gets messages one by one; None if there is no message."""
         self._got(key, got)
 
     def deliver(self, member: Member, reader: BatchReader, count: int, first: int, *, again: bool) -> None:
-        """Send these messages to a member; if that raises, its connection has failed and not the group."""
+        """Send these messages to a member; an error here fails the member's connection, not the group."""
         sink = member.sink
         self._turn.contain(sink, sink.deliver_batch, member, reader, count, first, again)
 
     def _watch(self) -> None:
-        """Look after members that hold something for too long."""
+        """Set the timer for members that hold messages for too long."""
         due = self.group.due_ms()
         if due is not None and self._watch_at < 0:
             self._watch_at = due + self.options.consumer_timeout_ms
@@ -361,7 +360,7 @@ class ConsumerGroupHost(QueueHost):
             reader = self._readers.pop(stream_id)
             reader.close()
             group.remove(stream_id)
-            # What has died of it is nowhere to be read.
+            # Its dead messages can no longer be read.
             self._dead.go_on()
         places = self._places
         numbers = places.free_numbers(group.partitions.values(), len(streams))
@@ -395,7 +394,7 @@ class ConsumerGroupHost(QueueHost):
         self._read(reader)
 
     def _read(self, reader: Reader) -> None:
-        """Have the stream take the reader of the group."""
+        """Attach the group's reader to the stream."""
         reader.attaching = True
         partition = reader.partition
         if partition.cursor >= 0:
@@ -405,7 +404,7 @@ class ConsumerGroupHost(QueueHost):
         def attached(refused: str | None) -> None:
             reader.attaching = False
             if reader.closed:
-                # It is told to go already.
+                # The stream has been told already that this reader goes.
                 return
             if refused is None:
                 reader.attached = True
@@ -416,7 +415,7 @@ class ConsumerGroupHost(QueueHost):
         reader.stream.host.attach(consumer, attached)
 
     def lost(self, reader: Reader) -> None:
-        """A stream is gone, or does not serve."""
+        """A stream is deleted, or does not serve."""
         self._stale = True
         if reader.stream.deleted:
             self.schedule()
@@ -429,7 +428,7 @@ class ConsumerGroupHost(QueueHost):
             self._services.timers.wake(self, self._retry_at)
 
     def began(self, reader: Reader, offset: int) -> None:
-        """It is known where a reader begins."""
+        """Called when the first offset of a reader is known."""
         partition = reader.partition
         self._dead.go_on()
         if partition.cursor < 0:
@@ -441,20 +440,21 @@ class ConsumerGroupHost(QueueHost):
     # -- what is stored --------------------------------------------------------------------------------------
 
     def _store(self) -> None:
-        """Have stored how far the group is."""
+        """Store the group's position in each partition."""
         changed, self.group.changed = self.group.changed, {}
         for partition in changed:
             if partition.cursor >= 0 and self.group.partitions.get(partition.stream_id) is partition:
                 self._places.store(partition)
         if self._commit_at < 0:
-            # Whoever waits for the disk, as for the answer to tx.commit, has it committed at once.
+            # Clients that wait for the disk, for example for the answer to tx.commit, make the group commit
+            # immediately.
             self._commit_at = self._services.clock.monotonic_ms() + self.options.commit_ms
             self._services.timers.wake(self, self._commit_at)
 
     # -- where it is -----------------------------------------------------------------------------------------
 
     def _purge(self, token: int) -> None:
-        """Pass over all that is unread."""
+        """Skip all unread messages."""
         count = 0
         for reader in self._readers.values():
             host = reader.stream.host
@@ -464,7 +464,7 @@ class ConsumerGroupHost(QueueHost):
         self._purged(token, count)
 
     def move(self, places: Iterable[tuple[Reader, int]]) -> None:
-        """Go on at other offsets. What members hold of these partitions is forgotten."""
+        """Continue at other offsets. The group forgets the messages that members hold of these partitions."""
         for reader, offset in places:
             partition = reader.partition
             self.group.move(partition, offset)

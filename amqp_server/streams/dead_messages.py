@@ -1,5 +1,5 @@
-"""Messages of a group on one node that have died: they are read and sent
-where dead letters go, some at once.
+"""Dead messages of a group on one node: they are read and sent to the targets of dead letters, a few at a
+time.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _SENT: Final = object()
 
 
 class DeadMessages:
-    """Those that are not where they go yet, in their order."""
+    """Dead messages that have not reached their targets yet, in order."""
 
     def __init__(self, services: NodeServices, turn: Turn) -> None:
         self._services = services
         self._turn = turn
         self._waiting: deque[Dead] = deque()
-        #: Those of streams that have failed: they go on when these serve.
+        #: Dead messages of failed streams: they continue when these streams serve again.
         self._resting: list[Dead] = []
-        #: Answers that the first ones still lack.
+        #: Number of answers that the first ones still wait for.
         self._left = 0
-        #: One with many targets, some of which lack it: what is to be gone through.
+        #: The remaining targets of a message with many targets.
         self._wide: Iterator[None] | None = None
 
     def __bool__(self) -> bool:
@@ -48,7 +48,7 @@ class DeadMessages:
         self._wide = None
 
     def bury(self, host: ConsumerGroupHost) -> None:
-        """Take what has died."""
+        """Take the messages of the group that have died."""
         dead, host.group.dead = host.group.dead, []
         if host.options.dead_letters:
             self._waiting.extend(dead)
@@ -57,12 +57,12 @@ class DeadMessages:
                 host.group.buried(partition, span.low, span.stop)
 
     def go_on(self) -> None:
-        """A stream serves again."""
+        """Called when a stream serves again."""
         self._waiting.extendleft(reversed(self._resting))
         self._resting.clear()
 
     def send_next(self, host: ConsumerGroupHost) -> None:
-        """Read and send some of those that have died, one after the other."""
+        """Read and send some of the dead messages, one after the other."""
         while self._wide is not None:
             if self._turn.is_full():
                 self._turn.later(host, host.apply_pending)
@@ -77,7 +77,7 @@ class DeadMessages:
             reader = host.reader(dead.partition.stream_id)
             stream = None if reader is None else reader.stream.host
             if reader is None or reader.partition is not dead.partition:
-                # The stream is deleted.
+                # The stream was deleted.
                 self._waiting.popleft()
                 continue
             if not isinstance(stream, StreamHost):
@@ -102,9 +102,9 @@ class DeadMessages:
         lows = [span.low, *[batch.base + 1 for batch in found]]
         self._left = len(found) + 1
         for number, (batch, low) in enumerate(zip(found, lows, strict=False)):
-            # Their targets are applied in the same turn, when it is overdue as well.
+            # The targets apply the letters in the same turn, even if it is overdue.
             if number and (self._wide is not None or self._turn.is_full(number)):
-                # What is behind those that are sent is read again.
+                # Messages behind those that are sent now are read again.
                 if stop < span.stop:
                     self._waiting.popleft()
                 self._waiting.appendleft(dead._replace(span=span._replace(low=low)))
@@ -117,7 +117,7 @@ class DeadMessages:
         self._sent(host, partition, lows[-1], stop, taken=True)
 
     def _sent(self, host: ConsumerGroupHost, partition: Partition, low: int, stop: int, taken: bool) -> None:
-        """All targets have a dead letter, or will not take it."""
+        """Called when all targets have a dead letter, or refuse it."""
         if host.ended:
             return
         if low < stop:

@@ -1,9 +1,9 @@
 """Deliveries out of a batch: the hot loop of a replay.
 
-An item is ready to be sent but for what is in front of it, which differs by consumer and delivery tag, and
-for the channel number in its content frames. Items of one size are cut out of the batch, and put into a list
-and joined by C; channel numbers are written over all of them at once. Both by slices with a step, so no
-message costs Python code of its own. (A slice of a list costs half of what zip and chain cost.)
+An item is ready to be sent except for the bytes in front of it, which differ by consumer and delivery tag,
+and for the channel number in its content frames. C code cuts items of one size out of the batch, puts them
+into a list and joins them; channel numbers are written into all of them at once. Both use slices with a step,
+so no message costs Python code of its own. (A slice of a list costs half of what zip and chain cost.)
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from amqp_server.wire import content
 from amqp_server.wire.deliver import LARGE_BYTES, DeliverTemplate
 from persistence.streams.batch import Batch, Shape
 
-#: What whole runs of messages begin with, remembered with all last bytes of a tag: 30 KB each. A run of 256
-#: pays for it.
+#: Cached beginnings of whole runs of messages, each with all values of the last byte of a tag: 30 KB each. A
+#: run of 256 messages pays for one.
 FRONTS_MAX: Final = 32
 _LOW: Final = [bytes((value,)) for value in range(256)]
 _flatten = chain.from_iterable
 
 
 class BatchReader:
-    """One consumer's place in a batch."""
+    """One consumer's position in a batch."""
 
     __slots__ = (
         "_at",
@@ -43,16 +43,17 @@ class BatchReader:
     )
 
     def __init__(self, batch: Batch, fields: bytes = b"", *, keyed: bool = False) -> None:
-        """`fields` are headers that each message gets in front of its own, encoded. Then all messages of a
-        shape are alike between their routing and their headers, and if not `keyed` they have the same
-        routing, too.
+        """`fields` are encoded headers that each message gets in front of its own. With them, all messages of
+        a shape must have the same bytes between their routing and their headers, and if not `keyed` also the
+        same routing.
         """
         self.batch = batch
         self._fields = fields
         self._keyed = keyed
-        #: All items, once they are cut one by one: bytes are cut in a third of the time of a view.
+        #: All items as bytes, made when they are first cut one by one: slicing bytes takes a third of the
+        #: time of slicing a view.
         self._whole: bytes | None = None
-        #: The next message, and how many there are from it on.
+        #: Number of the next message, and of the messages from there on.
         self.index = 0
         self.left = batch.count
         self._items = memoryview(batch.items)
@@ -62,19 +63,19 @@ class BatchReader:
 
     @property
     def offset(self) -> int:
-        """The offset of the next message; behind the last one that of the next batch."""
+        """The offset of the next message; after the last one, the offset of the next batch."""
         batch = self.batch
         if batch.offsets is None:
             return batch.base + self.index
         return batch.base + batch.offsets[self.index] if self.left else batch.stop
 
     def skip_to(self, offset: int) -> None:
-        """Pass over messages before this offset."""
+        """Skip messages before this offset."""
         offsets, low = self.batch.offsets, offset - self.batch.base
         self.skip((low if offsets is None else bisect_left(offsets, low)) - self.index)
 
     def skip(self, count: int) -> None:
-        """Pass over so many messages, which are there."""
+        """Skip this number of messages; the batch must have them."""
         while count:
             part = self._next_shape(count)
             if part == 1 < count and (singles := self._skip_singles(count)):
@@ -84,8 +85,8 @@ class BatchReader:
             count -= part
 
     def take(self, count: int, template: DeliverTemplate, tag: int, out: list[bytes | memoryview]) -> None:
-        """Put the deliveries of the next messages, which are there, into `out`; they are tagged from `tag`
-        on.
+        """Put the deliveries of the next messages into `out`, with delivery tags from `tag` on; the batch
+        must have them.
         """
         while count:
             part = self._next_shape(count)
@@ -104,7 +105,7 @@ class BatchReader:
             count -= part
 
     def cut(self, count: int, *, redelivered: bool = False) -> Batch:
-        """Take the next messages, which are there, and return them as a batch of their own."""
+        """Take the next messages and return them as a separate batch; this batch must have them."""
         batch, start, base = self.batch, self.index, self.offset
         shapes: list[Shape] = []
         parts: list[bytes] = []
@@ -127,14 +128,14 @@ class BatchReader:
         return Batch(base, batch.time_ms, shapes, joined, [None], [], len(joined), stop, offsets)
 
     def copy(self) -> BatchReader:
-        """Return another one at the same place."""
+        """Return another reader at the same position."""
         other = BatchReader(self.batch, self._fields, keyed=self._keyed)
         other.index, other.left = self.index, self.left
         other._shape, other._left_in_shape, other._at = self._shape, self._left_in_shape, self._at
         return other
 
     def _next_shape(self, count: int) -> int:
-        """Go on to the next shape if this one is used up; return how many of `count` messages have it."""
+        """Move to the next shape if this one is used up; return how many of `count` messages have it."""
         if not self._left_in_shape:
             self._shape += 1
             self._left_in_shape = self.batch.shapes[self._shape].count
@@ -147,7 +148,7 @@ class BatchReader:
         self.left -= count
 
     def _skip_singles(self, count: int) -> int:
-        """Pass over neighbours of which each has a shape of its own, at most so many; return how many."""
+        """Skip consecutive messages that each have their own shape, at most `count`; return how many."""
         start, at = self._shape, self._at
         number = start
         for messages, size, _, _, _ in self.batch.shapes[start : start + count]:
@@ -158,7 +159,7 @@ class BatchReader:
         return self._moved(number - start, at)
 
     def _moved(self, singles: int, at: int) -> int:
-        """Go on behind so many messages with shapes of their own, the first of which is the next one."""
+        """Move behind this number of messages with their own shapes, beginning with the next message."""
         if singles:
             self._shape += singles - 1
             self._left_in_shape = 0
@@ -170,9 +171,9 @@ class BatchReader:
     def _take_singles(
         self, count: int, template: DeliverTemplate, tag: int, out: list[bytes | memoryview]
     ) -> int:
-        """As `take`, of neighbours of which each has a shape of its own; return how many, 0 if they need more
-        than to be put together. Bodies of all sizes are like this, and a call for each would take three times
-        as long.
+        """Like `take`, for consecutive messages that each have their own shape; return how many, 0 if they
+        need more work than joining. Messages with bodies of many sizes are like this, and a call for each
+        would take three times as long.
         """
         if template.channel != 1:
             return 0
@@ -184,9 +185,9 @@ class BatchReader:
         start, at = self._shape, self._at
         number = start
         pieces: list[bytes] = []
-        # What is mostly the same as for the message before is made once: what comes before the last byte of
-        # the tag, the length of the content header's frame, and that of the headers with those that are put
-        # in.
+        # Parts that are usually the same as for the previous message are made once: the bytes before the last
+        # byte of the tag, the length of the content header's frame, and the length of the headers including
+        # the added ones.
         known_head, known_payload = -1, -1
         start_bytes, length, table, opened = b"", b"", b"", b""
         for messages, size, head_bytes, payload_bytes, frame_bytes in self.batch.shapes[
@@ -208,7 +209,7 @@ class BatchReader:
             pieces.append(_LOW[low])
             stop = at + size
             if more:
-                # The frame's length stands behind the routing, that of the headers before the first one.
+                # The frame's length is behind the routing, the headers' length before the first header.
                 length_at = at + head_bytes + 5
                 fields_at = at + table_at(whole, head_bytes, at) + 4
                 if payload_bytes != known_payload:
@@ -242,7 +243,7 @@ class BatchReader:
         head_bytes, payload_bytes, frame_bytes = shape.first, shape.second, shape.third
         size = shape.size
         prefix = template.prefix(head_bytes)
-        #: Where the content header's frame begins in an item, and where the first frame of the body.
+        #: Offsets in an item of the content header's frame and of the first body frame.
         header_at = head_bytes + 2
         body_at = header_at + payload_bytes + 8
         fits = payload_bytes + 8 <= template.frame_max and frame_bytes <= template.frame_max
@@ -273,7 +274,9 @@ def _put_with(
     tag: int,
     out: list[bytes | memoryview],
 ) -> None:
-    """As `BatchReader._put`, with more headers: what the messages have in front of theirs is put in anew."""
+    """Like `BatchReader._put`, with added headers: the bytes in front of the messages' own headers are
+    rewritten.
+    """
     head_bytes, frame_bytes, size = shape.first, shape.third, shape.size
     payload_bytes = shape.second + len(fields)
     prefix = template.prefix(head_bytes)
@@ -313,9 +316,7 @@ def _join_keyed(
     tag: int,
     out: list[bytes | memoryview],
 ) -> None:
-    """Put what is in front of an item, its tag, its routing, `opening` and
-    its rest into `out` for each item.
-    """
+    """For each item, put its prefix, its tag, its routing, `opening` and its rest into `out`."""
     done = 0
     while done < count:
         low = tag & 255
@@ -338,7 +339,7 @@ def _join(
     tag: int,
     out: list[bytes | memoryview],
 ) -> None:
-    """Put what is in front of an item, its tag, `front` and its rest into `out` for each item."""
+    """For each item, put its prefix, its tag, `front` and its rest into `out`."""
     apart = bool(front) and count < 256
     starts = _starts(front) if front and not apart else _LOW
     done = 0
@@ -362,7 +363,7 @@ def _join(
 
 @lru_cache(maxsize=FRONTS_MAX)
 def _starts(front: bytes) -> list[bytes]:
-    """Return the last byte of each tag with this behind it."""
+    """Return each value of a tag's last byte, followed by `front`."""
     return [each + front for each in _LOW]
 
 
@@ -390,7 +391,7 @@ def _put_reframed(
     tag: int,
     out: list[bytes | memoryview],
 ) -> None:
-    """Cut the content frames anew, for a consumer that takes smaller ones or has another channel."""
+    """Make new content frames, for a consumer that takes smaller frames or has another channel."""
     for start in range(0, count * size, size):
         out.append(b"".join((prefix, tag.to_bytes(8, "big"), items[start : start + header_at])))
         framed = bytes(items[start + header_at : start + size])

@@ -1,10 +1,9 @@
-"""Messages as they stand in a stream: made ready once, when they are published, so that a replay only puts
-them together.
+"""Messages as a stream stores them: they are encoded once, when they are published, so that a replay only
+joins them.
 
-An item is what follows the delivery tag in a delivery: the flag `redelivered`, which is never set, the
-routing, the end of the method frame, and the content frames, for channel 1. Its headers already have the
-field `x-stream-offset`, as the last one. So a run of items of one size is delivered by one `join` (see
-deliver.py).
+An item has all bytes behind the delivery tag of a delivery: the flag `redelivered`, which is never set, the
+routing, the end of the method frame, and the content frames, for channel 1. Its headers already end with the
+field `x-stream-offset`. So one `join` delivers a run of items of one size (see deliver.py).
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from persistence.streams.compression import NONE, ZSTD, Growing
 from quorum_queue.machine.dedup import Names
 from quorum_queue.machine.run import LargeRun, Run
 
-#: A batch is closed when it has so many bytes.
+#: A batch is closed when it has this many bytes.
 BATCH_BYTES: Final = 256 * 1024
-#: Layouts of properties that are remembered, and the longest properties among them.
+#: Maximum number of cached layouts of properties, and the longest properties that are cached.
 LAYOUTS_MAX: Final = 1024
 LAYOUT_BYTES_MAX: Final = 1024
 OFFSET: Final = b"x-stream-offset"
-#: By which a group names the stream of a message.
+#: Header with which a group names the stream of a message.
 STREAM: Final = b"x-stream"
 _STREAM_NAME: Final = bytes((len(STREAM),)) + STREAM
 FILTER: Final = b"x-stream-filter-value"
-#: Content encodings of what need not be compressed once more.
+#: Content encodings of bodies that need no further compression.
 COMPRESSIONS: Final = frozenset(
     [
         "gzip",
@@ -57,14 +56,14 @@ COMPRESSIONS: Final = frozenset(
     ]
 )
 _LOW: Final = [bytes((value,)) for value in range(256)]
-#: Runs of so many messages are encoded together with others.
+#: Runs of at most this many messages are encoded together with others.
 SHORT_RUN: Final = 64
 _HEADERS_FLAG: Final = 0x2000
 _flatten = chain.from_iterable
 
 
 class Layout:
-    """How the properties of a message are written around its offset."""
+    """How the properties of a message are encoded around its offset."""
 
     __slots__ = ("after", "before", "dense", "names_stream", "opening", "value")
 
@@ -78,20 +77,20 @@ class Layout:
         *,
         names_stream: bool,
     ) -> None:
-        #: From the property flags to the offset; and how many bytes of that come before the first header.
+        #: The bytes from the property flags to the offset, and how many of them come before the first header.
         self.before = before
         self.opening = opening
         self.after = after
-        #: Something in its headers looks like one by which a group names the stream.
+        #: True if the headers seem to have the one with which a group names the stream.
         self.names_stream = names_stream
-        #: Its filter value.
+        #: The message's filter value.
         self.value = value
-        #: Its publisher has compressed it.
+        #: True if the publisher has compressed the body.
         self.dense = dense
 
 
 class Layouts:
-    """Layouts by the bytes of flags and properties: most messages have the same few."""
+    """Layouts by the bytes of flags and properties: most messages share a few."""
 
     __slots__ = ("_known",)
 
@@ -112,7 +111,7 @@ class Layouts:
 
 
 def _alike(contents: list[bytes], front: bytes) -> bool:
-    """Return whether all contents have one length and begin like this. C goes through them."""
+    """Return whether all contents have the same length and begin with `front`. The loop runs in C."""
     count = len(contents)
     if list(map(len, contents)).count(len(contents[0])) != count:
         return False
@@ -126,7 +125,7 @@ def _in_one_frame(first: bytes, front: bytes) -> bool:
 
 
 def _largest(framed: bytes, at: int) -> int:
-    """Return the bytes of the largest of the frames from here on."""
+    """Return the size of the largest frame from here on."""
     largest = 0
     while at < len(framed):
         size = int.from_bytes(framed[at + 3 : at + 7], "big") + 8
@@ -136,9 +135,7 @@ def _largest(framed: bytes, at: int) -> int:
 
 
 def _pre(head: bytes, front: bytes, layout: Layout, payload_bytes: int) -> bytes:
-    """Return what an item has in front of its offset; `front` is the frame
-    of its content header as it came.
-    """
+    """Return the bytes of an item before its offset; `front` is the content header's frame as received."""
     return b"".join(
         (
             b"\x00",
@@ -152,8 +149,8 @@ def _pre(head: bytes, front: bytes, layout: Layout, payload_bytes: int) -> bytes
 
 
 def begin_large(layouts: Layouts, content: bytes, head: bytes, channel: int, codec: str = NONE) -> LargeItem:
-    """Begin to make a large message ready; `channel` is that of its frames. `codec` is what it is compressed
-    by for an entry; LZ4 has no blocks that grow, so then it is not.
+    """Begin to encode a large message; `channel` is the channel of its frames. `codec` compresses it for an
+    entry; LZ4 cannot compress piece by piece, so with LZ4 it stays uncompressed.
     """
     at = 8 + int.from_bytes(content[3:7], "big")
     front = content[:at]
@@ -190,9 +187,9 @@ def _layout(header: bytes) -> Layout:
 
 
 def _is_dense(properties: Properties) -> bool:
-    """Return whether the content encoding is a compression. Many clients write a character set there."""
+    """Return whether the content encoding is a compression. Many clients put a character set there."""
     encoding = properties.text("content_encoding")
-    # Spring has gzip:UTF-8, and others a list as HTTP has it.
+    # Spring writes gzip:UTF-8, others write a list as in HTTP.
     words = [] if encoding is None else encoding.lower().replace(",", " ").replace(":", " ").split()
     return any(word in COMPRESSIONS for word in words)
 
@@ -208,7 +205,7 @@ def _filter_value(table: bytes) -> bytes | None:
 
 
 class Encoded:
-    """A batch in memory, and the parts that are written of it."""
+    """A batch in memory, and its parts that are written to disk."""
 
     __slots__ = ("batch", "named", "names", "packed", "parts", "stamps")
 
@@ -222,14 +219,15 @@ class Encoded:
     ) -> None:
         self.batch = batch
         self.parts = parts
-        #: By which duplicates of its messages are known.
+        #: Names that identify duplicates of its messages.
         self.names = names
-        #: The items compressed by Zstandard for an entry, if they are large.
+        #: The items of a large message, compressed by Zstandard for an entry.
         self.packed: bytes | None = None
-        #: Where the offsets stand, if that is wanted: neighbours, the size of each, and the place in it.
+        #: Positions of the offsets, if wanted: number of consecutive items, size of each, and position in the
+        #: item.
         self.stamps = stamps
-        #: The names of each message, if it is decided later which ones are duplicates: the first message, and
-        #: names from it on.
+        #: The names of the messages, if duplicates are found later: number of the first message, and the
+        #: names from there on.
         self.named = named
 
 
@@ -265,8 +263,8 @@ class Encoder:
     def __init__(
         self, layouts: Layouts, base: int, time_ms: int, *, stamped: bool = False, codec: str = NONE
     ) -> None:
-        """`stamped`: note where the offsets stand, because they are written later, as far as messages are no
-        duplicates. `codec`: see begin_large.
+        """`stamped`: note the positions of the offsets, which are written later, when duplicates are known.
+        `codec`: see begin_large.
         """
         self._layouts = layouts
         self._codec = codec
@@ -275,23 +273,24 @@ class Encoder:
         self._done: list[Encoded] = []
         self._count = self._size = self._dense_bytes = 0
         self._items: list[bytes] = []
-        #: Their checksum if it is known.
+        #: Checksum of the items if it is known.
         self._items_crc: int | None = None
-        #: Large messages that were made ready before, by the identity of their contents.
+        #: Large messages that were encoded before, by the identity of their contents.
         self._made: dict[int, LargeItem] = {}
         self._shapes: list[Shape] = []
-        #: Numbers of the filter values, and that of each message.
+        #: Numbers of the filter values, and the number for each message.
         self._values: dict[bytes | None, int] = {}
         self._filters: list[int] = []
-        #: Names of messages, by the offset of the first of them, as far as they are in no batch yet.
+        #: Names of messages that are in no batch yet, with the offset of the first of them.
         self._named: list[tuple[int, Names]] = []
-        #: Messages of short runs, which are encoded together: where keys alternate, as in a super stream,
-        #: each message is a run of its own. Their heads, and the channel that their frames carry.
+        #: Messages of short runs, which are encoded together: where routing keys alternate, as in a super
+        #: stream, each message is a run of its own. Then their heads, and the channel number in their frames.
         self._short: list[bytes] = []
         self._short_heads: list[bytes] = []
         self._short_channel = 0
         self._stamps: list[tuple[int, int, int]] | None = [] if stamped else None
-        #: See Batch; what the last message begins with, and where the opening of its headers ends in that.
+        #: See Batch. `_pre`: the beginning of the last message; `_opening_stop`: where the opening of its
+        #: headers ends there.
         self._alike, self._keyed = True, False
         self._pre, self._opening_stop = b"", 0
 
@@ -320,7 +319,7 @@ class Encoder:
         self._short_heads += [run.head] * count if heads is None else heads
 
     def _add_short(self) -> None:
-        """Add the messages of short runs that have gathered."""
+        """Add the collected messages of short runs."""
         if self._short:
             contents, heads = self._short, self._short_heads
             self._short, self._short_heads = [], []
@@ -329,7 +328,7 @@ class Encoder:
             self._add_run(contents, heads, self._short_channel)
 
     def _add_run(self, contents: list[bytes], heads: list[bytes], channel: int) -> None:
-        """Add messages with one head, or with one each."""
+        """Add messages that share one head, or have one head each."""
         count, start = len(contents), 0
         if count > 1:
             front = contents[0][: 8 + int.from_bytes(contents[0][3:7], "big")]
@@ -356,8 +355,8 @@ class Encoder:
     def _add_alike(self, contents: list[bytes], heads: list[bytes], front: bytes, channel: int) -> None:
         """Add messages with the same content header, and bodies of the same length.
 
-        They have the same routing, or each its own, of the same length; then their bodies have no second
-        frame.
+        They have the same routing, or each its own of the same length; in the second case their bodies have
+        at most one frame.
         """
         head = heads[0]
         layout = self._layouts.of(front[7:-1])
@@ -381,7 +380,7 @@ class Encoder:
             self._add_shaped(contents, heads, shape, pre, post, at + 7, layout)
             return
         for each in contents:
-            # Bodies of the same length may have been cut in different places.
+            # Bodies of the same length may be split into frames differently.
             framed = each if channel == 1 else content.restamp_all([each], 1)[0]
             shape = Shape(
                 0, len(pre) + 8 + len(post) + len(framed) - at, len(head), payload_bytes, _largest(framed, at)
@@ -389,13 +388,13 @@ class Encoder:
             self._add_shaped([framed], heads, shape, pre, post, at, layout)
 
     def _add_large(self, content: bytes, head: bytes, channel: int, layout: Layout) -> None:
-        """Add a message as a batch of its own."""
+        """Add a message as a separate batch."""
         item = self._made.pop(id(content), None)
         if item is None:
             item = begin_large(self._layouts, content, head, channel, self._codec)
         if self._count:
             self._close()
-        # What is compressed has 0 there, too, so the checksum is that of both.
+        # The compressed item also has offset 0, so both have the same checksum.
         data, self._items_crc = item.finish(self._base if self._stamps is None else 0)
         self._items.append(data)
         if self._stamps is not None:
@@ -415,7 +414,7 @@ class Encoder:
         at: int,
         layout: Layout,
     ) -> None:
-        """Add messages of this shape, in as many batches as they take."""
+        """Add messages of this shape, in as many batches as needed."""
         start, count = 0, len(contents)
         while start < count:
             room = min((BATCH_BYTES - self._size) // shape.size, COUNT_MAX - self._count)
@@ -453,7 +452,7 @@ class Encoder:
     def _put_headed(
         self, contents: list[bytes], heads: list[bytes], pre: bytes, post: bytes, at: int
     ) -> None:
-        """As `_put`, but the head in `pre` is that of one of the messages only."""
+        """Like `_put`, but the head in `pre` belongs to only one of the messages."""
         offset, count, done = self.next_offset, len(contents), 0
         bodies = map(itemgetter(slice(at, None)), contents)
         middle = pre[1 + len(heads[0]) :]
@@ -535,7 +534,7 @@ class Encoder:
             self._stamps = []
 
     def _take_named(self) -> list[tuple[int, Names]]:
-        """Return the names of the messages of this batch, and of which one they begin with."""
+        """Return the names of the messages of this batch, with the number of the first message."""
         stop = self._base + self._count
         found: list[tuple[int, Names]] = []
         rest: list[tuple[int, Names]] = []

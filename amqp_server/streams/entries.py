@@ -1,14 +1,14 @@
-"""What the log of a stream's group has: messages without their offsets, and what is done with them when they
-get these. Pure.
+"""The entries in the log of a stream's group: messages without offsets, and the steps that give them offsets.
+Pure.
 
     entry   u8 version | u64 now_ms | batches of nodes, each with its length before it
-    batch   of one node, in msgpack: whose it is, and the messages
+    batch   of one node, in msgpack: the node, and the messages
 
-The node of the publisher makes messages ready, but for what only the order of the log can tell: their
-offsets. A member that applies an entry gives the messages the next offsets and the entry's time. So batches
-have the same bytes on all members.
+The publisher's node encodes messages without their offsets, which depend on the order of the log. A member
+that applies an entry gives the messages the next offsets and the entry's time. So batches have the same bytes
+on all members.
 
-Messages may be compressed on their way and in the log. A member puts offsets into them, so it has to
+Messages may be compressed on the links and in the log. A member puts offsets into them, so it has to
 decompress them; the thread that writes its segments compresses them again.
 """
 
@@ -30,24 +30,22 @@ from persistence.streams.compression import NONE
 from quorum_queue.machine import dedup
 from quorum_queue.machine.dedup import Names
 
-#: Of entries.
+#: Format version of entries.
 VERSION = 1
 _ENTRY = struct.Struct(">BQ")
 _LENGTH = struct.Struct(">I")
-#: In place of an offset: a name that has none yet, or a consumer that takes a name.
+#: Stands for the offset of a name that has none yet, and of a consumer that takes a name.
 NO_OFFSET = -1
-#: From so many neighbours on offsets are written by slices.
+#: From this number of consecutive items on, offsets are written with slices.
 _MANY = 8
 
 
 class CodecError(Exception):
-    """The bytes are nothing that this version knows."""
+    """This version cannot decode the bytes."""
 
 
 class NamedMessages(msgspec.Struct, array_like=True, frozen=True):
-    """Neighbours with their names: those of a sequence by its first one and how many they are, others one by
-    one.
-    """
+    """Consecutive messages with their names: a sequence as first name and length, others one by one."""
 
     start: int
     count: int
@@ -56,44 +54,45 @@ class NamedMessages(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Append(msgspec.Struct, array_like=True, frozen=True):
-    """Messages without their offsets: the parts of a batch, and where the offsets stand in the items."""
+    """Messages without their offsets: the parts of a batch, and the positions of the offsets in the items."""
 
     head: bytes
     meta: bytes
-    #: Of an entry that was read: a part of it, without a copy.
+    #: In an entry that was read, a part of that entry, without a copy.
     items: memoryview
-    #: Neighbours, the size of each, and the place in it.
+    #: Number of consecutive items, size of each, and position of the offset in the item.
     stamps: list[tuple[int, int, int]]
-    #: Of messages that may be duplicates. From versions.SUPER_STREAMS on.
+    #: Names of messages that may be duplicates. From versions.SUPER_STREAMS on.
     named: list[NamedMessages] = []
-    #: How the items are compressed, and their bytes without it. From versions.SUPER_STREAMS on.
+    #: Compression of the items, and their uncompressed size in bytes. From versions.SUPER_STREAMS on.
     codec: str = NONE
     size: int = 0
 
 
 class Note(msgspec.Struct, array_like=True, frozen=True):
-    """What a consumer with a name says: it takes the name, or has acked up to an offset without a gap."""
+    """A note from a consumer with a name: it takes the name, or has acked up to an offset without a gap."""
 
     name: str
     #: The consumer.
     owner: str
     offset: int = NO_OFFSET
-    #: So many names are kept from now on; those that were used longest ago are forgotten.
+    #: Maximum number of names from now on; the least recently used ones are forgotten.
     most: int = 1
-    #: Whom it takes the name from, "" if nobody had it. A note that comes late takes it from nobody else.
+    #: The owner that it takes the name from, "" if there was none. A late note takes the name from no other
+    #: owner.
     instead: str = ""
 
 
 class NodeBatch(msgspec.Struct, array_like=True, frozen=True):
-    """What one node has to say in one of its turns."""
+    """The messages and notes of one node from one of its turns."""
 
     node: str
-    #: The start of the node.
+    #: Identifies the start of the node.
     incarnation: int
     #: Consecutive from 1 within an incarnation.
     number: int
     appends: list[Append] = []
-    #: Messages below this offset go; only the leader says so.
+    #: Messages below this offset are deleted; only the leader sets it.
     first: int = 0
     #: From versions.STREAM_NAMES on.
     notes: list[Note] = []
@@ -112,7 +111,7 @@ def encode_batch(
     codec: str = NONE,
     notes: list[Note] | None = None,
 ) -> bytes:
-    """Return what a node sends to the leader; messages are compressed by `codec`."""
+    """Encode a node's batch for the leader; messages are compressed by `codec`."""
     appends: list[Append] = []
     for each in encoded:
         head, meta, items = each.parts
@@ -128,7 +127,7 @@ def encode_batch(
             view = memoryview(packed)
             appends.append(Append(head, meta, view, each.stamps or [], named, codec, len(items)))
     if notes is None:
-        # As earlier versions write it.
+        # The format of earlier versions.
         return msgspec.msgpack.encode((node, incarnation, number, appends, first))
     return msgspec.msgpack.encode(NodeBatch(node, incarnation, number, appends, first, notes))
 
@@ -169,7 +168,7 @@ def decode_entry(data: bytes | memoryview) -> tuple[int, list[NodeBatch]]:
 def stamped(items: bytes | memoryview, stamps: list[tuple[int, int, int]], base: int) -> bytes:
     """Return the items with their offsets."""
     if len(items) > LARGE_BYTES and len(stamps) == 1 and stamps[0][0] == 1:
-        # With one copy.
+        # This way needs only one copy.
         at = stamps[0][2]
         view = memoryview(items)
         return b"".join((view[:at], base.to_bytes(8, "big"), view[at + 8 :]))
@@ -186,7 +185,7 @@ def stamped(items: bytes | memoryview, stamps: list[tuple[int, int, int]], base:
             if sys.byteorder == "little":
                 numbers.byteswap()
             raw = numbers.tobytes()
-            # Offsets as they are encoded before, from 0 on, have zeros in their upper halves.
+            # The encoded offsets, which begin at 0, have zeros in their upper halves.
             for byte in range(4 if offset + count <= 1 << 32 else 0, 8):
                 out[place + byte : stop : size] = raw[byte::8]
         offset += count
@@ -195,7 +194,7 @@ def stamped(items: bytes | memoryview, stamps: list[tuple[int, int, int]], base:
 
 
 def placed(append: Append, base: int, time_ms: int) -> Encoded:
-    """Return the batch that these messages are at this offset. Raises CodecError."""
+    """Return the batch of these messages at this offset. Raises CodecError."""
     try:
         head = batches.decode_head(append.head)
         items = stamped(append.items, append.stamps, base)
@@ -208,18 +207,18 @@ def placed(append: Append, base: int, time_ms: int) -> Encoded:
 
 
 def _items_crc(before: int, append: Append, items: bytes) -> int:
-    """Return the checksum of these items; `before` is that of the same ones without their offsets."""
+    """Return the checksum of these items; `before` is their checksum without the offsets."""
     if len(items) <= LARGE_BYTES or len(append.stamps) != 1 or append.stamps[0][0] != 1:
         return crc32(items)
-    # Of a large message only what comes up to its offset is looked at: the rest is as its publisher's node
-    # has seen it.
+    # Of a large message only the bytes up to its offset are checked: the publisher's node has checked the
+    # rest.
     stop = append.stamps[0][2] + 8
     changed = crc32(append.items[:stop]) ^ crc32(items[:stop])
     return checksum.joined(changed, before, len(items) - stop)
 
 
 def names_of(named: NamedMessages) -> Names:
-    """Raises CodecError."""
+    """Decode names. Raises CodecError."""
     if not named.first:
         if len(named.names) != named.count:
             raise CodecError(f"{len(named.names)} names of {named.count} messages")
@@ -231,7 +230,7 @@ def names_of(named: NamedMessages) -> Names:
 
 
 def without(append: Append, kept: list[range]) -> Append:
-    """Return these messages of an append, by their numbers, as an append of their own. Raises CodecError."""
+    """Return these messages of an append, by their numbers, as a separate append. Raises CodecError."""
     try:
         head = batches.decode_head(append.head)
         whole = batches.trusted(head, append.meta, append.items)
@@ -258,7 +257,7 @@ def without(append: Append, kept: list[range]) -> Append:
 
 
 def unpacked(append: Append) -> Append:
-    """Return it with its items as they are. Raises CodecError."""
+    """Return the append with uncompressed items. Raises CodecError."""
     if append.codec == NONE:
         return append
     size = sum([count * each for count, each, _ in append.stamps])
@@ -272,7 +271,7 @@ def unpacked(append: Append) -> Append:
 
 
 def _within(kept: list[range], number: int, count: int) -> list[range]:
-    """Return which of `count` messages from this one on are kept, counted from it."""
+    """Return which of `count` messages from `number` on are kept, numbered from there."""
     found: list[range] = []
     for each in kept:
         low, stop = max(each.start, number), min(each.stop, number + count)

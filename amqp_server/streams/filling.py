@@ -1,8 +1,8 @@
-"""What one member of a stream should have on its disk and has not: it is fetched from other members, by
-offset.
+"""Messages that one member of a stream should have on its disk and lacks: it fetches them from other members,
+by offset.
 
 The segments of a new member end before the leader's snapshot, and those of any member may be damaged. One
-question is under way at a time. What no member can read is given up.
+question is in progress at a time. Messages that no member can read are given up.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("mqd.streams")
 
-#: Time until other members are asked again for what no member could give, ms.
+#: Time until this member asks again for messages that no member could give, ms.
 RETRY_MS = 500
 
 
 class Fill(NamedTuple):
-    """What the segments must have before a snapshot of the leader can be taken over."""
+    """The messages that the segments must have before a snapshot of the leader can be installed."""
 
     peer: str
     first_offset: int
@@ -40,21 +40,21 @@ class Fill(NamedTuple):
 
 
 class Filling:
-    """See above. All calls on the loop's thread."""
+    """See above. All calls are on the loop's thread."""
 
     def __init__(self, host: StreamGroupHost, services: StreamServices, asks: Asks) -> None:
         self._host = host
         self._services = services
         self._asks = asks
-        #: To take over a snapshot.
+        #: Messages needed to install a snapshot.
         self._fill: Fill | None = None
-        #: Damages to mend, by their first offsets; and what no member has.
+        #: Damaged ranges to repair, by their first offsets; and ranges that no member has.
         self.missing: dict[int, int] = {}
         self.given_up: dict[int, int] = {}
         self._asking = False
         self._rests_until = 0
-        #: Members in turn; how many could not help since one did, and those that have what is asked for
-        #: damaged.
+        #: Counter to ask members in turn; number of failures since the last success; and members whose copy
+        #: of the wanted messages is damaged.
         self._turns = 0
         self._failures = 0
         self._damaged_at: dict[str, None] = {}
@@ -63,11 +63,11 @@ class Filling:
 
     @property
     def has_snapshot(self) -> bool:
-        """Return whether a snapshot of the leader is being taken over."""
+        """Return whether a snapshot of the leader is being installed."""
         return self._fill is not None and self._fill.wanted()
 
     def begin(self, fill: Fill) -> None:
-        """Have the segments filled as far as a snapshot of the leader goes."""
+        """Fill the segments up to the end of a snapshot of the leader."""
         self._rests_until = 0
         self._fill = fill
         self.go_on()
@@ -85,7 +85,7 @@ class Filling:
             )
 
     def go_on(self) -> None:
-        """Ask other members for the next messages that this disk should have and does not have."""
+        """Ask other members for the next messages that this disk should have and lacks."""
         host = self._host
         if host.ended or self._asking or host.writing or not host.opened:
             return
@@ -111,13 +111,13 @@ class Filling:
                 return
 
     def _reset(self, offset: int) -> None:
-        """What is before this offset is gone on the other members."""
+        """Drop all segments and begin at this offset: the other members have deleted earlier messages."""
         host = self._host
         self.missing.clear()
         host.write(partial(host.log.reset, offset), host.has_written)
 
     def _others(self) -> list[str]:
-        """The other members; one that has just begun knows only the leader that fills it for certain."""
+        """The other members; a member that has just begun is sure only of the leader that fills it."""
         names = dict.fromkeys(self._host.group.core.members.everyone())
         if self._fill is not None:
             names[self._fill.peer] = None
@@ -125,7 +125,7 @@ class Filling:
 
     def _ask(self, offset: int, stop: int, prefer: str, done: Done) -> None:
         if offset != self._asked:
-            # What members have damaged somewhere else says nothing of it.
+            # Damage of members at other offsets does not matter here.
             self._asked = offset
             self._damaged_at.clear()
         members = self._others()
@@ -159,7 +159,7 @@ class Filling:
             done(word)
             return
         everyone = self._others()
-        # One that comes back after it was no member may not know the others yet.
+        # A node that is a member again after it was none may not know the others yet.
         if self._host.group.informed and all(name in self._damaged_at for name in everyone):
             self._damaged_at.clear()
             done(word)
@@ -171,15 +171,15 @@ class Filling:
             self._wait()
 
     def _wait(self) -> None:
-        """Nobody can help now: ask again later."""
+        """No member can help now: ask again later."""
         self._rests_until = self._services.clock.monotonic_ms() + RETRY_MS
         self._services.timers.wake(self._host, self._rests_until)
 
     def _came_forward(self, word: StreamWord) -> None:
-        """Messages for the end of the segments."""
+        """Handle an answer with messages for the end of the segments."""
         host = self._host
         if host.writing:
-            # Something else is written; it is asked for again.
+            # Another write is in progress; this member asks again later.
             return
         if word.what == frames.TOLD_GONE:
             if word.value > host.stored_offset:
@@ -195,7 +195,7 @@ class Filling:
             self._wait()
             return
         if found[0][1].base < stored:
-            # It was compacted there.
+            # The other member has compacted this range.
             data = within(data, found, stored, found[-1][1].stop)
             found = self._heads_of(data)
         parts = [
@@ -249,7 +249,7 @@ class Filling:
             else:
                 logger.warning("%s: messages up to %d are whole again", host.title, stop - 1)
         for gap, end in host.log.gaps(host.first_offset):
-            # Other damages of the same segment.
+            # Other damaged ranges of the same segment.
             self.miss(Lost(gap, end, "no segment has them"))
         host.has_mended()
 
@@ -257,7 +257,7 @@ class Filling:
         return any(low <= offset < stop for low, stop in self.given_up.items())
 
     def _give_up(self, low: int, stop: int) -> None:
-        """No member can read these."""
+        """Give up these messages: no member can read them."""
         self.given_up[low] = stop
         self._host.note_lost(Lost(low, stop, "no member of the stream can read them"))
 

@@ -1,4 +1,4 @@
-"""Where in a stream of a cluster a consumer is to begin, by this member's own copy."""
+"""Finds the offset at which a consumer of a stream in a cluster begins, in this member's own copy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Finding:
-    """Looks in the tail, and has a thread look in the segments."""
+    """Searches the tail, and lets a thread search the segments."""
 
     def __init__(self, host: StreamGroupHost, services: StreamServices, turn: Turn) -> None:
         self._host = host
@@ -25,7 +25,7 @@ class Finding:
         self._turn = turn
 
     def find(self, start: Start, done: Callable[[int], None]) -> None:
-        """Find the offset of the last batch, or of the first one from a time on."""
+        """Find the offset of the last batch, or of the first batch from a time on."""
         host = self._host
         segments, tail = host.log.segments, host.tail
         if start.name == "last":

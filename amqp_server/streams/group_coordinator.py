@@ -1,8 +1,8 @@
-"""The leader's part of a consumer group in a cluster: it watches the streams, and proposes what to hand to
-whom.
+"""The leader's part of a consumer group in a cluster: it watches the streams, and proposes which messages to
+hand to which member.
 
-What it proposes is checked again when it is applied, so it may be late or out of date. For each partition one
-proposal is under way at a time. See quorum_queue.consumer_groups.replica.
+Proposals are checked again when they are applied, so they may be late or out of date. Each partition has one
+proposal in progress at a time. See quorum_queue.consumer_groups.replica.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Coordinator:
-    """What only the leader has. On other nodes it is empty."""
+    """State that only the leader has. On other nodes it is empty."""
 
     #: For mypyc; see `let_go`.
     __deletable__ = ("_host",)
@@ -36,36 +36,36 @@ class Coordinator:
         self._streams = streams
         self._has_heard_of = has_heard_of
         self._watching: dict[int, Watching] = {}
-        #: The streams may be others than before.
+        #: True if the set of streams may have changed.
         self.stale = True
-        #: Streams of which there may be something to hand out.
+        #: Streams that may have messages to hand out.
         self._ready: dict[int, None] = {}
-        #: What was proposed and is not applied: the batch, and how much of whose room it takes; and streams
-        #: of this turn.
+        #: Proposals that are not applied yet, by stream: the batch, the member, and how much of its room it
+        #: takes. `_planning` has those of this turn.
         self._planned: dict[int, tuple[int, Key, int]] = {}
         self._planned_gets: dict[Key, int] = {}
         self._planning: list[tuple[int, Key, int]] = []
         self._planning_gets: list[Key] = []
-        #: Members whose room was promised to one partition when another had something for them.
+        #: Members whose room was promised to one partition when another partition had messages for them.
         self._turned_away: dict[Key, None] = {}
-        #: Streams that were served last come last.
+        #: Order of the last service of each stream: the least recently served ones come first.
         self._served: dict[int, int] = {}
         self._serves = 0
 
     def begin_anew(self) -> None:
-        """Another node leads, or this one does again: forget what was proposed."""
+        """Another node leads, or this node leads again: forget the proposals."""
         self._planned, self._planned_gets = {}, {}
         self._planning, self._planning_gets, self._turned_away = [], [], {}
         self._ready = dict.fromkeys(self._host.replica.group.partitions)
 
     def close(self) -> None:
-        """Watch no stream any more."""
+        """Stop watching the streams."""
         for watching in self._watching.values():
             watching.close()
         self._watching = {}
 
     def sent(self, number: int) -> None:
-        """What was proposed in this turn is in batches up to this one."""
+        """The proposals of this turn are in batches up to this one."""
         for stream_id, key, count in self._planning:
             self._planned[stream_id] = number, key, count
         for key in self._planning_gets:
@@ -73,7 +73,7 @@ class Coordinator:
         self._planning, self._planning_gets = [], []
 
     def applied(self, number: int) -> None:
-        """Own batches up to this one were applied."""
+        """Called when own batches up to this one were applied."""
         for stream_id, (batch, key, _) in list(self._planned.items()):
             if batch <= number:
                 del self._planned[stream_id]
@@ -85,8 +85,8 @@ class Coordinator:
                 del self._planned_gets[key]
 
     def _ask_again(self, key: Key) -> None:
-        """What was promised to a member was handed out, or came too late: then its other partitions may have
-        the room.
+        """The messages promised to a member were handed out, or the proposal came too late: its other
+        partitions may use the room now.
         """
         del self._turned_away[key]
         member = self._host.replica.group.members.get(key)
@@ -107,7 +107,7 @@ class Coordinator:
         )
 
     def coordinate(self) -> None:
-        """Propose what is to be done."""
+        """Make the proposals that are due."""
         if self.stale:
             self.stale = False
             self._look_for_streams()
@@ -132,7 +132,7 @@ class Coordinator:
         known = self._host.replica.group.partitions
         streams = {each.queue_id: each.name for each in self._streams()}
         come = [[stream_id, name] for stream_id, name in streams.items() if stream_id not in known]
-        # A stream that this node has not heard of yet is not gone.
+        # A stream that this node does not know yet does not count as deleted.
         gone = [each for each in known if each not in streams and self._has_heard_of(each)]
         if come or gone or not self._host.replica.known:
             self._host.pending.append(("streams", come, gone))
@@ -161,7 +161,7 @@ class Coordinator:
             self._host.schedule()
 
     def _room(self, member: Member) -> int:
-        """Return how much room a member has beside what is promised to it."""
+        """Return the room of a member without the room that is promised already."""
         room = member.room()
         for _, key, count in self._planned.values():
             if key == member.key:
@@ -172,7 +172,7 @@ class Coordinator:
         return room
 
     def _plan(self, partition: Partition) -> None:
-        """Propose to hand out what is next of a partition."""
+        """Propose to hand out the next messages of a partition."""
         stream_id = partition.stream_id
         watching, member = self._watching.get(stream_id), partition.active()
         offsets = watching.offsets() if watching is not None else None
@@ -180,7 +180,7 @@ class Coordinator:
             return
         span = partition.upcoming()
         if span.low < offsets.start:
-            # It is gone.
+            # The message is deleted.
             self._host.pending.append(("passed", stream_id, span.low, offsets.start))
             self._planning.append((stream_id, (), 0))
             return
@@ -198,7 +198,7 @@ class Coordinator:
         self._served[stream_id] = self._serves
 
     def _serve_getters(self) -> None:
-        """Propose what those get who wait for single messages."""
+        """Propose messages for clients that wait for single messages."""
         group = self._host.replica.group
         taken = {stream_id for stream_id, _, _ in self._planning}
         for key in self._host.replica.getting:
@@ -233,7 +233,7 @@ class Coordinator:
                 self._planning_gets.append(key)
 
     def let_go(self) -> None:
-        """The host is closed: they refer to each other."""
+        """Drop the reference to the closed host, to break the reference cycle."""
         del self._host
 
 

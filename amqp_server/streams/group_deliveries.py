@@ -1,4 +1,4 @@
-"""What the consumers of one node were given by a group in a cluster, until it is sent to them."""
+"""Messages that a group in a cluster gave to the consumers of one node, until they are sent."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ if TYPE_CHECKING:
 
 
 class Deliveries:
-    """Reads what was handed to consumers of this node, and gives it to them."""
+    """Reads the messages handed to consumers of this node, and delivers them."""
 
     #: For mypyc; see `let_go`.
     __deletable__ = ("_host",)
 
     def __init__(self, host: ReplicatedGroupHost) -> None:
         self._host = host
-        #: Who takes messages, by their keys on this node.
+        #: Takers of messages, by their keys on this node.
         self.takers: dict[Key, Taker] = {}
-        #: What was handed to them and is not read yet.
+        #: Messages that were handed to them and are not read yet.
         self.handed: list[Handed] = []
         self._readings = Readings(host, "group")
 
     def read_on(self) -> None:
-        """Have read what this node's consumers were given."""
+        """Start reading the messages that this node's consumers were given."""
         if self.handed and not self._host.group.behind:
-            # Before that it is not known whether they have still got it.
+            # While the log is behind, it is unknown whether the consumers still hold these messages.
             handed, self.handed = self.handed, []
             for each in handed:
                 self._take(each)
@@ -39,18 +39,18 @@ class Deliveries:
         stream_id = handed.stream_id
         taker = self.takers.get(handed.key[2:])
         if taker is None:
-            # It is on its way out.
+            # The consumer is being detached.
             return
         reading = self._readings.of(stream_id)
         if reading is None:
-            # This node is to hear of the stream yet, or it is deleted.
+            # This node does not know the stream yet, or the stream is deleted.
             self.handed.append(handed)
             self._host.retry()
             return
         reading.dues.append(Due(taker, stream_id, handed.low, handed.stop, handed.first, handed.attempts))
 
     def unsent(self, key: Key) -> list[tuple[int, int]]:
-        """Return what a consumer was given and not sent yet: from an id up to another one."""
+        """Return the messages that a consumer was given and not sent yet: from an id up to another one."""
         handed = [
             (each.first, each.first + each.stop - each.low) for each in self.handed if each.key[2:] == key
         ]
@@ -65,26 +65,28 @@ class Deliveries:
                 self._host.schedule()
 
     def drop(self, key: Key) -> None:
-        """Nothing that is read is sent to this consumer."""
+        """Send no more messages to this consumer."""
         self._readings.drop(lambda due: due.taker.key == key)
 
     def not_sent(self, key: Key) -> None:
-        """A consumer does not hold any more what it was given and not sent."""
+        """A consumer no longer holds the messages that it was given and not sent."""
         self.handed = [each for each in self.handed if each.key[2:] != key]
         self.drop(key)
 
     def forget(self, stream_id: int) -> None:
-        """Nobody holds what was handed out of a stream before."""
+        """Messages of a stream that were handed out before count as held by no consumer."""
         self.handed = [each for each in self.handed if each.stream_id != stream_id]
         self._readings.forget(stream_id)
 
     def forget_all(self) -> None:
-        """The group jumps to a snapshot; see `restore`."""
+        """Called when the group jumps to a snapshot; see `restore`."""
         self.handed = []
         self._readings.drop(lambda due: True)
 
     def restore(self, own: tuple[str, int]) -> None:
-        """Hand out what the group says that consumers of this node hold, and that was not sent to them."""
+        """Hand out the messages that consumers of this node hold according to the group, and that were not
+        sent to them.
+        """
         group = self._host.replica.group
         for key, taker in self.takers.items():
             member = group.find((*own, *key))
@@ -103,7 +105,7 @@ class Deliveries:
         self.handed = []
 
     def let_go(self) -> None:
-        """The host is closed: they refer to each other."""
+        """Drop the reference to the closed host, to break the reference cycle."""
         del self._host
         self._readings.let_go()
 

@@ -1,5 +1,5 @@
-"""What the log of a consumer group means for this node's clients, as entries are applied, or a snapshot
-stands for them.
+"""The effects of a consumer group's log on this node's clients, when entries are applied or a snapshot
+replaces them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ logger = logging.getLogger("mqd.groups")
 
 
 class GroupEffects(GroupView):
-    """The part of the group's host that has them. See ReplicatedGroupHost."""
+    """The part of the group's host that performs these effects. See ReplicatedGroupHost."""
 
     _services: NodeServices
     _requests: Requests
@@ -36,7 +36,7 @@ class GroupEffects(GroupView):
     _ahead_ms: int
 
     def schedule(self) -> None:
-        """Have what is to be done done in this turn."""
+        """Schedule this host's work for this turn."""
         if not self.ended:
             self._turn.schedule(self)
 
@@ -69,8 +69,8 @@ class GroupEffects(GroupView):
             raise Unreadable(f"its snapshot can't be read by this version of mqd: {error}") from None
 
     def restore(self, state: bytes) -> None:
-        """Jump to a snapshot of the leader's, and hand out what the group gave this node's consumers
-        meanwhile.
+        """Jump to a snapshot from the leader, and hand out the messages that the group gave this node's
+        consumers meanwhile.
         """
         self.replica = self._restored(state)
         self._keep_time()
@@ -98,7 +98,7 @@ class GroupEffects(GroupView):
         self.schedule()
 
     def _answer_getters(self) -> None:
-        """Answer those whose answers were in entries that a snapshot stands for."""
+        """Answer the gets whose answers were in entries that a snapshot replaces."""
         own = self.own
         for key in list(self.asking.getting):
             whole = (*own, *key)
@@ -134,7 +134,7 @@ class GroupEffects(GroupView):
             self._passed(number)
 
     def _answer(self, applied: Applied, number: int) -> None:
-        """Own batches up to this one were applied."""
+        """Answer the requests in own batches up to this one, which were applied."""
         refused = {key[2:]: reason for key, reason in applied.attached}
         for verb, key in self._requests.until(number):
             if verb == "attach":
@@ -145,7 +145,9 @@ class GroupEffects(GroupView):
         self.watch.applied(number, self._services.clock.monotonic_ms())
 
     def _missed(self, batches: range) -> None:
-        """What this node's clients did in these batches is lost: answer them, or attach consumers again."""
+        """The commands of this node's clients in these batches are lost: answer the clients, or attach
+        consumers again.
+        """
         for verb, key in self._requests.until(batches[-1]):
             if verb == "purge":
                 self._purged(key, 0)
@@ -161,12 +163,12 @@ class GroupEffects(GroupView):
                 self._attached(key, "the consumer is gone")
 
     def _forget(self, stream_id: int) -> None:
-        """Nobody holds what was handed out of a stream before."""
+        """Messages of a stream that were handed out before count as held by no consumer."""
         self._deliveries.forget(stream_id)
         self._letters.forget(stream_id)
 
     def _consumer_gone(self, key: Key) -> None:
-        """The group took this node for down: the consumer is attached again, with nothing."""
+        """The group treated this node as down: attach the consumer again, without messages."""
         self._deliveries.not_sent(key)
         self._returned[key] = self._next_ids.get(key, 0)
         for _ in range(len(self.asking.getting.get(key, ()))):
@@ -180,7 +182,7 @@ class GroupEffects(GroupView):
         self.submit(("attach", consumer))
 
     def _consumer_lost(self, key: Key) -> None:
-        """A consumer has lost its place for good, and is told."""
+        """A consumer has lost its place in the group for good: cancel it."""
         logger.warning(
             "%s: consumer '%s' has not acked for %d ms, or the stream is gone: it is cancelled",
             *(self.title, key[-2], self.options.consumer_timeout_ms),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Gets:
-    """See above. It keeps no host, which would be a cycle."""
+    """See above. It has no reference to the host, which would be a reference cycle."""
 
     def __init__(self) -> None:
         #: Number of the partition that a message was got from last.
@@ -71,7 +71,7 @@ class Gets:
         if getter.key not in host.asking.getting:
             return
         if partition.upcoming().low != low or not partition.is_open_to(getter):
-            # Somebody else was faster, or it is read from another place now.
+            # Another client has got the message, or the partition is read from another position now.
             readers.appendleft(reader)
             self._look_in(host, getter, readers)
             return

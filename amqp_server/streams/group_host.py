@@ -1,12 +1,12 @@
 """A stream on one of its members.
 
-What this node's clients publish goes into the log that all members share. When this member applies it, it is
-on the disks of a majority: it is confirmed, and this node's consumers get it, from this member's own copy. So
-what consumers do concerns this node only, and who leads does not matter to them.
+Messages from this node's clients go into the log that all members share. When this member applies an entry, a
+majority has it on disk: the publish is confirmed, and this node's consumers get the messages from this
+member's own copy. So the actions of consumers concern only this node, and the leader does not matter to them.
 
 The Raft log is the tail: it has every message until this member's segments have it. A snapshot of the group
-stands for a log whose messages are all in segments (`covered`); see member_segments. Who consumes here is in
-member_readers.
+stands for a log whose messages are all in segments (`covered`); see member_segments. The consumers on this
+member are in member_readers.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class StreamGroupHost(MemberReaders):
 
     single = False
     in_parts: GroupInParts | None = None
-    #: The state of the group has it.
+    #: The state of the group has the names that the stream has taken.
     knows_taken = False
     shares_names = True
 
@@ -70,11 +70,12 @@ class StreamGroupHost(MemberReaders):
         codec: str | None = None,
         compaction: Compaction | None = None,
     ) -> None:
-        """`codec` is what the stream was declared with."""
+        """`codec` is the declared compression of the stream."""
         self.replicas = replicas
-        #: Other members may be of a version that knows no other.
+        #: Without a declared codec messages are sent uncompressed: other members may be of a version that
+        #: knows no codec.
         self._sent_codec = codec or NONE
-        #: They do not change, as far as the replica looks at them.
+        #: The settings that the replica uses do not change.
         self._declared = settings
         self.replica = Replica(settings)
         self._asks = asks
@@ -84,7 +85,7 @@ class StreamGroupHost(MemberReaders):
         self._pending_barriers: list[Callable[..., None]] = []
         self._beginning: dict[StreamConsumer, Start] = {}
         self._when_whole: list[Callable[[], None]] = []
-        #: Something was applied and not told to the consumers yet.
+        #: True if applied messages were not handed to the consumers yet.
         self._fresh = False
         self._opened = False
         self._stored = 0
@@ -101,7 +102,7 @@ class StreamGroupHost(MemberReaders):
     # -- at start --------------------------------------------------------------------------------------------
 
     def _recover(self) -> None:
-        """The log is opened when it is known how far it should reach."""
+        """Does nothing: the log is opened when its expected end is known."""
 
     def load(self, state: bytes) -> None:
         """Start from this node's own snapshot. Raises Unreadable."""
@@ -150,7 +151,7 @@ class StreamGroupHost(MemberReaders):
 
     def _take(self, applied: Applied) -> None:
         for encoded in applied.batches:
-            # After a start the segments have some of them.
+            # After a start the segments have some of these messages already.
             if encoded.batch.stop > self._stored:
                 self._add(encoded)
             self._stable.add(encoded)
@@ -173,7 +174,7 @@ class StreamGroupHost(MemberReaders):
         logger.error("%s: entry %d is given up, and its contents are lost", self.title, index)
 
     def lose_bodies(self, indexes: list[int]) -> None:
-        """Applied entries are not needed: this member has their messages."""
+        """The bodies of applied entries are not needed: this member has their messages."""
 
     def entries_applied(self) -> None:
         if self.ended:
@@ -198,11 +199,11 @@ class StreamGroupHost(MemberReaders):
         self._answers.answer(peer, what, value, reply, data)
 
     def word(self, what: int, value: int = 0, data: bytes = b"") -> StreamWord:
-        """Return an answer to another node, with what this member has."""
+        """Return an answer to another node, with the offsets of this member."""
         return StreamWord(what, value, self.first_offset, self._synced, self.first_ms or 0, data)
 
     def when_whole(self, then: Callable[[], None]) -> None:
-        """Call when this member has all that was committed before."""
+        """Call `then` when this member has everything that was committed before this call."""
         self._when_whole.append(then)
         self.replicas.touch(self.group)
 
@@ -261,18 +262,18 @@ class StreamGroupHost(MemberReaders):
 
     def members_changed(self, members: Members) -> None:
         if not self.group.is_leader and self.group.flights:
-            # This node may have been no member for a while, in which the leader took nothing from it.
+            # This node may have been no member for a while; the leader has taken no batches from it then.
             self.group.sent_to = ("", 0)
             self.replicas.touch(self.group)
 
     def closed(self) -> None:
-        """Nothing of it is under way any more."""
+        """Called when nothing of the group is in progress any more."""
 
     def gone_members(self) -> None:
-        """Consumers of other nodes are their own business."""
+        """Does nothing: other nodes manage their own consumers."""
 
     def let_go(self, node: str, incarnation: int) -> None:
-        """The same."""
+        """Does nothing, for the same reason."""
 
     # -- commands --------------------------------------------------------------------------------------------
 
@@ -339,7 +340,7 @@ class StreamGroupHost(MemberReaders):
         early: bool = False,
         notes: list[Note] | None = None,
     ) -> None:
-        """`early`: some of them are confirmed once the leader has them."""
+        """`early`: some of the messages are confirmed when the leader has them."""
         node, incarnation = self._own
         number = self.group.next_number
         batch = encode_batch(node, incarnation, number, encoded, first, codec=self._sent_codec, notes=notes)
@@ -348,7 +349,7 @@ class StreamGroupHost(MemberReaders):
     # -- the end ---------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """The queue is deleted, with all that it holds."""
+        """Called when the queue is deleted, with all its messages."""
         if self.ended:
             return
         self.ended = "deleted"
@@ -358,17 +359,18 @@ class StreamGroupHost(MemberReaders):
         self._refuse_all(DELETED)
 
     def hand_over(self, to: Any, *, failed: bool = False) -> None:
-        """Another member serves this node's clients from now on; consumers go on there where they are.
+        """Another member serves this node's clients from now on; consumers continue there at the same
+        offsets.
 
-        Publishes on their way are refused, because it is unknown whether they will arrive. `failed`: what is
-        stored stays.
+        Publishes in progress are refused, because it is unknown whether they will arrive. `failed`: stored
+        data stays.
         """
         self.ended = "failed" if failed else "moved"
         take_over(self, to)
         pending, self.pending = self.pending, []
         for command in pending:
             if command[0] in ENQUEUES and isinstance(command[2], GuestOrigin):
-                # Its node asks another member from now on.
+                # The publisher's node asks another member from now on.
                 command[2].refused(command[3], command[3] + len(command[1].seqs) - 1)
             else:
                 to.pending.append(command)
@@ -398,7 +400,7 @@ class StreamGroupHost(MemberReaders):
     def _delete_segments(self) -> None:
         services = self._services
         self._log.abandon()
-        # The files go when it is certain that the queue has gone.
+        # The files are deleted when the deletion of the queue is on disk.
         services.commits.request(partial(services.store.write, self._log.delete, _told_nothing))
 
     def _refuse_all(self, why: Refused) -> None:

@@ -1,4 +1,4 @@
-"""Dead letters of a group in a cluster: the leader reads them and sends them, some at once."""
+"""Dead letters of a group in a cluster: the leader reads them and sends them, a few at a time."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class _Undertaker(Taker):
 
 
 class Letters:
-    """What is under way of those that have died; only the leader has any."""
+    """The dead letters in progress; only the leader has any."""
 
     #: For mypyc; see `let_go`.
     __deletable__ = ("host",)
@@ -52,15 +52,15 @@ class Letters:
         self.host = host
         self._services = services
         self._readings = Readings(host, "group letters")
-        #: Numbers of those that are on their way.
+        #: Numbers of the dead letters in progress.
         self._buried: dict[int, None] = {}
-        #: Those of them that were read and wait for a turn with time for them.
+        #: Dead letters that were read and wait for a turn with time for them.
         self._unsent: deque[tuple[int, Run, Death]] = deque()
-        #: One with many targets, some of which lack it: what is to be gone through.
+        #: The remaining targets of a letter with many targets.
         self._wide: Iterator[None] | None = None
 
     def bury(self) -> None:
-        """Send what has died, some at once."""
+        """Send the messages that have died, a few at a time."""
         host = self.host
         dead = host.replica.dead
         firsts = [each.first for each in dead]
@@ -106,13 +106,13 @@ class Letters:
         self.host.failed(error)
 
     def _hand_over(self, number: int, run: Run, dead: Death) -> Iterator[None] | None:
-        """Another leader may have sent it before: its number tells the targets. Return what is to be gone
-        through if it has many of them.
+        """Send a letter to its targets. Another leader may have sent it before: the targets recognise its
+        number. Return the remaining targets if there are many.
         """
         host = self.host
 
         def done(taken: bool) -> None:
-            # Whether targets have it, or will not take it.
+            # Called when the targets have the letter, or refuse it.
             if not host.ended and host.group.is_leader:
                 host.submit(("buried", number, 1))
 
@@ -133,13 +133,15 @@ class Letters:
         self._readings.close()
 
     def let_go(self) -> None:
-        """The host is closed: they refer to each other."""
+        """Drop the reference to the closed host, to break the reference cycle."""
         del self.host
         self._readings.let_go()
 
 
 def _is_among(number: int, firsts: list[int], dead: list[Death]) -> bool:
-    """Return whether this letter is one of those that have died; `firsts` are their numbers, in order."""
+    """Return whether the letter with this number is among the dead messages; `firsts` are their first
+    numbers, in order.
+    """
     place = bisect_right(firsts, number) - 1
     if place < 0:
         return False

@@ -1,17 +1,17 @@
-"""What a consumer group is declared with, and limits of all of them."""
+"""The options of a consumer group, and limits for all groups."""
 
 from __future__ import annotations
 
 from amqp_server.streams.start import Start
 
-#: A stream that could not be read is tried again after this time.
+#: Time until a stream that could not be read is tried again, ms.
 RETRY_MS = 1_000
-#: Dead letters of a group that are on their way at once.
+#: Maximum number of dead letters of a group in progress.
 LETTERS_MAX = 16
 
 
 class GroupOptions:
-    """What a group was declared with."""
+    """The declared options of a group."""
 
     __slots__ = (
         "commit_ms",
@@ -40,7 +40,7 @@ class GroupOptions:
         self.delivery_limit = delivery_limit
         self.dead_letters = dead_letters
         self.consumer_timeout_ms = consumer_timeout_ms
-        #: Gaps that are remembered of a partition, and how long commits may wait for others; see
+        #: Maximum number of gaps that are kept for a partition, and how long commits may wait for others; see
         #: amqp_server.config.
         self.spans_max = spans_max
         self.commit_ms = commit_ms

@@ -1,7 +1,7 @@
-"""What a node has stored of a group that it has by itself: how far the group is in each partition.
+"""The stored state of a group on one node: the group's position in each partition.
 
-Each partition has a number, which tells its note in the journal and its mark: the offset up to which it was
-handed out. A partition that is gone leaves its number to a new one.
+Each partition has a number, which identifies its note in the journal and its mark: the offset up to which
+messages were handed out. A new partition may reuse the number of one that is gone.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ class GroupPlaces:
         keep_slots: Callable[[], None],
         name: str,
     ) -> None:
-        """`slots` has the marks, by the partitions' numbers; `keep_slots` has them stored. `name` is for the
-        log.
+        """`slots` has the marks, by the partitions' numbers; `keep_slots` stores them. `name` is for log
+        lines.
         """
         self._queue_id = queue_id
         self._services = services
         self._slots = slots
         self._keep_slots = keep_slots
-        #: Partitions have got slots that are not stored yet.
+        #: True if partitions have slots that are not stored yet.
         self._new_slots = False
-        #: What was stored, by the ids of the streams, with the numbers.
+        #: The stored places with the partitions' numbers, by the ids of the streams.
         self._stored: dict[int, tuple[int, Place]] = {}
-        #: The group is not new: what comes from now on is read from its first message on.
+        #: True if the group is not new: partitions that are added later are read from their first message on.
         self.known = False
         self._recover(name)
 
@@ -55,7 +55,7 @@ class GroupPlaces:
                     self._stored[place.stream_id] = number, place
 
     def note_known(self) -> None:
-        """The group has partitions: it is not new any more."""
+        """Note that the group has partitions: it is not new any more."""
         self.known = True
         self._services.journal.state(self._queue_id, bytes((VERSION,)))
         self._services.commits.request()
@@ -63,28 +63,28 @@ class GroupPlaces:
     # -- numbers ---------------------------------------------------------------------------------------------
 
     def free_numbers(self, partitions: Iterable[Partition], most: int) -> Iterator[int]:
-        """At least so many numbers that none of these partitions has, nor one that is stored, the lowest
-        first.
+        """Return at least `most` numbers, the lowest first, that neither these partitions nor stored ones
+        have.
         """
         used = {each.number for each in partitions}
         used.update([number for number, _ in self._stored.values()])
         return iter([number for number in range(len(used) + most) if number not in used])
 
     def new_number(self, numbers: Iterator[int]) -> int:
-        """Return the next of the free numbers, with a mark of its own."""
+        """Return the next of the free numbers, and give it a mark."""
         marks, slots = self._services.marks, self._slots
         number, slot = next(numbers), marks.allocate()
         if number < len(slots):
             marks.free(slots[number])
             slots[number] = slot
         else:
-            # Without gaps: a number beyond the slots is the first one that is.
+            # Numbers have no gaps: a number beyond the slots is the first such number.
             slots.append(slot)
         self._new_slots = True
         return number
 
     def keep_numbers(self) -> None:
-        """Have stored which marks the numbers have, if there are new ones."""
+        """Store which mark belongs to each number, if there are new ones."""
         if self._new_slots:
             self._new_slots = False
             self._keep_slots()
@@ -92,34 +92,36 @@ class GroupPlaces:
     # -- places ----------------------------------------------------------------------------------------------
 
     def take(self, stream_id: int) -> tuple[int, Place | None]:
-        """Return a partition's number and what was stored of it, once; -1 and None if nothing was."""
+        """Take and return a partition's number and its stored place; -1 and None if nothing was stored."""
         return self._stored.pop(stream_id, (-1, None))
 
     def resumed(self, number: int, place: Place) -> tuple[int, list[Span]]:
-        """Return where a partition goes on, and what was handed out before that and may come again."""
+        """Return the offset at which a partition continues, and the messages before it that were handed out
+        and may come again.
+        """
         pending = [Span(*each) for each in place.pending]
         cursor, marked = place.cursor, self._services.marks.get(self._slots[number])
         if marked >= cursor:
-            # Handed out, and nobody knows what became of it.
+            # Handed out, but it is unknown whether the messages were settled.
             pending.append(Span(cursor, marked + 1, 0))
             cursor = marked + 1
         return cursor, pending
 
     def mark(self, partition: Partition, offset: int) -> None:
-        """It was handed out up to here."""
+        """Record that the partition was handed out up to this offset."""
         self._services.marks.mark(self._slots[partition.number], offset)
 
     def store(self, partition: Partition) -> None:
-        """Have stored how far it is; that waits for the journal's next commit, which has the newest."""
+        """Store the position of a partition; the journal's next commit writes the latest one."""
         stored = encode(partition.stream_id, partition.cursor, partition.pending())
         self._services.journal.annotate(self._queue_id, partition.number, stored)
 
     def forget(self) -> None:
-        """No partition is there any more, nor will one of them come back."""
+        """Forget stored places: these partitions are gone and will not come back."""
         self._stored.clear()
 
     def drop(self) -> None:
-        """The group is deleted: nobody knows any more how far it was."""
+        """Drop the stored state of a deleted group."""
         self._services.journal.drop(self._queue_id)
         self._services.commits.request()
 

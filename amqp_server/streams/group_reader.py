@@ -1,6 +1,4 @@
-"""The reader of a group that one node has by itself: one in each stream, which stays while members come and
-go.
-"""
+"""The readers of a group on one node: one for each stream, which stays while members come and go."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ class Reader:
 
     for_group = True
     user = None
-    # As a subscription of the stream's queue.
+    # Attributes of a subscription to the stream's queue.
     exclusive = False
     tag = ""
 
@@ -36,20 +34,20 @@ class Reader:
         self.start = start
         self.wanted: Wanted | None = None
         self.key: Key = ("group", host.queue_id, stream.queue_id)
-        #: The stream has taken it; and has been asked to.
+        #: True if the stream has accepted this reader; and if it was asked to.
         self.attached = self.attaching = False
         self.closed = False
-        #: What the stream hands out next; below zero until that is known.
+        #: The next offset that the stream hands out; below zero until it is known.
         self.position = UNKNOWN
-        #: It has stopped until it is told to go on.
+        #: True if the reader has stopped and waits for `go_on`.
         self.stalled = True
-        #: Somebody gets a single message of the partition.
+        #: True while a client gets a single message of the partition.
         self.getting = False
         self._headers = Headers(stream.name)
 
     @property
     def unread(self) -> int:
-        """How many messages of the partition are to be handed out."""
+        """Number of messages of the partition that are still to be handed out."""
         host = self.stream.host
         if not isinstance(host, StreamHost):
             return 0
@@ -83,7 +81,7 @@ class Reader:
         self._headers.forget()
 
     def go_on(self) -> None:
-        """Have the stream hand out what is wanted next."""
+        """Let the stream hand out the next wanted messages."""
         wanted = self.partition.upcoming().low
         if self.stalled or self.position != wanted:
             self.stalled = False
@@ -91,7 +89,7 @@ class Reader:
             self.stream.host.go_on(self.key, wanted)
 
     def deliver_batch(self, consumer: StreamConsumer, reader: BatchReader, count: int, first_id: int) -> None:
-        """Hand on what the member with the partition may have. The rest stays with the stream's reader."""
+        """Hand the partition's member the messages that it may have; the stream's reader keeps the rest."""
         host, partition = self._host, self.partition
         group = host.group
         member = None if self.getting else partition.active()
@@ -111,14 +109,14 @@ class Reader:
                     reader.skip_to(span.low)
                     self.position = reader.offset
                     continue
-                # It comes from somewhere else.
+                # The reader is at another offset.
                 self._stall(consumer)
                 group.freed[partition] = None
                 host.schedule()
                 return
             self._hand(member, reader, span)
             if reader.left and host.overdue():
-                # The stream goes on with the rest.
+                # The stream continues with the rest later.
                 return
         self._headers.forget()
 
@@ -142,13 +140,13 @@ class Reader:
         self.position = reader.offset
         if part is not None:
             source = BatchReader(self.dressed(part, span.attempts))
-        # The next one is that which was served longest ago.
+        # The member's least recently served partition comes next.
         member.owned.pop(partition, None)
         member.owned[partition] = None
         host.deliver(member, source, count, first, again=again)
 
     def dressed(self, batch: Batch, attempts: int) -> Batch:
-        """Return a message as members get it."""
+        """Return the message with the group's headers."""
         return self._headers.batch(batch, attempts)
 
 

@@ -1,8 +1,8 @@
-"""What a node reads of the streams of a group in a cluster.
+"""Reading of streams by a node, for a group in a cluster.
 
-The log of the group says which offsets each consumer was given. The node of a consumer reads these messages
-by itself, from its own copy of the stream or from a node that has one, and hands them on in the order of the
-log. The node that coordinates the group reads nothing: it watches how far the streams are.
+The log of the group says which offsets each consumer was given. The consumer's node reads these messages
+itself, from its own copy of the stream or from a node that has one, and delivers them in the order of the
+log. The node that coordinates the group reads no messages: it only watches the ends of the streams.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quorum_queue.consumer_groups.partition import UNKNOWN
 from quorum_queue.host import Key
 from quorum_queue.machine.consumers import Consumer
 
-#: Where a reader begins does not matter: it is told where to go on.
+#: The begin of a reader does not matter: `go_on` gives it the next offset.
 _ANYWHERE = Start(offset=0)
 
 
@@ -45,7 +45,7 @@ class Host(Unit, Protocol):
     def schedule(self) -> None: ...
 
     def retry(self) -> None:
-        """A stream does not serve now."""
+        """Called when a stream does not serve now: try again later."""
 
     def overdue(self) -> bool:
         """True if the turn has lasted long enough."""
@@ -55,26 +55,26 @@ class Host(Unit, Protocol):
 
 
 class Watcher(Protocol):
-    """Who wants to know how far streams are."""
+    """Follows the ends of streams."""
 
     def began(self, watching: Watching, offset: int) -> None:
-        """It is known where the group is to begin in a stream."""
+        """Called when the first offset for the group in a stream is known."""
 
     def grew(self, stream_id: int) -> None:
-        """A stream has more messages."""
+        """Called when a stream has more messages."""
 
 
 class Taker:
-    """Who takes messages."""
+    """Takes messages: a consumer or a client that gets single messages."""
 
     __slots__ = ("key", "paused", "sent")
 
     def __init__(self, key: Key = ()) -> None:
-        #: Of a consumer or getter, on this node.
+        #: Key of a consumer or getter on this node.
         self.key = key
         self.paused = False
-        #: By streams: it was sent all of this stream below this id. Streams are read each by itself, not in
-        #: the order of ids.
+        #: By stream: all messages of the stream below this id were sent to it. Each stream is read
+        #: independently, not in the order of ids.
         self.sent: dict[int, int] = {}
 
     def take(self, due: Due, headers: Headers, reader: BatchReader, count: int) -> None:
@@ -82,15 +82,15 @@ class Taker:
         raise NotImplementedError
 
     def absent(self, due: Due, count: int) -> None:
-        """The next messages are gone."""
+        """The next messages are deleted."""
         raise NotImplementedError
 
     def nothing_there(self, stream_id: int, low: int, stop: int) -> None:
-        """Behind what it was given is nothing either, from `low` up to `stop`."""
+        """There are no messages behind the given ones either, from `low` up to `stop`."""
 
 
 class Due:
-    """Messages that somebody was given and has not got yet: those from `low` up to `stop`, by ids from
+    """Messages that a taker was given and has not got yet: offsets from `low` up to `stop`, with ids from
     `first` on.
     """
 
@@ -102,16 +102,16 @@ class Due:
         self.low = low
         self.stop = stop
         self.first = first
-        #: How often they came back.
+        #: How often these messages came back.
         self.attempts = attempts
 
 
 class Attached:
-    """What reads, or watches, one stream. See amqp_server.streams.host.Sink."""
+    """Reads or watches one stream. See amqp_server.streams.host.Sink."""
 
     for_group = True
     user = None
-    # As a subscription of the stream's queue.
+    # Attributes of a subscription to the stream's queue.
     exclusive = False
     tag = ""
 
@@ -121,14 +121,14 @@ class Attached:
         self.start = start
         self.wanted: Wanted | None = None
         self.key: tuple[Any, ...] = (kind, host.queue_id, stream.queue_id)
-        #: The stream has taken it; and has been asked to.
+        #: True if the stream has accepted it; and if it was asked to.
         self.attached = self.attaching = False
         self.closed = False
-        #: What the stream hands out next; below zero until it has begun.
+        #: The next offset that the stream hands out; below zero until it has begun.
         self.position = UNKNOWN
 
     def attach(self) -> None:
-        """Have the stream take it, if it has not."""
+        """Attach to the stream, if not attached yet."""
         if self.attached or self.attaching or self.closed:
             return
         self.attaching = True
@@ -137,7 +137,7 @@ class Attached:
     def _taken(self, refused: str | None) -> None:
         self.attaching = False
         if self.closed:
-            # It is told to go already.
+            # The stream has been told already that this reader goes.
             return
         if refused is None:
             self.attached = True
@@ -149,7 +149,7 @@ class Attached:
         self.position = offset
 
     def let_go(self) -> None:
-        """See amqp_server.streams.host.Sink. It keeps nothing."""
+        """See amqp_server.streams.host.Sink. There is nothing to forget."""
 
     def deliver_batch(self, consumer: StreamConsumer, reader: BatchReader, count: int, first_id: int) -> None:
         raise NotImplementedError
@@ -172,18 +172,18 @@ class Attached:
 
 
 class Watching(Attached):
-    """Watches how far a stream is, and finds out where a group begins there."""
+    """Watches the end of a stream, and finds the offset at which a group begins there."""
 
     def __init__(self, host: Host, watcher: Watcher, stream: Stream, start: Start | None) -> None:
-        """`start` is None if it is known where the group is."""
+        """`start` is None if the group's position is known."""
         looked_up = start if start is not None and start.offset is None else NEXT
         super().__init__(host, stream, "group watch", looked_up)
         self._watcher = watcher
-        #: Where the group begins, if that is still to be told.
+        #: Where the group begins, until that was reported.
         self._begins: Start | None = start
 
     def offsets(self) -> range | None:
-        """Return which messages there are; None if that is not known yet."""
+        """Return the offsets of the existing messages; None if they are not known yet."""
         host = self.stream.host
         if self.position < 0 or not isinstance(host, StreamHost):
             return None
@@ -195,7 +195,7 @@ class Watching(Attached):
         begins, self._begins = self._begins, None
         if begins is not None:
             self._watcher.began(self, offset if begins.offset is None else begins.offset)
-        # It follows the end, and reads nothing on the way there.
+        # It follows the end of the stream, and reads no messages before it.
         self.stream.host.go_on(self.key, end_of(self.stream.host))
         self._watcher.grew(self.stream.queue_id)
 
@@ -206,17 +206,17 @@ class Watching(Attached):
 
 
 def end_of(host: StreamHost) -> int:
-    """Return where the next message comes. A node that has no copy of the stream has been told so."""
+    """Return the offset of the next message. A node without a copy knows it from a member."""
     return max(host.next_offset, host.end_offset)
 
 
 class Reading(Attached):
-    """Reads what is due, in order."""
+    """Reads the due messages, in order."""
 
     def __init__(self, host: Host, stream: Stream, kind: str) -> None:
         super().__init__(host, stream, kind, _ANYWHERE)
         self.dues: deque[Due] = deque()
-        #: It has stopped until it is told to go on.
+        #: True if the reader has stopped and waits for `go_on`.
         self.stalled = True
         self._headers = Headers(stream.name)
 
@@ -241,7 +241,7 @@ class Reading(Attached):
         self.dues = deque([each for each in self.dues if not unwanted(each)])
 
     def go_on(self) -> None:
-        """Have the stream hand out what is due, if there is somebody to take it."""
+        """Let the stream hand out the due messages, if the taker is not paused."""
         if not self.dues or self.closed:
             return
         if not self.attached:
@@ -261,7 +261,7 @@ class Reading(Attached):
             host.go_on(self.key, low)
 
     def deliver_batch(self, consumer: StreamConsumer, reader: BatchReader, count: int, first_id: int) -> None:
-        """Hand on what is due; the rest stays with the stream's reader."""
+        """Deliver the due messages; the rest stays with the stream's reader."""
         consumer.credit = BOUNDLESS
         while reader.left:
             dues = self.dues
@@ -270,12 +270,12 @@ class Reading(Attached):
                 return
             due, offset = dues[0], reader.offset
             if self.position == due.low < offset:
-                # What is between is gone.
+                # The messages between are deleted.
                 self.position = min(offset, due.stop)
                 self._pass(self.position)
                 if self.position < offset and (not dues or dues[0].low != self.position):
-                    # Else it would be given all of that, as much at a time as it may hold: compaction leaves
-                    # gaps of any size.
+                    # Otherwise the group would hand out the whole gap, piece by piece as the prefetch allows:
+                    # compaction leaves gaps of any size.
                     due.taker.nothing_there(due.stream_id, self.position, offset)
                 continue
             if due.low != offset:
@@ -283,7 +283,7 @@ class Reading(Attached):
                     reader.skip_to(due.low)
                     self.position = due.low
                     continue
-                # It comes from somewhere else.
+                # The reader is at another offset.
                 self._stall(consumer)
                 self.host.schedule()
                 return
@@ -291,11 +291,11 @@ class Reading(Attached):
             count = _unbroken(offsets_of(reader, most))
             self._advance(due, count)
             self.position = offset + count
-            # The due is what it was before; whoever takes it may have more come, or less.
+            # The part that is taken is a separate object: the taker may add dues or drop some.
             part = Due(due.taker, due.stream_id, offset, offset + count, due.first - count, due.attempts)
             due.taker.take(part, self._headers, reader, count)
             if reader.left and self.host.overdue():
-                # The stream goes on with the rest.
+                # The stream continues with the rest later.
                 return
         self._headers.forget()
 
@@ -304,7 +304,7 @@ class Reading(Attached):
         self.stalled = True
 
     def _pass(self, offset: int) -> None:
-        """Messages of the first due, up to this offset, are gone."""
+        """Messages of the first due, up to this offset, are deleted."""
         due = self.dues[0]
         count = offset - due.low
         part = Due(due.taker, due.stream_id, due.low, offset, due.first, due.attempts)
@@ -319,19 +319,19 @@ class Reading(Attached):
 
 
 class Readings:
-    """What is read of the streams for one purpose, by the ids of the streams."""
+    """The readers of the streams for one purpose, by the ids of the streams."""
 
     #: For mypyc; see `let_go`.
     __deletable__ = ("_host",)
 
     def __init__(self, host: Host, kind: str) -> None:
-        """`kind` tells the readers of one host apart."""
+        """`kind` distinguishes the readers of one host."""
         self._host = host
         self._kind = kind
         self._by_stream: dict[int, Reading] = {}
 
     def of(self, stream_id: int) -> Reading | None:
-        """Return what reads a stream; None if this node is to hear of it yet, or it is deleted."""
+        """Return the reader of a stream; None if the stream is not known here yet, or if it is deleted."""
         found = self._by_stream.get(stream_id)
         if found is None:
             stream = self._host.stream(stream_id)
@@ -349,7 +349,7 @@ class Readings:
             reading.go_on()
 
     def dues(self, key: Key) -> list[Due]:
-        """Return what a consumer was given and has not got yet."""
+        """Return the messages that a consumer was given and has not got yet."""
         return [due for reading in self._by_stream.values() for due in reading.dues if due.taker.key == key]
 
     def drop(self, unwanted: Callable[[Due], bool]) -> None:
@@ -357,7 +357,7 @@ class Readings:
             reading.drop(unwanted)
 
     def forget(self, stream_id: int) -> None:
-        """Nobody holds what was handed out of a stream before."""
+        """Messages of a stream that were handed out before count as held by no consumer."""
         reading = self._by_stream.get(stream_id)
         if reading is not None:
             reading.drop(lambda due: True)
@@ -368,12 +368,12 @@ class Readings:
         self._by_stream = {}
 
     def let_go(self) -> None:
-        """The host is closed: they refer to each other."""
+        """Drop the reference to the closed host, to break the reference cycle."""
         del self._host
 
 
 def _unbroken(offsets: range | list[int]) -> int:
-    """Return how many of these, from the first one on, have none missing between them."""
+    """Return how many of these offsets, from the first one on, follow each other without a gap."""
     if isinstance(offsets, range):
         return len(offsets)
     count = 1

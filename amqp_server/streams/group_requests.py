@@ -1,4 +1,4 @@
-"""What clients and operators have asked of a group in a cluster, until the log has the answer."""
+"""Requests of clients and operators to a group in a cluster, until the log has the answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Requests:
-    """Attaches, gets, purges and moves on their way."""
+    """Attaches, gets, purges and moves in progress."""
 
     #: For mypyc; see `let_go`.
     __deletable__ = ("_host",)
@@ -26,7 +26,7 @@ class Requests:
         self._moving: dict[int, Callable[[Refused | None], None]] = {}
 
     def sent(self, number: int, commands: list[Command]) -> None:
-        """These commands are in this batch."""
+        """Note that these commands are in this batch."""
         for each in commands:
             if each[0] in ("attach", "get", "purge", "move"):
                 self._sent.append((number, each[0], each[1]))
@@ -39,13 +39,13 @@ class Requests:
         return found
 
     def keys(self, verb: str) -> list[Any]:
-        """Return the keys of these requests that are on their way."""
+        """Return the keys of the requests of this kind in progress."""
         return [key for _, each, key in self._sent if each == verb]
 
     # -- purge, and going elsewhere --------------------------------------------------------------------------
 
     def look_for_ends(self, token: int) -> None:
-        """Ask how far the streams are, for a purge."""
+        """Find the ends of the streams, for a purge."""
         host = self._host
         hosts = host.stream_hosts()
         wanted = [each for each in host.replica.group.partitions if each in hosts]
@@ -82,7 +82,7 @@ class Requests:
             done(why)
 
     def let_go(self) -> None:
-        """The host is closed: they refer to each other."""
+        """Drop the reference to the closed host, to break the reference cycle."""
         del self._host
 
 

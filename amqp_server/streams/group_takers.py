@@ -1,5 +1,5 @@
-"""Who takes what a group in a cluster hands out on one node: consumers, and clients that get messages one by
-one.
+"""Takers of messages that a group in a cluster hands out on one node: consumers, and clients that get
+messages one by one.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Client(Taker):
         self.sink: Any = consumer.sink
         self.no_ack = consumer.no_ack
         self.paused = consumer.paused
-        #: The group knows that it was sent all below this id, but for what it is told to be unsent when it
-        #: leaves.
+        #: The group knows that all messages below this id were sent, except those that are reported as unsent
+        #: when the consumer leaves.
         self._told = consumer.next_id
 
     def take(self, due: Due, headers: Headers, reader: BatchReader, count: int) -> None:
@@ -60,7 +60,7 @@ class Client(Taker):
     def _taken(self, due: Due, count: int) -> None:
         stop = due.first + count
         if self.no_ack:
-            # Whoever needs no ack has it when it is sent.
+            # Without acks a message is settled when it is sent.
             self._host.submit(("settle", self.key, due.first, stop - 1))
         if stop - self._told >= AHEAD_MAX // 2:
             self._told = stop
@@ -73,7 +73,7 @@ class Getter(Taker):
     __slots__ = ("_consumer", "_host")
 
     def __init__(self, host: ReplicatedGroupHost, consumer: Consumer, before: Taker | None) -> None:
-        """`before`: as what it got messages until now."""
+        """`before` is the taker with which the client got messages until now."""
         super().__init__(consumer.key)
         self._host = host
         self._consumer = consumer
@@ -90,7 +90,7 @@ class Getter(Taker):
         self._host.got(self.key, Got(run, due.first))
 
     def absent(self, due: Due, count: int) -> None:
-        """There may be another one."""
+        """The message is deleted: ask for another one."""
         self._host.sent(self, due, count)
         self._consumer.next_id = due.first + count
         self._host.submit(("settle", self.key, due.first, due.first + count - 1), ("get", self._consumer))

@@ -1,4 +1,4 @@
-"""What a node tells of a consumer group that it keeps a copy of: its streams, what is unread and unacked, its
+"""The view of a consumer group that this node has a copy of: its streams, unread and unacked messages, and
 members.
 """
 
@@ -20,7 +20,7 @@ from quorum_queue.ports import ConsumerState
 
 
 class GroupView(DeferredHost):
-    """The part of the group's host that is for who looks at it. See ReplicatedGroupHost."""
+    """The part of the group's host for operators. See ReplicatedGroupHost."""
 
     #: For mypyc; see ReplicatedGroupHost.closed.
     __deletable__ = ("group",)
@@ -29,9 +29,9 @@ class GroupView(DeferredHost):
     options: GroupOptions
     replica: Replica
     _settings: Settings
-    #: Returns the partitions as the topology has them now.
+    #: Returns the current partitions of the topology.
     _streams: Callable[[], list[Any]]
-    #: This node, and its start.
+    #: This node and its incarnation.
     own: tuple[str, int]
     _deliveries: Deliveries
 
@@ -76,7 +76,7 @@ class GroupView(DeferredHost):
         return len(self.replica.group.members)
 
     def consumers(self) -> list[ConsumerState]:
-        # Only its own node knows whether a consumer needs acks.
+        # Only the consumer's own node knows whether it needs acks.
         takers, own = self._deliveries.takers, self.own
         found: list[ConsumerState] = []
         for each in self.replica.group.members.values():
@@ -86,10 +86,10 @@ class GroupView(DeferredHost):
         return found
 
     def touch(self) -> None:
-        """A group has no lease."""
+        """Does nothing: a group has no lease."""
 
     def look(self) -> None:
-        """An operator looks at what is told of it."""
+        """An operator looks at the group: refresh the figures of its streams."""
         for host in self.stream_hosts().values():
             host.look()
 

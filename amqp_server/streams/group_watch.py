@@ -1,9 +1,10 @@
-"""The leader of a group in a cluster looks after members that hold something for too long.
+"""The leader of a group in a cluster checks for members that hold messages for too long.
 
-A member whose acks are not in the log yet does not hold what they are for: its node has them, and waits, as
-the leader does, for a majority or for a slow disk. So the leader first sees something of its own through the
-log, and gives the nodes a moment for what they have waiting. Who is stuck then is so by its own fault. One
-thing is under way at a time: while nothing gets through the log, a timer that asks again would fill it.
+A member may have acked messages while its acks are not in the log yet: its node has them, and waits, as the
+leader does, for a majority or for a slow disk. So the leader first waits until a batch of its own is applied,
+and gives the nodes a short time to send waiting acks. A member that is still stuck then has caused it itself.
+Only one such batch is in progress at a time: while nothing gets through the log, a timer that asks again
+would fill it.
 """
 
 from __future__ import annotations
@@ -23,22 +24,22 @@ class MemberWatch:
 
     def __init__(self, host: ReplicatedGroupHost) -> None:
         self._host = host
-        #: When members are looked at, by this node's clock; below zero if not.
+        #: When to check members, by this node's clock; below zero: never.
         self.at_ms = -1
-        #: The own batch that is to be applied before anything else happens, 0 if there is none; and whether
-        #: it only asks.
+        #: The own batch that must be applied before the next step, 0 if there is none; and whether it is only
+        #: a probe.
         self._number = 0
         self._asks = False
-        #: What was on its way has arrived: who is stuck now is stuck.
+        #: True if the acks in progress have arrived: members that are stuck now are really stuck.
         self._sure = False
 
     def begin_anew(self) -> None:
-        """Another node leads, or this one does again."""
+        """Another node leads, or this node leads again."""
         self.at_ms, self._number = -1, 0
         self._asks = self._sure = False
 
     def look_out(self) -> None:
-        """Be woken when the first member may be stuck."""
+        """Set a timer for the time when the first member may be stuck."""
         host = self._host
         if self.at_ms >= 0 or self._number:
             return
@@ -51,7 +52,7 @@ class MemberWatch:
         self._host.wake_at(at_ms)
 
     def wake(self, now_ms: int) -> None:
-        """It may be time to look."""
+        """Check for stuck members if it is time."""
         if not 0 <= self.at_ms <= now_ms:
             return
         self.at_ms = -1
@@ -71,7 +72,7 @@ class MemberWatch:
         group.submit(encode_batch(*self._host.own, self._number, commands))
 
     def applied(self, number: int, now_ms: int) -> None:
-        """Own batches up to this one were applied."""
+        """Called when own batches up to this one were applied."""
         if 0 < self._number <= number:
             self._number = 0
             if self._asks:
@@ -81,7 +82,7 @@ class MemberWatch:
                 self._host.schedule()
 
     def let_go(self) -> None:
-        """The host is closed: they refer to each other."""
+        """Drop the reference to the closed host, to break the reference cycle."""
         del self._host
 
 

@@ -1,8 +1,8 @@
-"""Messages of a stream with more headers than they are stored with, as members of a group get them.
+"""Messages of a stream with headers that are not stored, as members of a group get them.
 
-Neighbours of one size are mostly alike between their routing and their headers, and one that has a size of
-its own is like itself. Then the headers are put in by the hot loop (deliver.py). Else they are made anew, a
-piece of the batch at a time.
+Consecutive messages of one size usually have the same bytes between their routing and their headers, and a
+message with its own size needs no comparison. Then the hot loop (deliver.py) adds the headers. Otherwise the
+messages are encoded again, a piece of the batch at a time.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from amqp_server.wire.frames import SHORT_STRING_MAX
 from persistence.streams.batch import Batch, Shape
 
 DELIVERY_COUNT: Final = b"x-delivery-count"
-#: Messages that are not alike get their headers so many at a time, and one by one: 10 to 20 us each.
+#: Messages that are not alike get their headers one by one, this many at a time: 10 to 20 us each.
 PIECE: Final = 256
-#: Of a batch with more sizes than that consumers take no more at a time, either.
+#: From a batch with more shapes than this, consumers also take at most PIECE messages at a time.
 SHAPES_MAX: Final = 256
 _flatten = chain.from_iterable
 
 
 class Headers:
-    """Puts the headers of a group into the messages of one stream."""
+    """Adds the headers of a group to the messages of one stream."""
 
     __slots__ = ("_added", "_alike", "_fields", "_headed", "_keyed", "_source")
 
     def __init__(self, name: str) -> None:
-        """`name` is that of the stream."""
+        """`name` is the name of the stream."""
         self._fields = stream_field(name)
         self._added = _encoded(self._fields)
-        #: The batch that was read last, whether its messages are alike but for their routing, whether that
-        #: differs, and all of it or the next ones with these headers.
+        #: The batch that was read last; whether its messages are alike except for their routing; whether
+        #: their routing differs; and all its messages, or the next ones, with these headers.
         self._source: Batch | None = None
         self._alike = self._keyed = False
         self._headed: BatchReader | None = None
 
     def most(self, reader: BatchReader) -> int:
-        """Return for how many of the next messages `reader` is good at once."""
+        """Return for how many of the next messages one call of `reader` is enough."""
         self._look_at(reader.batch)
         if self._alike:
             return reader.left if len(reader.batch.shapes) <= SHAPES_MAX else min(reader.left, PIECE)
@@ -53,8 +53,8 @@ class Headers:
         return min(reader.left, PIECE)
 
     def reader(self, reader: BatchReader) -> BatchReader:
-        """Return the same place in the batch, with the headers. It goes on by itself, through the messages
-        that `most` says.
+        """Return a reader at the same position, with the headers. It covers the number of messages that
+        `most` returns.
         """
         self._look_at(reader.batch)
         found = self._headed
@@ -80,7 +80,7 @@ class Headers:
         self._source = self._headed = None
 
     def batch(self, batch: Batch, attempts: int) -> Batch:
-        """Return messages as members get them that came back so many times."""
+        """Return messages that came back `attempts` times with the headers for members."""
         found = headed(batch, self._fields)
         return headed(found, count_field(attempts)) if attempts else found
 
@@ -97,8 +97,8 @@ def count_field(attempts: int) -> dict[bytes, bytes]:
 
 
 def _are_alike(batch: Batch) -> bool:
-    """Return whether the hot loop can put the stream's name into all messages of a batch that does not tell:
-    one that an earlier version has written, or that was compacted.
+    """Return whether the hot loop can add the stream's name to all messages of a batch without this flag: one
+    that an earlier version has written, or that was compacted.
     """
     view, at = memoryview(batch.items), 0
     for shape in batch.shapes:
@@ -126,14 +126,12 @@ def _encoded(fields: dict[bytes, bytes]) -> bytes:
 
 
 def _has_none(items: bytes, fields: dict[bytes, bytes]) -> bool:
-    """Return whether no message has one of these headers: what looks like
-    one may also be a part of a body.
-    """
+    """Return whether surely no message has one of these headers; the bytes may also be part of a body."""
     return not any(_short(name) in items for name in fields)
 
 
 def headed(batch: Batch, fields: dict[bytes, bytes]) -> Batch:
-    """Return the batch with these headers, encoded, in each message; they replace those of the same names."""
+    """Return the batch with these encoded headers in each message; they replace headers of the same names."""
     added = _encoded(fields)
     items = bytes(batch.items)
     clean = _has_none(items, fields)
@@ -167,7 +165,7 @@ def _short(name: bytes) -> bytes:
 def _put_alike(
     items: memoryview, shape: Shape, added: bytes, shapes: list[Shape], parts: list[bytes]
 ) -> bool:
-    """Put messages whose properties begin alike; return whether they do."""
+    """Add messages whose properties begin with the same bytes; return whether they do."""
     routing, fields_at = 1 + shape.first, table_at(items, shape.first) + 4
     if not is_alike(items, 0, shape, 0, bytes(items[:fields_at])):
         return False
@@ -181,7 +179,7 @@ def _put_alike(
 def _put_one(
     item: memoryview, shape: Shape, fields: dict[bytes, bytes], shapes: list[Shape], parts: list[bytes]
 ) -> None:
-    """Put one message. The offset stays the last of its headers."""
+    """Add one message. The offset stays the last of its headers."""
     at = table_at(item, shape.first)
     stop = at + 4 + int.from_bytes(item[at : at + 4], "big")
     before = bytes(item[at:stop])

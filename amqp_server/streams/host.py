@@ -1,9 +1,9 @@
 """The host of a stream that lives on this node alone.
 
-What is published goes to the journal, whose sync is the node's one sync. From then on it is confirmed, and
-consumers get it, out of memory. Now and then a thread moves it to the stream's segments, and the journal
-forgets it. Consumers that are behind read segments, in threads, each at its own place. See
-docs/adr/0019-streams.md.
+Published messages go to the journal, whose sync is the only sync of the node. After the sync they are
+confirmed, and consumers get them from memory. From time to time a thread moves them to the stream's segments,
+and the journal forgets them. For consumers that are behind, threads read segments, each consumer at its own
+position. See docs/adr/0019-streams.md.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from quorum_queue.machine.machine import ENQUEUES, Command
 from quorum_queue.machine.settings import Settings
 from quorum_queue.ports import Hosted, InParts, Refused
 
-#: What a client is told that asks a stream for what it does not have; the channel knows better texts.
+#: Error for a client that asks a stream for an unsupported operation; the channel has better texts.
 NOT_FOR_STREAMS = Refused("not supported by stream queues")
-#: Batches that one job moves to the segments, and their bytes: it takes a ms to free 16 MiB.
+#: Batches that one job moves to the segments, and their bytes: freeing 16 MiB takes a ms.
 FLUSH_BATCHES_MAX, FLUSH_BYTES_MAX = 4096, 32 << 20
 
 
@@ -47,9 +47,9 @@ class StreamHost(StreamReaders):
     shares_windows = False
     #: Retention looks at segments.
     counts_bytes = False
-    #: What it has taken follows from its own log.
+    #: The names that the stream has taken follow from its own log.
     knows_taken = True
-    #: Other nodes must agree who has a name: then the host has these.
+    #: True if other nodes must agree which consumer has a name: then the host has `_node_names`.
     shares_names = False
     _node_names: NodeNames
 
@@ -65,8 +65,8 @@ class StreamHost(StreamReaders):
         compaction: Compaction | None = None,
     ) -> None:
         self.codec = codec or services.options.codec
-        #: What it has taken, where duplicates are dropped: of all that was published, and of what segments
-        #: have.
+        #: The names that were taken, if duplicates are dropped: those of all published messages, and those of
+        #: messages in segments.
         knows = settings.deduplicates and self.knows_taken
         self._taken = Taken(settings) if knows else None
         self._stored_taken = Taken(settings) if knows else None
@@ -76,7 +76,7 @@ class StreamHost(StreamReaders):
         self.queue_id = queue_id
         self._settings = settings
         self._limits = self._limits_of(limits)
-        #: None if the stream keeps all messages of a key.
+        #: None if the stream is not compacted.
         self.compacting: Compacting | None = None
         if compaction is not None:
             self.compacting = Compacting(
@@ -89,7 +89,8 @@ class StreamHost(StreamReaders):
                 f"stream '{queue.name}' in vhost '{queue.vhost.name}'",
             )
         self._last_ms = 0
-        #: A thread has something to write, which may have to wait for room, or segments to delete.
+        #: True while a thread has messages to write, which may have to wait for disk space; and while it has
+        #: segments to delete.
         self._writing = self._trims = False
         #: Offsets kept by name.
         self._names = Names(services.options.names_max)
@@ -106,7 +107,7 @@ class StreamHost(StreamReaders):
         self._settings = settings
 
     def limit(self, limits: Limits, segment_bytes: int | None) -> None:
-        """Keep so much from now on, and begin no segment that gets larger."""
+        """Set the retention limits, and the maximum size of new segments."""
         self._limits = self._limits_of(limits)
         self._log.segment_bytes = segment_bytes or self._services.options.segment_bytes
         if self.compacting is not None:
@@ -122,7 +123,7 @@ class StreamHost(StreamReaders):
     # -- at start --------------------------------------------------------------------------------------------
 
     def _recover(self) -> None:
-        """Read the indexes of the segments, and from the journal what they do not have yet."""
+        """Read the indexes of the segments, and from the journal the messages that segments lack."""
         found = self._services.journal.recover_queue(self.queue_id)
         state = found.state if found is not None else None
         stored_stop = int.from_bytes(state, "big") if state is not None else 0
@@ -157,13 +158,13 @@ class StreamHost(StreamReaders):
                     taken.apply(batch.time_ms, names)
             self.next_offset = max(self.next_offset, stop)
         if written >= 0 or log.stop > stored_stop:
-            # The node ended before it could note that.
+            # The node ended before it could make the journal forget them.
             self._forget_in_journal(max(written, 0), log.stop)
         self._synced = self.next_offset
         self._schedule_upkeep()
 
     def look(self) -> None:
-        """An operator looks at what is told of it."""
+        """Nothing to do when an operator looks at the stream."""
 
     # -- commands --------------------------------------------------------------------------------------------
 
@@ -192,7 +193,7 @@ class StreamHost(StreamReaders):
                     self._note_progress(verb, command[1], command[2], command[3])
                 consumer = self._consumers.get(command[1])
                 if consumer is not None:
-                    # Whatever becomes of a delivery, it is room for another one.
+                    # A delivery that is settled, in any way, makes room for another one.
                     consumer.credit += command[3] - command[2] + 1
                     self._to_serve[consumer] = None
             elif verb == "attach":
@@ -230,19 +231,19 @@ class StreamHost(StreamReaders):
             done()
 
     def close(self) -> None:
-        """The queue is deleted, with all that it holds."""
+        """Called when the queue is deleted, with all its messages."""
         self.ended = "deleted"
         self._release()
         services = self._services
         services.journal.drop(self.queue_id)
-        # The files go when it is certain that the queue has gone.
+        # The files are deleted when the deletion of the queue is on disk.
         self._log.abandon()
         services.commits.request(partial(services.store.write, self._log.delete, _nothing))
         self._refuse_pending()
         self._refuse_askers(DELETED)
 
     def stop(self, why: Refused) -> None:
-        """Serve nobody from now on, and keep what is stored."""
+        """Stop serving clients, and keep the stored data."""
         self.ended = "failed"
         self._log.abandon()
         self._release()
@@ -260,7 +261,7 @@ class StreamHost(StreamReaders):
         self._to_serve.clear()
 
     def _refuse_pending(self) -> None:
-        """What came too late for a queue that was deleted went nowhere: that is a confirm, not a refusal."""
+        """A publish that came after the queue was deleted reached no queue: it is confirmed, not refused."""
         commands, self.pending = self.pending, []
         answer_publishes(commands, confirm=self.ended == "deleted")
 
@@ -270,16 +271,16 @@ class StreamHost(StreamReaders):
         return begin_large(self._services.layouts, content, head, channel)
 
     def _enqueue(self, commands: list[Command]) -> None:
-        """Store messages; they are confirmed and handed out when they are synced."""
+        """Store messages; they are confirmed and delivered after the sync."""
         services = self._services
-        # Times only rise, so that they can be searched.
+        # Times never go back, so that they can be searched.
         self._last_ms = max(self._last_ms, services.queue_time.now_ms())
         encoder = Encoder(services.layouts, self.next_offset, self._last_ms)
         waiting: list[tuple[Any, int, int]] = []
         for command in commands:
             run, origin, first = command[1], command[2], command[3]
             if origin is not None:
-                # Duplicates as well: the sync that is waited for covers the first one, too.
+                # Duplicates wait as well: the next sync covers the first message, too.
                 waiting.append((origin, first, first + len(run.seqs) - 1))
             if command[0] == "enqueue_once" and self._taken is not None:
                 for fresh in self._taken.fresh(run, command[4], self._last_ms):
@@ -313,7 +314,7 @@ class StreamHost(StreamReaders):
     # -- segments --------------------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """It is time to move something to the segments, or to delete some."""
+        """Called when it is time to move messages to the segments, or to delete segments."""
         if not self.ended:
             self._flush()
             self._retain()
@@ -331,14 +332,14 @@ class StreamHost(StreamReaders):
         self._wake_to_retain()
 
     def _wake_to_retain(self) -> None:
-        """Look again when the oldest segment has to go."""
+        """Set a timer for the time when the oldest segment has to be deleted."""
         services = self._services
         due = due_ms(self._log.segments, self._limits)
         if due is not None and not self._trims:
             services.timers.wake(self, max(due - services.queue_time.ahead_ms, 0))
 
     def _flush(self) -> None:
-        """Have what is synced written to the segments."""
+        """Let a thread write the synced messages to the segments."""
         if self._writing:
             return
         stored: list[Stored] = []
@@ -354,7 +355,7 @@ class StreamHost(StreamReaders):
             self._services.store.write(partial(self._log.append, stored), self._flushed)
 
     def _flushed(self, result: object) -> None:
-        """The segments have it: the journal need not."""
+        """The segments have the messages: the journal does not need them."""
         self._writing = False
         if self.ended:
             return
@@ -374,15 +375,15 @@ class StreamHost(StreamReaders):
         self._schedule_upkeep()
 
     def _forget_in_journal(self, first: int, stop: int) -> None:
-        """The segments have these messages, and that is on the disk."""
+        """Make the journal forget these messages: the segments have them on disk."""
         services = self._services
         services.journal.settle(self.queue_id, range(first, stop))
         services.journal.state(self.queue_id, stop.to_bytes(8, "big"))
         services.commits.request()
 
     def _retain(self) -> None:
-        """Delete segments that are too old or too many, also while something waits for room: it may be what
-        makes room.
+        """Delete segments that are too old or too many, also while a write waits for disk space, which this
+        may free.
         """
         if self._trims:
             return
@@ -416,7 +417,7 @@ class StreamHost(StreamReaders):
     # -- offsets by name -------------------------------------------------------------------------------------
 
     def _begin_named(self, consumer: StreamConsumer, start: Start) -> None:
-        """A consumer with a name goes on where that was. Whoever had the name before loses it."""
+        """Begin a consumer with a name at the name's offset. An earlier consumer with the name loses it."""
         for other, progress in list(self._progress.items()):
             if progress.name == start.group:
                 del self._progress[other]
@@ -441,7 +442,7 @@ class StreamHost(StreamReaders):
             del self._progress[key]
 
     def _keep(self, key: Key, progress: Progress) -> None:
-        """Have noted where a name goes on."""
+        """Store the offset at which a name continues."""
         position, note = self._names.put(progress.name, progress.committed)
         self._services.journal.annotate(self.queue_id, position, note)
         self._services.commits.request()

@@ -1,4 +1,4 @@
-"""Where things are in a message as it stands in a stream; see encode.py."""
+"""Positions in a message as a stream stores it; see encode.py."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Final
 
 from persistence.streams.batch import Shape
 
-#: From the end of the routing on: the end of the method frame, the head of the header frame, and in its
-#: payload class, weight and size of the body. Then come the property flags.
+#: Bytes from the end of the routing to the property flags: the end of the method frame, the head of the
+#: header frame, and in its payload class, weight and size of the body.
 _FLAGS_AT: Final = 1 + 7 + 12
 _CONTENT_TYPE: Final = 0x80
 _CONTENT_ENCODING: Final = 0x40
@@ -17,8 +17,8 @@ _flatten = chain.from_iterable
 
 
 def table_at(items: bytes | memoryview, head_bytes: int, start: int = 0) -> int:
-    """Return where in the item at `start` the headers begin, with their length: every message has some, its
-    offset at least.
+    """Return where the headers begin, with their length, in the item at `start`: every message has at least
+    one header, its offset.
     """
     at = start + 1 + head_bytes + _FLAGS_AT
     flags = items[at]
@@ -31,8 +31,8 @@ def table_at(items: bytes | memoryview, head_bytes: int, start: int = 0) -> int:
 
 
 def longer(opening: bytes, more: int) -> bytes:
-    """Return what an item has between its routing and its first header, with the lengths of frame and table
-    that they have with so much more.
+    """Return the bytes of an item between its routing and its first header, with the lengths of frame and
+    table increased by `more`.
     """
     frame = int.from_bytes(opening[4:8], "big") + more
     table = int.from_bytes(opening[-4:], "big") + more
@@ -40,7 +40,9 @@ def longer(opening: bytes, more: int) -> bytes:
 
 
 def is_alike(items: bytes | memoryview, start: int, shape: Shape, low: int, part: bytes) -> bool:
-    """Return whether all messages of a shape, the first of them at `start`, have this part there."""
+    """Return whether all messages of a shape, the first of them at `start`, have the same bytes `part` at
+    `low`.
+    """
     count = shape.count
     if count == 1:
         return True
@@ -52,11 +54,11 @@ def is_alike(items: bytes | memoryview, start: int, shape: Shape, low: int, part
 def cut_out(
     items: bytes | memoryview, at: int, count: int, size: int, what: str, parts: int = 1
 ) -> list[bytes]:
-    """Return what this format of struct says of each of so many items, the first of them at `at`: so many
-    parts of each. C goes through them.
+    """Return the parts that this struct format cuts out of each of `count` items, the first of them at `at`;
+    `parts` of each. The loop runs in C.
 
-    A run is cut by 256: struct remembers formats, but not one for each length. The last 256 may have some of
-    those before.
+    A run is cut in pieces of 256: struct caches formats, but not one for each length. The last piece may
+    overlap the one before.
     """
     if count < 256:
         return list(_flatten(struct.iter_unpack(what, memoryview(items)[at : at + count * size])))

@@ -1,7 +1,7 @@
-"""The keys of messages in a stream, for its compaction: the routing key, or a header. Called by a thread.
+"""The keys of messages in a stream, for its compaction: the routing key, or a header. Called in a thread.
 
-Neighbours mostly look alike, and their keys come again. So what is cut out of each message is its routing, or
-its properties, and only new ones are looked into.
+Consecutive messages are usually alike, and their keys repeat. So the routing or the properties are cut out of
+each message, and only new values are parsed.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from amqp_server.wire import content
 from exchanges.field import token
 from persistence.streams.batch import Batch, Shape
 
-#: Longer keys are known by their hash.
+#: Longer keys are represented by their hash.
 KEY_BYTES_MAX: Final = 24
 HEADER: Final = "header:"
 ROUTING_KEY: Final = "key"
-#: Flags, class and weight and size of the body stand before the properties.
+#: Class, weight and size of the body come before the property flags.
 _PROPERTIES_AT: Final = 12
 _MARK: Final = OFFSET + b"l"
 _flatten = chain.from_iterable
 
 
 def keys_of(compaction: str) -> RoutingKeys | HeaderKeys:
-    """Return what finds the keys for a value of x-stream-compaction."""
+    """Return the object that finds keys for a value of x-stream-compaction."""
     if compaction.startswith(HEADER):
         return HeaderKeys(compaction.removeprefix(HEADER))
     return RoutingKeys()
@@ -41,7 +41,7 @@ def _bounded(key: bytes) -> bytes:
 
 
 def _cut(batch: Batch, shape: Shape, at: int, start: int, size: int) -> list[bytes]:
-    """Return these bytes of all messages of a shape, whose first one is at `at`. C goes through them."""
+    """Return these bytes of all messages of a shape, whose first one is at `at`. The loop runs in C."""
     items = memoryview(batch.items)[at : at + shape.count * shape.size]
     return list(_flatten(struct.iter_unpack(f"{start}x{size}s{shape.size - start - size}x", items)))
 
@@ -61,7 +61,7 @@ class RoutingKeys:
         for shape in batch.shapes:
             heads = _cut(batch, shape, at, 1, shape.first)
             for head in set(heads).difference(known):
-                # Exchange and routing key, each behind its length.
+                # Exchange and routing key, each after its length.
                 known[head] = _bounded(head[head[0] + 2 :])
             found += map(known.__getitem__, heads)
             at += shape.count * shape.size

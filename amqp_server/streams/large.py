@@ -1,8 +1,8 @@
-"""A large message made ready for a stream piece by piece, while others have their turns: to copy 16 MiB, with
-their checksum, would be a step of some 15 ms.
+"""A large message is encoded for a stream piece by piece, so that others have their turns: copying 16 MiB
+with their checksum would be a step of about 15 ms.
 
-What is made is the item (see encode.py). Its offset is put in when the stream gives it one; the checksum of
-what comes behind that is known by then.
+The result is the item (see encode.py). Its offset is put in when the stream assigns one; the checksum of the
+bytes behind it is known by then.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from zlib import crc32
 from persistence.streams import checksum
 from persistence.streams.compression import Growing
 
-#: Contents with more bytes are made ready by themselves.
+#: Contents with more than this many bytes are encoded separately.
 LARGE_BYTES: Final = 1 << 20
-#: A piece has at most so many bytes, and begins at most so many frames.
+#: Maximum number of bytes of a piece, and of frames that begin in it.
 PIECE_BYTES: Final = 256 * 1024
 PIECE_FRAMES: Final = 4096
 _CHANNEL: Final = b"\x00\x01"
@@ -52,27 +52,27 @@ class LargeItem:
         channel: int,
         packing: Growing | None = None,
     ) -> None:
-        """Its body frames begin at `at`; `pre` and `post` are what stands in front of them, around the
-        offset. `packing` compresses it with the offset 0.
+        """The body frames begin at `at`; `pre` and `post` are the bytes in front of them, around the offset.
+        `packing` compresses the item with offset 0.
         """
         self._content = content
         self.pre, self._post = pre, post
-        #: Up to where it is copied, and where the next frame begins.
+        #: Position up to which the content is copied, and position of the next frame.
         self._at = self._next_frame = at
         self._restamps = channel != 1
         self._begin = len(pre) + 8 + len(post)
         self.size = self._begin + len(content) - at
-        #: Bytes of the content header's payload, and of the largest body frame.
+        #: Size of the content header's payload, and of the largest body frame.
         self.payload_bytes = payload_bytes
         self.largest = 0
-        #: Of the body frames so far.
+        #: Checksum of the body frames so far.
         self._crc = 0
         self._packing = packing
-        #: What became of that; None if it is not worth it.
+        #: The compressed item; None if compression does not pay off.
         self.packed: bytes | None = None
         if packing is not None:
             packing.add(b"".join((pre, bytes(8), post)))
-        # Pages that nothing is written to yet take up no memory.
+        # Pages that were never written take no memory.
         self._items = BytesIO(bytes(self.size))
         self._items.seek(self._begin)
 
@@ -83,7 +83,7 @@ class LargeItem:
         frames: list[int] = []
         while at < stop:
             if at + 7 > stop or len(frames) == PIECE_FRAMES:
-                # The head of a frame stays whole.
+                # The head of a frame is not split.
                 stop = at
                 break
             frames.append(at)
@@ -96,7 +96,7 @@ class LargeItem:
             piece = bytearray(piece)
             for frame in frames:
                 piece[frame - start + 1 : frame - start + 3] = _CHANNEL
-        # It is in the processor's cache now: the checksum takes a third of the time.
+        # The piece is in the processor's cache now: the checksum takes a third of the time.
         self._items.write(piece)
         self._crc = crc32(piece, self._crc)
         if self._packing is not None:
@@ -114,7 +114,7 @@ class LargeItem:
         items = self._items
         items.seek(0)
         items.write(front)
-        # This copies nothing, because nothing else refers to it.
+        # This copies nothing, because there is no other reference to the buffer.
         return items.getvalue(), checksum.joined(crc32(front), self._crc, self.size - self._begin)
 
 

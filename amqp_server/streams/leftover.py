@@ -1,5 +1,5 @@
-"""What a stream had in memory when it was deleted, and what its consumers had read: freed some at a time, for
-that may be very much, and there may be thousands of consumers.
+"""The messages that a stream had in memory when it was deleted, and those that its consumers had read ahead.
+They are freed step by step: there may be very many of them, and thousands of consumers.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from amqp_server.streams.stream_consumer import StreamConsumer
 from quorum_queue.boundary import Fatal
 from quorum_queue.ports import Turn
 
-#: Consumers whose batches are freed at once; then the turn may be over.
+#: Consumers whose batches are freed in one step; after it the turn may end.
 FREED_MAX: Final = 32
-#: Bytes of batches, and their number, that are freed at once.
+#: Bytes and number of batches that are freed in one step.
 FREED_BYTES_MAX, FREED_BATCHES_MAX = 16 << 20, 512
 
 
@@ -23,7 +23,7 @@ class Leftover:
     __slots__ = ("_consumers", "_tail", "_turn")
 
     def __init__(self, consumers: list[StreamConsumer], tail: list[Encoded], turn: Turn) -> None:
-        """Consumers get nothing any more from now on."""
+        """Consumers get no more messages from now on."""
         for consumer in consumers:
             consumer.detached = True
         self._consumers = consumers
@@ -31,7 +31,7 @@ class Leftover:
         self._turn = turn
 
     def free(self) -> None:
-        """Free all of it, now or soon."""
+        """Free everything, now or soon."""
         consumers = self._consumers
         while consumers:
             for _ in range(min(len(consumers), FREED_MAX)):

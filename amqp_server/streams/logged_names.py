@@ -1,5 +1,5 @@
-"""Offsets by name on one member of a stream: what consumers here, and on nodes without a copy, say of names
-goes into the log, and they hear what it says. See node_names.
+"""Offsets by name on one member of a stream: notes from consumers here, and from nodes without a copy, go
+into the log, and the consumers follow the log. See node_names.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ class LoggedNames:
     """See above."""
 
     def __init__(self, host: StreamGroupHost, owner: str, names_max: int) -> None:
-        """`owner` is this start of this node."""
+        """`owner` identifies this node and its start."""
         self._host = host
         self.node_names = NodeNames(
             owner, names_max, send=self._send, begin=host.named_begins, lose=host.loses_name
         )
-        #: The number of the batch with what was said about names here, while it is on its way.
+        #: The number of the batch with this node's notes, while it is in progress; else 0.
         self._number = 0
-        #: Something about names was applied.
+        #: True if notes about names were applied.
         self.fresh = False
-        #: Other nodes that have something noted about names: the batch, the names to tell of, and the answer.
+        #: Notes of other nodes in progress: the batch, the names to report, and the answer.
         self._asked: list[tuple[int, list[str], Done]] = []
 
     @property
     def waits(self) -> bool:
-        """Return whether somebody waits for what the log says."""
+        """Return whether a note waits for the log."""
         return bool(self._number or self.fresh or self._asked)
 
     def add(self, key: Key, name: str, progress: Progress) -> None:
         self.node_names.add(key, name, progress)
-        # What is known of the name here tells whom it is taken from.
+        # The known state of the name shows which owner it is taken from.
         self.fresh = True
 
     def missed(self, batches: range) -> None:
@@ -65,9 +65,7 @@ class LoggedNames:
         self._host.submit_notes(notes)
 
     def hear(self) -> None:
-        """Look what the log says of names, if it says anything new, and say
-        what consumers here have to say.
-        """
+        """Read the log's state of names if it has changed, and send the notes of consumers here."""
         host, names = self._host, self.node_names
         last = host.last_own_batch()
         if self._number and last >= self._number:
@@ -83,7 +81,7 @@ class LoggedNames:
             names.flush(host.progress)
 
     def _answer(self, number: int, *, found: bool) -> None:
-        """What other nodes had to say in batches up to this one is in the log, or it is not."""
+        """Answer nodes whose notes were in batches up to this one: the log has them, or they are lost."""
         left: list[tuple[int, list[str], Done]] = []
         asked, self._asked = self._asked, left
         for each in asked:
@@ -99,7 +97,7 @@ class LoggedNames:
         return self._host.word(frames.TOLD_FOUND, data=msgspec.msgpack.encode(kept))
 
     def note_for(self, data: bytes, reply: Done) -> None:
-        """Another node, which is no member, has something to say about names."""
+        """Submit notes of another node, which is no member."""
         try:
             notes, names = _names_decoder.decode(data)
         except msgspec.MsgspecError:

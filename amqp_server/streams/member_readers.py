@@ -1,7 +1,7 @@
-"""Those who read a stream on one of its members: where they begin, what they get out of its own copy, and
-their names.
+"""The consumers of a stream on one of its members: where they begin, their reads from the member's own copy,
+and their names.
 
-A consumer waits where this member lacks messages; it never passes over what others have.
+A consumer waits where this member lacks messages; it never skips messages that other members have.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from quorum_queue.ports import Refused
 
 
 class MemberReaders(MemberSegments):
-    """The part of a member's host that looks after them. See StreamGroupHost."""
+    """The part of a member's host that serves consumers. See StreamGroupHost."""
 
     finding: Finding
     names: LoggedNames
     _answers: Answers
-    #: Consumers that begin as soon as this member knows what is committed, and has all of that.
+    #: Consumers that begin when this member knows the last committed offset, and has all messages up to it.
     _beginning: dict[StreamConsumer, Start]
 
     # -- where the stream begins and ends --------------------------------------------------------------------
@@ -54,17 +54,17 @@ class MemberReaders(MemberSegments):
         if why is not None:
             found(why)
         elif self.missing_count or not self._opened:
-            # What is at a time may be among that.
+            # The message of that time may be among the missing ones.
             found(Refused("this node fetches messages that it lacks"))
         else:
             super().place_of(start, found)
 
     def _reach_committed(self, done: Callable[..., None]) -> None:
-        """Call when this member has applied all that any member knows as committed now, or with the reason
-        why not.
+        """Call `done` when this member has applied everything that any member knows as committed now, or with
+        the reason for a failure.
 
-        What this member has applied may be less, even if it leads: another one may be the leader by now. So
-        an empty batch goes through the log, behind all that was committed before.
+        This member may have applied less, even if it leads: another member may be the leader by now. So an
+        empty batch goes through the log, behind everything that was committed before.
         """
         if self.ended:
             done(Refused(self._ended_text))
@@ -80,18 +80,18 @@ class MemberReaders(MemberSegments):
         self._turn.schedule(self)
 
     def named_begins(self, key: Key, offset: int) -> None:
-        """A consumer has its name; see NodeNames."""
+        """Called when a consumer has got its name; see NodeNames."""
         begin_named(self, key, offset)
 
     def loses_name(self, key: Key) -> None:
-        """Another one has taken the name of a consumer."""
+        """Called when another consumer has taken the name of this one."""
         self._progress.pop(key, None)
         self._detach(key)
         self.queue.consumer_lost(key)
 
     @property
     def progress(self) -> dict[Key, Progress]:
-        """Return how far consumers with names are."""
+        """Return the progress of consumers with names."""
         return self._progress
 
     def submit_notes(self, notes: list[Note]) -> None:
@@ -105,7 +105,7 @@ class MemberReaders(MemberSegments):
 
     def _begin(self, consumer: StreamConsumer, start: Start) -> None:
         if start.offset is None and not self.group.informed:
-            # What this member knows may be out of date.
+            # The state of this member may be out of date.
             self._beginning[consumer] = start
             self.replicas.touch(self.group)
         elif start.name == "first":
@@ -113,14 +113,14 @@ class MemberReaders(MemberSegments):
         elif start.name == "next" or start.offset is not None:
             super()._begin(consumer, start)
         elif self.missing_count:
-            # The place may be in what other members are asked for.
+            # The offset may be in messages that this member has to fetch.
             self._beginning[consumer] = start
         else:
             consumer.reading = True
             self.finding.find(start, partial(self._found, consumer))
 
     def _begin_waiting(self) -> None:
-        """Begin the consumers that had to wait, as far as they can begin now."""
+        """Begin the waiting consumers that can begin now."""
         if self._beginning and self.group.informed:
             beginning, self._beginning = self._beginning, {}
             for consumer, start in beginning.items():
@@ -140,7 +140,7 @@ class MemberReaders(MemberSegments):
         if consumer.reading:
             return
         if offset >= self._stored or any(low <= offset < stop for low, stop in self.filling.missing.items()):
-            # It goes on when other members have given it.
+            # The consumer continues when other members have sent the messages.
             self.filling.go_on()
             return
         consumer.reading = True
@@ -161,7 +161,7 @@ class MemberReaders(MemberSegments):
         for lost in read.lost:
             self.filling.miss(lost)
         if any(low < reached and stop > offset for low, stop in self.filling.missing.items()):
-            # Nothing behind a damage is handed out before it is mended.
+            # Messages behind damaged ones are not handed out before the repair.
             consumer.place = None
             self._serve_up_to_damage(consumer, reads, offset, read)
             self.filling.go_on()
@@ -169,7 +169,7 @@ class MemberReaders(MemberSegments):
         self._give(consumer, reads, read)
 
     def _serve_up_to_damage(self, consumer: StreamConsumer, reads: int, offset: int, read: Read) -> None:
-        """Give what is before the first damage that was passed."""
+        """Deliver the messages before the first damaged range of this read."""
         low = min(low for low, stop in self.filling.missing.items() if stop > offset)
         before = [batch for batch in read.batches if batch.stop <= low]
         if before and reads == consumer.reads:
@@ -184,13 +184,13 @@ class MemberReaders(MemberSegments):
             consumer.ahead.extend(read.batches)
             self._services.count_held(consumer, sum([batch.size for batch in read.batches]))
             if ends and consumer.reader is None and not consumer.ahead:
-                # The segments end here. What comes next is in memory, or is still to come.
+                # The segments end here. The next message is in memory, or not published yet.
                 reached = max(consumer.next_offset, read.place.offset)
                 consumer.next_offset = self.filling.given_up.get(reached, reached)
         self._serve(consumer)
 
     def _progressed(self) -> None:
-        """There may be more for consumers, here and on other nodes."""
+        """There may be more messages for consumers, here and on other nodes."""
         self._begin_waiting()
         if self._consumers:
             self._to_serve.update(dict.fromkeys(self._consumers.values()))

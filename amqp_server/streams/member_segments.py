@@ -1,8 +1,8 @@
-"""What one member of a stream has of it: segments on its disk, and the tail in memory that they lack.
+"""The data of one member of a stream: segments on its disk, and the tail in memory that the segments lack.
 
-The Raft log is the tail: it has every message until this member's segments have it. What segments lack,
-because they are those of a new member, or the disk has damaged them, is fetched from other members by offset;
-see filling.
+The Raft log is the tail: it has every message until this member's segments have it. If segments lack
+messages, because the member is new or the disk is damaged, the member fetches them from other members by
+offset; see filling.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ logger = logging.getLogger("mqd.streams")
 
 
 class MemberSegments(StreamHost):
-    """The part of a member's host that looks after them. See StreamGroupHost."""
+    """The part of a member's host that manages segments and tail. See StreamGroupHost."""
 
     in_journal = False
     replicas: Replicas
@@ -37,11 +37,11 @@ class MemberSegments(StreamHost):
     replica: Replica
     filling: Filling
     _stable: Stable
-    #: The log is open.
+    #: True if the log is open.
     _opened: bool
     #: Segments are synced up to this offset.
     _stored: int
-    #: The leader has proposed that messages below this offset go.
+    #: The leader has proposed to delete messages below this offset.
     _trimming: int
 
     def _submit(
@@ -52,11 +52,11 @@ class MemberSegments(StreamHost):
         early: bool = False,
         notes: list[Note] | None = None,
     ) -> None:
-        """Submit messages, and the offset below which others go, to the log."""
+        """Submit messages, and the offset below which messages are deleted, to the log."""
         raise NotImplementedError
 
     def _progressed(self) -> None:
-        """There may be more for consumers, here and on other nodes."""
+        """There may be more messages for consumers, here and on other nodes."""
         raise NotImplementedError
 
     # -- at start --------------------------------------------------------------------------------------------
@@ -77,12 +77,12 @@ class MemberSegments(StreamHost):
             )
 
     def begin(self) -> None:
-        """The group is open."""
+        """Called when the group is open."""
         if self._opened:
             self.filling.go_on()
             return
-        # An earlier host of the stream may have something to write or to delete. What is left then is right:
-        # a message is always the same.
+        # An earlier host of the stream may still write or delete. The data is right after that, too: a
+        # message always has the same bytes.
         self._writing = True
         self._services.store.write(_nothing, self._begins_empty)
 
@@ -100,32 +100,32 @@ class MemberSegments(StreamHost):
 
     @property
     def first_offset(self) -> int:
-        """What is before it is gone on all members; what comes behind it and is not here is fetched."""
+        """Messages before this offset are deleted on all members; missing messages behind it are fetched."""
         return max(self.replica.first_offset, self._log.first_kept)
 
     @property
     def stored_offset(self) -> int:
-        """The segments have all messages below this offset."""
+        """The offset below which the segments have all messages."""
         return self._stored
 
     @property
     def committed_offset(self) -> int:
-        """All messages below this offset are committed."""
+        """The offset below which all messages are committed."""
         return self._synced
 
     @property
     def tail(self) -> list[Encoded]:
-        """What was applied and is not in segments yet."""
+        """Batches that were applied and are not in segments yet."""
         return self._tail
 
     @property
     def tail_offset(self) -> int:
-        """Return where the tail begins: the segments should have all before it."""
+        """Return where the tail begins: the segments should have all messages before it."""
         return self._tail[0].batch.base if self._tail else self.replica.next_offset
 
     @property
     def missing_count(self) -> int:
-        """Messages that other members are asked for."""
+        """Number of messages that this member fetches from others."""
         mending = sum([stop - low for low, stop in self.filling.missing.items()])
         return max(self.tail_offset - self._stored, 0) + mending
 
@@ -160,11 +160,11 @@ class MemberSegments(StreamHost):
             self._wake_to_retain()
 
     def _flush(self) -> None:
-        """Have all that is applied written to the segments."""
+        """Let a thread write all applied messages to the segments."""
         tail = self._tail
         if self._writing or self.filling.has_snapshot or not tail:
             return
-        # They may have got there in another way.
+        # The segments may have got some of these messages in another way.
         self._drop_tail(bisect_right(tail, self._stored, key=stop_of))
         if not tail or tail[0].batch.base > self._stored:
             self.filling.go_on()
@@ -178,7 +178,7 @@ class MemberSegments(StreamHost):
         self._services.store.write(partial(self._log.append, stored), done)
 
     def _has_flushed(self, index: int, state: StreamState, unstable: int, result: object) -> None:
-        """The segments have all up to this entry: the log need not."""
+        """The segments have all messages up to this entry: the log does not need them."""
         self._writing = False
         if self.ended:
             return
@@ -205,8 +205,8 @@ class MemberSegments(StreamHost):
         services.memory.used -= size
 
     def _retain(self) -> None:
-        """The leader says which messages go, and every member deletes their segments, also while something
-        waits for room.
+        """The leader decides which messages are deleted, and every member deletes their segments, also while
+        a write waits for disk space.
         """
         if self.ended:
             return
@@ -237,7 +237,7 @@ class MemberSegments(StreamHost):
 
     @property
     def writing(self) -> bool:
-        """Return whether a thread writes to the segments: one thing at a time."""
+        """Return whether a thread writes to the segments: only one write at a time."""
         return self._writing or self._trims
 
     def write(self, call: Callable[[], Any], done: Callable[[Any], None]) -> None:
@@ -253,20 +253,20 @@ class MemberSegments(StreamHost):
             return
         self._stored = self._log.stop
         self._drop_tail(bisect_right(self._tail, self._stored, key=stop_of))
-        # All that another member gives is committed.
+        # All messages that another member sends are committed.
         self._synced = max(self._synced, self._stored)
         self._progressed()
         self._go_on()
 
     def skip_to(self, offset: int) -> None:
-        """No member has what is between the end of the segments and this offset."""
+        """Continue the segments at this offset: no member has the messages before it."""
         self._log.skip_to(offset)
         self._stored = self._log.stop
         self._progressed()
         self._go_on()
 
     def has_mended(self) -> None:
-        """The segments have what was missing, or it is given up."""
+        """The segments have the missing messages, or these are given up."""
         self._progressed()
         self._go_on()
 

@@ -1,7 +1,7 @@
-"""Offsets that a stream keeps by name: where a consumer goes on that has the name (x-group).
+"""Offsets that a stream keeps by name: where a consumer with this name (x-group) continues.
 
-An ack commits as in a group: the offset of a name is the end of what was acked without a gap. It is stored in
-the journal as a note of the stream, at a position that no message has.
+Acks commit as in a group: the offset of a name is the end of the messages that were acked without a gap. It
+is stored in the journal as a note of the stream, at a position that no message has.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _decoder = msgspec.msgpack.Decoder(Note)
 
 
 class Names:
-    """The names that a stream knows, those that were used longest ago first."""
+    """The names that a stream knows, the least recently used first."""
 
     __slots__ = ("_most", "_positions", "offsets")
 
@@ -39,7 +39,7 @@ class Names:
         self._positions: dict[str, int] = {}
 
     def restore(self, annotations: Mapping[int, bytes]) -> None:
-        """Take what the journal has."""
+        """Restore the names from the journal."""
         for position, data in sorted(annotations.items()):
             if position >= FIRST:
                 try:
@@ -51,8 +51,8 @@ class Names:
                     self._positions[note.name] = position
 
     def put(self, name: str, offset: int) -> tuple[int, bytes]:
-        """Keep an offset; return position and bytes of its note. The name that was used longest ago may be
-        forgotten.
+        """Keep an offset; return position and bytes of its note. This may remove the least recently used
+        name.
         """
         position = self._positions.get(name)
         self.offsets.pop(name, None)
@@ -70,7 +70,7 @@ class Names:
 
 
 class Progress:
-    """What one consumer with a name has had, and has acked."""
+    """The messages that one consumer with a name has got and acked."""
 
     __slots__ = ("_group", "_member", "_partition", "name")
 
@@ -83,7 +83,7 @@ class Progress:
         self._group.add(self._partition)
 
     def begin(self, offset: int) -> None:
-        """It is known where it goes on."""
+        """Set the offset at which the consumer continues."""
         self._partition.cursor = offset
 
     @property
@@ -95,7 +95,7 @@ class Progress:
         return self._partition.committed
 
     def handed(self, offsets: range | list[int], first_id: int) -> None:
-        """It gets these messages."""
+        """The consumer gets these messages."""
         partition = self._partition
         partition.cursor = max(partition.cursor, offsets[0])
         self._member.next_id = first_id
@@ -108,8 +108,8 @@ class Progress:
         self._group.roomy.clear()
 
     def refused(self, low: int, high: int) -> None:
-        """These were not worked off: the offset does not pass them, and the next consumer with the name gets
-        them.
+        """The consumer has refused these messages: the offset does not pass them, and the next consumer with
+        the name gets them.
         """
         self._member.take(low, high)
 

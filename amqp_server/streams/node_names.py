@@ -1,8 +1,9 @@
-"""Offsets that a stream of a cluster keeps by name, as a node sees them whose consumers have such names.
+"""Offsets that a stream of a cluster keeps by name, from the side of a node whose consumers have such names.
 
-A consumer takes its name by an entry of the stream's log, which says where it goes on, and takes it from
-whoever had it before. So the order of the log says who has a name, and what the earlier one acks later does
-not count. Acks go into the log together: while some are on their way to it, others gather.
+A consumer takes its name by an entry of the stream's log. The entry decides where the consumer continues, and
+takes the name from its earlier owner. So the order of the log decides which consumer has a name, and later
+acks of the earlier owner do not count. Acks go into the log in groups: while some are in progress, others are
+collected.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ class Named:
 
     def __init__(self, name: str, owner: str, progress: Progress) -> None:
         self.name = name
-        #: What it is known by in the log: no other consumer of any node ever has the same.
+        #: Its identity in the log: no other consumer of any node ever has the same.
         self.owner = owner
         self.progress = progress
-        #: It was said that it takes the name, and it has it.
+        #: True if the note that takes the name was sent; and if the consumer has the name.
         self.sent = self.began = False
 
 
@@ -57,8 +58,9 @@ class NodeNames:
         begin: Callable[[Key, int], None],
         lose: Callable[[Key], None],
     ) -> None:
-        """`prefix` begins no owner of another node or start, and `most` names are kept. `begin` is told where
-        a consumer goes on, NO_OFFSET if its name is new, and `lose` that another consumer has the name now.
+        """`prefix` is unique for this node and start, and `most` names are kept. `begin` gets the offset at
+        which a consumer continues, NO_OFFSET if its name is new; `lose` is called when another consumer has
+        taken the name.
         """
         self._prefix = prefix
         self._most = most
@@ -67,34 +69,34 @@ class NodeNames:
         self._lose = lose
         self._serial = 0
         self.by_key: dict[Key, Named] = {}
-        #: Those that have something to say; and those who have said it, while that is on its way.
+        #: Consumers with notes to send; and consumers whose notes are in progress.
         self._unsent: dict[Key, None] = {}
         self._under_way: list[Key] | None = None
-        #: What was heard last of names.
+        #: The last known state of names.
         self._kept: dict[str, Kept] = {}
 
     def add(self, key: Key, name: str, progress: Progress) -> None:
-        """A consumer wants a name."""
+        """Add a consumer that wants a name."""
         self._serial += 1
         self.by_key[key] = Named(name, f"{self._prefix}/{self._serial}", progress)
         self._unsent[key] = None
 
     def adopt(self, other: NodeNames) -> None:
-        """Consumers that have their names go on here."""
+        """Take over consumers that have their names."""
         for key, named in other.by_key.items():
             if named.began:
                 self.by_key[key] = named
                 self._unsent[key] = None
-        # Both may count on.
+        # Both objects may continue to count.
         self._serial = max(self._serial, other._serial)
 
     def acked(self, key: Key) -> None:
-        """It has acked more without a gap."""
+        """A consumer has acked more without a gap."""
         if key in self.by_key:
             self._unsent[key] = None
 
     def flush(self, there: Collection[Key]) -> None:
-        """Say what there is to say, unless something is on its way. `there` are the consumers that may still
+        """Send the waiting notes, unless others are in progress. `there` are the consumers that may still
         ack.
         """
         if self._under_way is not None:
@@ -118,23 +120,23 @@ class NodeNames:
             self._send(notes)
 
     def failed(self) -> None:
-        """Nobody knows whether what was sent is in the log."""
+        """It is unknown whether the sent notes are in the log: send them again."""
         keys, self._under_way = self._under_way, None
         for key in keys or ():
             if key in self.by_key:
                 self._unsent[key] = None
 
     def logged(self, kept: Mapping[str, Kept]) -> None:
-        """What was sent is in the log, which says this of names."""
+        """The sent notes are in the log; `kept` is its state of the names."""
         self._under_way = None
         self.heard(kept)
         for key, named in self.by_key.items():
             if named.sent and not named.began:
-                # Somebody else took it at the same time: once more.
+                # Another consumer took the name at the same time: try again.
                 self._unsent[key] = None
 
     def heard(self, kept: Mapping[str, Kept]) -> None:
-        """The log says this of names."""
+        """Take over the log's state of the names."""
         names = {named.name for named in self.by_key.values()}
         self._kept = {name: kept[name] for name in sorted(names) if name in kept}
         for key, named in list(self.by_key.items()):

@@ -1,4 +1,6 @@
-"""What is stored of a group's partition: how far it is, and what was handed out and is not done."""
+"""The stored state of a group's partition: its position, and the messages that were handed out and are not
+settled.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,14 @@ VERSION = 1
 
 
 class PlaceError(ValueError):
-    """Bytes are not what this version of mqd stores."""
+    """The bytes are not in the format of this version of mqd."""
 
 
 class Place(msgspec.Struct, array_like=True):
     version: int
     stream_id: int
     cursor: int
-    #: From, to, how often it came back.
+    #: From, to, and how often these messages came back.
     pending: list[tuple[int, int, int]]
 
 
@@ -33,7 +35,7 @@ def encode(stream_id: int, cursor: int, pending: Iterable[Span]) -> bytes:
 
 
 def decode(data: bytes) -> Place:
-    """Raises PlaceError."""
+    """Decode a stored place. Raises PlaceError."""
     try:
         place = _decoder.decode(data)
     except msgspec.MsgspecError as error:

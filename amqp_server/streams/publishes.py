@@ -1,4 +1,4 @@
-"""What this node's clients have published to a stream in a cluster, until they are answered."""
+"""Publishes of this node's clients to a stream in a cluster, until they are answered."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ if TYPE_CHECKING:
 
 
 class Publish(NamedTuple):
-    """Messages of one publisher in own batches, which have these numbers."""
+    """Messages of one publisher in own batches with these numbers."""
 
     low: int
     high: int
     origin: Any
     first: int
     last: int
-    #: When they are confirmed; see quorum_queue.machine.attributes.
+    #: When the messages are confirmed; see quorum_queue.machine.attributes.
     level: int = MAJORITY
 
 
 class Publishes:
-    """Those of one stream, in their order."""
+    """Publishes to one stream, in order."""
 
     def __init__(self, host: StreamGroupHost) -> None:
         self._host = host
         self._waiting: list[Publish] = []
 
     def add(self, low: int, high: int, waiting: list[tuple[Any, int, int, int]]) -> None:
-        """These are in own batches `low` to `high`: origin, first and last number, and when they are
+        """Add the publishes in own batches `low` to `high`: origin, first and last number, and when they are
         confirmed.
         """
         self._waiting += [Publish(low, high, *each) for each in waiting]
 
     def confirm(self, high: int) -> None:
-        """Own batches up to this one were applied."""
+        """Confirm publishes in own batches up to this one, which were applied."""
         left: list[Publish] = []
         host = self._host
         for publish in self._waiting:
@@ -49,7 +49,7 @@ class Publishes:
         self._waiting = left
 
     def refuse(self, low: int, high: int) -> None:
-        """Own batches with these numbers are lost."""
+        """Refuse publishes in own batches with these numbers, which are lost."""
         left: list[Publish] = []
         for publish in self._waiting:
             if publish.low <= high and publish.high >= low:
@@ -59,7 +59,7 @@ class Publishes:
         self._waiting = left
 
     def has_synced(self, number: int) -> None:
-        """The leader has this node's batches up to this one on its disk."""
+        """Called when the leader has this node's batches up to this one on its disk."""
         left: list[Publish] = []
         for publish in self._waiting:
             if publish.level == LEADER and publish.high <= number:
@@ -69,7 +69,9 @@ class Publishes:
         self._waiting = left
 
     def end(self, *, deleted: bool) -> None:
-        """The host ends. No queue takes what was published to a deleted one: that is a confirm."""
+        """Answer all publishes, because the host ends. Publishes to a deleted queue reach no queue, so they
+        are confirmed.
+        """
         waiting, self._waiting = self._waiting, []
         for publish in waiting:
             answer = publish.origin.confirmed if deleted else publish.origin.refused

@@ -1,7 +1,7 @@
-"""Those who read a stream on this node: what there is for them, where they begin, and what they get.
+"""The consumers of a stream on this node: the available offsets, where consumers begin, and their deliveries.
 
-What is not in segments yet they get out of memory. Those that are behind have segments read in threads, each
-at its own place.
+They get messages that are not in segments yet from memory. For consumers that are behind, threads read
+segments, each at the consumer's own position.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from quorum_queue.unsent import LARGE_BYTES
 
 logger = logging.getLogger("mqd.streams")
 
-#: Credit of those who say themselves how much they take.
+#: Credit of consumers that limit their deliveries themselves.
 BOUNDLESS = 1 << 40
 
 
 class _Serving:
-    """What a turn had no time for of those who read a stream. See amqp_server.turn.Unit.
+    """Serves the consumers of a stream for which a turn had no time. See amqp_server.turn.Unit.
 
-    By itself: what the host has left are commands, and is another call.
+    A separate unit, because the host itself may be queued for its commands, with another call.
     """
 
     __slots__ = ("_host",)
@@ -53,7 +53,7 @@ class _Serving:
 
 
 class StreamReaders(QueueHost):
-    """The part of a stream's host that looks after them. See StreamHost."""
+    """The part of a stream's host that serves consumers. See StreamHost."""
 
     def __init__(self, queue: Hosted, services: StreamServices, log: StreamLog) -> None:
         super().__init__(queue, services.turn)
@@ -62,22 +62,22 @@ class StreamReaders(QueueHost):
         #: Batches that are not in a segment yet, in order.
         self._tail: list[Encoded] = []
         self._tail_bytes = 0
-        #: The offset of the next message that is published, and that up to which all are synced.
+        #: The offset of the next published message, and the offset up to which all messages are synced.
         self.next_offset = self._synced = 0
         self._consumers: dict[Key, StreamConsumer] = {}
-        #: How many of them read for groups.
+        #: Number of consumers that read for groups.
         self._group_count = 0
-        #: Consumers that may be able to get more.
+        #: Consumers that may get more messages.
         self._to_serve: dict[StreamConsumer, None] = {}
-        #: What goes on with those that a turn had no time for, while there are any.
+        #: Continues with the consumers for which a turn had no time, while there are any.
         self.left_out: _Serving | None = None
-        #: What consumers with a name have acked, also those that are cancelled and may still ack.
+        #: Acks of consumers with a name, including cancelled ones that may still ack.
         self._progress: dict[Key, Progress] = {}
-        #: Messages that the disk has damaged, by their first offset.
+        #: Number of messages that the disk has damaged, by the first offset of each range.
         self._lost: dict[int, int] = {}
 
     def _keep(self, key: Key, progress: Progress) -> None:
-        """Have noted where a name goes on."""
+        """Store the offset at which a name continues."""
         raise NotImplementedError
 
     def _note_lost(self, lost: Lost) -> None:
@@ -92,14 +92,14 @@ class StreamReaders(QueueHost):
 
     @property
     def first_offset(self) -> int:
-        """The offset of the oldest message; that of the next one if there is none."""
+        """The offset of the oldest message, or of the next one if the stream is empty."""
         segments = self._log.segments
         if segments and segments[0].size:
             return segments[0].base
         return self._tail[0].batch.base if self._tail else self.next_offset
 
     def offsets(self, done: Callable[[range | None], None]) -> None:
-        """Tell which offsets a consumer can have now; None if that is not known here."""
+        """Call `done` with the offsets that a consumer can have now; None if they are not known here."""
         first = self.first_offset
         done(range(first, max(first, self._synced)))
 
@@ -117,7 +117,7 @@ class StreamReaders(QueueHost):
 
     @property
     def lost_count(self) -> int:
-        """Messages that the disk has damaged, as far as somebody came by."""
+        """Number of damaged messages that reads have found so far."""
         return sum(self._lost.values())
 
     @property
@@ -130,7 +130,7 @@ class StreamReaders(QueueHost):
 
     @property
     def unacked_count(self) -> int:
-        """What consumers hold stays in the stream, and is counted there."""
+        """Always 0: unacked messages stay in the stream and are counted there."""
         return 0
 
     @property
@@ -173,7 +173,9 @@ class StreamReaders(QueueHost):
             self.queue.consumer_gone(self.consumer_count)
 
     def place_of(self, start: Start, found: Callable[[int | Refused], None]) -> None:
-        """Find out which of the offsets that the stream has is meant; its end stands for all behind it."""
+        """Find the offset of the stream that `start` means; the end of the stream stands for all offsets
+        behind it.
+        """
 
         def looked_up(offset: int) -> None:
             if offset < 0:
@@ -184,7 +186,7 @@ class StreamReaders(QueueHost):
         self.look_up(start, looked_up)
 
     def _begin(self, consumer: StreamConsumer, start: Start) -> None:
-        """Find out where the consumer begins."""
+        """Find the offset at which the consumer begins."""
         consumer.reading = True
 
         def found(offset: int) -> None:
@@ -195,8 +197,8 @@ class StreamReaders(QueueHost):
         self.look_up(start, found)
 
     def look_up(self, start: Start, found: Callable[[int], None]) -> None:
-        """Find out which offset is meant; what is in segments is looked up by a thread. Below zero: the
-        stream has failed.
+        """Find the offset that `start` means; a thread searches the segments. Below zero: the stream has
+        failed.
         """
         if start.offset is not None:
             found(start.offset)
@@ -214,7 +216,7 @@ class StreamReaders(QueueHost):
             self._look_up_time(self._time_of(start), found)
 
     def _time_of(self, start: Start) -> int:
-        """Return the time by the clock of the messages, which is near wall time; see quorum_queue.clock."""
+        """Return the time by the clock of the messages, close to wall time; see quorum_queue.clock."""
         if start.time_ms is not None:
             return start.time_ms
         assert start.ago_ms is not None
@@ -249,9 +251,7 @@ class StreamReaders(QueueHost):
         self._serve(consumer)
 
     def _serve_all(self) -> None:
-        """Serve consumers, if the turn has time for them: one commit, or one dead letter, may be that of many
-        streams.
-        """
+        """Serve consumers if the turn has time: one commit, or one dead letter, may concern many streams."""
         if self._turn.overdue():
             self._leave()
         else:
@@ -263,7 +263,7 @@ class StreamReaders(QueueHost):
             self._turn.later(serving, serving.go_on)
 
     def serve_some(self) -> None:
-        """Serve consumers, as many as the turn has time for, and one at least."""
+        """Serve as many consumers as the turn has time for, at least one."""
         to_serve, self._to_serve = self._to_serve, {}
         waiting = iter(to_serve)
         for consumer in waiting:
@@ -279,7 +279,7 @@ class StreamReaders(QueueHost):
     # -- groups ----------------------------------------------------------------------------------------------
 
     def go_on(self, key: Key, offset: int) -> None:
-        """Have who reads for a group go on at this offset; it says itself how much it takes."""
+        """Let a group's reader continue at this offset; it limits its deliveries itself."""
         consumer = self._consumers.get(key)
         if consumer is None:
             return
@@ -295,8 +295,8 @@ class StreamReaders(QueueHost):
         self.submit(("pause", key, False))
 
     def fetch(self, low: int, stop: int, most: int, done: Callable[[list[Batch] | None], None]) -> None:
-        """Look for messages from one offset up to another; `done` is told of them, each a batch of its own,
-        or None if the stream cannot be read.
+        """Look for messages from one offset up to another; `done` gets each as a separate batch, or None if
+        the stream cannot be read.
         """
         self._fetch(low, stop, most, done, [])
 
@@ -334,11 +334,11 @@ class StreamReaders(QueueHost):
             self._services.store.read(partial(self._log.read, low), has_read)
 
     def time_of(self, offset: int, done: Callable[[int | None], None]) -> None:
-        """Tell the time of the first message at or behind an offset, in ms of the queue time; None if there
-        is none.
+        """Call `done` with the time of the first message at or behind an offset, in ms of the queue time;
+        None if there is none.
 
-        A thread looks in the segments: there may be an index to be read, and one that is damaged takes a
-        whole segment.
+        A thread searches the segments: it may have to read an index, or a whole segment if the index is
+        damaged.
         """
         tail = self._tail
         if tail and offset >= tail[0].batch.base:
@@ -366,7 +366,9 @@ class StreamReaders(QueueHost):
     # -- reading ---------------------------------------------------------------------------------------------
 
     def _serve(self, consumer: StreamConsumer) -> None:
-        """Hand out what the consumer may have and what is at hand; have more read if need be."""
+        """Deliver the messages that are in memory, as far as the consumer may have them; start a read if it
+        needs more.
+        """
         while consumer.credit > 0 and not (consumer.paused or consumer.detached):
             reader = consumer.reader
             if reader is None or not reader.left:
@@ -398,7 +400,7 @@ class StreamReaders(QueueHost):
                 return
 
     def _has_room(self, consumer: StreamConsumer) -> None:
-        """Clients have taken what they were sent."""
+        """Called when clients have taken the data that was sent to them."""
         if not (self.ended or consumer.detached):
             self._to_serve[consumer] = None
             self._leave()
@@ -410,7 +412,7 @@ class StreamReaders(QueueHost):
         if consumer.progress is not None:
             consumer.progress.handed(offsets_of(reader, count), first_id)
         sink = consumer.sink
-        # If that raises, the sink has failed and not the stream.
+        # An error here fails the sink, not the stream.
         self._turn.contain(sink, sink.deliver_batch, consumer, reader, count, first_id)
 
     def _used_up(self, consumer: StreamConsumer, batch: Batch) -> None:
@@ -419,8 +421,8 @@ class StreamReaders(QueueHost):
             self._services.count_held(consumer, -min(batch.size, consumer.held_bytes))
 
     def _next_batch(self, consumer: StreamConsumer) -> Batch | None:
-        """Return the batch with the consumer's next message, or the first one behind it; None if it has to
-        wait.
+        """Return the batch with the consumer's next message, or the first batch behind it; None if the
+        consumer has to wait.
         """
         ahead, place = consumer.ahead, consumer.place
         if ahead:
@@ -431,7 +433,7 @@ class StreamReaders(QueueHost):
         if consumer.reading or consumer.next_offset < 0:
             return None
         if place is not None and place.offset > consumer.next_offset:
-            # The filter passed over the rest.
+            # The filter skipped the rest.
             consumer.next_offset = place.offset
         offset = consumer.next_offset
         if offset >= self._synced:
@@ -444,13 +446,13 @@ class StreamReaders(QueueHost):
             consumer.let_go()
         index = max(bisect_right(tail, offset, key=_base_of) - 1, 0)
         if tail[index].batch.stop <= offset:
-            # Behind a hole.
+            # The next offset is in a gap behind this batch.
             index += 1
         batch = tail[index].batch
         return batch if batch.stop <= self._synced else None
 
     def _read(self, consumer: StreamConsumer, offset: int) -> None:
-        """Have batches read from this offset on."""
+        """Let a thread read batches from this offset on."""
         if consumer.reading:
             return
         consumer.reading = True
@@ -464,7 +466,7 @@ class StreamReaders(QueueHost):
         if self.ended or consumer.detached:
             return
         if isinstance(outcome, Error):
-            # A defect, or a disk that does not read: the stream stops on this node.
+            # A defect, or a disk that cannot be read: the stream stops on this node.
             self._turn.contain(self, outcome.unwrap)
             return
         read = outcome.unwrap()
@@ -475,7 +477,7 @@ class StreamReaders(QueueHost):
             consumer.ahead.extend(read.batches)
             self._services.count_held(consumer, sum([batch.size for batch in read.batches]))
             if read.place.base < 0:
-                # The segments end here. What comes next is in memory, or is still to come.
+                # The segments end here. The next message is in memory, or not published yet.
                 consumer.place = None
                 if consumer.reader is None and not consumer.ahead:
                     first = self._tail[0].batch.base if self._tail else self._synced
@@ -484,7 +486,7 @@ class StreamReaders(QueueHost):
 
 
 def _cut_out(batch: Batch, low: int, stop: int, most: int, found: list[Batch]) -> None:
-    """Add the messages from one offset up to another, each as a batch of its own."""
+    """Add the messages from one offset up to another, each as a separate batch."""
     if not batch.count:
         return
     reader = BatchReader(batch)
@@ -494,7 +496,7 @@ def _cut_out(batch: Batch, low: int, stop: int, most: int, found: list[Batch]) -
 
 
 def _next_wanted(reader: BatchReader, wanted: Wanted, most: int) -> int:
-    """Pass over messages that are not wanted; return how many come then that are, at most so many."""
+    """Skip messages that are not wanted; return how many wanted ones follow, at most `most`."""
     batch = reader.batch
     takes = [wanted.unfiltered if value is None else value in wanted.values for value in batch.values]
     filters: Sequence[int] = batch.filters

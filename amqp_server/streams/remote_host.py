@@ -1,8 +1,8 @@
 """A stream on a node that is none of its members.
 
-What this node's clients publish goes to a member, as it does for a quorum queue that is elsewhere. Consumers
-have their places here: this node asks a member for the messages at an offset, and asks another one when there
-is no answer. So a consumer neither goes back nor skips when a member goes.
+Publishes of this node's clients go to a member, as for a quorum queue on other nodes. Consumers have their
+positions here: this node asks a member for the messages at an offset, and asks another one when there is no
+answer. So a consumer neither goes back nor skips messages when a member stops.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ logger = logging.getLogger("mqd.streams")
 
 #: Time until another member is asked, ms.
 RETRY_MS = 500
-#: Messages at the end of the stream that are kept for consumers who follow it, bytes.
+#: Messages at the end of the stream that are kept for consumers that follow it, bytes.
 TAIL_BYTES_MAX = 4 * READ_BYTES
-#: What is told of a stream to operators is asked for again when it is so old, ms.
+#: Age at which the figures of a stream for operators are asked for again, ms.
 FRESH_MS = 1_000
-#: A member is asked so often whether other nodes have taken the names of consumers here, ms.
+#: Interval at which a member is asked whether other nodes have taken the names of consumers here, ms.
 NAMES_MS = 1_000
 _kept_decoder = msgspec.msgpack.Decoder(dict[str, Kept])
 
 
 class Publisher(RemoteHost):
-    """The way of what is published to a member."""
+    """Sends publishes to a member."""
 
     def _lose_consumers(self) -> None:
-        """It has none."""
+        """Does nothing: there are no consumers."""
 
     @property
     def place(self) -> str:
-        """The node, and its start."""
+        """The node and its incarnation."""
         return f"{self._node}/{self._incarnation}"
 
 
@@ -78,22 +78,22 @@ class StreamRemoteHost(StreamHost):
         home: Callable[[str], str],
         members: Callable[[], tuple[str, ...]],
     ) -> None:
-        """`home` returns the member to ask, if possible another one than its argument."""
+        """`home` returns the member to ask, if possible another member than its argument."""
         self._members = members
         self.publisher = publisher
         self._asks = asks
         self._home = home
         self._pending_barriers: list[Callable[..., None]] = []
         self._following = self._caught_up = False
-        #: The member that could not answer, and those that have what is at an offset damaged.
+        #: The member that could not answer, and the members whose copy at an offset is damaged.
         self._avoid = ""
         self._damaged_at: dict[int, dict[str, None]] = {}
-        #: What a member has told of the stream, and when it was asked.
+        #: The last answer of a member about the stream, and when it was asked.
         self._word = NOTHING
         self._asked_ms = -FRESH_MS
-        #: Consumers whose begin is being looked up, or is to be again.
+        #: Consumers whose first offset is being looked up, or has to be looked up again.
         self._beginning: dict[StreamConsumer, Start] = {}
-        #: When a member told of names last, and whether one is asked.
+        #: Time of the last answer about names, and whether a question is in progress.
         self._names_told_ms = 0
         self._asks_for_names = False
         super().__init__(queue, queue_id, services, Limits(), None, settings)
@@ -106,12 +106,12 @@ class StreamRemoteHost(StreamHost):
         )
 
     def _recover(self) -> None:
-        """Nothing is here."""
+        """Does nothing: this node has no data."""
 
     # -- what it holds, as far as a member has told ----------------------------------------------------------
 
     def look(self) -> None:
-        """Have what is told of the stream be fresh soon."""
+        """Refresh the figures of the stream soon."""
         now = self._services.clock.monotonic_ms()
         if now - self._asked_ms >= FRESH_MS and not self.ended:
             self._asked_ms = now
@@ -130,7 +130,7 @@ class StreamRemoteHost(StreamHost):
         return self._word.first
 
     def offsets(self, done: Callable[[range | None], None]) -> None:
-        """Ask a member each time: an answer that is old would be taken for messages that are gone."""
+        """Ask a member each time: an old answer would look as if messages were deleted."""
 
         def told(word: StreamWord) -> None:
             if self.ended or word.what != frames.TOLD_FOUND:
@@ -179,7 +179,7 @@ class StreamRemoteHost(StreamHost):
         self._turn.schedule(self)
 
     def begin_large(self, content: bytes, head: bytes, channel: int) -> None:
-        """A member makes it ready."""
+        """Does nothing: a member encodes the message."""
         return None
 
     def _enqueue(self, commands: list[Command]) -> None:
@@ -188,7 +188,7 @@ class StreamRemoteHost(StreamHost):
     # -- the way to the members ------------------------------------------------------------------------------
 
     def received(self, found: list[tuple[Any, ...]]) -> None:
-        """Take events about what was published."""
+        """Handle events about publishes."""
         self.publisher.received(found)
 
     def link_down(self, node: str) -> None:
@@ -201,7 +201,7 @@ class StreamRemoteHost(StreamHost):
         self.publisher.resume()
 
     def hand_over(self, to: Any, *, failed: bool = False) -> None:
-        """This node's own member serves its clients from now on."""
+        """Hand the clients over to this node's own member."""
         self.ended = "moved"
         take_over(self, to)
         publisher = self.publisher
@@ -219,7 +219,7 @@ class StreamRemoteHost(StreamHost):
         self._turn.schedule(to)
 
     def close(self) -> None:
-        """The queue is deleted."""
+        """Called when the queue is deleted."""
         if self.ended:
             return
         self.ended = "deleted"
@@ -252,7 +252,7 @@ class StreamRemoteHost(StreamHost):
         done(word)
 
     def _is_damaged(self, offset: int) -> bool:
-        """Return whether all members have said that they cannot read what is there."""
+        """Return whether all members have answered that they cannot read this offset."""
         damaged_at = self._damaged_at.get(offset, {})
         return all(name in damaged_at for name in self._members())
 
@@ -296,7 +296,7 @@ class StreamRemoteHost(StreamHost):
         self._ask(frames.ASK_NAMES, 0, self._noted, data)
 
     def _noted(self, word: StreamWord) -> None:
-        """A member has what was said about names in its log, or could not help."""
+        """Handle the answer to notes about names: the log has them, or the member could not help."""
         names = self._node_names
         if word.what != frames.TOLD_FOUND:
             names.failed()
@@ -312,7 +312,7 @@ class StreamRemoteHost(StreamHost):
         return _kept_decoder.decode(word.data)
 
     def _look_at_names(self) -> None:
-        """Find out now and then whether consumers of other nodes have taken names."""
+        """Ask from time to time whether consumers of other nodes have taken names."""
         if self._asks_for_names:
             return
         now, due_ms = self._services.clock.monotonic_ms(), self._names_told_ms + NAMES_MS
@@ -331,7 +331,7 @@ class StreamRemoteHost(StreamHost):
             self._wait()
 
     def _schedule_upkeep(self) -> None:
-        """Nothing is written here."""
+        """Does nothing: this node writes no segments."""
 
     # -- consuming -------------------------------------------------------------------------------------------
 
@@ -369,7 +369,7 @@ class StreamRemoteHost(StreamHost):
         super()._detach(key)
 
     def _follow(self) -> None:
-        """Ask for what comes at the end of the stream, as long as there is anybody to have it."""
+        """Ask for new messages at the end of the stream, as long as there are consumers."""
         if self._following or self.ended or not self._consumers:
             return
         self._following = True
@@ -387,7 +387,7 @@ class StreamRemoteHost(StreamHost):
             self._wait()
 
     def _comes_to(self, stop: int) -> None:
-        """The stream has come to this offset."""
+        """Note that the stream reaches up to this offset."""
         self._drop_tail()
         self._synced = max(self._synced, stop)
         self._served()
@@ -413,7 +413,7 @@ class StreamRemoteHost(StreamHost):
             self._wait()
             return
         if any(not batch.count for batch in found):
-            # Compaction has been there: it is read from where it is.
+            # The range is compacted: consumers read it from the members.
             self._comes_to(found[-1].stop)
             return
         for batch in found:

@@ -1,11 +1,11 @@
-"""The replica of a stream on each member of its group: what the entries of the log do to it. Pure.
+"""The replica of a stream on each member of its group: the effects of log entries on it. Pure.
 
-An entry has batches of nodes; see entries.py. A batch of a node is taken once and in order, however often it
-comes (see quorum_queue.machine.replicated).
+An entry has batches of nodes; see entries.py. A batch of a node is taken once and in order, even if it
+arrives several times (see quorum_queue.machine.replicated).
 
-Where duplicates are dropped, messages come with their names. The order of the log tells which one was first:
-the others are cut out of their batch before it gets its offsets. What was taken is a part of the state,
-bounded as it is for queues.
+Where duplicates are dropped, messages come with their names. The order of the log decides which message was
+first: duplicates are cut out of their batch before it gets its offsets. The names that were taken are part of
+the state, with the same limits as for queues.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from amqp_server.streams.entries import (
 from amqp_server.streams.taken import Taken, last_names
 from quorum_queue.machine.settings import Settings
 
-#: Of states.
+#: Format version of states.
 VERSION = 1
 
 
 class Kept(NamedTuple):
-    """What is kept of a name."""
+    """The state of a name."""
 
     offset: int
     owner: str
 
 
 class StreamState(msgspec.Struct, array_like=True, frozen=True):
-    """All that a replica has beside its messages."""
+    """The state of a replica without its messages."""
 
     version: int
     applied: int
@@ -53,24 +53,25 @@ class StreamState(msgspec.Struct, array_like=True, frozen=True):
     #: Node, incarnation and number of the last batch.
     batches: list[tuple[str, int, int]]
     gap: list[str] | None = None
-    #: What it has taken, in pieces. From versions.SUPER_STREAMS on, and only where duplicates are dropped.
+    #: The names that were taken, in pieces. From versions.SUPER_STREAMS on, and only if duplicates are
+    #: dropped.
     taken: list[bytes] | None = None
-    #: Name, offset and owner, those that were used longest ago first. From versions.STREAM_NAMES on.
+    #: Name, offset and owner, the least recently used first. From versions.STREAM_NAMES on.
     names: list[tuple[str, int, str]] | None = None
 
 
 class Applied:
-    """What an entry means for this node."""
+    """The effects of an entry on this node."""
 
     __slots__ = ("batches", "missed", "named", "numbers", "trimmed")
 
     def __init__(self) -> None:
         self.batches: list[Encoded] = []
-        #: Own batches that were applied, and own ones in an entry that no member can read any more.
+        #: Own batches that were applied, and own batches in an entry that no member can read any more.
         self.numbers: list[int] = []
         self.missed = range(0)
         self.trimmed = False
-        #: Something was said about names.
+        #: True if the entry has notes about names.
         self.named = False
 
 
@@ -79,7 +80,7 @@ _state_decoder = msgspec.msgpack.Decoder(StreamState)
 
 
 class Replica:
-    """One member's copy of a stream, but for the messages themselves."""
+    """One member's copy of a stream, without the messages themselves."""
 
     __slots__ = (
         "applied",
@@ -94,29 +95,29 @@ class Replica:
     )
 
     def __init__(self, settings: Settings | None = None) -> None:
-        """`settings` are those of the stream, which do not change."""
-        #: Which messages it has taken; None if it takes all.
+        """`settings` are the stream's settings, which do not change."""
+        #: The names that were taken; None if duplicates are not dropped.
         self.taken = Taken(settings) if settings is not None and settings.deduplicates else None
         #: Index of the last entry applied.
         self.applied = 0
         #: Time of the last entry, and of the last batch: it never goes back.
         self.now_ms = self.last_ms = 0
-        #: Messages below the first one are gone; the next one has the other offset.
+        #: Messages below `first_offset` are deleted; the next message gets `next_offset`.
         self.first_offset = self.next_offset = 0
         #: Incarnation and number of the last batch applied, by node.
         self.batches: dict[str, tuple[int, int]] = {}
-        #: After an entry was given up: the nodes with a batch applied since.
+        #: After an entry was given up: the nodes of which a batch was applied since.
         self.gap: dict[str, None] | None = None
-        #: Offsets kept by name, those that were used longest ago first.
+        #: Offsets kept by name, the least recently used first.
         self.names: dict[str, Kept] = {}
 
     def passed_over(self, index: int) -> None:
-        """No member can read the entry with this index any more."""
+        """Skip the entry with this index, which no member can read any more."""
         self.applied = index
         self.gap = {}
 
     def apply(self, index: int, now_ms: int, found: list[NodeBatch], own: tuple[str, int]) -> Applied:
-        """Apply an entry; return what it means for the node and incarnation `own`. Raises CodecError."""
+        """Apply an entry; return its effects on the node and incarnation `own`. Raises CodecError."""
         if index <= self.applied:
             raise ValueError(f"entry {index} comes after entry {self.applied}")
         self.applied = index
@@ -148,7 +149,7 @@ class Replica:
         return applied
 
     def _note(self, note: Note) -> None:
-        """Somebody takes a name, or who has it has acked more."""
+        """Apply a note: a consumer takes a name, or the owner of a name has acked more."""
         offset, owner = self.names.get(note.name, _NEW)
         if note.offset == NO_OFFSET:
             if owner not in (note.instead, note.owner):
@@ -161,7 +162,7 @@ class Replica:
             del self.names[next(iter(self.names))]
 
     def _append_new(self, append: Append, taken: Taken, applied: Applied) -> None:
-        """Append those messages that are no duplicates."""
+        """Append the messages that are no duplicates."""
         now_ms = self.last_ms
         taken.expire(now_ms)
         kept: list[range] = []
@@ -202,7 +203,7 @@ class Replica:
         return True
 
     def state(self) -> StreamState:
-        """Return everything but the messages, and what was taken of them."""
+        """Return the state without the messages and the names that were taken."""
         return StreamState(
             VERSION,
             self.applied,
@@ -217,7 +218,7 @@ class Replica:
         )
 
     def snapshot(self) -> bytes:
-        """Return everything but the messages."""
+        """Return the whole state without the messages."""
         return encode_state(self.state(), self.taken)
 
     @classmethod
@@ -238,24 +239,24 @@ class Replica:
         return replica
 
     def digest(self) -> str:
-        """The same on replicas that applied the same entries."""
+        """A digest that is the same on replicas that applied the same entries."""
         return f"{crc32(self.snapshot()):08x}"
 
 
 def encode_state(state: StreamState, taken: Taken | None) -> bytes:
-    """Return a state with what was taken up to it."""
+    """Encode a state with the names that were taken up to it."""
     fields = msgspec.structs.astuple(state)[:-2]
     if taken is not None:
         taken.expire(state.last_ms)
         fields = (*fields, list(taken.pieces()))
     if state.names is not None:
         fields = (*(fields if taken is not None else (*fields, None)), state.names)
-    # Without it, these are the bytes that earlier versions write.
+    # Without names, these are the bytes that earlier versions write.
     return msgspec.msgpack.encode(fields)
 
 
 def decode_state(data: bytes) -> StreamState:
-    """Raises CodecError."""
+    """Decode a state. Raises CodecError."""
     try:
         state = _state_decoder.decode(data)
     except msgspec.MsgspecError as error:

@@ -1,11 +1,13 @@
-"""A consumer group on one of the nodes that keep it.
+"""A consumer group on one of its nodes.
 
-What its consumers do goes, in batches, into the log that all these nodes share, and takes effect when they
-apply it: see quorum_queue.consumer_groups.replica. The leader coordinates: it watches the streams, and
-proposes what to hand to whom. The node of a consumer reads what that was given; see group_reading.
+The commands of its consumers go, in batches, into the log that all these nodes share, and take effect when
+the nodes apply them: see quorum_queue.consumer_groups.replica. The leader coordinates: it watches the
+streams, and proposes which messages to hand to which member. The consumer's node reads the messages that the
+consumer was given; see group_reading.
 
-A consumer tells how far it was sent what it was given, before it goes and now and then. So what nobody can
-have seen comes to the next one as new, and all else comes flagged.
+A consumer's node reports up to which message the consumer was sent its messages: from time to time, and
+before the consumer leaves. So messages that no consumer can have seen come to the next consumer as new, and
+all others come as redelivered.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ logger = logging.getLogger("mqd.groups")
 
 #: Commands in one batch.
 _COMMANDS_MAX = 1_000
-#: What clients have done.
+#: Commands of clients.
 _ASKED = frozenset(
     {
         *ENQUEUES,
@@ -89,8 +91,8 @@ class ReplicatedGroupHost(GroupEffects):
         streams: Callable[[], list[Any]],
         has_heard_of: Callable[[int], bool],
     ) -> None:
-        """`streams` tells the partitions as the topology has them now; `has_heard_of`, whether that has come
-        to a queue's declaration here.
+        """`streams` returns the current partitions of the topology; `has_heard_of` returns whether the
+        topology of this node has reached a queue's declaration.
         """
         super().__init__(queue, services.turn)
         self.queue_id = queue_id
@@ -103,20 +105,20 @@ class ReplicatedGroupHost(GroupEffects):
         self.own = replicas.own_in(queue_id)
         self._ahead_ms = -(1 << 62)
         self._requests = Requests(self)
-        #: Barriers of those who declared the group, and wait until it is known where it begins.
+        #: Barriers of clients that declared the group, and wait until its first offsets are known.
         self._beginning: list[Callable[..., None]] = []
         self._deliveries = Deliveries(self)
         #: When a stream is tried again; below zero if not.
         self._retry_at = -1
-        #: The leader looks for consumers of nodes that are gone once it has applied this entry.
+        #: The leader looks for consumers of lost nodes after it has applied this entry.
         self._gone_after = 0
-        # What only the leader has.
+        # State that only the leader has.
         self._coordinator = Coordinator(self, streams, has_heard_of)
         self._letters = Letters(self, services)
         self.watch = MemberWatch(self)
 
     def contain(self, sink: Any, call: Callable[..., None], *arguments: Any) -> None:
-        """Call; if that raises, the connection of a client has failed and not the group."""
+        """Call; an error fails the client's connection, not the group."""
         self._turn.contain(sink, call, *arguments)
 
     # -- commands --------------------------------------------------------------------------------------------
@@ -137,7 +139,7 @@ class ReplicatedGroupHost(GroupEffects):
 
     @property
     def _has_begun(self) -> bool:
-        """Return whether it is known where the group is in each stream: `next` means the time of the
+        """Return whether the group's position in each stream is known: `next` means the time of the
         declaration.
         """
         replica = self.replica
@@ -168,10 +170,10 @@ class ReplicatedGroupHost(GroupEffects):
         self._sent(last, applied=not group.flights)
 
     def _in_log(self, command: Command) -> list[Command]:
-        """Return what a command is in the log."""
+        """Return the commands for the log."""
         verb = command[0]
         if verb in ENQUEUES:
-            # The default exchange led here; all other ways are refused before.
+            # The default exchange routed this publish here; other routes to a group are refused earlier.
             token = command[2]
             if token is not None:
                 publish = self._publishes.pop(token, None)
@@ -210,7 +212,7 @@ class ReplicatedGroupHost(GroupEffects):
         return [command]
 
     def _detach(self, key: Key, *, gone: bool) -> list[Command]:
-        """From now on it is sent nothing: what it was not sent goes to others as it is."""
+        """Stop sending to this consumer: messages that were not sent to it go to others as new."""
         deliveries = self._deliveries
         deliveries.takers.pop(key, None)
         next_id = self._next_ids.get(key)
@@ -222,13 +224,13 @@ class ReplicatedGroupHost(GroupEffects):
         deliveries.drop(key)
         if gone:
             self._next_ids.pop(key, None)
-            # Nobody waits for what it got.
+            # No client waits for its gets any more.
             self.asking.getting.pop(key, None)
         commands.append(("detach", key, gone))
         return commands
 
     def _outgoing(self) -> list[Command]:
-        # The base forgets the ids of those who go, which are told first.
+        # The base class forgets the next ids of consumers that leave, which must be reported first.
         known = dict(self._next_ids) if any(each[0] == "detach" for each in self.pending) else {}
         commands = super()._outgoing()
         for key, next_id in known.items():
@@ -236,7 +238,7 @@ class ReplicatedGroupHost(GroupEffects):
         return commands
 
     def sent(self, taker: Taker, due: Due, count: int) -> None:
-        """A client was sent so many messages of a due."""
+        """Note that a client was sent this number of messages of a due."""
         taker.sent[due.stream_id] = next_id = due.first + count
         if next_id > self._next_ids.get(taker.key, 0):
             self._next_ids[taker.key] = next_id
@@ -250,7 +252,9 @@ class ReplicatedGroupHost(GroupEffects):
         self.schedule()
 
     def move(self, places: Iterable[tuple[int, int]], done: Callable[[Refused | None], None]) -> None:
-        """Go on at these offsets of streams. What members hold of these is forgotten."""
+        """Continue at these offsets of streams. The group forgets the messages that members hold of these
+        streams.
+        """
         self._requests.move(self._token(), places, done)
 
     # -- the state machine of the group ----------------------------------------------------------------------
@@ -286,7 +290,7 @@ class ReplicatedGroupHost(GroupEffects):
         logger.error("%s: entry %d is given up, and its contents are lost", self.title, index)
 
     def lose_bodies(self, indexes: list[int]) -> None:
-        """Entries that were applied are not needed."""
+        """Bodies of applied entries are not needed."""
 
     def entries_applied(self) -> None:
         if self.ended:
@@ -329,9 +333,9 @@ class ReplicatedGroupHost(GroupEffects):
         return []
 
     def begin(self) -> None:
-        """The group is open."""
+        """Called when the group is open."""
         if self.own != self.replicas.own:
-            # The member failed or left before: the first batch of this start ends the earlier one.
+            # The member failed or left before: the first batch of this incarnation ends the earlier one.
             self.group.submit(encode_batch(*self.own, self.group.next_number, []))
 
     # -- time ------------------------------------------------------------------------------------------------
@@ -378,15 +382,15 @@ class ReplicatedGroupHost(GroupEffects):
         if self.group.is_leader:
             self.gone_members()
         elif self.group.flights:
-            # This node may have been no member for a while, in which the leader took nothing from it.
+            # This node may have been no member for a while; the leader has taken no batches from it then.
             self.group.sent_to = ("", 0)
             self.replicas.touch(self.group)
 
     def gone_members(self) -> None:
-        """As the leader, propose the end of consumers of nodes that are down or no members, and of earlier
-        starts.
+        """As the leader, propose to remove consumers of nodes that are down or no members, and of earlier
+        incarnations.
 
-        What they did before may still be on its way into the log or through it, and is applied first.
+        Their earlier commands may still be in progress, and are applied first.
         """
         self._gone_after = max(1, self.group.core.last_index + len(self.group.inbox))
         self._look_for_gone(self.replica.applied)
@@ -413,7 +417,7 @@ class ReplicatedGroupHost(GroupEffects):
     def hand_over(self, to: DeferredHost, *, failed: bool = False) -> None:
         self._pending_barriers += self._beginning
         self._beginning = []
-        # What this member had to say itself is not for another one.
+        # Commands of this member itself are not handed over.
         self.pending = [command for command in map(_as_asked, self.pending) if command[0] in _ASKED]
         self.replicas.leave(self.queue_id)
         super().hand_over(to, failed=failed)
@@ -439,7 +443,7 @@ class ReplicatedGroupHost(GroupEffects):
         answer_publishes(pending, confirm=False)
 
     def closed(self) -> None:
-        # They refer to each other.
+        # These objects refer to each other: break the reference cycles.
         del self.group
         self._deliveries.let_go()
         self._coordinator.let_go()
@@ -453,7 +457,7 @@ def _as_asked(command: Command) -> Command:
 
 
 def _settle(commands: list[Command], command: Command) -> None:
-    """Add an ack. Many that follow each other are one."""
+    """Add an ack. Consecutive acks are merged."""
     _, key, low, high = command
     if commands:
         last = commands[-1]
@@ -464,7 +468,7 @@ def _settle(commands: list[Command], command: Command) -> None:
 
 
 def _prefetch(consumer: Consumer) -> int:
-    """Return how many messages it may hold."""
+    """Return how many messages a consumer may hold."""
     window = consumer.window
     if window is not None and not consumer.window_limit:
         consumer.limit(consumer.own_prefetch, getattr(window, "limit", 0))

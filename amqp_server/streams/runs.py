@@ -1,4 +1,6 @@
-"""Messages of a stream as queues hand them out, for whoever takes one at a time or is behind a link."""
+"""Messages of a stream in the form of other queues, for gets of single messages and for consumers behind a
+link.
+"""
 
 from __future__ import annotations
 

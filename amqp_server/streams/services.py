@@ -1,4 +1,4 @@
-"""What all streams of a node share."""
+"""Services that all streams of a node share."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Store(Protocol):
 
 
 class StreamServices:
-    """What all streams of the node share."""
+    """Services that all streams of the node share."""
 
     __slots__ = (
         "clock",
@@ -97,14 +97,16 @@ class StreamServices:
         self.store = store
         self.options = options
         self.layouts = Layouts()
-        #: Published and not in a segment yet.
+        #: Bytes of published messages that are not in a segment yet.
         self.tail_bytes = 0
-        #: Consumers that have read ahead, those that used it longest ago first; and how much they all have.
+        #: Consumers that have read ahead, the least recently served first; and the bytes that they all hold.
         self.held: dict[StreamConsumer, None] = {}
         self.held_bytes = 0
 
     def count_held(self, consumer: StreamConsumer, size: int) -> None:
-        """A consumer has so much more, or less, in memory that it has read. It used that just now."""
+        """Add `size`, which may be negative, to the bytes that a consumer has read ahead, and mark it as just
+        served.
+        """
         self.held_bytes += size
         consumer.held_bytes += size
         self.held.pop(consumer, None)

@@ -1,5 +1,5 @@
-"""What of a stream in a cluster needs no log any more: the last entry whose messages are all in this member's
-segments.
+"""The part of a stream's log that a member no longer needs: up to the last entry whose messages are all in
+this member's segments.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from quorum_queue.machine.settings import Settings
 
 
 class Stable:
-    """That entry, and the state there: a snapshot of the group."""
+    """That entry and the state after it: a snapshot of the group."""
 
     def __init__(self, replica: Replica, settings: Settings) -> None:
         self.index = 0
         self.state = replica.state()
-        #: What was taken up to that entry, and the times and names of batches behind it.
+        #: Names that were taken up to that entry, and the times and names of batches behind it.
         self._taken = Taken(settings) if settings.deduplicates else None
         self._behind: deque[tuple[int, Sequence[bytes]]] = deque()
-        #: Numbers of such batches: the next one, and the first that is behind that entry.
+        #: Numbers of these batches: the next one, and the first one behind that entry.
         self.next = self._first = 0
 
     def begin_with(self, replica: Replica) -> None:
-        """The segments have all up to here."""
+        """Begin at the replica's state: the segments have all messages up to here."""
         self.index, self.state = replica.applied, replica.state()
         if self._taken is not None and replica.taken is not None:
             self._taken.copy_from(replica.taken)
@@ -34,13 +34,13 @@ class Stable:
             self._first = self.next
 
     def add(self, encoded: Encoded) -> None:
-        """A batch was applied."""
+        """Add a batch that was applied."""
         if self._taken is not None:
             self._behind.append((encoded.batch.time_ms, encoded.names))
             self.next += 1
 
     def reach(self, index: int, state: StreamState, stop: int) -> None:
-        """The segments have all up to this entry, and the batches with names before that number."""
+        """The segments have all messages up to this entry, and the batches before number `stop`."""
         self.index, self.state = index, state
         taken = self._taken
         while taken is not None and self._first < stop:

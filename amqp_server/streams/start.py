@@ -1,4 +1,4 @@
-"""Where a consumer of a stream begins, and what it wants to have: its arguments. Pure."""
+"""The arguments of a stream's consumer: where it begins, and which messages it wants. Pure."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from exchanges.field import erlang_term, type_name
 from persistence.streams.batch import FILTER_BYTES_MAX
 from persistence.streams.log import Wanted
 
-#: Filter values of one consumer.
+#: Maximum number of filter values of one consumer.
 FILTERS_MAX = 1024
-#: A later time is this one: nodes tell each other times in 64 bits.
+#: Later times are reduced to this one: nodes send each other times in 64 bits.
 TIME_MS_MAX = (1 << 63) - 1
 
 
 class Start(NamedTuple):
-    """One of them is given."""
+    """Where a consumer begins; one of the fields is set."""
 
-    #: first, last or next.
+    #: `first`, `last` or `next`.
     name: str = ""
     offset: int | None = None
     #: Wall time.
     time_ms: int | None = None
-    #: So long ago.
+    #: Time before now.
     ago_ms: int | None = None
-    #: Where this name last acked, and the first time as the other one says.
+    #: Begin where this name last acked; the first time, begin at `otherwise`.
     group: str = ""
     otherwise: Start | None = None
 
@@ -37,13 +37,13 @@ NEXT = Start("next")
 _NAMES = {"first": Start("first"), "last": Start("last"), "next": NEXT}
 
 
-#: Instead of a place: where a name last acked.
+#: Value instead of an offset: begin where a name last acked.
 COMMITTED = "committed"
 GROUP_BYTES_MAX = 255
 
 
 def parse_consumer_start(arguments: Mapping[str, object], types: Mapping[str, str], place: str) -> Start:
-    """Return where a consumer begins, which may have a name. Raises PreconditionFailed."""
+    """Return where a consumer begins that may have a name. Raises PreconditionFailed."""
     value = arguments.get("x-stream-offset")
     if value != COMMITTED:
         for argument in ("x-group", "x-stream-offset-default"):
@@ -65,7 +65,7 @@ def parse_consumer_start(arguments: Mapping[str, object], types: Mapping[str, st
 def parse_start(
     arguments: Mapping[str, object], types: Mapping[str, str], place: str, name: str = "x-stream-offset"
 ) -> Start:
-    """Raises PreconditionFailed, with RabbitMQ's text where it has one."""
+    """Return where a consumer begins. Raises PreconditionFailed, with RabbitMQ's text where it has one."""
     if name not in arguments:
         return NEXT
     value = arguments[name]

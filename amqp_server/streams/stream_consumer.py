@@ -1,4 +1,4 @@
-"""One consumer of a stream, its place, and what was read ahead for it."""
+"""One consumer of a stream, its position, and the batches that were read ahead for it."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ class Sink(Protocol):
 
     start: Start
     wanted: Wanted | None
-    #: It reads for a group: nobody counts it as a consumer, it says itself how much it may have, and `began`
-    #: is told where it begins.
+    #: True if it reads for a group: it does not count as a consumer, limits its deliveries itself, and
+    #: `began` is called with its first offset.
     for_group: bool
 
     @property
     def user(self) -> str | None:
-        """Whose client it is; None: that of many."""
+        """The user of the client; None if it serves several clients."""
 
     def deliver_batch(self, consumer: StreamConsumer, reader: BatchReader, count: int, first_id: int) -> None:
-        """Send the next messages of the reader; pause the consumer if the way to the client is full."""
+        """Send the next messages of the reader; pause the consumer if the client's outbox is full."""
 
     def began(self, offset: int) -> None: ...
 
     def let_go(self) -> None:
-        """What was read is forgotten, because others need the memory: for one that reads for a group."""
+        """Forget the messages that were read, because others need the memory; for readers of groups."""
 
     def failed(self, error: Exception) -> None: ...
 
 
 class StreamConsumer:
-    """One consumer and its place."""
+    """One consumer and its position."""
 
     __slots__ = (
         "_services",
@@ -73,27 +73,27 @@ class StreamConsumer:
         self.prefetch = prefetch
         self.wanted = sink.wanted
         self.for_group = sink.for_group
-        #: Messages that it may have now.
+        #: Number of messages that it may get now.
         self.credit = prefetch
         self.paused = paused
         self.detached = False
         self.next_id = 0
-        #: What it gets next, as soon as that is known.
+        #: The offset that it gets next; below zero until it is known.
         self.next_offset = -1
-        #: The batch that it is in, those that were read ahead, and where the next read goes on.
+        #: The current batch, the batches that were read ahead, and where the next read continues.
         self.reader: BatchReader | None = None
         self.ahead: deque[Batch] = deque()
         self.place: Place | None = None
         self.reading = False
-        #: Counts up where what is being read is not wanted any more.
+        #: Increased when the result of the current read is no longer wanted.
         self.reads = 0
-        #: Bytes of batches that it has read.
+        #: Bytes of batches that were read for it.
         self.held_bytes = 0
-        #: Of one with a name: what it has acked.
+        #: Acks of a consumer with a name.
         self.progress: Progress | None = None
 
     def let_go(self) -> None:
-        """Forget what was read; it is read again when it is wanted."""
+        """Forget the batches that were read; they are read again when needed."""
         self.reader = None
         self.ahead.clear()
         self.place = None

@@ -1,4 +1,4 @@
-"""What the streams of a node are set to."""
+"""Options for the streams of a node."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from persistence.streams.retention import Limits
 
 
 class StreamOptions:
-    """What the streams of a node are set to; see the fields of amqp_server.config of the same names."""
+    """Options for the streams of a node; see the fields of amqp_server.config of the same names."""
 
     __slots__ = (
         "codec",
@@ -42,12 +42,12 @@ class StreamOptions:
         self.names_max = names_max
         self.compaction_dirty_percent = compaction_dirty_percent
         self.compaction_memory_bytes = compaction_memory_bytes
-        #: Of streams declared without x-stream-tombstone-age.
+        #: For streams declared without x-stream-tombstone-age.
         self.tombstone_age_ms = tombstone_age_ms
-        #: Of streams declared without x-stream-compression.
+        #: For streams declared without x-stream-compression.
         self.codec = codec
         self.segment_bytes = segment_bytes
-        #: Of streams declared without limits.
+        #: For streams declared without limits.
         self.limits = limits or Limits()
         self.flush_batches = flush_batches
         self.flush_bytes = flush_bytes
@@ -55,13 +55,13 @@ class StreamOptions:
         self.read_bytes_max = read_bytes_max
 
     def flushes(self, batches: int, size: int) -> bool:
-        """Return whether a stream has enough in the journal to be moved to
-        its segment: batches, and bytes.
+        """Return whether a stream has so many batches or bytes in the journal that they should move to its
+        segment.
         """
         return size >= self.flush_bytes or batches >= self.flush_batches
 
     def compaction(self, by: str | None, tombstone_age_ms: int | None) -> Compaction | None:
-        """Return what is set for a stream that was declared so."""
+        """Return the compaction settings of a stream with these arguments."""
         if by is None:
             return None
         return Compaction(

@@ -1,10 +1,10 @@
-"""Which messages a stream has taken, so that none is taken twice; what it remembers follows from its log.
+"""Which messages a stream has taken, so that none is taken twice. The state follows from the stream's log.
 Pure.
 
-A batch has the names of its messages beside them (see quorum_queue.machine.dedup), and its time. Who goes
-through the batches in their order comes to the same state, on whatever node. The thread that writes the log
-does so with each batch that it stores, and now and then puts the state into a file, so that a restart goes
-through the last few batches only.
+A batch has the names of its messages next to them (see quorum_queue.machine.dedup), and its time. Replaying
+the batches in order gives the same state on every node. The thread that writes the log applies each batch
+that it stores, and from time to time writes the state to a file, so that a restart replays only the last few
+batches.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from quorum_queue.machine.run import Run
 from quorum_queue.machine.settings import Settings
 from quorum_queue.machine.states import DedupState
 
-#: What is encoded in one step of a thread: others wait for the interpreter's lock meanwhile.
+#: Names that a thread encodes in one step: other threads wait for the interpreter's lock meanwhile.
 PIECE = 1_000
 
 
@@ -35,7 +35,7 @@ class Fresh:
 
 
 class Taken:
-    """What one stream remembers. See persistence.streams.log.Keeper."""
+    """The names that one stream remembers. See persistence.streams.log.Keeper."""
 
     __slots__ = ("_dedup",)
 
@@ -46,7 +46,7 @@ class Taken:
         return len(self._dedup)
 
     def fresh(self, run: Run, names: Names, now_ms: int) -> list[Fresh]:
-        """Remember the new ones of these messages, and return them. What was taken before is left out."""
+        """Remember the new ones of these messages, and return them without those that were taken before."""
         found: list[Fresh] = []
         count, at = len(names), 0
         for new in self.new_of(names, now_ms):
@@ -82,11 +82,11 @@ class Taken:
         return found
 
     def expire(self, now_ms: int) -> None:
-        """Forget what is too old."""
+        """Forget names that are too old."""
         self._dedup.expire(now_ms, [])
 
     def apply(self, time_ms: int, names: Iterable[bytes]) -> None:
-        """Remember what a batch of this time has taken."""
+        """Remember the names of a batch with this time."""
         known = self._dedup
         known.expire(time_ms, [])
         for name in names:
@@ -113,17 +113,17 @@ class Taken:
         self._dedup.restore(DedupState(ids, producers))
 
     def copy_from(self, other: Taken) -> None:
-        """Remember what another one remembers."""
+        """Copy the state of another object."""
         self._dedup.restore(other._dedup.state())
 
 
 def last_names(names: Names, start: int, stop: int) -> list[bytes]:
-    """Return what has to be known of these messages to come to the same state: of a producer its last number
-    only.
+    """Return the names of these messages that are needed to get the same state: of a producer only the last
+    number.
     """
     if isinstance(names, dedup.Sequence):
         return [names.name(names.numbers[stop - 1])]
-    # An id may come twice, if it was forgotten in between. It is its own key.
+    # An id may occur twice, if it was forgotten in between. An id is its own key.
     kept = [name for name in names[start:stop] if name is not None]
     last = {dedup.key_of(name): number for number, name in enumerate(kept)}
     return [

@@ -1,4 +1,6 @@
-"""Consumers of a stream go on at another host of it, and by their names where those were."""
+"""Moves consumers of a stream to another host of it, where they continue at the same offsets or at those of
+their names.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from quorum_queue.host import Key
 
 
 def begin_named(host: StreamHost, key: Key, offset: int) -> None:
-    """A consumer has its name, and goes on where that was."""
+    """Begin a consumer that has got its name at the name's offset."""
     consumer = host._consumers.get(key)
     if consumer is not None and consumer.next_offset < 0:
         otherwise = consumer.sink.start.otherwise or NEXT
@@ -17,7 +19,7 @@ def begin_named(host: StreamHost, key: Key, offset: int) -> None:
 
 
 def take_over(before: StreamHost, after: StreamHost) -> None:
-    """Move all consumers to another host, where they go on at the same places."""
+    """Move all consumers to another host, where they continue at the same offsets."""
     if before.shares_names and after.shares_names:
         after._progress.update(before._progress)
         before._progress.clear()

@@ -1,7 +1,8 @@
-"""mqd for the tests of other programs: a broker or a cluster that is there in a moment, and gone after them.
+"""mqd for the tests of other programs: a broker or a cluster that starts quickly, and is removed after the
+tests.
 
-Programs import this package as `mqd.testing`. Its brokers are processes of their own, so that tests may use
-any client and any event loop. It imports nothing of the broker. See docs/testing.md.
+Programs import this package as `mqd.testing`. Its brokers are separate processes, so that tests may use any
+client and any event loop. It imports nothing of the broker. See docs/testing.md.
 """
 
 from amqp_server.testing.broker import Broker, Vhost, start

@@ -12,7 +12,7 @@ TIMEOUT_S = 30.0
 
 
 class ApiError(Exception):
-    """An answer that is no success."""
+    """An answer with an error status."""
 
     def __init__(self, method: str, path: str, status: int, text: str) -> None:
         super().__init__(f"{method} {path}: {status} {text}")
@@ -24,7 +24,7 @@ class Api:
         login = base64.b64encode(f"{user}:{password}".encode()).decode()
         self._headers = {"Authorization": f"Basic {login}", "Content-Type": "application/json"}
         self._connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
-        # Tests may have threads.
+        # Tests may use threads.
         self._lock = threading.Lock()
 
     def ask(self, method: str, path: str, body: object = None) -> Any:
@@ -44,7 +44,8 @@ class Api:
             return answer.status, answer.read()
         except (http.client.HTTPException, OSError) as error:
             self._connection.close()
-            # The broker closes connections that were idle for long. Nothing of the request was handled then.
+            # The broker closes connections that were idle for long. In this case it has not handled the
+            # request.
             idle = isinstance(error, (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError))
             if used and idle:
                 return self._ask(method, path, body)

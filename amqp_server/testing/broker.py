@@ -19,8 +19,8 @@ from amqp_server.testing.api import Api, ApiError
 from amqp_server.testing.process import HOST, Process, arguments, held_port, port_of
 
 USER = PASSWORD = "guest"
-#: Unless a test says otherwise. The disk of a machine that runs tests is often almost full, and one check of
-#: a password costs more than a virtual host.
+#: Default options for tests. The disk of a machine that runs tests is often almost full, and one password
+#: check costs more than a virtual host.
 OPTIONS: Mapping[str, object] = {"disk_free_min_bytes": "16MiB", "login_memory_s": 3600}
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]+")
 NAME_LENGTH_MAX = 60
@@ -28,7 +28,7 @@ NAME_LENGTH_MAX = 60
 
 @dataclass(frozen=True)
 class Vhost:
-    """A virtual host and the way to it."""
+    """A virtual host and its addresses."""
 
     broker: Broker
     name: str
@@ -58,22 +58,23 @@ class Vhost:
         return self.broker.password
 
     def api(self, method: str, path: str, body: object = None) -> Any:
-        """Ask the management API for something of this virtual host: `api("GET", "queues")`, `api("DELETE",
-        "queues/orders")`."""
+        """Send a request for this virtual host to the management API: `api("GET", "queues")`, `api("DELETE",
+        "queues/orders")`.
+        """
         what, slash, rest = path.strip("/").partition("/")
         return self.broker.api(method, f"/api/{what}/{quote(self.name, safe='')}{slash}{rest}", body)
 
 
 class Broker:
-    """One mqd of this machine, by itself or as a node of a cluster. Ports and data stay the same over
-    `restart`.
-    """
+    """One mqd on this machine, alone or as a node of a cluster. A `restart` keeps ports and data."""
 
     host = HOST
     user, password = USER, PASSWORD
 
     def __init__(self, home: Path, remove: Path, name: str = "n1", **options: object) -> None:
-        """`home` is made; `remove`, which it lies in, goes with our process if nobody calls `stop`."""
+        """`home` is created; `remove`, a directory that contains it, is deleted with our process if the test
+        does not call `stop`.
+        """
         home.mkdir(parents=True, exist_ok=True)
         self.name = name
         self._holders = held_port(), held_port()
@@ -122,15 +123,15 @@ class Broker:
         return self.process.running
 
     def launch(self) -> None:
-        """Start, and do not wait for it: see `ready`."""
+        """Start without waiting for the broker: see `ready`."""
         self.process.launch()
 
     def ready(self) -> None:
-        """Wait until it serves. Raises StartFailed."""
+        """Wait until the broker serves. Raises StartFailed."""
         self.process.ready()
 
     def start(self) -> None:
-        """Start after `kill` or `stop`, with what is on the disk. Raises StartFailed."""
+        """Start after `kill` or `stop`, with the data on the disk. Raises StartFailed."""
         self.launch()
         self.ready()
 
@@ -149,18 +150,18 @@ class Broker:
         self.start()
 
     def pause(self) -> None:
-        """Stand still from here on (SIGSTOP), as a machine does that swaps."""
+        """Freeze the process (SIGSTOP), like a machine that swaps."""
         self.process.signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         self.process.signal(signal.SIGCONT)
 
     def log(self) -> str:
-        """Return what it has logged so far, over all of its starts."""
+        """Return its log so far, over all of its starts."""
         return self.process.log()
 
     def close(self) -> None:
-        """Stop for good: the data and the ports go."""
+        """Stop for good: delete the data and release the ports."""
         self.stop()
         for holder in self._holders:
             holder.close()
@@ -177,8 +178,8 @@ class Broker:
     # -- what is in it ---------------------------------------------------------------------------------------
 
     def api(self, method: str, path: str, body: object = None) -> Any:
-        """Ask the management API: `api("GET", "/api/overview")`. Return the answer's JSON. Raises ApiError,
-        OSError.
+        """Send a request to the management API: `api("GET", "/api/overview")`. Return the answer's JSON.
+        Raises ApiError, OSError.
         """
         if self._api is None:
             self._api = Api(self.host, self.http_port, self.user, self.password)
@@ -190,7 +191,7 @@ class Broker:
             api.close()
 
     def make_vhost(self, name: str = "test") -> Vhost:
-        """Make a virtual host, which has a number after its name. See `delete_vhost`."""
+        """Make a virtual host, with a number appended to its name. See `delete_vhost`."""
         found = _NOT_IN_NAMES.sub("-", name)[:NAME_LENGTH_MAX]
         vhost = Vhost(self, f"{found}-{next(self._numbers)}")
         quoted = quote(vhost.name, safe="")
@@ -200,13 +201,13 @@ class Broker:
         return vhost
 
     def delete_vhost(self, vhost: Vhost) -> None:
-        """Delete it and all that is in it; connections to it are closed."""
+        """Delete a virtual host with everything in it; connections to it are closed."""
         with suppress(ApiError):
             self.api("DELETE", f"/api/vhosts/{quote(vhost.name, safe='')}")
 
     @contextmanager
     def vhost(self, name: str = "test") -> Iterator[Vhost]:
-        """A virtual host for the time of a `with`."""
+        """A virtual host for the duration of a `with`."""
         vhost = self.make_vhost(name)
         try:
             yield vhost
@@ -216,7 +217,7 @@ class Broker:
 
 
 def start(**options: Any) -> Broker:
-    """Start a broker with a data directory of its own; `close`, or the end of our process, removes both.
+    """Start a broker with its own data directory; `close`, or the end of our process, removes both.
 
     `options` are those of mqd by the names in its TOML file: `start(heartbeat_s=5)`. Raises StartFailed.
     """

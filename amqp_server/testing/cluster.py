@@ -1,4 +1,4 @@
-"""A cluster for tests, and what may befall its nodes and the network between them."""
+"""A cluster for tests, with failures of its nodes and of the network between them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Node = Broker | str
 
 
 class Cluster:
-    """Nodes n1, n2 and so on. Methods that change something wait until it has happened."""
+    """Nodes n1, n2 and so on. Methods that change something wait until the change has happened."""
 
     def __init__(self, size: int = 3, **options: object) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="mqd-testing-"))
@@ -39,7 +39,7 @@ class Cluster:
         names = [f"n{number + 1}" for number in range(size)]
         self._holders = {name: held_port() for name in names}
         self._paused: set[str] = set()
-        #: Pairs of nodes that do not reach each other.
+        #: Pairs of nodes that cannot reach each other.
         self._apart: set[tuple[str, str]] = set()
         self.nodes: list[Broker] = [
             Broker(
@@ -50,11 +50,13 @@ class Cluster:
             )
             for name in names
         ]
-        #: Where `url` leads to.
+        #: The virtual host in `url`.
         self.vhost_name = "/"
 
     def _peers(self, dialler: str) -> list[str]:
-        """The nodes as one of them dials the others: itself directly, and the others by the proxy."""
+        """The addresses at which one node dials all nodes: its own address directly, and the others through
+        the proxy.
+        """
         ports = {name: port_of(holder) for name, holder in self._holders.items()}
         return [
             f"{name}={HOST}:{port if name == dialler else self._relays.open(dialler, name, port)}"
@@ -76,7 +78,7 @@ class Cluster:
         return iter(self.nodes)
 
     def url(self, node: Node = "n1") -> str:
-        """The AMQP address of a node: with the fixture, of this test's virtual host there."""
+        """The AMQP address of a node; in the fixture, with this test's virtual host."""
         return self[node].url(self.vhost_name)
 
     @property
@@ -92,7 +94,7 @@ class Cluster:
         self._paused.discard(broker.name)
 
     def stop(self, node: Node) -> None:
-        """End a node as an operator would: it hands over what it leads."""
+        """Stop a node as an operator would: it hands over the groups that it leads."""
         broker = self[node]
         broker.stop()
         self._paused.discard(broker.name)
@@ -106,7 +108,7 @@ class Cluster:
         self.start(node)
 
     def pause(self, node: Node) -> None:
-        """Have a node stand still (SIGSTOP): its connections stay open, and nothing answers."""
+        """Freeze a node (SIGSTOP): its connections stay open, but it does not answer."""
         broker = self[node]
         broker.pause()
         self._paused.add(broker.name)
@@ -119,10 +121,10 @@ class Cluster:
     # -- the network between them ----------------------------------------------------------------------------
 
     def partition(self, *nodes: Node, reset: bool = False) -> None:
-        """Part these nodes from all others, in both directions; clients reach all of them.
+        """Separate these nodes from all others, in both directions; clients still reach all nodes.
 
-        The network is silent: nothing arrives and nobody is told, as when packets are dropped. With `reset`,
-        connections break at once.
+        The network is silent: nothing arrives and no side gets an error, as when packets are dropped. With
+        `reset`, connections break at once.
         """
         names = {self[node].name for node in nodes}
         for one, two in combinations([node.name for node in self.nodes], 2):
@@ -141,7 +143,7 @@ class Cluster:
         self._relays.set(two, one, **conditions)
 
     def heal(self) -> None:
-        """Let all be well again: no partition, and all nodes run and see each other. Raises StartFailed."""
+        """Repair the cluster: no partition, and all nodes run and see each other. Raises StartFailed."""
         self.heal_network()
         for name in list(self._paused):
             self.resume(name)
@@ -155,7 +157,7 @@ class Cluster:
     # -- what the nodes know ---------------------------------------------------------------------------------
 
     def wait_until_formed(self) -> None:
-        """Wait until all nodes that run see each other. Raises TimeoutError."""
+        """Wait until all running nodes see each other. Raises TimeoutError."""
         self._wait("the nodes do not see each other", self._formed)
 
     def _formed(self) -> bool:
@@ -171,8 +173,8 @@ class Cluster:
         return True
 
     def leader(self, queue: str, vhost: str | None = None) -> Broker:
-        """Return the node that leads a quorum queue, as soon as one of the nodes that can be asked says that
-        it is it.
+        """Return the leader of a quorum queue, as soon as one of the reachable nodes says that it is the
+        leader.
 
         Raises TimeoutError.
         """
@@ -207,7 +209,7 @@ class Cluster:
 
     @contextmanager
     def vhost(self, name: str = "test") -> Iterator[Vhost]:
-        """A virtual host for the time of a `with`, to which `url` leads. Everything is well before it and
+        """A virtual host for the duration of a `with`, used by `url`. The cluster is repaired before and
         after it.
         """
         self.heal()
@@ -227,15 +229,16 @@ class Cluster:
         return all(node.api("GET", path) for node in self.nodes)
 
     def log(self) -> str:
-        """Return what the nodes have logged."""
+        """Return the logs of the nodes."""
         return "\n".join(f"--- {node.name}\n{node.log()}" for node in self.nodes)
 
     # -- beginning and end -----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End all nodes; their data and ports go."""
+        """Stop all nodes; delete their data and release their ports."""
         for node in self.nodes:
-            # One after the other, each would hand over to the next what it leads. Nobody needs it any more.
+            # Stopped in order, each node would hand over its groups to the next one. That is not needed any
+            # more.
             node.kill()
         for node in self.nodes:
             node.close()
@@ -254,7 +257,7 @@ class Cluster:
 
 
 def start_cluster(size: int = 3, **options: Any) -> Cluster:
-    """Start nodes that are one cluster; `close`, or the end of our process, removes them and their data.
+    """Start nodes that form a cluster; `close`, or the end of our process, removes them and their data.
 
     `options` are those of mqd by the names in its TOML file, for each node. Raises StartFailed, TimeoutError.
     """

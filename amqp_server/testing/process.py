@@ -13,28 +13,29 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 HOST = "127.0.0.1"
-#: What runs the broker: an interpreter that imports mqd.
+#: The interpreter that runs the broker; it must be able to import mqd.
 PYTHON = sys.executable
 RUN = Path(__file__).with_name("run.py")
-#: Time that a node has to say that it serves, and to end when it is asked to, s.
+#: Time for a node to print its ready line, and to end after SIGTERM, s.
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
-#: Of a log, for the reason why a node did not start.
+#: Bytes of a log's end, to show why a node did not start.
 LAST_WORDS_BYTES = 4096
 READY = re.compile(r"^mqd ready .*\bamqp=\S+:(\d+)(?: http=\S+:(\d+))?")
-#: Variables that would change what the broker does, or measure it in the place of the program under test.
+#: Variables that would change the behaviour of the broker, or measure it instead of the program under test.
 NOT_PASSED_ON = re.compile(r"MQD_|PYTHONWARNINGS$|PYTHONDEVMODE$|PYTHONPROFILE|COV_CORE_|COVERAGE_PROCESS")
 
 
 class StartFailed(Exception):
-    """A broker does not start. The text ends with what it logged."""
+    """A broker does not start. The text ends with the end of its log."""
 
 
 def held_port() -> socket.socket:
-    """Return a socket that holds a free port: the kernel gives it to nobody, and a broker can listen on it.
+    """Return a socket that holds a free port: the kernel gives the port to no other program, and a broker can
+    listen on it.
 
-    Two sockets with SO_REUSEADDR may have one port while no more than one of them listens (Linux). So a port
-    stays the same from one process of the broker to the next, and no other program gets it in between.
+    Two sockets with SO_REUSEADDR may have one port while at most one of them listens (Linux). So a port stays
+    the same from one process of the broker to the next, and no other program gets it in between.
     """
     holder = socket.socket()
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -47,7 +48,7 @@ def port_of(holder: socket.socket) -> int:
 
 
 def arguments(options: Mapping[str, object]) -> list[str]:
-    """Options by the names that they have in the TOML file, as arguments of mqd."""
+    """Return options, given by their names in the TOML file, as arguments of mqd."""
     found: list[str] = []
     for name, value in options.items():
         flag = name.replace("_", "-")
@@ -60,10 +61,10 @@ def arguments(options: Mapping[str, object]) -> list[str]:
 
 
 class Process:
-    """What runs on one data directory."""
+    """The mqd process on one data directory."""
 
     def __init__(self, home: Path, remove: Path, given: Sequence[str]) -> None:
-        """`remove` goes if our own process ends without stopping this one."""
+        """`remove` is deleted if our own process ends without stopping this one."""
         self.log_file = home / "mqd.log"
         self._home = home
         self._command = [PYTHON, "-P", str(RUN), str(remove), *given]
@@ -71,7 +72,7 @@ class Process:
         self.port = self.http_port = 0
 
     def launch(self) -> None:
-        """Start, and do not wait for it."""
+        """Start without waiting for the broker."""
         if self.running:
             raise RuntimeError("the broker runs already")
         self._reap()
@@ -84,12 +85,12 @@ class Process:
                 stderr=log,
                 text=True,
                 env=environment,
-                # Ctrl-C is for the tests only.
+                # Ctrl-C must reach only the tests.
                 start_new_session=True,
             )
 
     def ready(self) -> None:
-        """Wait until it serves. Raises StartFailed."""
+        """Wait until the broker serves. Raises StartFailed."""
         process = self._process
         assert process is not None and process.stdout is not None
         readable, _, _ = select.select([process.stdout], [], [], READY_TIMEOUT_S)
@@ -109,7 +110,7 @@ class Process:
         self._process.send_signal(number)
 
     def stop(self) -> None:
-        """SIGTERM, and SIGKILL where that does not help. Nothing if it does not run."""
+        """Send SIGTERM, and SIGKILL if that does not help. Do nothing if the process does not run."""
         process = self._process
         if process is None:
             return
@@ -122,7 +123,7 @@ class Process:
         self._reap()
 
     def kill(self) -> None:
-        """SIGKILL: nothing is said, nothing is flushed."""
+        """Send SIGKILL: connections are not closed in order, and nothing is flushed."""
         if self._process is not None:
             self._process.kill()
         self._reap()
@@ -137,7 +138,7 @@ class Process:
             end.close()
 
     def log(self) -> str:
-        """Return what it has logged so far, over all of its starts."""
+        """Return its log so far, over all of its starts."""
         try:
             return self.log_file.read_text(errors="replace")
         except FileNotFoundError:

@@ -1,12 +1,12 @@
-"""The wire between two nodes, in a process of its own: passes, holds back, cuts, delays, throttles.
+"""The network between nodes, in a separate process: it passes, holds back, cuts, delays and throttles data.
 
-A node dials its peers through this process, one port for each directed pair. What a connection carries is
-told apart by direction, whichever side dialled. Holding back is what a network does that drops everything:
-nothing arrives, nobody is told, and what was sent meanwhile comes after the heal, as TCP's retransmissions
-would. Cutting resets connections and refuses new ones.
+A node dials its peers through this process, one port for each directed pair. Conditions apply to a direction
+of the data, whichever side dialled. Holding back acts like a network that drops all packets: nothing arrives,
+no side gets an error, and the data arrives after the heal, like TCP's retransmissions. Cutting resets
+connections and refuses new ones.
 
-Commands come as JSON, one a line: `{"open": [dialler, dialled, port]}` is answered with a port of the proxy's
-own, `{"set": [sender, receiver, conditions]}` with null.
+Commands come as JSON, one a line: `{"open": [dialler, dialled, port]}` is answered with a port of the proxy,
+`{"set": [sender, receiver, conditions]}` with null.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from typing import Any
 
 HOST = "127.0.0.1"
 READ_BYTES = 256 * 1024
-#: What is on the wire in one direction; a sender waits when it is full.
+#: Bytes in transit in one direction; a sender waits when this buffer is full.
 BUFFER_BYTES = 1 << 20
 CONNECT_MAX_S = 1.0
-#: How often a throttled wire is looked at, and how much it may catch up on at once.
+#: Interval of checks of a throttled direction; a direction may catch up on this much time at once.
 THROTTLE_TICK_S = 0.01
 _RESET = struct.pack("ii", 1, 0)
 
@@ -37,12 +37,12 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True)
 class Conditions:
-    """Of the wire from one node to another."""
+    """Network conditions from one node to another."""
 
     hold: bool = False
     cut: bool = False
     delay_ms: int = 0
-    #: 0: as fast as it goes.
+    #: 0: no limit.
     bytes_per_s: int = 0
 
 
@@ -60,7 +60,7 @@ class Flow:
     sent_at: float = 0.0
 
     def take(self, delay_s: float, now: float) -> bool:
-        """Read what has come; False if the connection broke."""
+        """Read available data; return False if the connection broke."""
         try:
             data = self.source.recv(READ_BYTES)
         except BlockingIOError:
@@ -75,7 +75,7 @@ class Flow:
         return True
 
     def give(self, now: float, bytes_per_s: int) -> bool:
-        """Send what is due; False if the connection broke."""
+        """Send data that is due; return False if the connection broke."""
         room = BUFFER_BYTES
         if bytes_per_s:
             room = int(min(now - self.sent_at, 4 * THROTTLE_TICK_S) * bytes_per_s)
@@ -105,7 +105,7 @@ class Proxy:
     def __init__(self) -> None:
         self._conditions: dict[Pair, Conditions] = {}
         self._listeners: dict[socket.socket, tuple[Pair, int]] = {}
-        #: Taken by the kernel, but their handshake would not have come through.
+        #: Connections that the kernel has accepted, although their handshake would not have got through.
         self._knocking: list[tuple[Pair, int, socket.socket]] = []
         self._connections: list[tuple[Flow, Flow]] = []
 
@@ -153,7 +153,7 @@ class Proxy:
         dialling.close()
 
     def step(self, commands: int) -> bool:
-        """Wait for something to do, and do it; True if a command waits."""
+        """Wait for work and do it; return True if a command waits."""
         now = time.monotonic()
         reading, writing, pause = self._wanted(now)
         asked: list[int | socket.socket] = [commands, *self._listeners, *reading]

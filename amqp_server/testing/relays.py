@@ -1,8 +1,8 @@
-"""The wires between the nodes of a cluster, which tests may cut: see `proxy`, the process that they run
-through.
+"""The network connections between the nodes of a cluster, which tests may cut: they run through the process
+`proxy`.
 
-No packet filter and no network namespace, which only root may have: each node knows the others by a port of
-the proxy.
+Packet filters and network namespaces would need root. Instead, each node dials the others at a port of the
+proxy.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ANSWER_TIMEOUT_S = 30.0
 
 
 class Relays:
-    """`answer_timeout_s`: how long the process of the wires may take to answer."""
+    """Controls the proxy process; `answer_timeout_s` is the time that it may take to answer."""
 
     def __init__(self, answer_timeout_s: float = ANSWER_TIMEOUT_S) -> None:
         self._answer_timeout_s = answer_timeout_s
@@ -26,7 +26,7 @@ class Relays:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            # Ctrl-C is for the tests only. The proxy ends with its stdin.
+            # Ctrl-C must reach only the tests. The proxy ends when its stdin closes.
             start_new_session=True,
         )
 
@@ -35,8 +35,8 @@ class Relays:
         return int(self._ask("open", dialler, dialled, port))
 
     def set(self, sender: str, receiver: str, **conditions: object) -> None:
-        """Conditions of `proxy.Conditions`, for one direction; those that are
-        not named are as at the start.
+        """Set conditions (see `proxy.Conditions`) for one direction; those that are not named get their
+        initial values.
         """
         self._ask("set", sender, receiver, conditions)
 

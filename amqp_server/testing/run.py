@@ -1,11 +1,11 @@
 """The process of a broker that tests have started: `python amqp_server/testing/run.py DIRECTORY ARGUMENTS`.
 
-It is run as a file: as a module it would import all of the package `amqp_server.testing` first. It is `mqd`,
-but for what only a crash of the machine or a thief would show: it syncs nothing, and hashes of passwords cost
-nothing.
+It is run as a file: as a module it would first import the whole package `amqp_server.testing`. It is `mqd`
+with two differences that only a crash of the machine or a thief would notice: it syncs nothing, and its
+password hashes cost nothing.
 
-It ends with the process that started it, whatever ended that one: the kernel closes the pipe that is our
-stdin. Nobody needs what the broker has stored then, so DIRECTORY goes, too.
+It ends with the process that started it, however that process ends: the kernel closes the pipe that is our
+stdin. The stored data is not needed then, so DIRECTORY is deleted, too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Acks out of raw bytes: consecutive `basic.ack` frames become ranges of delivery tags.
 
-Consumers that ack one by one mostly ack in order, so a whole read of acks is often exactly the frames that
-can be predicted from the first one; then one comparison takes them all.
+Consumers that ack one by one usually ack in order. So the acks of a whole read can often be predicted from
+the first one; then one comparison takes them all.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def take(data: bytes, pos: int, end: int) -> tuple[int, list[tuple[int, int]]]:
     prefix = data[pos : pos + 11]
     ranges: list[tuple[int, int]] = []
     if not prefix.endswith(SIGNATURE):
-        # An ack of another size is broken, and its bytes would be read at the wrong places.
+        # An ack of another size is malformed, and its fields would be read at the wrong offsets.
         return pos, ranges
     unpack = _TAG.unpack_from
     startswith = data.startswith
@@ -41,7 +41,7 @@ def take(data: bytes, pos: int, end: int) -> tuple[int, list[tuple[int, int]]]:
         tag, tail = unpack(data, pos + 11)
         if tail == _SINGLE:
             if tag == 0:
-                # Tag 0 without `multiple` is no delivery; what stands before it counts first.
+                # Tag 0 without `multiple` is no delivery; the acks before it count first.
                 if low >= 0:
                     break
                 ranges.append((NO_TAG, NO_TAG))

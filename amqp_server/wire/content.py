@@ -1,7 +1,7 @@
-"""Message content: properties as raw bytes, and content frames cut and put together again.
+"""Message content: properties as raw bytes, and content frames split and joined.
 
 A message travels through the broker as the frames that its publisher sent: one header frame and its body
-frames. Only what must be changed is changed, so header fields keep the types that the publisher gave them.
+frames. Only necessary changes are made, so header fields keep the types that the publisher gave them.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class Properties:
 
     @classmethod
     def parse(cls, payload: bytes, depth: int = tables.DEPTH_MAX, *, checked: bool = False) -> Properties:
-        """Parse a content header's payload, with headers of at most this depth. Raises FrameError where it is
+        """Parse a content header's payload, with headers of at most this depth. Raises FrameError if it is
         malformed.
 
-        `checked`: somebody has looked at the headers already.
+        `checked`: the headers were checked already.
         """
         if len(payload) < _HEADER.size:
             raise FrameError(f"content header of {len(payload)} bytes is too short")
@@ -89,7 +89,7 @@ class Properties:
 
     @property
     def timestamp(self) -> int | None:
-        """Seconds since 1970, as the publisher says."""
+        """Seconds since 1970, as set by the publisher."""
         value = self.raw.get("timestamp")
         return None if value is None else int.from_bytes(value, "big")
 
@@ -151,7 +151,9 @@ def body_bytes(content: bytes) -> int:
 
 
 def by_overhead(run: Run) -> list[Run]:
-    """Cut a run of new messages wherever the bytes around the body change; each part is told its own."""
+    """Split a run of new messages wherever the overhead around the body changes; each part gets its own
+    overhead.
+    """
     contents = run.contents
     assert contents is not None
     parts: list[Run] = []
@@ -192,7 +194,7 @@ def _body_at(content: bytes) -> int:
 
 
 def restamp(content: bytes, channel: int, frame_max: int) -> bytes:
-    """Frame a content anew for another channel number or a smaller frame_max."""
+    """Make new frames for a content, for another channel number or a smaller frame_max."""
     header, body = split(content)
     return build(header, body, channel, frame_max)
 
@@ -200,12 +202,12 @@ def restamp(content: bytes, channel: int, frame_max: int) -> bytes:
 def reframed(content: bytes, channel: int, frame_max: int) -> list[bytes | memoryview]:
     """Return the same as `restamp` in chunks, and without a copy of the body, which may be large.
 
-    Each body frame is cut where it is too large; small ones are not joined.
+    Body frames that are too large are split; small ones are not joined.
     """
     _, _, size = frames.prefix.unpack_from(content)
     offset = 7 + size + 1
     stamp = channel.to_bytes(2, "big")
-    #: What stands between two pieces of the body: the end of a frame and the beginning of the next one.
+    #: The bytes between two pieces of the body: the end of a frame and the beginning of the next one.
     between = b"\x02" + stamp + content[3:offset]
     chunks: list[bytes | memoryview] = []
     view = memoryview(content)

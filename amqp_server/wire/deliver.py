@@ -1,7 +1,7 @@
 """Deliveries as bytes: the third hot loop.
 
 A delivery is a template (frame header, class and method, consumer tag), the delivery tag, the routing, and
-the content as it came. For a run of messages only the last byte of the tag changes, so the whole run is one
+the content as received. For a run of messages only the last byte of the tag changes, so the whole run is one
 `join` over iterators that C drives: about 0.1 µs a message.
 """
 
@@ -18,7 +18,7 @@ from quorum_queue.machine.run import Run
 _PREFIX: Final = struct.Struct(">BHIHH")
 #: Contents from this size on, in bytes, are sent without being copied.
 LARGE_BYTES: Final = 8192
-#: Lengths that a consumer remembers; there may be thousands of consumers.
+#: Prefixes that a consumer caches, by length; there may be thousands of consumers.
 PREFIXES_MAX: Final = 16
 _LOW = [bytes((value,)) for value in range(256)]
 _flatten = chain.from_iterable
@@ -37,7 +37,7 @@ class DeliverTemplate:
         self._prefixes: dict[int, bytes] = {}
 
     def prefix(self, head_bytes: int) -> bytes:
-        """Everything in front of the delivery tag, for a routing of this length."""
+        """Return the bytes in front of the delivery tag, for a routing of this length."""
         prefix = self._prefixes.get(head_bytes)
         if prefix is None:
             if len(self._prefixes) >= PREFIXES_MAX:

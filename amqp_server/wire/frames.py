@@ -10,8 +10,8 @@ from pamqp import base
 from amqp_server.wire import methods
 
 PROTOCOL_HEADER: Final = b"AMQP\x00\x00\x09\x01"
-#: What clients may send: ours, and that of 0-9, which old libraries say before they speak 0-9-1. RabbitMQ
-#: takes both.
+#: Protocol headers that clients may send: that of 0-9-1, and that of 0-9, which old libraries send before
+#: they speak 0-9-1. RabbitMQ accepts both.
 CLIENT_HEADERS: Final = (PROTOCOL_HEADER, b"AMQP\x01\x01\x00\x09")
 
 METHOD: Final = 1

@@ -2,11 +2,11 @@
 
 Clients send the same few `basic.publish` frames again and again. The memo maps the exact bytes of such a
 frame, its channel number included, to a `PublishRoute` that was decoded, checked and routed once. `take` then
-walks the buffer by offset: while method frame and content header are those of the message before, a message
-costs three comparisons and a slice.
+walks the buffer by offset: while method frame and content header equal those of the previous message, a
+message costs three comparisons and a slice.
 
-Whatever does not look exactly as expected is left where it stands and named SLOW: the slow path decodes it
-with pamqp and finds the right error for it. So this file refuses nothing and answers nothing.
+A message that does not look exactly as expected stays in the buffer, and the outcome is SLOW: the slow path
+decodes it with pamqp and finds the right error. So this file refuses nothing and answers nothing.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from quorum_queue.machine.run import Attributes
 
 _HEADER: Final = struct.Struct(">BHIHHQH")
 _BODY: Final = struct.Struct(">BHI")
-#: Headers in a row that differ, after which nobody looks for equal ones for a while.
+#: Consecutive different headers after which equal headers are not searched for a while.
 VARIED: Final = 2
-#: Bytes of headers that are looked at property by property, after which the caller may have something else to
-#: do.
+#: Bytes of headers that are walked property by property before the caller may do other work.
 WALKED_MAX: Final = 16 * 1024
-#: Messages that go to more queues are not gathered.
+#: Messages that go to more queues are not collected in a mix.
 MIXED_QUEUES_MAX: Final = 16
 #: Frames up to this size pass to every consumer uncut (spec 4.2.3: frame-min-size).
 SMALL_FRAME: Final = 4096
@@ -41,16 +40,16 @@ UNKNOWN_FLAGS = 0x0003
 _PLAIN_TAIL = CORRELATION_ID | MESSAGE_ID | TIMESTAMP | TYPE | APP_ID | CLUSTER_ID
 
 
-#: What a shape takes up beside its two numbers, which are as long as the header, bytes.
+#: Memory of a shape without its two numbers, which are as long as the header, bytes.
 SHAPE_BYTES: Final = 400
-#: Longer headers are not remembered from one read to the next.
+#: Longer headers are not kept from one read to the next.
 LAST_BYTES_MAX: Final = 512
 
 
 class Outcome(Enum):
     """Why `take` stopped."""
 
-    #: The next frame is not this route's publish, or enough was taken.
+    #: The next frame is not a publish of this route, or enough was taken.
     OTHER = 0
     #: A message is not complete yet.
     MORE = 1
@@ -59,7 +58,7 @@ class Outcome(Enum):
 
 
 class Memo(Protocol):
-    """Counts what is remembered; see amqp_server.broker.memo."""
+    """Counts the memory of cached routes; see amqp_server.broker.memo."""
 
     def add(self, size: int) -> None: ...
 
@@ -106,18 +105,18 @@ class PublishRoute:
         #: Exchange and routing key as two short strings, as a delivery carries them.
         self.head = head
         self.mandatory = mandatory
-        #: The exchange, opaque here, where messages are counted.
+        #: The exchange that counts the messages, opaque here.
         self.counted = counted
         #: The queues, opaque here. Their hosts are looked up when the messages are handed over.
         self.targets = targets
-        #: Where routing depends on the message: from the content header's payload to its own route.
+        #: If routing depends on the message: returns the route for a content header's payload.
         self.resolve = resolve
 
 
 class Segment:
     """Consecutive messages of one read that go to the same queues.
 
-    All have the head of `route` unless `heads` holds one for each.
+    All have the head of `route`, unless `heads` has one for each message.
     """
 
     __slots__ = ("attributes", "contents", "heads", "lane", "mix", "route")
@@ -127,12 +126,12 @@ class Segment:
         self.attributes = attributes
         self.contents: list[bytes] = []
         self.heads: list[bytes] | None = None
-        #: Those that it alternates with, and its number among them.
+        #: The mix of segments that it alternates with, and its number in the mix.
         self.mix: Mix | None = None
         self.lane = 0
 
     def takes(self, route: PublishRoute, attributes: Attributes) -> bool:
-        """True if messages of `route` may go on in this segment, because they go to the same queues."""
+        """True if messages of `route` may be added to this segment, because they go to the same queues."""
         mine = self.route
         return (
             self.attributes is attributes
@@ -140,22 +139,22 @@ class Segment:
             and mine.counted is route.counted
             and bool(route.targets)
             and mine.publisher is route.publisher
-            # Those that are not may find no queue any more when they are handed over.
+            # A message that is not mandatory may find no queue any more when it is handed over.
             and mine.mandatory is route.mandatory
         )
 
     def name_heads(self, head: bytes) -> None:
-        """Give all messages that have no head of their own yet this one."""
+        """Give this head to all messages that have none of their own yet."""
         if self.heads is None:
             self.heads = []
         self.heads += [head] * (len(self.contents) - len(self.heads))
 
 
 class Mix:
-    """Messages that alternate between queues: a segment (lane) for each of these, in place of one for each
-    message.
+    """Messages that alternate between queues: one segment (lane) for each set of queues, instead of one for
+    each message.
 
-    No queue is in two lanes, so each gets its messages in their order.
+    No queue is in two lanes, so each queue gets its messages in order.
     """
 
     __slots__ = ("_by_route", "_by_targets", "_queues", "answers", "closed", "lanes", "turns")
@@ -165,28 +164,28 @@ class Mix:
         self._by_route: dict[PublishRoute, Segment] = {}
         self._by_targets: dict[tuple[Any, ...], Segment] = {}
         self._queues: dict[str, None] = {}
-        #: How the messages came: a lane, and how many it had after its turn, and so on.
+        #: The order of arrival: pairs of a lane and the number of its messages after its turn.
         self.turns: list[int] = []
-        #: Lanes are being handed over: no message may be added.
+        #: True if lanes are being handed over: no message may be added.
         self.closed = False
-        #: Who answers for the messages, opaque here.
+        #: The object that answers for the messages, opaque here.
         self.answers: Any = None
         self._add(first, first.route)
         self.leave(first)
 
     @property
     def count(self) -> int:
-        """The messages of all lanes."""
+        """Number of messages of all lanes."""
         return sum([len(lane.contents) for lane in self.lanes])
 
     def leave(self, lane: Segment) -> None:
-        """The next message may be one of another lane."""
+        """The next message may belong to another lane."""
         self.turns.append(lane.lane)
         self.turns.append(len(lane.contents))
 
     def lane(self, route: PublishRoute, attributes: Attributes, segments: list[Segment]) -> Segment | None:
-        """Return the lane of messages of `route`, which may be a new one; None if they must not be gathered
-        with these.
+        """Return the lane for messages of `route`, which may be new; None if they must not be added to this
+        mix.
         """
         first = self.lanes[0]
         if self.closed or first.attributes is not attributes or first.route.publisher is not route.publisher:
@@ -210,7 +209,8 @@ class Mix:
         if lane is not None and lane.takes(route, attributes):
             self._by_route[route] = lane
             return lane
-        # By name: of two queues with one name, the one that is there then gets the messages.
+        # Compared by name: of two queues with one name, the one that exists at the handover gets the
+        # messages.
         for target in targets:
             if target.name in self._queues:
                 return None
@@ -228,7 +228,7 @@ class Mix:
 
 
 class LastHeader:
-    """A content header with the frame header of its body, and what it was found to mean."""
+    """A content header with the frame header of its body, and the attributes that were found in it."""
 
     __slots__ = ("attributes", "framed", "header_bytes", "stride")
 
@@ -242,7 +242,7 @@ class LastHeader:
 
 
 class Publisher:
-    """The connection as the scanner knows it."""
+    """The state of a connection for the scanner."""
 
     __slots__ = (
         "_interned",
@@ -258,9 +258,9 @@ class Publisher:
         "username",
     )
 
-    #: Bound on the attribute tuples kept; expirations may all differ.
+    #: Maximum number of cached attribute tuples; expirations may all differ.
     INTERNED_MAX = 1024
-    #: Bound on the shapes of content headers kept, and on those learnt in vain before learning stops.
+    #: Maximum number of cached shapes of content headers, and of shapes learnt in vain before learning stops.
     SHAPES_MAX = 256
     MISSES_MAX = 4096
     #: Longer headers are walked each time.
@@ -279,26 +279,30 @@ class Publisher:
         self.username = username
         self.message_bytes_max = message_bytes_max
         self.table_depth_max = table_depth_max
-        #: The slow path has found that all nodes know x-confirm.
+        #: True if the slow path has found that all nodes know x-confirm.
         self.knows_levels = False
-        #: Whoever routed the last message found the turn over: the next one comes in another turn.
+        #: True if the turn was over after the last message was routed: the next message belongs to another
+        #: turn.
         self.cut = False
         self._interned: dict[tuple[Any, ...], Attributes] = {}
-        #: By size, flags and stamp of a content header: which bits of it decide, and what they were.
+        #: By size, flags and stamp of a content header: the mask of deciding bits, their values, and the
+        #: attributes.
         self._shapes: dict[tuple[int, int, int, bool], tuple[int, int, Attributes]] = {}
         self._misses = 0
-        #: Of the read before: clients that send one message at a time send the same header again.
+        #: The header of the previous read: clients that send one message at a time send the same header
+        #: again.
         self.last_header: LastHeader | None = None
 
     def properties(
         self, data: bytes, offset: int, end: int, flags: int, channel: int, large: bool
     ) -> tuple[Attributes | None, int]:
-        """Say what the properties in data[offset:end], flags first, mean; None where the slow path must look.
+        """Return the attributes of the properties in data[offset:end], which begin with the flags; None if
+        the slow path must look at them.
 
-        Returns also the mask of what decides among these bytes, 0 if it is not known.
+        Also return the mask of the deciding bits in these bytes, 0 if it is not known.
 
-        Headers that differ in nothing but the values of ids, times and texts have the same shape: lengths,
-        field names and types, delivery mode and whatever else decides stand at the same places. One masked
+        Headers that differ only in the values of ids, times and texts have the same shape: lengths, field
+        names and types, delivery mode and everything else that decides are at the same offsets. One masked
         comparison finds that.
         """
         key = (end - offset, flags, channel, large)
@@ -355,7 +359,7 @@ class Publisher:
     def scan(
         self, data: bytes, offset: int, end: int, flags: int, channel: int, large: bool
     ) -> Attributes | None:
-        """Walk the properties in data[offset:end]; None where the slow path must look."""
+        """Walk the properties in data[offset:end]; return None if the slow path must look at them."""
         level = MAJORITY
         try:
             if flags & CONTENT_TYPE:
@@ -430,8 +434,8 @@ def take(
 ) -> tuple[int, Outcome, PublishRoute]:
     """Take the publishes at `pos`, the first of which has this route's frame, into `segments`.
 
-    Goes on to other known routes of the same channel. Returns the offset of the first byte not taken, why it
-    stopped, and the route it stopped in.
+    Continue with other known routes of the same channel. Return the offset of the first byte not taken, the
+    reason to stop, and the route of the last message.
     """
     key = route.key
     key_bytes = len(key)
@@ -441,12 +445,12 @@ def take(
     body_max = publisher.frame_max - 8
     segment: Segment | None = None
     target: PublishRoute | None = None
-    # The content header of the message before with its body's frame header, and what it was found to mean.
+    # The content header of the previous message with its body's frame header, and the values found in it.
     template = b""
     stride = header_bytes = mask = decisive = 0
-    # How often in a row the header was of the same shape, but not the same.
+    # Number of consecutive headers that had the same shape but were not equal.
     varied = 0
-    # Bytes of headers that were looked at property by property.
+    # Bytes of headers that were walked property by property.
     walked = 0
     attributes: Attributes | None = None
     last = publisher.last_header
@@ -540,7 +544,7 @@ def take(
                 outcome = Outcome.OTHER
                 break
         elif again and varied < VARIED:
-            # Messages exactly like this one but for their bodies.
+            # Messages exactly like this one except for their bodies.
             whole = key + template
             whole_bytes = stride + key_bytes
             while startswith(whole, pos):
@@ -567,7 +571,7 @@ def take(
 
 
 def _leave(segment: Segment, route: PublishRoute) -> None:
-    """The last messages of the segment were of `route`, and what follows may belong to another one."""
+    """The last messages of the segment were of `route`, and the next may belong to another route."""
     if segment.heads is not None:
         segment.name_heads(route.head)
     if segment.mix is not None:
@@ -581,8 +585,8 @@ def _switch(
     route: PublishRoute,
     attributes: Attributes,
 ) -> Segment:
-    """Return the segment for messages of `route`: the last one, if it takes them, another one of its mix, or
-    a new one.
+    """Return the segment for messages of `route`: the last one if they fit, another one of its mix, or a new
+    one.
     """
     mix: Mix | None = None
     if segment is None:
@@ -622,9 +626,9 @@ def _switch(
 
 
 def _may_be_header(data: bytes, at: int, end: int, channel: int, size_max: int) -> bool:
-    """True if the few bytes at `at` may be the beginning of a content header of this channel."""
+    """True if the available bytes at `at` may be the beginning of a content header of this channel."""
     if at >= end:
-        # What is taken now may end before the publish frame does: it is a part of what has come.
+        # The taken bytes, which are a part of the received ones, may end within the publish frame.
         return True
     known = min(end - at, 3)
     if data[at : at + known] != (b"\x02" + channel.to_bytes(2, "big"))[:known]:
@@ -633,7 +637,7 @@ def _may_be_header(data: bytes, at: int, end: int, channel: int, size_max: int) 
 
 
 def _next_key(data: bytes, pos: int, end: int, frame_bytes_max: int) -> bytes:
-    """Return the publish frame at `pos`, b"" if there is none or not all of it."""
+    """Return the publish frame at `pos`, b"" if there is none or if it is incomplete."""
     if end - pos < 12 or not data.startswith(_PUBLISH, pos + 7) or data[pos] != 1:
         return b""
     after = pos + 8 + int.from_bytes(data[pos + 3 : pos + 7], "big")

@@ -1,8 +1,8 @@
-"""Method frames: their arguments out of bytes and into bytes, by the field types that pamqp lists for each
+"""Method frames: decoding and encoding of their arguments, by the field types that pamqp lists for each
 method.
 
-pamqp's own `unmarshal` overlooks bytes that are missing or left over, and its `validate` refuses names that
-RabbitMQ takes (longer than 127 bytes, or not ASCII), so only its classes are used here.
+pamqp's own `unmarshal` ignores missing and extra bytes, and its `validate` refuses names that RabbitMQ
+accepts (longer than 127 bytes, or not ASCII). So only its classes are used here.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def decode(payload: bytes, depth: int = tables.DEPTH_MAX) -> base.Frame:
     except tables.TableTooDeep as error:
         raise FrameError(str(error), where) from None
     except (_Misfit, tables.TableError, IndexError, struct.error):
-        # The octets of a login are not repeated in a text.
+        # The text must not repeat the octets of a login.
         octets = "..." if where in _SECRETS else ",".join(map(str, payload[4:]))
         raise FrameError(f"cannot decode <<{octets}>>", where) from None
     return method
@@ -98,7 +98,7 @@ def _short_string(payload: bytes, offset: int) -> tuple[Any, int]:
 
 
 def _long_string(payload: bytes, offset: int) -> tuple[Any, int]:
-    """Long strings stay bytes: the one that clients send, the SASL response, need not be text."""
+    """Long strings stay bytes: the only one that clients send, the SASL response, may be no text."""
     after = offset + 4 + _INTEGERS["long"].unpack_from(payload, offset)[0]
     return payload[offset + 4 : after], after
 

@@ -1,8 +1,8 @@
-"""Shapes of content headers: which bits of one decide what it means to the broker, and which are mere values.
+"""Shapes of content headers: which bits decide the meaning for the broker, and which are only values.
 
-A mask has ones wherever another value would change the layout or the meaning: property flags, lengths, field
+A mask has ones where another value would change the layout or the meaning: property flags, lengths, field
 names and types, delivery mode, priority, expiration, user-id, and the beginning of reply-to. Two headers of
-the same length that agree under the mask are walked the same way, so what was found for the one holds for the
+the same length that agree under the mask are walked in the same way, so the result for one is valid for the
 other.
 """
 
@@ -21,7 +21,7 @@ _LENGTH_ONLY = (
     "app_id",
     "cluster_id",
 )
-#: Bytes of reply-to that tell direct reply-to from others.
+#: Bytes of reply-to that distinguish direct reply-to from other values.
 _REPLY_PREFIX: Final = 4
 _FIXED_TAGS = {ord("t"): 1, ord("b"): 1, ord("B"): 1, ord("s"): 2, ord("u"): 2, ord("I"): 4, ord("i"): 4}
 _FIXED_TAGS |= {ord("l"): 8, ord("L"): 8, ord("f"): 4, ord("d"): 8, ord("T"): 8, ord("D"): 5}
@@ -52,9 +52,10 @@ def mask(payload: bytes, flags: int) -> int:
 
 
 def framed(properties_mask: int, properties_bytes: int, tail_bytes: int) -> int:
-    """Extend a mask to the whole header frame, all of which decides, and `tail_bytes` from its end octet on.
+    """Extend a mask to the whole header frame, whose other bytes all decide, and `tail_bytes` from its end
+    octet on.
 
-    In front of the properties stand the frame header (7), class, weight and body size (12).
+    The frame header (7) and class, weight and body size (12) come before the properties.
     """
     front = (1 << 8 * 19) - 1
     tail = (1 << 8 * tail_bytes) - 1
@@ -62,9 +63,7 @@ def framed(properties_mask: int, properties_bytes: int, tail_bytes: int) -> int:
 
 
 def _clear_values(payload: bytes, offset: int, bits: bytearray) -> int:
-    """Clear the plain values of a table's fields; names, types, lengths,
-    what is nested and x-confirm stay.
-    """
+    """Clear the plain values of a table's fields; names, types, lengths, nested values and x-confirm stay."""
     end = offset + 4 + int.from_bytes(payload[offset : offset + 4], "big")
     for name, at, after in tables.entries(payload, offset + 4, end):
         if name == confirm_level.NAME:

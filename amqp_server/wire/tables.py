@@ -1,7 +1,7 @@
-"""Field tables, decoded by offset and bounded in depth.
+"""Field tables, decoded by offset, with a limit on their depth.
 
-What clients send is checked against a depth of the configuration's (table_depth_max), and nothing goes deeper
-than DEPTH_MAX: all that walks a table, here and elsewhere, calls itself a few times for each level.
+Tables from clients are checked against the configured depth (table_depth_max), and no table is deeper than
+DEPTH_MAX: code that walks a table, here and elsewhere, recurses a few times for each level.
 
 A table may be as large as a frame, and pamqp copies the rest of the buffer for each value, which is
 quadratic. The types are RabbitMQ's (https://www.rabbitmq.com/amqp-0-9-1-errata.html, section 3).
@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Final
 
-#: The highest table_depth_max there is. What was stored under another limit is read with this one.
+#: The highest possible table_depth_max. Tables that were stored under another limit are read with this one.
 DEPTH_MAX: Final = 128
 NAME_BYTES_MAX: Final = 255
 
@@ -41,11 +41,11 @@ _LONG_STRINGS = (_LONG_STRING, ord("x"))
 
 
 class TableError(ValueError):
-    """The bytes are not a field table, or one that is nested too deeply."""
+    """The bytes are no field table, or a table that is nested too deeply."""
 
 
 class TableTooDeep(TableError):
-    """More tables and arrays are nested in a table than may be."""
+    """A table has more levels of tables and arrays than allowed."""
 
     def __init__(self, depth: int = DEPTH_MAX) -> None:
         super().__init__(f"tables and arrays are nested more than {depth} deep (table_depth_max)")
@@ -225,11 +225,11 @@ def _timestamp(seconds: int) -> object:
 
 
 def encode(table: Mapping[str, object], depth: int = DEPTH_MAX) -> bytes:
-    """Encode a table with its length in front. Takes whatever `decode` returns, so it never fails on a
-    client's values.
+    """Encode a table with its length in front. Accepts everything that `decode` returns, so it never fails on
+    a client's values.
 
-    Raises TableError for what did not come by AMQP: numbers that have no type, and what is nested deeper than
-    `depth`.
+    Raises TableError for values that did not come by AMQP: numbers that fit no type, and values nested deeper
+    than `depth`.
     """
     parts: list[bytes] = []
     for name, item in table.items():
@@ -317,7 +317,7 @@ def types(table: bytes) -> dict[str, str]:
 
 
 def type_name(item: object) -> str:
-    """Return the type name of a decoded value, as well as it can be told."""
+    """Return the best known type name of a decoded value."""
     for kind, name in _PYTHON_TYPES:
         if isinstance(item, kind):
             return name

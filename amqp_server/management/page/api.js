@@ -59,7 +59,7 @@ async function send(method, parts, {query, body, signal, headers, raw} = {}) {
   }
   if (!response.ok) {
     const error = new ApiError(response.status, told ?? {});
-    // The second: somebody has logged in anew in another tab, and this one is of the old session.
+    // The second case: the user has logged in again in another tab, and this tab belongs to the old session.
     const ended = error.kind === "not_authorized" || (response.status === 403 && error.kind === "forbidden");
     if (ended && parts[0] !== "session") loggedOut();
     throw error;
@@ -70,16 +70,16 @@ async function send(method, parts, {query, body, signal, headers, raw} = {}) {
 }
 
 export const get = (parts, query, signal) => send("GET", parts, {query, signal});
-/** The answer as it was sent: numbers in it may be larger than those of scripts. */
+/** The answer as text: its numbers may be larger than those of scripts. */
 export const getText = (parts) => send("GET", parts, {raw: true});
 export const put = (parts, body, query) => send("PUT", parts, {body, query});
 export const post = (parts, body, query) => send("POST", parts, {body, query});
 export const remove = (parts, query, headers) => send("DELETE", parts, {query, headers});
 
-/** A name in a path, where the default exchange has none. */
+/** The part of a path for an exchange; the default exchange has an empty name. */
 export const exchangePart = (exchange) => exchange || "amq.default";
 
-/** Return who is logged in; the name is empty if nobody is. */
+/** Return the user who is logged in; the name is empty without a login. */
 export async function session() {
   return known(await send("GET", ["session"]));
 }

@@ -1,4 +1,4 @@
-// Begins here: who is logged in, the menu, and the page that the address names.
+// The entry point: the login, the menu, and the page that the address names.
 
 import {listen, logOut, session} from "./api.js";
 import {append, button, fill, h} from "./dom.js";
@@ -24,7 +24,7 @@ const PAGES = [
   ["policies", "Policies", "policies", "management"],
   ["definitions", "Definitions", "definitions", "administrator"],
 ];
-/** Pages of one thing, and the page of the menu that they belong to. */
+/** Pages of single objects, and the page of the menu that they belong to. */
 const DETAILS = {
   queue: "queues",
   exchange: "exchanges",
@@ -63,7 +63,7 @@ function shell() {
   fill(document.body, header, menu, h("div", {class: "content"}, places, main));
 }
 
-/** Where there is room for it, it is always open. */
+/** If there is room for the menu, it is always open. */
 function openMenu(open) {
   document.body.classList.toggle("menu-open", open);
   document.querySelector(".toggle")?.setAttribute("aria-expanded", String(open));
@@ -137,7 +137,7 @@ listen({
   },
   missing: nodesMissing,
 });
-// The page that is shown already can be chosen, too; the address does not change then.
+// The user may choose the current page again; then the address does not change.
 menu.addEventListener("click", () => openMenu(false));
 addEventListener("hashchange", async () => {
   await show();

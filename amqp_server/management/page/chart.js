@@ -1,23 +1,23 @@
-// Lines over time, drawn as SVG. The legend tells the values of the time under the pointer, or else the newest ones.
+// Lines over time, drawn as SVG. The legend shows the values at the time under the pointer, or the newest ones.
 
 import {fill, h, say, svg} from "./dom.js";
 import {clock} from "./format.js";
 
 const HEIGHT = 170;
 const LEFT_MIN = 52;
-/** Of a letter of a label. */
+/** Width of a letter of a label. */
 const LETTER = 6.2;
 const RIGHT = 8;
 const TOP = 10;
 const BOTTOM = 22;
 const WIDTH_MIN = 240;
 
-/** Samples as the API has them, the newest first, as points of time and value. */
+/** Turn the API's samples, the newest first, into points of time and value. */
 export function lengths(details) {
   return (details?.samples ?? []).map((each) => [each.timestamp, each.sample]).reverse();
 }
 
-/** Of a counter: how much it grew in a second. */
+/** For a counter: its growth per second. */
 export function rates(details) {
   const points = lengths(details);
   return points

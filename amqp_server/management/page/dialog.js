@@ -1,4 +1,4 @@
-// Forms and questions in a window of their own. Escape closes it, and the focus goes back where it was.
+// Forms and questions in a dialog window. Escape closes it, and the focus goes back to the earlier element.
 
 import {button, fill, h} from "./dom.js";
 
@@ -114,7 +114,7 @@ export function valueOf(field, element) {
   return element.value;
 }
 
-/** A JSON object that somebody has typed. */
+/** A JSON object that the user has typed. */
 export function object(text, label) {
   let value;
   try {

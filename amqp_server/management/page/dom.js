@@ -1,11 +1,11 @@
-// Elements made of data. Texts become text nodes, whatever is in them.
+// Elements made of data. All texts become text nodes, never HTML.
 
 /** h("a", {href: "#/", class: "plain", onclick: f}, "text", [more]) */
 export function h(tag, props, ...children) {
   return filled(document.createElement(tag), props, children);
 }
 
-/** The same for SVG. */
+/** Like `h`, for SVG. */
 export function svg(tag, props, ...children) {
   return filled(document.createElementNS("http://www.w3.org/2000/svg", tag), props, children);
 }
@@ -29,13 +29,13 @@ export function append(element, children) {
   return element;
 }
 
-/** Put these in the place of what is in an element. */
+/** Replace the content of an element with these. */
 export function fill(element, ...children) {
   element.replaceChildren();
   return append(element, children);
 }
 
-/** Set a text, and touch nothing if it is there. */
+/** Set a text; change nothing if it is there already. */
 export function say(element, text) {
   const wanted = String(text);
   if (element.textContent !== wanted) fill(element, whole(wanted));
@@ -46,7 +46,7 @@ function whole(text) {
   return text.split(/(-> ?\S*)/).map((piece) => (piece.startsWith("->") ? h("span", {class: "arrow"}, piece) : piece));
 }
 
-/** A name of a client's choosing: shown whole, with its line breaks. */
+/** A name that a client has chosen: shown whole, with its line breaks. */
 export function name(text, href) {
   const shown = whole(text === "" ? "(empty name)" : text);
   return href === undefined ? h("span", {class: "name"}, shown) : h("a", {class: "name", href}, shown);

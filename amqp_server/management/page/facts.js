@@ -1,4 +1,4 @@
-// What is to be said of one thing: names and values, kept up to date.
+// Facts about one object: names and values, kept up to date.
 
 import {h, say} from "./dom.js";
 

@@ -60,7 +60,7 @@ export function yes(value) {
   return value ? "yes" : "no";
 }
 
-/** What is at a path such as "message_stats.publish_details.rate". */
+/** Return the value at a path such as "message_stats.publish_details.rate". */
 export function at(row, path) {
   return path.split(".").reduce((value, step) => value?.[step], row);
 }

@@ -15,7 +15,7 @@ function cut(text, letters) {
   return line.length > letters ? `${line.slice(0, letters - 1)}…` : line;
 }
 
-/** Steps from the exchange in the middle, with a sign; what leads in both directions stays on the left. */
+/** Signed steps from the exchange in the middle; a node that is reachable in both directions stays on the left. */
 function depths(center, edges) {
   const found = new Map([[center, 0]]);
   const walk = (from, to, step) => {
@@ -36,7 +36,7 @@ function depths(center, edges) {
 
 /**
  * nodes: Map from a key to {kind, name, vhost}; edges: {from, to, label, hit, dashed} between keys. `center` is the key of
- * the exchange that it is about.
+ * the exchange in the middle.
  */
 export function graph(center, nodes, edges, title) {
   const size = matchMedia("(max-width: 50rem)").matches ? NARROW : WIDE;
@@ -74,7 +74,7 @@ export function graph(center, nodes, edges, title) {
   );
 }
 
-/** One line for all bindings between two of them: those that a message takes come first. */
+/** One line for all bindings between two nodes: bindings that a message takes come first. */
 function bundled(edges, size) {
   const bundles = new Map();
   for (const edge of edges) {

@@ -6,13 +6,13 @@ import {PagedTable} from "./table.js";
 import {user} from "./user.js";
 import {several} from "./vhost.js";
 
-/** Those of these columns that tell rows apart: all rows may be of one vhost, or of one node. */
+/** Return the columns that distinguish rows: all rows may belong to one vhost, or to one node. */
 function telling(columns) {
   const same = [!several() && "Virtual host", !user.clustered && "Node"];
   return columns.filter((column) => !same.includes(column.label));
 }
 
-/** Show it; returns what asks the node again at once. */
+/** Show the list; returns a function that asks the node again at once. */
 export function listPage(root, {title, columns, keyOf, load, query, signal, actions = [], empty, before = [], filtered = true}) {
   const table = new PagedTable(telling(columns), keyOf, {
     caption: title,

@@ -1,9 +1,9 @@
-// The way in. The password goes to the node once, and is kept nowhere.
+// The login. The password is sent to the node once, and is never stored.
 
 import {logIn} from "./api.js";
 import {fill, h} from "./dom.js";
 
-/** Show the form in an element; resolves with who has logged in. */
+/** Show the form in an element; resolves with the user who has logged in. */
 export function showLogin(root, reason = "") {
   return new Promise((resolve) => {
     const refusal = h("p", {class: "refusal", role: "alert"}, reason);

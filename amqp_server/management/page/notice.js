@@ -1,9 +1,9 @@
-// What has happened, in a line that screen readers read out: done, refused, or nodes that do not answer.
+// Notices in a line that screen readers read out: done, refused, or nodes that do not answer.
 
 import {button, fill, h, say} from "./dom.js";
 
 const SHOWN_MS = 6_000;
-/** By the status of an answer. */
+/** Texts by the status of an answer. */
 const TEXTS = {
   401: "Your user may not see this.",
   404: "There is nothing of this name, or no more.",
@@ -27,7 +27,7 @@ export function refused(error) {
   notices.append(line);
 }
 
-/** Why what is shown is not up to date; null: it is. */
+/** The reason why the shown data is not up to date; null: it is up to date. */
 export function problem(error) {
   trouble.hidden = error === null;
   document.body.classList.toggle("absent", error !== null && error.status in TEXTS);

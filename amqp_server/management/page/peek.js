@@ -1,4 +1,4 @@
-// What is in a queue: its first messages are taken, shown, and put back to their place. A stream is read.
+// The messages of a queue: the first ones are got, shown, and requeued at their position. A stream is read.
 
 import {post} from "./api.js";
 import {button, fill, h} from "./dom.js";
@@ -6,10 +6,10 @@ import {ask, input, labelled} from "./dialog.js";
 import {bytes, count, json, table} from "./format.js";
 import {refused} from "./notice.js";
 
-/** The node gives as many at a time at most. */
+/** Maximum number of messages that the node gives at a time. */
 const SEARCHED = 1_000;
 const SHOWN_MAX = 100;
-/** Of a payload; of each of many that are searched. */
+/** Bytes of a payload that are shown; bytes of each payload that is searched. */
 const PAYLOAD_BYTES = 51_200;
 const SEARCHED_BYTES = 10_240;
 
@@ -23,7 +23,7 @@ const NOTES = {
   classic: "They are put back to their place, and count as delivered once more.",
 };
 
-/** `type` is that of the queue. */
+/** `type` is the type of the queue. */
 export function peek(vhost, queue, type) {
   const isStream = type === "stream";
   const fields = {
@@ -85,7 +85,7 @@ function has(message, text) {
   return places.some((each) => each.toLowerCase().includes(wanted));
 }
 
-/** In one line, if they are few. */
+/** Return them in one line, if they are few. */
 function properties(message) {
   const line = table(message.properties);
   return line.length <= LINE ? line : json(message.properties);

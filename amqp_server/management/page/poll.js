@@ -1,10 +1,10 @@
-// What is shown is asked for again every few seconds, while somebody can see it.
+// Asks for the shown data again every few seconds, while the page is visible.
 
 import {problem} from "./notice.js";
 
 export const EVERY_S = 5;
 
-/** Call `refresh` now and then until `signal` ends it. Returns what does it at once. */
+/** Call `refresh` at intervals until `signal` ends it. Returns a function that calls it at once. */
 export function poll(signal, refresh, every_s = EVERY_S) {
   let timer = 0;
   let running = false;

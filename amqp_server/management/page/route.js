@@ -27,7 +27,7 @@ export function go(parts, query) {
   location.hash = href(parts, query);
 }
 
-/** Change the query of the present address, without another step of the history. */
+/** Change the query of the current address, without a new entry in the history. */
 export function keep(query) {
   const {parts} = parse(location.hash);
   history.replaceState(null, "", href(parts, query));

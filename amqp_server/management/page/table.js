@@ -9,7 +9,7 @@ const TYPING_MS = 250;
 
 /**
  * columns: {label, text(row), href(row), sort, number, make(row, now)}. A column with `make` has an element for each row,
- * made once; `now()` returns the row as it is by then.
+ * made once; `now()` returns the current row.
  */
 export class Table {
   constructor(columns, keyOf, {caption, empty = "Nothing here."} = {}) {
@@ -23,7 +23,7 @@ export class Table {
     this.element = h(
       "div",
       {class: "scroll", tabindex: "0", role: "region", "aria-label": caption},
-      // Named, because on a narrow screen they are not laid out as tables, and would be none for screen readers.
+      // Explicit roles: on a narrow screen it is not laid out as a table, and screen readers would not see one.
       h("table", {role: "table"}, h("thead", {role: "rowgroup"}, h("tr", {role: "row"}, this.heads)), this.body),
       this.empty,
     );
@@ -31,7 +31,7 @@ export class Table {
 
   show(rows) {
     const wanted = new Map(rows.map((row) => [this.keyOf(row), row]));
-    // First what has gone: a row that has the focus keeps it only if it is not moved.
+    // First remove old rows: a row that has the focus keeps it only if it is not moved.
     for (const [key, line] of this.rows) {
       if (wanted.has(key)) continue;
       line.element.remove();
@@ -71,7 +71,7 @@ export class Table {
       const inner = line.cells[index];
       if (inner === null) return;
       const text = column.text(line.row);
-      // Where there is nothing to lead to, there is no name either.
+      // Without a link target, the text stays empty, too.
       const target = column.href?.(line.row) ?? undefined;
       say(inner, text === "" && target !== undefined ? "(empty name)" : text);
       if (!column.href) return;
@@ -81,14 +81,14 @@ export class Table {
   }
 }
 
-/** A table of which the node sends a page at a time, filtered and sorted there. */
+/** A table that the node filters and sorts, and sends page by page. */
 export class PagedTable extends Table {
-  /** `load(query)` asks the node; `query` is that of the address. */
+  /** `load(query)` asks the node; `query` is the query of the address. */
   constructor(columns, keyOf, {query, load, refresh, filtered = true, ...options}) {
     super(columns, keyOf, options);
     this.load = load;
     this.refresh = () => refresh();
-    /** In which order rows come unless somebody has chosen. */
+    /** The order of the rows unless the user has chosen one. */
     this.usual = columns.find((column) => column.sort)?.sort ?? "";
     this.state = {
       page: Math.max(1, Number.parseInt(query.page ?? "1", 10) || 1),
@@ -140,7 +140,7 @@ export class PagedTable extends Table {
   }
 
   change(part) {
-    // Typed, and another page was opened meanwhile.
+    // The user has opened another page after typing.
     if (!this.element.isConnected) return;
     Object.assign(this.state, part);
     const {page, name, regex, sort, reverse} = this.state;

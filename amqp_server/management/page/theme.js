@@ -1,4 +1,4 @@
-// Dark or light: as the system has it, unless somebody has chosen.
+// Dark or light: the system's setting, unless the user has chosen.
 
 import {h} from "./dom.js";
 
@@ -28,7 +28,7 @@ export function themeSwitch() {
     try {
       localStorage.setItem(KEY, select.value);
     } catch {
-      // It holds until the page is loaded again.
+      // The choice holds until the page is loaded again.
     }
     apply(select.value);
   });

@@ -1,9 +1,9 @@
-// The neighbourhood of an exchange: what is bound to it, and where its messages go through other exchanges.
+// The neighbourhood of an exchange: its bindings, and the ways of its messages through other exchanges.
 
 import {exchangePart, get} from "./api.js";
 import {count, table} from "./format.js";
 
-/** Bindings shown of each exchange, exchanges that are followed, and steps away from the first one. */
+/** Limits: bindings shown for each exchange, exchanges that are followed, steps from the first one. */
 const BINDINGS_MAX = 40;
 const EXCHANGES_MAX = 12;
 const DEPTH_MAX = 3;

@@ -1,4 +1,4 @@
-// Who is logged in, and which of the pages that lets them see.
+// The user who is logged in, and the pages that this user may see.
 
 const ABOVE = {
   management: ["management", "policymaker", "monitoring", "administrator"],

@@ -1,4 +1,4 @@
-// The vhost that lists are about: one of them, or all.
+// The vhost of the lists: one vhost, or all.
 
 import {get} from "./api.js";
 import {fill, h} from "./dom.js";
@@ -11,12 +11,12 @@ let chosen = "";
 try {
   chosen = sessionStorage.getItem(KEY) ?? "";
 } catch {
-  // All of them.
+  // All vhosts.
 }
 
 const select = h("select", {class: "vhost", "aria-label": "Virtual host"});
 
-/** Empty: all of them. */
+/** Empty: all vhosts. */
 export function vhost() {
   return chosen;
 }
@@ -25,7 +25,7 @@ export function vhosts() {
   return names;
 }
 
-/** Whether lists may have rows of several vhosts. */
+/** True if lists may have rows of several vhosts. */
 export function several() {
   return chosen === "" && names.length > 1;
 }
@@ -58,7 +58,7 @@ export function vhostSwitch(changed) {
     try {
       sessionStorage.setItem(KEY, chosen);
     } catch {
-      // It holds until the page is loaded again.
+      // The choice holds until the page is loaded again.
     }
     changed();
   };

@@ -29,7 +29,7 @@ const FACTS = [
   ["Uncommitted acks", (row) => count(row.acks_uncommitted)],
 ];
 
-/** The same for all of its consumers. */
+/** Columns that are the same for all of its consumers. */
 const OWN = ["Virtual host", "Channel", "User", "Node"];
 
 export async function show(root, {parts: [channel], signal}) {

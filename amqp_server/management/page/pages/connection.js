@@ -35,7 +35,7 @@ const FACTS = [
   ["Client can", (row) => abilities(row.client_properties?.capabilities), null, true],
 ];
 
-/** The same for all of its channels. */
+/** Columns that are the same for all of its channels. */
 const OWN = ["User", "Virtual host", "Node"];
 
 function abilities(told) {

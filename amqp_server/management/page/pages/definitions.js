@@ -1,4 +1,4 @@
-// Definitions: all that was declared, as one file, down and up.
+// Definitions: everything that was declared, to download and upload as one file.
 
 import {getText, post} from "../api.js";
 import {append, button, fill, h} from "../dom.js";

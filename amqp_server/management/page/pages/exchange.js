@@ -41,7 +41,7 @@ export async function show(root, {parts: [vhost, exchange], query, signal}) {
     fill(drawing, graph(exchangeKey(exchange), near.nodes, [...near.edges.values()], title));
     if (looked) return;
     looked = true;
-    // On a narrow screen, what it is about is not beyond the edge.
+    // On a narrow screen, keep the middle of the graph visible.
     const box = drawing.querySelector(".center rect").getBBox();
     drawing.scrollLeft = box.x + box.width / 2 - drawing.clientWidth / 2;
     drawing.scrollTop = box.y + box.height / 2 - drawing.clientHeight / 2;
@@ -103,7 +103,7 @@ export async function show(root, {parts: [vhost, exchange], query, signal}) {
   await reload();
 }
 
-/** A routing key and properties are typed in, and where a message with them would go is shown. */
+/** A form for a routing key and properties, which shows where a message with them would go. */
 function explain(path, found) {
   const fields = [
     {name: "routing_key", label: "Routing key"},

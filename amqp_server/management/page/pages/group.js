@@ -1,4 +1,4 @@
-// One consumer group: who reads which partition, and how far behind.
+// One consumer group: the consumer of each partition, and the lag.
 
 import {get, post} from "../api.js";
 import {append, button, h, name} from "../dom.js";

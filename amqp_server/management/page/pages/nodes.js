@@ -1,4 +1,4 @@
-// The nodes, what they use, and who leads which queue.
+// The nodes, their use of resources, and the leader of each queue.
 
 import {get, post} from "../api.js";
 import {Chart, lengths, rates} from "../chart.js";

@@ -1,4 +1,4 @@
-// The cluster at a glance: how much waits, how fast it moves, and how its nodes are.
+// The cluster at a glance: waiting messages, message rates, and the state of its nodes.
 
 import {get} from "../api.js";
 import {Chart, lengths, rates} from "../chart.js";
@@ -10,7 +10,7 @@ import {href} from "../route.js";
 import {Table} from "../table.js";
 import {may} from "../user.js";
 
-/** Age of the charts, with the samples that the node takes for it. */
+/** Time span of the charts, with the interval of the node's samples for it. */
 const RANGES = {600: ["10 minutes", 5], 3600: ["1 hour", 60], 28800: ["8 hours", 600], 86400: ["1 day", 1800]};
 
 const TOTALS = [

@@ -1,4 +1,4 @@
-// One queue: how it is, what is in it, and what can be done with it.
+// One queue: its state, its messages, and its actions.
 
 import {get, post, put, remove} from "../api.js";
 import {Chart, lengths, rates} from "../chart.js";
@@ -17,7 +17,7 @@ import {may} from "../user.js";
 import {features} from "./queues.js";
 
 const RANGE = {lengths_age: 600, lengths_incr: 5, msg_rates_age: 600, msg_rates_incr: 5};
-/** What one request moves at most. */
+/** Maximum number of messages that one request moves. */
 const MOVED_AT_ONCE = 10_000;
 
 const FACTS = [

@@ -1,4 +1,4 @@
-// Streams, and the consumer groups that read them with how far they are behind.
+// Streams, and the consumer groups that read them, with their lag.
 
 import {get} from "../api.js";
 import {append, h} from "../dom.js";
@@ -36,7 +36,7 @@ const GROUPS = [
   {label: "Oldest unread", number: true, text: (row) => (row.oldest_unread_ms === null ? "–" : duration(row.oldest_unread_ms))},
 ];
 
-/** Sorted by type, streams come before all other queues but the groups. */
+/** Sorted by type, streams come before all other queues except groups. */
 async function streams(signal) {
   const found = [];
   for (let page = 1; found.length < STREAMS_MAX; page += 1) {

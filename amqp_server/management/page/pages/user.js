@@ -1,4 +1,4 @@
-// One user: tags, password, and what is permitted in each virtual host.
+// One user: tags, password, and the permissions in each virtual host.
 
 import {get, put, remove} from "../api.js";
 import {append, button, h, name} from "../dom.js";

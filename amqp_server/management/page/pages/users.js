@@ -1,4 +1,4 @@
-// Users: who may log in, and with which tags.
+// Users that may log in, and their tags.
 
 import {get, put} from "../api.js";
 import {button} from "../dom.js";
