@@ -3,7 +3,7 @@
 A message that came alone was delivered in the turn that took it. If its consumer is fast, the ack is here
 before the disk has done anything, and the disk's copy is no longer needed. So a commit of only such messages
 is put off for a fraction of a millisecond, as anticipatory disk schedulers wait for the next request of a
-process (Iyer and Druschel, SOSP 2001). If acks do not come in time, this is tried more and more seldom, so
+process (Iyer and Druschel, SOSP 2001). If acks do not come in time, this is tried less and less often, so
 that slow consumers cost their publishers nothing.
 """
 

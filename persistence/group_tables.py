@@ -58,7 +58,7 @@ class GroupTables:
                 self.erasures.setdefault(group, {})[start] = store.unpack_erasure(bytes(key), value)
 
     def set_erasures(self, erasures: Erasures) -> None:
-        """After a commit."""
+        """Set them after a commit."""
         self.erasures = erasures
         self._erased.clear()
 

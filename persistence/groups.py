@@ -41,7 +41,7 @@ class Groups:
 
     @property
     def pending_bytes(self) -> int:
-        """Submitted and not yet durable, the journal's included."""
+        """Bytes submitted and not yet durable, including the journal's."""
         return self._pending.bytes
 
     def last_index(self, group: int) -> int:

@@ -38,7 +38,7 @@ BIG, TABLE_NODE = 1, 2
 #: Exceptions that a page reused meanwhile may cause.
 DAMAGES = (struct.error, IndexError, ValueError)
 
-#: Returns the keys of another table that belong to the keys up to this one.
+#: Returns the keys of another table that belong to the keys up to the given one.
 Others = Callable[[bytes], "KeyRange"]
 #: Returns bytes of the file: offset, size.
 Read = Callable[[int, int], bytes]

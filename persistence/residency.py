@@ -42,7 +42,7 @@ def mapped_ranges(path: Path) -> list[tuple[int, int, int]]:
     found = []
     for line in Path("/proc/self/maps").read_text().splitlines():
         fields = line.split(maxsplit=5)
-        # A private mapping would lose what was written to it.
+        # A private mapping would lose the bytes that were written to it.
         if len(fields) == 6 and fields[5] == name and fields[1].endswith("s"):
             start, stop = (int(number, 16) for number in fields[0].split("-"))
             found.append((start, stop, int(fields[2], 16)))
