@@ -61,7 +61,7 @@ class WideLetter:
         def granted() -> None:
             assert commits is not None
             if self._over:
-                # Meanwhile all of it was sent at once, or dropped.
+                # Meanwhile the letters were all sent at once, or dropped.
                 commits.release()
                 return
             self._granted = self.may_begin = True
@@ -80,7 +80,7 @@ class WideLetter:
             pass
 
     def end(self) -> None:
-        """It is sent, or never will be."""
+        """The letter was sent, or will never be sent."""
         self._over = True
         if self._granted and self._commits is not None:
             self._granted = False
@@ -128,7 +128,7 @@ class DeadLettering(Paging):
 
     def _send_waiting_letters(self) -> None:
         """Send as many as can be read without a wait, but not in an overdue turn: queues that send each other
-        dead letters would never end it, and their targets take the turn's time, too.
+        dead letters would never let the turn end, and their targets take the turn's time, too.
         """
         if self._letters_under_way:
             # An answer came at once and has applied commands.

@@ -41,7 +41,7 @@ class Asking:
 
 
 class _Nobody(Asking):
-    """Nobody waits: the shared object of idle queues."""
+    """No client waits: the shared object of idle queues."""
 
     __slots__ = ()
 
@@ -107,7 +107,7 @@ class QueueHost:
         return self.settings.dead_letter_at_least_once
 
     def partitions_changed(self) -> None:
-        """Streams have come or gone. Only hosts of consumer groups react."""
+        """Streams were declared or deleted. Only hosts of consumer groups react."""
 
     # -- commands --------------------------------------------------------------------------------------------
 
@@ -172,7 +172,7 @@ class QueueHost:
         return self._last_token
 
     def begin_asking(self) -> Asking:
-        """Return the waiting clients, to add one."""
+        """Return the waiting clients, so that the caller can add one."""
         if self.asking is NOBODY:
             self.asking = Asking()
         return self.asking

@@ -106,7 +106,7 @@ class DeferredHost(QueueHost):
             self.begin_asking().barriers += [(number, done) for done in barriers]
 
     def _outgoing(self) -> list[Command]:
-        """Take the pending commands, with numbers in place of publishers."""
+        """Take the pending commands, with numbers instead of publishers."""
         pending, self.pending = self.pending, []
         commands: list[Command] = []
         for command in pending:
@@ -272,7 +272,7 @@ class DeferredHost(QueueHost):
             self._end(DELETED)
 
     def _end(self, why: Refused) -> None:
-        """Answer all that wait."""
+        """Answer all waiting clients."""
         self._refuse_publishes()
         self._refuse_pending()
         for key in self.asking.attaching:

@@ -1,8 +1,8 @@
 """A queue that lives on another node: its commands go there over the link, and their results come back.
 
 While the link is up, clients notice no difference. When it breaks, the outcome of publishes on their way is
-unknown: they are refused, which tells their publisher to try again. Consumers are cancelled, as RabbitMQ
-cancels those of a queue whose node went down, and the queue's home gives their messages to others.
+unknown: they are refused, so their publisher tries again. Consumers are cancelled, as RabbitMQ cancels those
+of a queue whose node went down, and the queue's home gives their messages to others.
 """
 
 from __future__ import annotations

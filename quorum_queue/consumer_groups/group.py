@@ -51,7 +51,7 @@ class Portion:
 
 
 class Member:
-    """One consumer, or one that gets messages one by one; such a one owns no partition."""
+    """One consumer, or a client that gets messages one by one; the latter owns no partition."""
 
     __slots__ = (
         "_portions",
@@ -87,7 +87,8 @@ class Member:
         """
         self.key = key
         self.channel: Key = key[:2] if channel is None else channel
-        #: Limit of messages on their way to it; 0 is unlimited. Messages below the id `sent` have been sent.
+        #: Limit of messages on their way to the member; 0 is unlimited. Messages below the id `sent` have
+        #: been sent.
         self.ahead_max = ahead_max
         self.sent = 0
         #: Messages that it may hold; 0 is unlimited.
@@ -128,7 +129,7 @@ class Member:
         self._counted(len(portion.offsets))
 
     def add(self, portion: Portion) -> int:
-        """Return the id of the first delivery."""
+        """Add a portion; return the id of the first delivery."""
         first, count = self.next_id, len(portion.offsets)
         self.next_id = first + count
         self._starts.append(first)
@@ -245,7 +246,7 @@ class Group:
         return partition
 
     def begin(self, partition: Partition, offset: int, pending: Iterable[Span] = ()) -> None:
-        """Begin at this offset; earlier deliveries that were not settled come first."""
+        """Begin at this offset; earlier unsettled deliveries come first."""
         partition.cursor = offset
         limit = self.delivery_limit
         for span in pending:
@@ -257,7 +258,7 @@ class Group:
         self.freed[partition] = None
 
     def move(self, partition: Partition, offset: int) -> None:
-        """Go on at this offset. Forget the members' deliveries of the partition."""
+        """Continue at this offset. Forget the members' deliveries of the partition."""
         self._forget_held(partition)
         partition.move(offset)
         self._change(partition)
@@ -303,7 +304,7 @@ class Group:
             self._give_back(member.take_all())
 
     def rebalance(self) -> bool:
-        """Assign the partitions anew if members or partitions have changed; return whether an assignment
+        """Assign the partitions again if members or partitions have changed; return whether an assignment
         changed.
         """
         if not self._uneven:
@@ -379,8 +380,7 @@ class Group:
         self._has_room(member)
 
     def give_back(self, key: Key, low: int, high: int, *, seen: bool = True) -> None:
-        """Deliveries come back to their places, before all newer messages. `seen`: the client may have got
-        them.
+        """Deliveries return to their places, before all newer messages. `seen`: the client may have got them.
         """
         member = self.find(key)
         if member is not None:

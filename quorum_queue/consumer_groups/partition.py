@@ -179,7 +179,9 @@ class Partition:
         self.cursor = max(self.cursor, stop)
 
     def move(self, offset: int) -> None:
-        """Go on at this offset, as if everything before were acked and nothing behind were ever delivered."""
+        """Continue at this offset, as if everything before were acked and nothing after it were ever
+        delivered.
+        """
         self.cursor = offset
         self.returned.clear()
         self.dying.clear()

@@ -149,7 +149,7 @@ class Replica:
         self.gap = {}
 
     def apply(self, index: int, now_ms: int, found: list[NodeBatch], own: tuple[str, int]) -> Applied:
-        """Apply an entry; return what it means for the node and incarnation `own`. Raises CodecError."""
+        """Apply an entry; return its effects for the node and incarnation `own`. Raises CodecError."""
         if index <= self.applied:
             raise ValueError(f"entry {index} comes after entry {self.applied}")
         self.applied = index
@@ -306,7 +306,7 @@ class Replica:
             self._applied.attached.append((key, refused))
 
     def _leave(self, key: Key, *, gone: bool) -> None:
-        """A consumer leaves. Its node has reported which deliveries were sent; nobody has seen the rest.
+        """A consumer leaves. Its node has reported which deliveries were sent; no client has seen the rest.
 
         Partitions are read independently, so some deliveries below that may not have been sent either: they
         are back already.

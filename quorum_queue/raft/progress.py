@@ -50,7 +50,7 @@ class Progress:
         #: Ticks without an answer.
         self.silent = 0
         self.snapshot_sent = False
-        #: The number of its new disk, if it lost its memory; it counts for nothing until it is admitted
+        #: The number of its new disk, if it lost its memory; the follower does not count until it is admitted
         #: again.
         self.amnesiac = 0
         #: Index from which it may count again; -1 while that is not decided.
