@@ -3,7 +3,7 @@
     python -m conformance_tests.rabbitmq [--if-installed] [--without-plugins] [pytest's arguments]
 
 The node is Debian's rabbitmq-server on free ports of the loopback interface, with the plugins that the suite
-asks for; all that it writes goes to a temporary directory. Whatever else runs on this machine is not touched.
+asks for; all its files are in a temporary directory. It does not affect other programs on this machine.
 """
 
 import os

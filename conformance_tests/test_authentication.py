@@ -1,4 +1,4 @@
-"""Who may log in, and to which vhost."""
+"""Logins: which users may log in, and to which vhost."""
 
 from collections.abc import Iterator
 from contextlib import suppress

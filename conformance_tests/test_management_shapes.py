@@ -231,7 +231,7 @@ def test_what_consumers_hold_is_counted(api: Api, broker: Broker, scene: Scene) 
 
 
 def test_messages_of_a_stream_are_counted_once(api: Api, scene: Scene) -> None:
-    """Those that a consumer holds are in the stream as well."""
+    """Messages that a consumer holds are in the stream as well."""
     channel = scene.connection.channel()
     channel.basic_qos(prefetch_count=10)
     channel.basic_consume(

@@ -318,8 +318,8 @@ class Environment(Metadata, LmdbStore):
                 more = cursor.next()
 
     def _unpack_entry(self, stored: bytes, entry: memoryview) -> tuple[str, bytes]:
-        """Fatal: without its record a queue's messages would be dropped, and a default user would be made
-        anew.
+        """Fatal: without its record a queue's messages would be dropped, and a default user would be created
+        again.
         """
         try:
             return unpack_entry(stored, entry)

@@ -29,7 +29,7 @@ BLOCK_BYTES: Final = 4096
 MAGIC: Final = b"mqd-log1"
 SALT_BYTES: Final = 16
 HEADER: Final = Struct(f"<8s{SALT_BYTES}s")
-#: Salt, sequence number, bytes of the content, CRC-32 of all else.
+#: Salt, sequence number, bytes of the content, CRC-32 of everything else.
 RECORD: Final = Struct(f"<{SALT_BYTES}sQII")
 
 
@@ -38,8 +38,8 @@ class LogDamaged(Exception):
 
 
 class WriteAheadLog:
-    """Made by `open`. Positions are counted in blocks. `write` is for a worker thread, all else for the
-    loop's.
+    """Made by `open`. Positions are counted in blocks. `write` is for a worker thread, all other methods for
+    the loop's thread.
     """
 
     def __init__(self, file: int, path: Path, salt: bytes, blocks: int) -> None:

@@ -104,7 +104,7 @@ class DeadLettering(Paging):
     _wake_at: int | None
 
     def _send_dead_letters(self, effects: Effects) -> None:
-        """Send dead letters in order. Those that need not be held leave the queue then."""
+        """Send dead letters in order. Letters that need not be held leave the queue then."""
         settled = {id(run) for run in effects.settled}
         leaving = {id(run) for run, _ in effects.dead_letters if id(run) in settled}
         effects.settled = [run for run in effects.settled if id(run) not in leaving]

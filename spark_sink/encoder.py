@@ -189,7 +189,7 @@ class Encoder:
         )
         return HEAD.pack(METHOD, 1, len(payload)) + payload + END
 
-    # What they carry.
+    # The properties of messages.
 
     def _all_properties(self, columns: dict[str, Any], count: int) -> tuple[Iterator[int], Iterator[bytes]]:
         """Return the flags and the property list of each row."""

@@ -70,7 +70,7 @@ class AmqpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         #: Whether the checkpoint has been compared with the queue.
         self._resumed = False
 
-    # What Spark calls beside the driver.
+    # Methods that Spark calls beside the driver.
 
     def initialOffset(self) -> dict[str, Any]:
         return Position(self._options.queue).json()
@@ -114,7 +114,7 @@ class AmqpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._consumer is not None:
             self._consumer.close()
 
-    # What a task calls.
+    # Methods that a task calls.
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Deliveries)

@@ -41,7 +41,7 @@ class Window:
 
 
 class SegmentFiles:
-    """Those of one directory."""
+    """The files of one directory."""
 
     def __init__(self, files: Files, directory: Path) -> None:
         self.files = files

@@ -229,7 +229,9 @@ class DeferredHost(QueueHost):
         self._release()
 
     def _take_unsent(self) -> Unsent:
-        """Take the pending commands, except those of guests: guests begin anew at another host themselves."""
+        """Take the pending commands, except those of guests: guests start again at another host by
+        themselves.
+        """
         unsent, asking = Unsent([], {}, {}, {}, self._pending_barriers), self.asking
         for command in reversed(self.pending):
             verb = command[0]

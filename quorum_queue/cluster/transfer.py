@@ -372,7 +372,7 @@ def _store(group: Group, receiving: Receiving) -> None:
         or core.leader != receiving.leader
         or not core.installing(index, term)
     ):
-        # The group has changed meanwhile: the leader begins anew if that is still needed.
+        # The group has changed meanwhile: the leader begins again if that is still needed.
         group.receiving = None
         return
     receiving.storing = True

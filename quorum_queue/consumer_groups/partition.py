@@ -95,7 +95,9 @@ class Spans:
 
 
 class Partition:
-    """One partition of a group. Its stream has an id, which changes if the stream is declared anew."""
+    """One partition of a group. Its stream has an id, which changes if the stream is deleted and declared
+    again.
+    """
 
     __slots__ = (
         "cursor",

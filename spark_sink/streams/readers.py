@@ -130,7 +130,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._opened = Probe(self._options.login, self._stream, f"spark source {self._stream}")
         return self._opened
 
-    # What Spark calls beside the driver.
+    # Methods that Spark calls beside the driver.
 
     def initialOffset(self) -> dict[str, Any]:
         return to_json(self._stream, starts(self._options, self._probe, "latest")[0])
@@ -176,7 +176,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._opened is not None:
             self._opened.close()
 
-    # What a task calls.
+    # Methods that a task calls.
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return rows(self._options, self._schema, partition)

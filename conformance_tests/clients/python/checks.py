@@ -1,4 +1,4 @@
-"""The frame of every Python client program: named checks, one line each, and the broker's restart."""
+"""The framework of every Python client program: named checks, one line each, and the broker's restart."""
 
 import asyncio
 import faulthandler
