@@ -210,7 +210,8 @@ class RabbitMQ(OneNode):
         }
 
     def _start_epmd(self) -> None:
-        """Started in advance and kept, so that neither epmd nor the name that it holds affects a timed start.
+        """Started in advance and kept, so that neither epmd nor the name that it holds affects a timed start
+        of a broker.
         """
         if self._epmd is None:
             self._epmd_port = free_port()

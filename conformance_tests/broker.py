@@ -1,5 +1,4 @@
-"""The broker under test: an external one behind a URL, or an mqd that the suite starts, restarts and kills.
-"""
+"""The broker under test: any broker behind a URL, or an mqd that the suite starts, restarts and kills."""
 
 import select
 import shlex

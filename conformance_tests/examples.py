@@ -19,6 +19,5 @@ settings.register_profile(FUZZ, _anywhere, derandomize=False)
 
 
 def choose() -> None:
-    """Use the same examples in every run. pytest's --hypothesis-profile is read later, and takes precedence.
-    """
+    """Use the same examples in every run. pytest's --hypothesis-profile is read later, and overrides this."""
     settings.load_profile(SAME)

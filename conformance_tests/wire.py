@@ -282,8 +282,7 @@ class RawClient:
         raise AssertionError(f"unexpected {describe(frame.method) if frame.type == METHOD else frame}")
 
     def expect_answer_first(self, channel: int = 1) -> None:
-        """No frame comes before the answer to a method sent now: no earlier answer, and no returned message.
-        """
+        """No frame comes before the answer to a method sent now: no earlier answer, no returned message."""
         self.send_method(commands.Exchange.Declare(exchange="amq.direct", passive=True), channel)
         self.read(commands.Exchange.DeclareOk, channel)
 

@@ -11,7 +11,8 @@ from persistence.worker import Report
 
 
 def to_this_loop() -> Report:
-    """Return a function that makes a call on this loop, from any thread. A loop that has ended gets no calls.
+    """Return a function that makes a call on this loop, from any thread; it does nothing after the loop's
+    end.
     """
     run_soon = trio.lowlevel.current_trio_token().run_sync_soon
 

@@ -61,8 +61,7 @@ class Unsent:
         self._groups.setdefault(unit if group is None else group, {}).setdefault(unit, go_on)
 
     def _go_on(self) -> None:
-        """Let one unit continue, and the next one in another turn: by then there may be too many bytes again.
-        """
+        """Let one unit continue, the next one in another turn: by then there may be too many bytes again."""
         if self._over or not self._groups:
             return
         group = next(iter(self._groups))

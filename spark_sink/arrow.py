@@ -43,8 +43,7 @@ def texts(column: Array) -> list[bytes]:
 
 
 def binaries(values: Sequence[bytes], kind: Any) -> Array:
-    """The other way round: one copy of all bytes, which takes a fraction of the time of a look at each value.
-    """
+    """The other way round: one copy of all bytes, which is much faster than a look at each value."""
     size = sum(map(len, values))
     if not pa.types.is_binary(kind) or size > BINARY_BYTES_MAX:
         return pa.array(values, kind)

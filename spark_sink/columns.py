@@ -132,8 +132,7 @@ def _repeated(value: int, count: int) -> Column:
 
 
 def _of_packed(columns: Mapping[str, Column], rows: Any, repeats: Repeats) -> dict[str, Column]:
-    """Columns of the rows of one message: the packed columns, and for all others the values of the message.
-    """
+    """Columns of the rows of one message: the packed columns; all others have the message's values."""
 
     def column(name: str, of_message: Column) -> Column:
         def made(kind: Any) -> Array:

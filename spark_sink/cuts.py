@@ -82,8 +82,7 @@ class _Cutter:
 
 
 def cuts(run: Run, *, of_stream: bool) -> Cuts | None:
-    """Return the messages of a run as columns; None if they have to be handled one by one. Raises BadMessage.
-    """
+    """Return the messages of a run as columns; None if they must be handled one by one. Raises BadMessage."""
     if len(run) < LEAST or len(run.data) > BINARY_BYTES_MAX:
         return None
     try:

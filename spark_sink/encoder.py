@@ -335,8 +335,7 @@ class Encoder:
 
 
 def _numbered(prefix: bytes, numbers: range) -> Iterator[bytes]:
-    """Short strings of the prefix and a number. Numbers with the same number of digits give the same length.
-    """
+    """Short strings of the prefix and a number. Numbers with equally many digits give the same length."""
     while numbers:
         digits = len(str(numbers[0]))
         same = numbers[: max(0, 10**digits - numbers[0])]

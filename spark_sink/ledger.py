@@ -115,8 +115,7 @@ class Ledger:
         return True
 
     def read(self) -> Marker | None:
-        """The marker stays unacked: the transaction that replaces it removes it, or it returns to its queue.
-        """
+        """The marker stays unacked: the transaction that replaces it acks it, or it returns to its queue."""
         reply, _, body = self._connection.call_for_content(
             spec.Basic.Get(queue=self.queue), spec.Basic.GetOk, spec.Basic.GetEmpty
         )

@@ -136,8 +136,7 @@ def repeated(values: Array, count: int) -> Array:
 
 
 class Repeats:
-    """Columns with one value, reused for the next batches: most have the same value as in the batch before.
-    """
+    """Columns with one value, reused for the next batches: most values are the same as before."""
 
     def __init__(self) -> None:
         #: For each column: the value, and an array with repetitions of it.

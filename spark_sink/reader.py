@@ -29,8 +29,7 @@ PIECE_BYTES_MAX = 16 << 20
 
 
 class Everything(InputPartition):
-    """There is only one: two consumers of a queue would share its messages, and neither would notice the end.
-    """
+    """There is only one: two consumers of a queue would share its messages, and miss its end."""
 
     def __init__(self, count: int) -> None:
         super().__init__(0)

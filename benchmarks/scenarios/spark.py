@@ -81,8 +81,7 @@ class Queue:
 
 
 def timed(broker: Broker, form: str, rows: int, **options: str) -> float:
-    """Write that many rows to a new queue; return rows a second. Raises Unexpected unless all have arrived.
-    """
+    """Write that many rows to a new queue; return rows a second. Raises Unexpected if some are lost."""
     with Queue(broker, options.get("delivery", "confirm")) as queue:
         target = {"queue": queue} if form == "amqp_pika" else {"routingKey": queue}
         writer = frame(rows).write.format(form).options(url=url(broker), **target, **options).mode("append")

@@ -87,8 +87,7 @@ def messages(spark: SparkSession, url: str) -> DataFrame:
 
 
 def table(updates: DataFrame) -> DataFrame:
-    """Read the table: all updates of a key are in one partition, so the one with the highest offset is valid.
-    """
+    """Read the table: all updates of a key are in one partition, so the highest offset is the valid one."""
     from pyspark.sql import functions as f
 
     latest = updates.groupBy("routing_key").agg(f.max_by("value", "offset").alias("value"))

@@ -42,8 +42,7 @@ class Summaries:
         self._count = 0
 
     def read(self) -> dict[Where, Segment]:
-        """Return the segments of all sound records, the latest record of each; some segments may be deleted.
-        """
+        """Return the segments of all sound records, the latest record of each; some may be deleted."""
         path = self._directory / NAME
         try:
             data = self._files.read(path, 0, self._files.size(path))

@@ -380,8 +380,7 @@ class Group:
         self._has_room(member)
 
     def give_back(self, key: Key, low: int, high: int, *, seen: bool = True) -> None:
-        """Deliveries return to their places, before all newer messages. `seen`: the client may have got them.
-        """
+        """Deliveries return to their places, before newer messages. `seen`: the client may have got them."""
         member = self.find(key)
         if member is not None:
             self._give_back(member.take(low, high), 1 if seen else 0)

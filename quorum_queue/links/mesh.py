@@ -128,8 +128,7 @@ class Mesh:
                 pair.dialling = None
 
     def drop(self, peer: str) -> None:
-        """End the session; the next one may begin at once. `link_down` is called soon, not during this call.
-        """
+        """End the session; the next one may begin at once. `link_down` comes soon, not during this call."""
         session = self._sessions.open.get(peer)
         if session is not None:
             session.close("dropped by this node")

@@ -202,8 +202,7 @@ class Fetch:
             lost(self._options, self._queue, self._wanted.start, gone)
 
     def _is_over(self, connection: Connection, patience: Patience) -> bool:
-        """Nothing has come for a while: find out whether nothing more will come. Raises AmqpError, DataLoss.
-        """
+        """After a while without messages: return whether no more will come. Raises AmqpError, DataLoss."""
         end = self._wanted.end
         if not connection.capabilities.get(CAPABILITY):
             connection.call(spec.Queue.Declare(queue=self._queue, passive=True), spec.Queue.DeclareOk)
