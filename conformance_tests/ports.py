@@ -1,8 +1,8 @@
 """Ports for brokers that must not change: other programs learn them in advance, or use them after a restart.
 
-A port that the kernel chose may be somebody else's while its owner is away. These lie below those from which
-the kernel chooses, and are taken from blocks that belong to one process each: a block is held by an abstract
-Unix socket, which ends with its process and is seen in the same network namespace as the ports.
+The kernel may give a port that it chose to another process while its owner is down. These lie below those
+from which the kernel chooses, and are taken from blocks that belong to one process each: a block is held by
+an abstract Unix socket, which ends with its process and is seen in the same network namespace as the ports.
 """
 
 from __future__ import annotations

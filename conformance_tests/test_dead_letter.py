@@ -413,8 +413,8 @@ def test_routing_key_above_255_bytes_is_refused(ch: BlockingChannel, name: Name)
 
 @pytest.mark.parametrize("durable", [False, True])
 def test_routing_key_above_255_bytes_harms_nobody_else(connect: Connect, name: Name, durable: bool) -> None:
-    """A queue with such a key may be refused, or have dead letters that cannot be delivered; the broker goes
-    on.
+    """A queue with such a key may be refused, or have dead letters that cannot be delivered; the broker
+    continues to work.
     """
     queue, other = name("q"), name("other")
     arguments = {

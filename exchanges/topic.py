@@ -147,7 +147,7 @@ class TopicMatcher:
         reached: dict[TrieNode, None] = {self._root: None}
 
         def note(nodes: dict[TrieNode, None]) -> None:
-            """From the next word on, the successors of the `#` behind these nodes may match."""
+            """From the next word on, the successors of the `#` after these nodes may match."""
             for node in nodes:
                 any_words = node.any_words
                 if any_words is None or any_words in stay:

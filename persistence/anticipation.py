@@ -9,7 +9,7 @@ that slow consumers cost their publishers nothing.
 
 from collections.abc import Callable
 
-#: After waits in vain, at most so many commits begin at once before the next wait.
+#: After unsuccessful waits, at most so many commits begin at once before the next wait.
 SKIPS_MAX = 1024
 
 
@@ -21,8 +21,8 @@ class Anticipation:
         self._wait_s = wait_s
         self._now = now
         self._until = 0.0
-        #: Commits that begin at once: the number after the last wait in vain, and the number left before the
-        #: next wait.
+        #: Commits that begin at once: the number after the last unsuccessful wait, and the number left before
+        #: the next wait.
         self._skips = self._left = 0
 
     def worth_it(self) -> bool:

@@ -106,7 +106,7 @@ class CommitTask:
         due = due or (commit.begun is not None and not commit.working)
         if not (due or (commit.stopping and not held)):
             self._wake = trio.Event()
-            # Marks are flushed and pages given back within a second, even if nobody commits.
+            # Marks are flushed and pages given back within a second, even without commits.
             with trio.move_on_after(TEND_SECONDS):
                 await self._wake.wait()
 
@@ -154,7 +154,7 @@ class CommitTask:
             begun, commit.begun = commit.begun, None
             await self._see_through(begun)
         now = time.monotonic()
-        # Even if nothing waits: go on with unfinished erasures, and store layers that only the log has.
+        # Even if nothing waits: continue unfinished erasures, and store layers that only the log has.
         more = commit.store.has_erasures()
         if pending.logged is not None and (commit.stopping or now - commit.stored >= STORE_SECONDS):
             more = True

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqd.persistence")
 
 Erasures = dict[int, dict[int, int]]  # group → start → stop
-GROUP_END = b"\xff" * 32  # behind all keys of a group
+GROUP_END = b"\xff" * 32  # after all keys of a group
 
 
 class GroupTables:

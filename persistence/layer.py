@@ -1,9 +1,9 @@
 """Submissions that are not durable yet.
 
-Layers queue up behind the running commit: the oldest may be in a transaction, the newest takes new
-submissions. A layer is one transaction, so it is closed when it is large, but only between turns: after a
-crash the submissions of one turn, such as a dead letter or all of a tx, exist completely or not at all. A
-done() waits for the layer that was open when it was given.
+Layers wait for the running commit: the oldest may be in a transaction, the newest takes new submissions. A
+layer is one transaction, so it is closed when it is large, but only between turns: after a crash the
+submissions of one turn, such as a dead letter or all of a tx, exist completely or not at all. A done() waits
+for the layer that was open when it was given.
 
 A layer in the write-ahead log is durable, and stays here as the oldest one until LMDB has it. Later layers
 that reach the log are merged into it.

@@ -55,7 +55,7 @@ def drop_mapped_pages(path: Path) -> None:
         return
     size = (path.stat().st_size + PAGE_BYTES - 1) // PAGE_BYTES * PAGE_BYTES
     for start, stop, offset in mapped_ranges(path):
-        # The map is far larger than the file; there is nothing behind its end.
+        # The map is far larger than the file; there is nothing after the file's end.
         length = min(stop - start, max(size - offset, 0))
         if length and _libc.madvise(start, length, MADV_DONTNEED) != 0:
             raise OSError(ctypes.get_errno(), "madvise", str(path))

@@ -54,7 +54,7 @@ log = logging.getLogger("mqd.persistence")
 
 DATA_FILE = "data.mdb"
 TABLES_MAX = 16
-STAT_BLOCK_BYTES = 512  # what stat counts in, whatever the file system's blocks are
+STAT_BLOCK_BYTES = 512  # the unit of stat, whatever the size of the file system's blocks
 ENLARGE_BYTES = 4 * 1024 * 1024
 ENLARGE_BYTES_MAX = 64 * 1024 * 1024
 DISK_SLACK_BYTES = 16 * 1024 * 1024
@@ -446,8 +446,8 @@ def _record(first_seq: int, count: int, key: bytes, value: memoryview, fetch: Fe
 
 
 def _says(error: Exception, number: int) -> bool:
-    """Return whether the error has this errno. For errors without a class
-    of their own only the text tells.
+    """Return whether the error has this errno. Errors without a class of their own can only be recognised by
+    their text.
     """
     return os.strerror(number) in str(error)
 

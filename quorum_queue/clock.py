@@ -64,7 +64,7 @@ class QueueTime:
         self._slewed_ms = self._clock.monotonic_ms()
 
     def heard(self, trust: int, queue_ms: int) -> int:
-        """Another node has told its queue time and the basis of it. Return by how much the time here has
+        """Another node has sent its queue time and the basis of it. Return by how much the time here has
         changed.
         """
         now, before = self._clock.monotonic_ms(), self.ahead_ms

@@ -185,7 +185,7 @@ class DeadLettering(Paging):
     def _wide_is_sent(self, wide: WideLetter) -> bool:
         self._letter_wide = None
         wrote = wide.leaving is not None and self._forget([wide.leaving])
-        # The targets apply the last part in this turn, before the store goes on.
+        # The targets apply the last part in this turn, before the store continues.
         wide.end()
         return wrote
 

@@ -118,7 +118,7 @@ class LocalHost(DeadLettering):
         #: rises.
         self._marked: list[int] = NO_LIST
         self.resident_bytes = 0
-        #: Transient messages behind this position are in memory only.
+        #: Transient messages after this position are in memory only.
         self._spilled_to = -1
         self._warming = self._handed_out = 0
         self._asked = self._next = NOTHING_ASKED

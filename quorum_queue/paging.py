@@ -57,7 +57,7 @@ class Paging(QueueHost):
     resident_bytes: int
     #: Durable messages up to here are on disk.
     _durable_seq: int
-    #: Transient messages behind this one are in memory only.
+    #: Transient messages after this one are in memory only.
     _spilled_to: int
     #: Number of stores that read the next bodies in a thread.
     _warming: int

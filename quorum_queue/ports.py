@@ -252,11 +252,11 @@ class Recipient(Protocol):
 
     @property
     def counts_bytes(self) -> bool:
-        """True if the queue has a limit in bytes: then it must be told how many bytes of a content count."""
+        """True if the queue has a limit in bytes: then it needs to know how many bytes of a content count."""
 
     @property
     def wants_ids(self) -> bool:
-        """True if the queue drops messages that it has taken before: then it must be told their ids."""
+        """True if the queue drops messages that it has taken before: then it needs their ids."""
 
     def begin_large(self, content: bytes, head: bytes, channel: int) -> InParts | None:
         """Begin to prepare a large message before it is enqueued, in a LargeRun: preparing it during the

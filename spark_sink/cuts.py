@@ -133,7 +133,7 @@ def _cuts(run: Run, of_stream: bool) -> Cuts | None:
 
 
 def _distinct(values: Array, before: bytes = b"") -> Distinct:
-    """`before` stands before each of them."""
+    """`before` precedes each of them."""
     encoded = values.dictionary_encode()
     return Distinct([before + each for each in encoded.dictionary.to_pylist()], encoded.indices)
 

@@ -51,7 +51,7 @@ class Identity:
 
     #: message_id is this and the row's number; None: no ids of ours.
     message_id: bytes | None
-    #: x-producer, and what is added to the row's number for x-sequence; None: no such headers.
+    #: x-producer, and the number that is added to the row's number for x-sequence; None: no such headers.
     producer: bytes | None = None
     sequence: int = 0
     #: Rows that the queues have refused while they took later ones: they are identified by x-deduplication-id

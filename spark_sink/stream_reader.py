@@ -148,7 +148,7 @@ class AmqpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def _finish(self, consumer: Consumer, done: Position) -> None:
-        """Ack what Spark has committed: everything up to `done`."""
+        """Ack the messages that Spark has committed: everything up to `done`."""
         if not self._resumed:
             self._resumed = True
             if done.batch and done.identified:

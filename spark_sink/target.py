@@ -119,7 +119,9 @@ def _passive(connection: Connection, declare: Declare, option: str, name: str) -
 
 
 def mechanism(connection: Connection, options: SinkOptions, columns: Collection[str]) -> Mechanism:
-    """Choose how tasks send, and say so. Raises BadOption if the broker lacks what the options ask for."""
+    """Choose how tasks send, and say so. Raises BadOption if the broker lacks a feature that the options
+    require.
+    """
     if options.delivery != "exactly-once":
         return options.delivery
     missing = _missing(connection, options, columns)

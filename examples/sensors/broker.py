@@ -52,7 +52,7 @@ def collect(url: str, queue: str, count: int, within_s: float) -> list[Average]:
         channel = connection.channel()
         while channel.queue_declare(queue, passive=True).method.message_count < count:
             if time.monotonic() > deadline:
-                break  # what is missing is said by whoever compares
+                break  # the comparison reports missing ones
             connection.sleep(POLL_S)
         found = []
         while (got := channel.basic_get(queue))[0] is not None:

@@ -11,7 +11,7 @@ NONE: Final = "none"
 ZSTD: Final = "zstd"
 LZ4: Final = "lz4"
 CODECS: Final = (ZSTD, LZ4, NONE)
-#: The fastest but one: the next ones take twice the time for some percent.
+#: The second-fastest level: the next ones take twice the time and save only some percent.
 LEVEL: Final = 1
 #: Compression does not pay for fewer bytes, or if it saves less than so many percent.
 BYTES_MIN: Final = 256

@@ -33,7 +33,7 @@ KEPT_MIN = 0.75
 
 
 class SegmentReader(IndexedSegments):
-    """Sees what `segments` says."""
+    """Reads the segments in `segments`."""
 
     def __init__(self, files: Files, directory: Path) -> None:
         super().__init__(files, directory)
@@ -289,8 +289,8 @@ class _Reading:
         return Read(self._found, place, self._lost, self._window.read_bytes)
 
     def _keep_no_more(self, size: int) -> None:
-        """Make sure that batches of `size` bytes keep about as much memory, because that is what they count
-        for: they are views of all read bytes.
+        """Make sure that batches of `size` bytes keep about as much memory, because they count as that: they
+        are views of all read bytes.
         """
         if size < self._window.read_bytes * KEPT_MIN:
             for batch in self._found:

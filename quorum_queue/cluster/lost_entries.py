@@ -300,7 +300,7 @@ class LostEntries:
             return frames.LEADERS, entry
         if question.term and index > group.applied:
             return frames.NOT_HERE, None
-        # It may be the same entry. The asker must not take it for lost.
+        # It may be the same entry. The asker must not treat it as lost.
         return frames.APPLIED_HERE, _perhaps(index, entry.term)
 
     def _look_for_body(self, group: Group, index: int) -> tuple[int, StoredEntry | None]:

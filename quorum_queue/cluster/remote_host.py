@@ -130,7 +130,7 @@ class RemoteHost(DeferredHost):
         if not self._session:
             self._session_since = self._last_sent + 1
         if self._pending_barriers:
-            # Its answer tells how full the queue is.
+            # Its answer says how full the queue is.
             self.pending.append(("touch",))
         for commands in cut(self._outgoing(), FRAME_BYTES):
             self._last_sent += 1

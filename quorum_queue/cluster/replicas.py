@@ -74,7 +74,7 @@ class Stopped:
 
     def __init__(self, applied: int) -> None:
         self.applied = applied
-        #: When a leader last told of a commit beyond the last entry applied here.
+        #: When a leader last reported a commit beyond the last entry applied here.
         self.heard_ms = 0
 
 

@@ -23,8 +23,7 @@ Key = tuple[Any, ...]
 class Portion:
     """Consecutive messages of one partition that a member holds, with its own consecutive delivery ids.
 
-    `offsets` are those of the messages; the last one also stands for missing messages behind it, up to
-    `stop`.
+    `offsets` are those of the messages; the last one also stands for missing messages after it, up to `stop`.
     """
 
     __slots__ = ("at_ms", "attempts", "offsets", "partition", "stop")
@@ -355,8 +354,8 @@ class Group:
     ) -> int:
         """Deliver messages to a member; return the id of the first delivery.
 
-        The last one also stands for missing messages behind it, up to `stop`. Without acks they are settled
-        at once.
+        The last one also stands for missing messages after it, up to `stop`. Without acks they are settled at
+        once.
         """
         low = offsets[0]
         partition.take_out(low, stop)

@@ -128,7 +128,7 @@ class Replica:
         #: Index of the last entry applied, and its time.
         self.applied = 0
         self.now_ms = 0
-        #: True if it has been told its streams: streams added later are read from their first message on.
+        #: True if it knows its streams: streams added later are read from their first message on.
         self.known = False
         #: Deaths that the targets have not got yet.
         self.dead: list[Death] = []
@@ -172,7 +172,7 @@ class Replica:
         return applied
 
     def begin_with(self, index: int, now_ms: int) -> None:
-        """The group was restored without a log: its log begins behind this entry."""
+        """The group was restored without a log: its log begins after this entry."""
         self.applied, self.now_ms = index, now_ms
         self._finish()
 

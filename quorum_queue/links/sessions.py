@@ -28,7 +28,7 @@ ADOPTED = struct.Struct(">Q")
 
 
 class Candidate:
-    """A connection that was told START and has not said ADOPTED yet."""
+    """A connection that got START and has not answered ADOPTED yet."""
 
     def __init__(self, hello: Hello) -> None:
         self.hello = hello

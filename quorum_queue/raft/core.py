@@ -102,7 +102,8 @@ class Raft:
         self.leader_commit = 0
         self.leadership: Leadership | None = None
         self.commit = self._applied = log.snapshot_index
-        #: The log equals that of this term's leader up to this index, and the index that the leader was told.
+        #: The log equals that of this term's leader up to this index; and the index that was reported to the
+        #: leader.
         self.verified = 0
         self.acked = 0
         #: The last entry of an append that could not be checked, because an unreadable entry may be among its
@@ -246,7 +247,7 @@ class Raft:
             election.start_pre_vote(self)
 
     def reform(self) -> tuple[str, ...]:
-        """For an operator: let the group go on without the voters that have no memory.
+        """For an operator: let the group continue without the voters that have no memory.
 
         Return the known ones, if the others are no majority.
 

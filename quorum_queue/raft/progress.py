@@ -43,7 +43,7 @@ class Progress:
         #: Unanswered appends: (last index, bytes).
         self.inflight: list[tuple[int, int]] = []
         self.inflight_bytes = 0
-        #: The highest commit that it was told.
+        #: The highest commit that was sent to it.
         self.told = 0
         #: True if it may hear of the commit a tick late.
         self.patient = False

@@ -86,7 +86,7 @@ def _numbers(partitions: Mapping[int, int]) -> str:
 
 
 def limited(start: Offsets, end: Offsets, most: int | None) -> Offsets:
-    """Return an end with no more than `most` messages, each partition's share by what it has."""
+    """Return an end with no more than `most` messages, divided in proportion to the partitions' messages."""
     due = {partition: end[partition] - start[partition] for partition in end}
     total = sum(due.values())
     if most is None or total <= most:
