@@ -97,7 +97,7 @@ def run(
 
 def main() -> int:
     options = arguments()
-    # SIGTERM ends the brokers too, by way of the exit stack.
+    # SIGTERM also ends the brokers, through the exit stack.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -1,4 +1,4 @@
-"""What a publisher sends: blocks of whole messages, encoded before the clock starts."""
+"""The blocks of whole messages that a publisher sends, encoded before the measurement starts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def messages_a_block(message_bytes: int, window: int) -> int:
 
 
 def repeated(messages: Sequence[bytes], window: int) -> Iterator[Block]:
-    """The same messages round and round. All have one length."""
+    """The same messages again and again. All have the same length."""
     size = messages_a_block(len(messages[0]), window)
     if len(messages) < size:
         messages = [*messages] * (size // len(messages) + 1)
@@ -36,7 +36,7 @@ def repeated(messages: Sequence[bytes], window: int) -> Iterator[Block]:
 
 
 def numbered(message: bytes, mark: bytes, window: int) -> Iterator[Block]:
-    """Messages that all differ: wherever the mark stands, each has its own number in decimal instead."""
+    """Messages that all differ: in each message its own decimal number replaces the mark."""
     size = messages_a_block(len(message), window)
     rows = numpy.tile(numpy.frombuffer(message, numpy.uint8), (size, 1))
     places = _places(message, mark)
@@ -45,7 +45,7 @@ def numbered(message: bytes, mark: bytes, window: int) -> Iterator[Block]:
         digits = _digits(numpy.arange(first, first + size), len(mark))
         for place in places:
             rows[:, place : place + len(mark)] = digits
-        # A copy, because the block may still be half sent when the next one is asked for.
+        # A copy, because the block may be sent only in part when the next one is requested.
         yield Block(memoryview(rows.tobytes()), size)
         first += size
 

@@ -1,6 +1,4 @@
-"""The brokers under test, each a process of ours on free loopback ports
-with an empty directory of its own.
-"""
+"""The brokers under test, each a process of ours on free loopback ports with its own empty directory."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ RABBITMQ_SERVER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 
 
 class BrokerFailed(Exception):
-    """The broker did not start, or is gone."""
+    """The broker did not start, or has ended."""
 
 
 def free_port() -> int:
@@ -42,7 +40,7 @@ class Broker(ABC):
 
     @abstractmethod
     def start(self) -> float:
-        """With nothing; how long it took until clients were served."""
+        """Start without data; return the time until clients were served."""
 
     @abstractmethod
     def stop(self) -> None: ...
@@ -51,12 +49,12 @@ class Broker(ABC):
     def pids(self) -> list[int]: ...
 
     def restart(self) -> float:
-        """Begin again with nothing; how long the start took."""
+        """Start again without data; return the time of the start."""
         self.stop()
         return self.start()
 
     def close(self) -> None:
-        """End for good, with all that outlives a restart."""
+        """End for good, with everything that outlives a restart."""
         self.stop()
 
     def cpu_seconds(self) -> float:
@@ -66,7 +64,7 @@ class Broker(ABC):
         return processes.rss_bytes(self.pids())
 
     def settle(self, limit_s: float = 5.0) -> None:
-        """Wait until the broker has nothing more to do, so that no run pays for the one before."""
+        """Wait until the broker is idle, so that no run pays for the one before."""
         deadline = time.perf_counter() + limit_s
         while time.perf_counter() < deadline:
             before = self.cpu_seconds()
@@ -83,10 +81,10 @@ class OneNode(Broker):
 
     @abstractmethod
     def _command(self) -> tuple[list[str], dict[str, str]]:
-        """What to run, and the environment beside ours. Called with a fresh directory and port."""
+        """The command to run, and additions to our environment. Called with a new directory and port."""
 
     def start(self) -> float:
-        """Seconds from exec until a client had opened a connection and a channel."""
+        """Return the seconds from exec until a client had opened a connection and a channel."""
         self.directory = Path(tempfile.mkdtemp(prefix=f"bench-{self.name}-"))
         self.port = free_port()
         command, environment = self._command()
@@ -151,7 +149,7 @@ class OneNode(Broker):
 
 class Mqd(OneNode):
     name = "mqd"
-    #: Where the program is.
+    #: Directory of the program.
     programs = Path(sys.executable).parent
 
     @classmethod
@@ -169,14 +167,14 @@ class Mqd(OneNode):
 
 
 class Before(Mqd):
-    """Another build of mqd, to set this one beside."""
+    """Another build of mqd, to compare this one with."""
 
     name = "mqd-before"
 
 
 class RabbitMQ(OneNode):
-    """Debian's rabbitmq-server as it comes, but for its places and ports: nothing outside the temporary
-    directory and the loopback interface is used, not even the machine's epmd.
+    """Debian's rabbitmq-server with its defaults, except for directories and ports: it uses nothing outside
+    the temporary directory and the loopback interface, not even the machine's epmd.
     """
 
     name = "rabbitmq"
@@ -212,8 +210,8 @@ class RabbitMQ(OneNode):
         }
 
     def _start_epmd(self) -> None:
-        """Started beforehand and kept, so that neither it nor the name it holds weighs on a start that is
-        timed.
+        """Started in advance and kept, so that neither epmd nor the name that it holds affects a timed start
+        of a broker.
         """
         if self._epmd is None:
             self._epmd_port = free_port()

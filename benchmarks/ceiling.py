@@ -1,5 +1,5 @@
-"""The client's own ceiling: the same loop against a peer that decodes nothing and answers with bytes made
-beforehand.
+"""The client's own upper limit: the same loop against a peer that decodes nothing and answers with prepared
+bytes.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def _rate(run_s: float, route: Route, terms: Terms) -> float:
 
 
 def _latency(rate: int, run_s: float) -> Iterator[Ceiling]:
-    """What the client, the kernel and a peer that only echoes need: no
-    broker can be measured to be quicker.
+    """The latency of the client, the kernel and a peer that only echoes: no broker can be measured to be
+    faster.
     """
     with _peer(_echo) as (out, back):
         clock = Clock(out, back, len(_delivery(WIRE)), rate, int(rate * run_s))
@@ -111,7 +111,7 @@ def _peer(serve: Serve) -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def _delivery(publish: bytes) -> bytes:
-    """What a broker would make of this publish: another method, the same content."""
+    """The delivery that a broker would make from this publish: another method, the same content."""
     method_bytes = int.from_bytes(publish[3:7], "big") + 8
     deliver = commands.Basic.Deliver(
         consumer_tag="bench", delivery_tag=1, redelivered=False, exchange="", routing_key=QUEUE
@@ -122,7 +122,7 @@ def _delivery(publish: bytes) -> bytes:
 def _answer(
     out: socket.socket, back: socket.socket, publish_bytes: int, delivery: bytes, confirms: bool
 ) -> None:
-    """Count what is published, and send as many deliveries."""
+    """Count publishes, and send as many deliveries."""
     answers = memoryview(delivery * ANSWER_MESSAGES)
     scratch = bytearray(READ_BYTES)
     poll = select.poll()
@@ -147,7 +147,7 @@ def _answer(
 
 
 def _echo(out: socket.socket, back: socket.socket) -> None:
-    """Give each message back in a delivery of its own content, and confirm it."""
+    """Return each message in a delivery with its content, and confirm it."""
     back.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     out.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     delivery = _delivery(WIRE)

@@ -24,7 +24,7 @@ class Refused(Exception):
 
 
 class Unexpected(Exception):
-    """The broker answered, but not with what was asked for."""
+    """The broker answered, but not with the expected method."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Delivery:
 
 
 class Connection:
-    """One connection with one open channel. Heartbeats are off: what arrives is what was asked for."""
+    """One connection with one open channel. Heartbeats are off, so every frame that arrives was requested."""
 
     def __init__(self, port: int, timeout_s: float = TIMEOUT_S) -> None:
         self.sock = socket.create_connection((HOST, port), timeout_s)
@@ -108,7 +108,7 @@ class Connection:
         )
 
     def queued(self, name: str) -> int:
-        """Messages ready in the queue."""
+        """Number of ready messages in the queue."""
         declared = self.call(commands.Queue.Declare(queue=name, passive=True), commands.Queue.DeclareOk)
         return int(declared.message_count or 0)
 
@@ -167,13 +167,13 @@ class Connection:
         return bytes(body.value)
 
     def undecoded(self) -> int:
-        """Forget what is received and not decoded; how many bytes it was."""
+        """Discard received bytes that are not decoded; return their number."""
         size = len(self._received)
         self._received = b""
         return size
 
     def drained(self) -> bool:
-        """Nothing received is left undecoded, so the socket may be read past this class."""
+        """True if all received bytes are decoded, so the socket may be read without this class."""
         return not self._received
 
     def close(self) -> None:

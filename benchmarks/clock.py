@@ -1,9 +1,9 @@
-"""Latency on an open schedule: a message is due when it is due, whatever became of those before it, and its
-latency counts from that moment, so a broker that stalls pays for all that had to wait (no coordinated
+"""Latency on an open schedule: each message has a fixed time, whatever happened to earlier messages, and its
+latency counts from that time, so a broker that stalls pays for all messages that had to wait (no coordinated
 omission).
 
-Most wake-ups bring one message, and for one message plain Python is quicker than numpy: what the client
-itself needs is part of every latency.
+Most wake-ups bring one message, and for one message plain Python is faster than numpy: the time of the client
+itself is part of every latency.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def percentiles(what: str, samples_ns: Sequence[int]) -> dict[str, float]:
 
 
 class Clock:
-    """One thread that sends what is due and reads what has come. Nanoseconds since an epoch of its own."""
+    """One thread that sends due messages and reads received ones. Nanoseconds since an epoch of its own."""
 
     def __init__(
         self, out: socket.socket, back: socket.socket, delivery_bytes: int, rate: int, total: int
     ) -> None:
         self._out, self._back = out, back
-        # The body stands at the end of a delivery, before the last frame's end octet.
+        # The body is at the end of a delivery, before the last frame's end octet.
         place = delivery_bytes - 1 - BODY_BYTES
         self._delivery = struct.Struct(f">{place}xq{BODY_BYTES - DUE.size + 1}x")
         self._rate = rate
@@ -98,7 +98,7 @@ class Clock:
             return
 
     def _wait(self) -> None:
-        """Sleep until a message is due or something comes. `select`, because `poll` rounds up to
+        """Sleep until a message is due or something arrives. `select`, because `poll` rounds up to
         milliseconds.
         """
         pause = 1.0

@@ -22,12 +22,12 @@ from .rabbitmq_cluster import RabbitNode, RabbitNodes
 
 NAMES = ("n1", "n2", "n3")
 FORM_MAX_S = 60.0
-#: Led by the node through which it is declared.
+#: The leader is the node through which the queue is declared.
 QUORUM: dict[str, Any] = {"x-queue-type": "quorum", "x-queue-leader-locator": "client-local"}
 
 
 class Cluster(Broker):
-    """Nodes by their place: 0, 1, 2."""
+    """Nodes by their index: 0, 1, 2."""
 
     ports: list[int]
 
@@ -49,7 +49,7 @@ class Cluster(Broker):
         return [pid for place in range(len(NAMES)) for pid in self.node_pids(place)]
 
     def wait_serving(self, serves: Callable[[Connection], bool], within_s: float = START_MAX_S) -> None:
-        """Until every node takes a client and answers it as wanted."""
+        """Wait until every node accepts a client and answers it as expected."""
         deadline = time.perf_counter() + within_s
         for port in self.ports:
             while not _serves(port, serves):
@@ -59,7 +59,7 @@ class Cluster(Broker):
                 time.sleep(0.005)
 
     def bounce(self, serves: Callable[[Connection], bool], within_s: float) -> float:
-        """Kill all nodes and start them on what they have; seconds until all serve."""
+        """Kill all nodes and start them on their data; return the seconds until all serve."""
         for place in range(len(NAMES)):
             self.kill(place)
         began = time.perf_counter()
@@ -83,7 +83,7 @@ def takes_quorum_queues(connection: Connection) -> bool:
 
 class MqdCluster(Cluster):
     name = "mqd"
-    #: What each node is.
+    #: The class of each node.
     node: type[Mqd] = Mqd
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class MqdCluster(Cluster):
             )
 
     def _environment(self) -> dict[str, str]:
-        """With compiled modules, as pip leaves them, also where this process is to leave none behind."""
+        """With bytecode files, as pip leaves them, even if this process must not write any."""
         environment = os.environ | {"PYTHONPYCACHEPREFIX": str(self.directory / "modules")}
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         return environment

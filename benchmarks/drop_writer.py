@@ -1,4 +1,4 @@
-"""A writer for Spark that drops what it is given: as fast as Spark itself hands rows over."""
+"""A writer for Spark that drops its rows: it is as fast as Spark itself passes rows on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the three hot loops cost in process, in ns a message: intake, machine, deliver, and acks.
+"""Measures the hot loops in process, in ns a message: intake, machine, deliver, and acks.
 
     python -m benchmarks.hot_loops
 

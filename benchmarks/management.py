@@ -60,7 +60,7 @@ class Mqd:
         return made
 
     def ask(self, path: str) -> tuple[float, int]:
-        """Return the milliseconds that an answer takes, and its bytes."""
+        """Return the time of an answer in milliseconds, and its bytes."""
         return ask(self.metrics if path.startswith("/metrics") else self.http, path)
 
     def stop(self) -> None:
@@ -152,7 +152,7 @@ def main() -> None:
             client.call(commands.Basic.Qos(prefetch_count=1), commands.Basic.QosOk)
             client.call(commands.Basic.Consume(queue=f"queue-{number:05}"), commands.Basic.ConsumeOk)
             clients.append(client)
-        # For samples to be there.
+        # So that there are samples.
         time.sleep(11)
         measure(mqd, options.times)
     finally:

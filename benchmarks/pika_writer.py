@@ -1,7 +1,7 @@
-"""The best that was found to be possible with pika under Spark: confirms in a window, on a connection of its
-own thread.
+"""The fastest way that was found with pika under Spark: confirms in a window, on a connection with its own
+thread.
 
-Measured against confirm-each, transactions and other windows; rows are handed over 500 at a time.
+Compared with a confirm for each message, transactions and other windows; rows are passed on 500 at a time.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class PikaWriter(DataSourceArrowWriter):
 
 
 class Publisher:
-    """The writing thread hands over bodies and waits for room; all of pika runs on the other."""
+    """The writing thread passes on bodies and waits for room; all of pika runs on the other thread."""
 
     def __init__(self, url: str, queue: str) -> None:
         self._queue = queue

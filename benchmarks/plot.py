@@ -1,4 +1,4 @@
-"""The ratios as a picture: one bar a figure, on a log scale, a tick where it has to reach."""
+"""The ratios as a chart: one bar for each figure, on a log scale, with a tick at its target."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Record = Mapping[str, Any]
 
 
 def write_plot(path: Path, records: Sequence[Record]) -> bool:
-    """The figures of a run's JSON. False when there is nothing to compare."""
+    """Draw the figures of a run's JSON. False when there is nothing to compare."""
     compared = [(record, float(record["ratio"])) for record in records if (record["ratio"] or 0) > 0]
     if not compared:
         return False
@@ -51,7 +51,7 @@ def write_plot(path: Path, records: Sequence[Record]) -> bool:
 
 
 def _bar_tick(axes: Axes, record: Record, place: int) -> None:
-    """Of bars that say how large the ratio should be; others are about mqd's own value."""
+    """For targets that are ratios; other targets are about mqd's own value."""
     bar = record["bar"]
     if bar and bar.startswith("ratio"):
         limit = float(bar.split()[-1])

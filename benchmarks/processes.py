@@ -14,7 +14,7 @@ SESSION, UTIME, STIME = 3, 11, 12
 
 
 def members(session: int) -> list[int]:
-    """Every process of a session, so also what a start script has started."""
+    """Every process of a session, so also those that a start script has started."""
     pids = [int(entry.name) for entry in PROC.iterdir() if entry.name.isdecimal()]
     return [pid for pid in pids if (stat := _stat(pid)) and int(stat[SESSION]) == session]
 
@@ -31,7 +31,7 @@ def machine_cpu_seconds() -> float:
 
 
 def own_cpu_seconds() -> float:
-    """This process and its ended children."""
+    """CPU time of this process and its ended children."""
     return sum(os.times()[:4])
 
 
@@ -40,7 +40,7 @@ def rss_bytes(pids: list[int]) -> int:
 
 
 def anonymous_bytes(pids: list[int]) -> int:
-    """Memory of its own, without mapped files."""
+    """Private memory, without mapped files."""
     return sum(_status_bytes(pid, "RssAnon") for pid in pids)
 
 

@@ -1,4 +1,4 @@
-"""Put the figures of one run where readers look: tables of the README, docs/performance.md and
+"""Write the figures of one run to the documents: tables of the README, docs/performance.md and
 docs/streams.md, and the picture.
 
     python -m benchmarks.publish [benchmarks/results/bench.json]
@@ -23,7 +23,7 @@ from .scenarios.scenario import CPU_US
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- figures: python -m benchmarks.publish -->", "<!-- end of figures -->"
-#: Scenario, figure and what the README calls it: what is good, and what is not.
+#: Scenario, figure and its title in the README: good figures, and bad ones.
 README_ROWS = (
     ("transient-128", "deliveries/s", "transient messages, auto-ack, 128 B (msg/s)"),
     ("transient-1m", "deliveries/s", "the same, 1 MiB"),
@@ -58,7 +58,7 @@ Record = Mapping[str, Any]
 
 
 class Incomplete(Exception):
-    """What the run lacks."""
+    """The text says what the run lacks."""
 
 
 def check(document: Document) -> None:
@@ -101,7 +101,7 @@ def _values(record: Record) -> str:
 
 
 def _ratio(record: Record) -> str:
-    """Bold where mqd misses what is wanted."""
+    """Bold if mqd misses the target."""
     told = number(record["ratio"]) if record["ratio"] is not None else ""
     return f"**{told}**" if told and record["met"] is False else told
 

@@ -2,9 +2,9 @@
 bytes.
 
 A delivery of a known message on a known channel has a known size, so a consumer knows how many it has
-received from the number of bytes alone. What makes that honest is checked outside the clock, in `streams`:
-the size is taken from a decoded delivery before the run, and a decoded delivery after it must carry the
-delivery tag that the count predicts.
+received from the number of bytes alone. This is verified outside of the measured time, in `streams`: the size
+is taken from a decoded delivery before the run, and a decoded delivery after it must have the delivery tag
+that the count predicts.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from .settled import Settled
 
 STALL_S = 20.0
 READ_BYTES = 1 << 20
-# The client is one thread, so all its consumers may read into one buffer that nobody looks at.
+# The client is one thread, so all its consumers may read into one buffer that is never read.
 _scratch = memoryview(bytearray(READ_BYTES))
 
 
 class Stalled(Exception):
-    """Nothing moved for too long."""
+    """No message moved for too long."""
 
 
 class End(Protocol):
@@ -86,9 +86,7 @@ class Consumer:
 
 
 class Publisher:
-    """Sends blocks, never more than a window ahead of the slowest consumer and, with confirms, of the
-    confirms.
-    """
+    """Sends blocks, at most a window ahead of the slowest consumer and, with confirms, of the confirms."""
 
     def __init__(
         self,
@@ -123,7 +121,7 @@ class Publisher:
         return after - min(consumer.count for consumer in self._consumers) <= self._window
 
     def send(self) -> None:
-        """As much as the socket takes and the window allows."""
+        """Send as much as the socket takes and the window allows."""
         while self._pending or self._may_go_on():
             if not self._pending:
                 self._pending = self._block.data
@@ -155,7 +153,7 @@ class Publisher:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """One publisher and those who each get every message of it."""
+    """One publisher and the consumers that each get every one of its messages."""
 
     publisher: Publisher
     consumers: Sequence[Consumer]
@@ -171,11 +169,11 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long a run takes. Before the clock starts the broker runs warm."""
+    """How long a run takes. The broker warms up before the measurement."""
 
     warm_s: float
     run_s: float
-    #: Counts of queues and messages are this part of their full size.
+    #: Fraction of the full numbers of queues and messages.
     share: float = 1.0
 
 
@@ -195,7 +193,7 @@ class Run:
 
 
 def pump(streams: Sequence[Stream], pace: Pace, cpu_s: Callable[[], float]) -> Run:
-    """From the end of the warm-up until the last message is received, confirmed and acknowledged."""
+    """Measure from the end of the warm-up until the last message is received, confirmed and acknowledged."""
     ends: dict[int, End] = {}
     for stream in streams:
         members: list[End] = [stream.publisher, *stream.consumers]
@@ -217,7 +215,7 @@ def _delivered(streams: Sequence[Stream]) -> int:
 
 
 def _turn_until(deadline: float | None, ends: dict[int, End], streams: Sequence[Stream]) -> None:
-    """Turn the loop until a moment, or until all is settled, whichever comes first."""
+    """Run the loop until a moment, or until everything is settled, whichever comes first."""
     poll = select.poll()
     masks = dict.fromkeys(ends, 0)
     for fd in ends:

@@ -1,7 +1,6 @@
-"""Several RabbitMQ nodes on this machine, each on a loopback address of its own, with ports, directories, a
-cookie and a port mapper that nobody else uses. Nodes find each other by RabbitMQ's own `classic_config`, so
-`rabbitmqctl`, which takes seconds, is not needed; what has to be asked of a node is asked through one Erlang
-process that stays.
+"""Several RabbitMQ nodes on this machine, each on its own loopback address, with its own ports, directories,
+cookie and port mapper. Nodes find each other by RabbitMQ's own `classic_config`, so `rabbitmqctl`, which
+takes seconds, is not needed; questions to a node go through one Erlang process that stays.
 
 The addresses make it possible to cut single links: a connection between two nodes has both of their
 addresses.
@@ -29,10 +28,10 @@ START_MAX_S = 120.0
 STOP_MAX_S = 60.0
 ASK_MAX_S = 15.0
 CALL_MAX_MS = 4_000
-#: Seconds until a silent node is taken for gone; RabbitMQ's own default is 60.
+#: Seconds until a silent node counts as down; RabbitMQ's own default is 60.
 TICK_S = 8
 FIRST_ADDRESS = 11
-#: Reads expressions, one a line, and prints each value on one line.
+#: Reads expressions, one on each line, and prints each value on one line.
 _ASKED = """
 F = fun F() ->
   case io:get_line("") of
@@ -50,7 +49,7 @@ end, F().
 
 
 class RabbitNode:
-    """One node: its places, and the processes that follow one another on them."""
+    """One node: its directories and ports, and the successive processes that use them."""
 
     def __init__(self, cluster: RabbitNodes, name: str, address: str) -> None:
         self.name = name
@@ -58,7 +57,7 @@ class RabbitNode:
         self.erlang_name = f"{name}@{address}"
         self.directory = cluster.directory / name
         self.port = free_port()
-        #: Beside our own environment, also for later starts.
+        #: Additions to our own environment, also for later starts.
         self.environment: dict[str, str] = {}
         self._cluster = cluster
         self._dist_port = free_port()
@@ -115,7 +114,7 @@ class RabbitNode:
             )
 
     def ready(self, within_s: float = START_MAX_S) -> None:
-        """Until it takes a client."""
+        """Wait until it accepts a client."""
         deadline = time.monotonic() + within_s
         while time.monotonic() < deadline:
             try:
@@ -130,7 +129,7 @@ class RabbitNode:
 
     @property
     def session(self) -> int:
-        """Of all its processes; 0 if there are none."""
+        """Session of all its processes; 0 if there are none."""
         return self._process.pid if self._process is not None else 0
 
     @property
@@ -141,7 +140,7 @@ class RabbitNode:
         return (self.directory / "output").read_text(errors="replace")[-2_000:]
 
     def signal(self, number: signal.Signals) -> None:
-        """To all its processes."""
+        """Send a signal to all its processes."""
         if self._process is not None:
             for pid in processes.members(self._process.pid):
                 with suppress(ProcessLookupError):
@@ -151,13 +150,13 @@ class RabbitNode:
         self.signal(signal.SIGKILL)
         if self._process is not None:
             self._process.wait()
-            # Some of its processes are not our children: they are gone when nobody lists them any more.
+            # Some of its processes are not our children: they have ended when they are no longer listed.
             while processes.members(self._process.pid):
                 time.sleep(0.005)
             self._process = None
 
     def stop(self) -> None:
-        """Ask it to end, as an init system does."""
+        """Ask it to stop, as an init system does."""
         if self._process is None:
             return
         self._process.terminate()
@@ -185,7 +184,7 @@ class RabbitNodes:
         self._asked: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
-        """All of them, as one cluster."""
+        """Start all of them, as one cluster."""
         self._epmd = subprocess.Popen(
             ["epmd", "-address", self.addresses, "-port", str(self.epmd_port)],
             stdin=subprocess.DEVNULL,
@@ -209,7 +208,7 @@ class RabbitNodes:
             time.sleep(0.1)
 
     def call(self, node: RabbitNode, module: str, function: str, arguments: str) -> str:
-        """The value of a function on a node, as Erlang prints it."""
+        """Return the value of a function on a node, as Erlang prints it."""
         return self.ask(f"rpc:call('{node.erlang_name}', {module}, {function}, {arguments}, {CALL_MAX_MS}).")
 
     def ask(self, expression: str) -> str:

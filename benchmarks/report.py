@@ -1,4 +1,4 @@
-"""The table of ratios and the same as JSON."""
+"""The table of ratios, and the same figures as JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .rounds import Outcome, Outcomes
 from .scenarios.scenario import CPU_US, OTHERS_CORES, RSS_MIB, Bar, Figure, Scenario
 
 MQD = Mqd.name
-# More than this, and a machine of two cores measures its neighbours.
+# With more than this, a machine of two cores measures its neighbours.
 QUIET_CORES = 0.15
 NONE = Outcome(failure="not run")
 RIGHT = (2, 3, 4)
@@ -31,7 +31,7 @@ class Row:
 
     @property
     def peer(self) -> str:
-        """With what mqd is compared."""
+        """The broker with which mqd is compared."""
         return Before.name if Before.name in self.outcomes else RabbitMQ.name
 
     @property
@@ -115,7 +115,7 @@ def failures(results: Sequence[tuple[Scenario, Outcomes]]) -> list[str]:
 
 
 def disturbed(results: Sequence[tuple[Scenario, Outcomes]]) -> str:
-    """Empty when the machine was quiet."""
+    """Empty if the machine was quiet."""
     worst = {
         scenario.name: max(
             (turn[OTHERS_CORES] for outcome in outcomes.values() for turn in outcome.rounds), default=0.0

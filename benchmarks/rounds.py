@@ -1,4 +1,4 @@
-"""Who runs when: the brokers take turns within each scenario, and a median is taken of each figure."""
+"""The order of runs: the brokers take turns within each scenario, and each figure is a median."""
 
 from __future__ import annotations
 
@@ -62,9 +62,7 @@ def _turn(
 
 
 class _Others:
-    """How many cores went to neither the brokers nor this client: a figure measured beside a busy neighbour
-    says so.
-    """
+    """How many cores other programs used: a figure that was measured beside a busy neighbour says so."""
 
     def __init__(self, brokers: Sequence[Broker]) -> None:
         self._brokers = brokers
@@ -72,7 +70,7 @@ class _Others:
         self._before = self._seconds()
 
     def _seconds(self) -> float:
-        # A broker that is restarted moves from the living to the ended, and counts on.
+        # The CPU time of a restarted broker moves from the running to the ended processes, and still counts.
         ours = processes.own_cpu_seconds() + sum(broker.cpu_seconds() for broker in self._brokers)
         return processes.machine_cpu_seconds() - ours
 

@@ -1,4 +1,4 @@
-"""Confirms as they come: which publishes does this read settle?"""
+"""Decodes confirms: which publishes does this read settle?"""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .frames import BASIC_ACK, SETTLEMENT, Tags
 
 
 class Settled:
-    """Counts confirms exactly, with `multiple` and in any order, without a Python step per confirm."""
+    """Counts confirms exactly, with `multiple` and in any order, without a Python step for each confirm."""
 
     def __init__(self, tag_max: int) -> None:
         self._seen = numpy.zeros(tag_max + 1, numpy.bool_)
@@ -18,7 +18,7 @@ class Settled:
         self.count = 0
 
     def feed(self, data: bytes) -> Tags:
-        """The tags that this read confirms."""
+        """Return the tags that this read confirms."""
         data = self._rest + data
         whole = len(data) // SETTLEMENT.itemsize * SETTLEMENT.itemsize
         self._rest = data[whole:]

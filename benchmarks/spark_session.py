@@ -23,7 +23,7 @@ MEMORY = "1g"
 
 @cache
 def spark() -> SparkSession:
-    """Started at the first call, and stopped with this process."""
+    """Return the session; it is started at the first call, and stopped with this process."""
     use_java()
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = HOST

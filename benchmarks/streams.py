@@ -1,4 +1,4 @@
-"""From connections to a measured stream: how large is a delivery, and was the count right?"""
+"""Connections of a measured run: the size of a delivery, and the check of the count."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Terms:
     #: 0: acks, and no limit.
     prefetch: int | None = None
     confirm_window: int | None = None
-    #: Messages that the publisher may be ahead of the slowest consumer; None: as many as fit.
+    #: Messages that the publisher may be ahead of the slowest consumer; None: the route's window.
     ahead: int | None = None
 
 
@@ -70,7 +70,7 @@ class OpenStream:
         sizes = self._probe(1)
         settled = None
         if self._terms.confirm_window is not None:
-            # Tags count from here, so the probe has none.
+            # Tags count from here, so the probe does not count.
             self._publisher.confirms()
             settled = Settled(MESSAGES_MAX)
         acks_from = None if self._terms.prefetch is None else 2
@@ -92,7 +92,7 @@ class OpenStream:
         return Stream(publisher, consumers)
 
     def check(self, stream: Stream) -> None:
-        """The next delivery of each consumer must have the tag that the byte count foretells."""
+        """Check that the next delivery of each consumer has the tag that the byte count predicts."""
         for connection in (self._publisher, *self._consumers):
             connection.sock.settimeout(20)
         self._probe(stream.publisher.sent + 2)
@@ -115,7 +115,7 @@ class OpenStream:
 
 
 class Topology:
-    """Queues and an exchange for one run, gone afterwards."""
+    """Queues and an exchange for one run, deleted afterwards."""
 
     EXCHANGE = "bench"
 
@@ -147,6 +147,6 @@ class Topology:
 
 
 def properties(persistent: bool = False, **values: object) -> commands.Basic.Properties:
-    """What most clients send: a content type and a delivery mode."""
+    """The properties that most clients send: a content type and a delivery mode."""
     mode = 2 if persistent else 1
     return commands.Basic.Properties(content_type="text/plain", delivery_mode=mode, **values)  # type: ignore[arg-type]

@@ -30,10 +30,10 @@ from .streams import Topology
 RATE = 5_000
 LOOKS = ("overview", "a page of queues", "scrape")
 KEYS = [f"{what}_{key}_ms" for what in ("delivery", "confirm") for key in ("p50", "p99")]
-#: As seldom as it can be.
+#: The longest possible interval.
 NO_SAMPLES = ("--statistics-interval-ms", "600000")
 SETTLES_S = 12
-#: Of each answer that is timed by itself.
+#: Number of measurements of each single answer.
 TIMES = 20
 
 
@@ -66,7 +66,7 @@ def flow(port: int, seconds: float) -> dict[str, float]:
 
 
 def flow_beside(port: int, seconds: float) -> dict[str, float]:
-    """The same in a process of its own: `select` takes no more than 1,024 descriptors."""
+    """The same in a separate process: `select` takes no more than 1,024 descriptors."""
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.watched", "--flow", str(port), "--seconds", str(seconds)],
         check=True,
@@ -77,7 +77,7 @@ def flow_beside(port: int, seconds: float) -> dict[str, float]:
 
 
 def look(http: int, metrics: int, looks: Sequence[str]) -> None:
-    """Ask once a second until somebody ends it."""
+    """Send the requests once a second until the process is ended."""
     while True:
         began = time.monotonic()
         for name in looks:
@@ -92,12 +92,13 @@ Round = dict[str, float]
 def rounds(
     mqd: Mqd, count: int, seconds: float, looks: Sequence[str]
 ) -> tuple[list[Round], list[Round], float]:
-    """Return what a client feels in each round when nobody looks, and in the one beside it when somebody
-    does; and the CPU seconds of the broker for each second of the flow, when nobody looks.
+    """Return a client's latencies in each round without monitoring, and in the neighbouring round with
+    monitoring; and the CPU seconds of the broker for each second of the flow without monitoring.
     """
     alone, watched, cpu = list[Round](), list[Round](), 0.0
     for number in range(count):
-        # What the machine does meanwhile is neither always in the first of the two nor always in the second.
+        # Alternate the order, so that other work of the machine does not always fall into the same one of the
+        # two.
         for looked_at in (False, True) if number % 2 == 0 else (True, False):
             if looked_at:
                 watched.append(watched_flow(mqd, seconds, looks))
@@ -125,7 +126,7 @@ def watched_flow(mqd: Mqd, seconds: float, looks: Sequence[str]) -> Round:
 
 
 def added(alone: Sequence[Round], watched: Sequence[Round]) -> dict[str, float]:
-    """Return how much more each latency is where somebody looks: the median over the pairs of rounds."""
+    """Return by how much each latency is higher with monitoring: the median over the pairs of rounds."""
     return {
         key: statistics.median(
             with_[key] - without[key] for without, with_ in zip(alone, watched, strict=True)
@@ -135,7 +136,7 @@ def added(alone: Sequence[Round], watched: Sequence[Round]) -> dict[str, float]:
 
 
 def at_rest(brokers: list[Mqd], seconds: float) -> list[float]:
-    """Return the CPU seconds of each broker in a second."""
+    """Return the CPU seconds of each idle broker in a second."""
     time.sleep(SETTLES_S)
     before = [cpu_seconds([mqd.process.pid]) for mqd in brokers]
     time.sleep(seconds)
@@ -145,7 +146,7 @@ def at_rest(brokers: list[Mqd], seconds: float) -> list[float]:
 
 
 def look_times(mqd: Mqd, looks: Sequence[str], times: int) -> dict[str, float]:
-    """Return the milliseconds that each of these answers takes while nobody else asks: the median."""
+    """Return the median time in milliseconds of each of these answers without other requests."""
     found: dict[str, float] = {}
     for name in looks:
         path = REQUESTS[name][0]

@@ -31,7 +31,7 @@ from persistence.environment import Environment
 
 RUNS = 15
 BATCH = 64
-#: Time for what follows an answer, such as the commit of an ack, s.
+#: Time for the work that follows an answer, such as the commit of an ack, s.
 REST_S = 0.05
 TIMEOUT_S = 60.0
 BODY = b"x" * 100
@@ -54,7 +54,7 @@ class Profile:
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.seen: dict[str, list[str]] = {}
-        #: The end of a commit is called by Trio itself, in no task of a node: these say whose it is.
+        #: Trio itself calls the end of a commit, in no task of a node: these identify the node.
         self._owners = {
             id(part): node.config.node for node in nodes for part in (node.commits, node.broker.turn)
         }
@@ -138,7 +138,7 @@ async def connect(node: Node) -> Client:
 
 @asynccontextmanager
 async def served(*configs: dict[str, Any]) -> AsyncIterator[list[Node]]:
-    """Nodes that serve; their tasks bear their names."""
+    """Running nodes; their tasks have the nodes' names."""
     nodes: list[Node] = []
     left = len(configs)
     ready = trio.Event()
@@ -177,8 +177,8 @@ def publishes(queue: str, count: int) -> bytes:
 async def least(
     nodes: Sequence[Node], publisher: Client, queue: str, count: int, reader: Client | None
 ) -> list[Way]:
-    """Publish so many in one write, until confirmed, delivered and acked; return the shortest way at each
-    node.
+    """Publish so many messages in one write, and wait until they are confirmed, delivered and acked; return
+    the shortest way at each node.
     """
     ways: list[list[Way]] = [[] for _ in nodes]
     for _ in range(RUNS):

@@ -1,4 +1,4 @@
-"""A client of the management API that sends the path and the headers as a test gives them."""
+"""A client of the management API that sends path and headers exactly as a test gives them."""
 
 import base64
 import http.client
@@ -21,7 +21,7 @@ class Answer(NamedTuple):
 
 
 class Api:
-    """`url` is `http://user:password@host:port`. Each request has a connection of its own."""
+    """`url` is `http://user:password@host:port`. Each request has its own connection."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -37,7 +37,7 @@ class Api:
         login: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> Answer:
-        """`path` comes after `/api/`. A body of bytes is sent as it is, another one as JSON."""
+        """`path` comes after `/api/`. A body of bytes is sent unchanged, any other body as JSON."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=PATIENCE_S)
         token = base64.b64encode((self._login if login is None else login).encode()).decode()
         told = {"authorization": f"Basic {token}"}

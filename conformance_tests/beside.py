@@ -1,4 +1,4 @@
-"""Another broker of the judged kind, which is started with options of its own."""
+"""Another broker of the tested kind, started with its own options."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Place(NamedTuple):
 def beside(
     broker: Broker, options: Sequence[str], plugins: Sequence[str], settings: Sequence[str] = ()
 ) -> Iterator[Place]:
-    """`options` are mqd's; plugins and lines of its configuration, RabbitMQ's."""
+    """`options` are for mqd; plugins and configuration lines are for RabbitMQ."""
     if isinstance(broker, OwnBroker):
         own = OwnBroker(options)
         try:

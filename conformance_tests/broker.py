@@ -1,6 +1,4 @@
-"""The broker under test: somebody else's behind a URL, or an mqd that the
-suite starts, restarts and kills.
-"""
+"""The broker under test: any broker behind a URL, or an mqd that the suite starts, restarts and kills."""
 
 import select
 import shlex
@@ -22,12 +20,12 @@ CTL_S = 60.0
 
 
 class CtlError(Exception):
-    """The control command ended with a failure; its text is what it printed."""
+    """The control command failed; the text is its output."""
 
 
 class Broker(Protocol):
     url: str
-    #: The management API with its login; empty: not known.
+    #: URL of the management API with its login; empty if unknown.
     http_url: str
     product: str
     version: str
@@ -60,7 +58,7 @@ def run_ctl(command: list[str]) -> str:
 
 
 class ForeignBroker:
-    """Any broker behind a URL, with rabbitmqctl or something like it if `--ctl` was given."""
+    """Any broker behind a URL, with rabbitmqctl or a similar command if `--ctl` was given."""
 
     def __init__(self, url: str, ctl: str | None, http_url: str | None = None) -> None:
         self.url = url
@@ -94,7 +92,7 @@ class ForeignBroker:
 
 
 class OwnBroker:
-    """An `mqd` of this environment, with a data directory of its own."""
+    """The `mqd` of this environment, with its own data directory."""
 
     def __init__(self, options: Sequence[str] = ()) -> None:
         self._options = options
@@ -103,7 +101,7 @@ class OwnBroker:
             pytest.exit(f"no --amqp-url given, and no mqd in {self._bin}", returncode=3)
         self._home = tempfile.TemporaryDirectory(prefix="mqd-conformance-")
         self._log = Path(self._home.name) / "stderr.log"
-        # A restart comes back on the same ports, as clients expect it.
+        # A restart uses the same ports, as clients expect.
         self._amqp, self._http = (f"{HOST}:{port}" for port in free_ports(2))
         self._process: subprocess.Popen[str] | None = None
         self.start()

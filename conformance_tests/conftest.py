@@ -25,7 +25,7 @@ examples.choose()
 HERE = Path(__file__).parent
 DEVIATIONS: list[dict[str, str]] = tomllib.loads((HERE / "deviations.toml").read_text()).get("deviation", [])
 LIST = "test_deviations.py"
-#: More than one wait that ends in vain.
+#: More than the time of one wait that fails.
 TEST_S = 120
 BROKER = pytest.StashKey[Broker]()
 
@@ -54,10 +54,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
-    """The last table of a run: a green run says what it did not ask."""
+    """The last table of a run: a successful run also says what it did not test."""
     yield
     skipped = terminalreporter.stats.get("skipped", [])
-    # What is not part of a run was not asked for; the list of deviations is no question to a broker.
+    # Deselected tests were not requested, and the list of deviations does not test a broker.
     ours = [report for report in skipped if f"{HERE.name}/" in report.nodeid and LIST not in report.nodeid]
     if lines := not_judged.table(not_judged.reasons(ours)):
         terminalreporter.section("not judged")
@@ -83,7 +83,7 @@ def broker(pytestconfig: pytest.Config) -> Iterator[Broker]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Before all fixtures: the broker that the last test killed, if it did, is replaced here."""
+    """Before all fixtures: replaces the broker if the last test killed it."""
     if BROKER in item.config.stash:
         item.config.stash[BROKER].check_alive()
 
@@ -118,7 +118,7 @@ def features(broker: Broker) -> Features:
 
 @pytest.fixture(autouse=True)
 def _needs(request: pytest.FixtureRequest, broker: Broker, features: Features) -> None:
-    """Skips what the broker has no plugin for. An mqd of our own has to have everything."""
+    """Skips tests that need a missing plugin. Our own mqd has to have everything."""
     if request.config.getoption("--complete") or not request.config.getoption("--amqp-url"):
         return
     for mark in request.node.iter_markers("needs_exchange_type"):
@@ -132,7 +132,7 @@ def _deviation(request: pytest.FixtureRequest, broker: Broker) -> Iterator[None]
     if entry is None:
         yield
         return
-    # Strict: when the broker no longer differs, the entry has to go.
+    # Strict: when the broker no longer differs, the entry has to be removed.
     mark = pytest.mark.xfail(strict=True, reason=f"{entry['what']}: {entry['reason']}")
     request.node.add_marker(mark)
     with brief():

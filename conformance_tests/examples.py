@@ -1,7 +1,7 @@
-"""How examples are chosen by hypothesis: the same ones in every run, or random ones where they are asked for.
+"""Makes hypothesis choose the same examples in every run, or random ones on request.
 
-A test that fails for one has to fail for all, and as soon as it is mended for nobody. So nothing is random,
-and nothing is kept from earlier runs, unless `--hypothesis-profile=fuzz` says so; `make fuzz` does.
+A test that fails on one machine has to fail on all machines, and after a fix on none. So nothing is random,
+and nothing is stored from earlier runs, unless `--hypothesis-profile=fuzz` is given, as `make fuzz` does.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ SAME, FUZZ = "same", "fuzz"
 _anywhere = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 
 settings.register_profile(SAME, _anywhere, derandomize=True, database=None)
-# Examples that failed are kept here, so that the next run begins with them.
+# Failed examples are stored here, so that the next run begins with them.
 settings.register_profile(FUZZ, _anywhere, derandomize=False)
 
 
 def choose() -> None:
-    """Take the same examples. pytest's --hypothesis-profile is read later, and goes before this."""
+    """Use the same examples in every run. pytest's --hypothesis-profile is read later, and overrides this."""
     settings.load_profile(SAME)

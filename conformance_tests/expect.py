@@ -1,4 +1,4 @@
-"""What a test expects of a broker that refuses something, and of one that does something soon."""
+"""Expectations of tests: refusals of the broker, and changes that happen soon."""
 
 import re
 import time
@@ -40,8 +40,8 @@ def check_close(got_code: int, got_text: str, code: int, text_regex: str) -> Non
 
 
 def eventually(probe: Callable[[], T], timeout_s: float | None = None) -> T:
-    """The first truthy result of `probe`; for what only `ctl` can show,
-    never where a frame can be awaited.
+    """Return the first truthy result of `probe`. Only for states that just `ctl` can show, never where a
+    frame can be awaited.
     """
     deadline = time.monotonic() + (timeout_s or wait_s())
     while True:

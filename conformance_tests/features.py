@@ -1,5 +1,5 @@
-"""What a broker may lack without being wrong: exchange types that RabbitMQ has in plugins. The broker itself
-is asked.
+"""Features that a broker may lack without being wrong: exchange types that RabbitMQ has in plugins. The suite
+asks the broker.
 """
 
 import uuid
@@ -17,8 +17,8 @@ needs_exchange_type = pytest.mark.needs_exchange_type
 
 
 def has_exchange_type(url: str, kind: str) -> bool:
-    """Declares one. Only the refusal of an unknown type means that it is not there: any other is for the
-    tests to judge.
+    """Declares an exchange. Only the refusal of an unknown type means that the type is missing: other errors
+    are left to the tests.
     """
     name = f"probe-{uuid.uuid4().hex[:12]}"
     connection = open_connection(url)
@@ -35,7 +35,7 @@ def has_exchange_type(url: str, kind: str) -> bool:
 
 
 class Features:
-    """Asks once for each, when a test first needs it."""
+    """Asks once for each type, when a test first needs it."""
 
     def __init__(self, url: str) -> None:
         self._url = url

@@ -1,4 +1,4 @@
-"""A server that says who may log in and what they may do, as brokers ask it (rabbitmq_auth_backend_http)."""
+"""A server that brokers ask who may log in and what they may do (rabbitmq_auth_backend_http)."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ class Asked(NamedTuple):
 
 
 class Backend:
-    """`anna`, whose password is `tea`, may do anything, unless a test says something else."""
+    """`anna` with the password `tea` may do anything, unless a test changes that."""
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.asked: list[Asked] = []
         self.passwords = {"anna": "tea"}
         self.tags = ""
-        #: Whether a vhost, a resource or a topic is permitted.
+        #: Decides whether a vhost, a resource or a topic is permitted.
         self.permits: Callable[[Asked], bool] = lambda asked: True
-        #: In the place of an answer: writes what it likes.
+        #: Replaces the answer: writes any bytes.
         self.misbehaves: Callable[[http.server.BaseHTTPRequestHandler], None] | None = None
-        #: Nobody gets an answer while it is clear.
+        #: While it is clear, no request gets an answer.
         self.awake = threading.Event()
         self.awake.set()
         backend = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
-            # Connections are kept.
+            # Connections are kept open.
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
@@ -63,7 +63,7 @@ class Backend:
 
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
-        # What a client that gave up leaves is nobody's failure.
+        # A client that gave up its connection is no failure.
         self._server.handle_error = lambda *_: None  # type: ignore[method-assign]
         if tls is not None:
             self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
@@ -78,7 +78,7 @@ class Backend:
         return "allow" if self.permits(asked) else "deny"
 
     def questions(self, *paths: str) -> list[dict[str, str]]:
-        """What was asked there, in order."""
+        """The questions for this path, in order."""
         return [each.parameters for each in self.asked if each.path in paths]
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Sending, taking and awaiting messages with pika, without a sleep where the broker gives an event."""
+"""Sends, takes and awaits messages with pika, without a sleep wherever the broker sends an event."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Delivery(NamedTuple):
 
 
 class Inbox:
-    """A consumer that keeps, in order, what the broker sent it."""
+    """A consumer that stores its deliveries in order."""
 
     def __init__(self, ch: BlockingChannel, queue: str, *, tag: str | None = None, **options: Any) -> None:
         self.ch = ch
@@ -58,7 +58,7 @@ class Inbox:
             self.cancelled = True
 
     def take(self, count: int, timeout: float | None = None) -> list[Delivery]:
-        """The next `count` deliveries; fails when they do not come in time."""
+        """Return the next `count` deliveries; fails if they do not come in time."""
         target = self.taken + count
         pump_until(self.ch, lambda: len(self.deliveries) >= target, timeout)
         fresh = self.deliveries[self.taken : target]
@@ -83,7 +83,7 @@ class Inbox:
 
 
 def pump(ch: BlockingChannel, seconds: float) -> None:
-    """Handle whatever arrives during this time."""
+    """Handle everything that arrives during this time."""
     deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
         ch.connection.process_data_events(time_limit=left)
@@ -141,7 +141,7 @@ def wait_get(
 
 
 def drain(ch: BlockingChannel, queue: str) -> list[bytes]:
-    """All that is ready in the queue now, acknowledged."""
+    """Get and ack all messages that are ready in the queue now."""
     bodies = []
     while (delivery := get(ch, queue)) is not None:
         bodies.append(delivery.body)
@@ -165,7 +165,7 @@ def wait_depth(ch: BlockingChannel, queue: str, count: int, timeout: float | Non
 
 
 def wait_for(condition: Callable[[], bool], what: str, timeout: float | None = None) -> None:
-    """Poll for a state of the broker that it announces to nobody."""
+    """Poll for a state of the broker that it does not announce."""
     deadline = time.monotonic() + (timeout or wait_s())
     while not condition():
         assert time.monotonic() < deadline, f"waited {timeout or wait_s()} s for {what}"
@@ -173,8 +173,8 @@ def wait_for(condition: Callable[[], bool], what: str, timeout: float | None = N
 
 
 def wait_expired(ch: BlockingChannel, queue: str, lease_s: float) -> None:
-    """Until the queue is gone. To ask is to use it, so it is left alone for longer than its lease before each
-    look.
+    """Wait until the queue is gone. A request uses the queue, so there is a pause longer than its lease
+    before each check.
     """
     deadline = time.monotonic() + wait_s()
     pump(ch, 2 * lease_s)
@@ -184,12 +184,12 @@ def wait_expired(ch: BlockingChannel, queue: str, lease_s: float) -> None:
 
 
 def queue_exists(ch: BlockingChannel, queue: str) -> bool:
-    """Asked on a channel of its own, because a missing queue closes the channel."""
+    """Uses a separate channel, because a missing queue closes the channel."""
     probe = ch.connection.channel()
     try:
         probe.queue_declare(queue, passive=True)
     except pika.exceptions.ChannelClosedByBroker as error:
-        # 405: it is there, and another connection's own.
+        # 405: it exists, and belongs to another connection.
         assert error.reply_code in (404, 405), error
         return bool(error.reply_code == 405)
     probe.close()
@@ -208,5 +208,5 @@ def exchange_exists(ch: BlockingChannel, exchange: str) -> bool:
 
 
 def sync(ch: BlockingChannel) -> None:
-    """One round trip on the channel: what was sent before is handled, a refusal of it is raised here."""
+    """One round trip on the channel: earlier methods are handled then, and their refusal is raised here."""
     ch.exchange_declare("amq.direct", passive=True)

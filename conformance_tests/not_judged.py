@@ -1,4 +1,4 @@
-"""The last table of a run: which tests judged nothing, and why."""
+"""The last table of a run: tests that judged nothing, and why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long is waited for what takes milliseconds on an idle machine, and seconds on one with other work."""
+"""How long to wait for events that take milliseconds on an idle machine, and seconds on a busy one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import pika
 
 PATIENCE_S = 60.0
-#: For a test of which a broker is known to fail: more would be waited in vain.
+#: For a test that is known to fail on a broker: a longer wait would be useless.
 BRIEF_S = 2.0
 
 P = TypeVar("P", bound=Any)
@@ -18,7 +18,7 @@ _wait_s = PATIENCE_S
 
 
 def wait_s() -> float:
-    """How long to wait for what is to come."""
+    """How long to wait for an expected event."""
     return _wait_s
 
 
@@ -33,7 +33,7 @@ def brief() -> Iterator[None]:
 
 
 def patient(parameters: P) -> P:
-    """pika's own limits, 10 s to connect and 15 s until the connection is open, taken up to ours."""
+    """Raise pika's own limits, 10 s to connect and 15 s until the connection is open, to ours."""
     parameters.socket_timeout = PATIENCE_S
     parameters.stack_timeout = 1.5 * PATIENCE_S
     return parameters

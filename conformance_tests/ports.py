@@ -1,9 +1,8 @@
-"""Ports for brokers that have to be where they were: others are told of them beforehand, or look for them
-after a restart.
+"""Ports for brokers that must not change: other programs learn them in advance, or use them after a restart.
 
-A port that the kernel chose may be somebody else's while its owner is away. These lie below those from which
-the kernel chooses, and are taken from blocks that belong to one process each: a block is held by an abstract
-Unix socket, which ends with its process and is seen in the same network namespace as the ports.
+The kernel may give a port that it chose to another process while its owner is down. These lie below those
+from which the kernel chooses, and are taken from blocks that belong to one process each: a block is held by
+an abstract Unix socket, which ends with its process and is seen in the same network namespace as the ports.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ KERNELS_CHOICE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, and that this process has not been given before."""
+    """Ports without a listener, which this process has not got before."""
     return [next(_PORTS) for _ in range(count)]
 
 
@@ -52,14 +51,14 @@ def _ports() -> Iterator[int]:
 def _end() -> int:
     with suppress(OSError, ValueError):
         lowest = int(KERNELS_CHOICE.read_text().split()[0])
-        # Where the kernel is told to choose from nearly all of them, there is no better place.
+        # If the kernel may choose from nearly all ports, there is no better place.
         if lowest >= FIRST + 16 * BLOCK_PORTS:
             return min(END, lowest) - BLOCK_PORTS
     return END - BLOCK_PORTS
 
 
 def _held(first: int) -> bool:
-    """Take a block; False if it is another process's."""
+    """Take a block; False if another process has it."""
     if sys.platform != "linux":
         return True  # abstract sockets are Linux's
     holder = socket.socket(socket.AF_UNIX)
@@ -68,7 +67,7 @@ def _held(first: int) -> bool:
     except OSError:
         holder.close()
         return False
-    # Held as long as this process lives; nobody has to close it.
+    # Held as long as this process lives; it needs no close.
     holder.detach()
     return True
 

@@ -1,6 +1,7 @@
-"""The mqd that tests start: from the directory that TEST_PROGRAMS names, or else from our own interpreter's.
+"""The mqd that tests start: from the directory in TEST_PROGRAMS, or otherwise from our own interpreter's
+directory.
 
-So `make test` runs the tests of single classes on the source as it is, and whole brokers compiled.
+So `make test` tests single classes in the source tree, and whole brokers compiled.
 """
 
 from __future__ import annotations

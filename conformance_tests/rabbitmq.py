@@ -3,7 +3,7 @@
     python -m conformance_tests.rabbitmq [--if-installed] [--without-plugins] [pytest's arguments]
 
 The node is Debian's rabbitmq-server on free ports of the loopback interface, with the plugins that the suite
-asks for; all that it writes goes to a temporary directory. Whatever else runs on this machine is not touched.
+asks for; all its files are in a temporary directory. It does not affect other programs on this machine.
 """
 
 import os
@@ -24,12 +24,12 @@ RABBITMQCTL = RABBITMQ_SERVER.with_name("rabbitmqctl")
 
 
 class JudgedRabbitMQ(RabbitMQ):
-    """With the exchange types of the suite, the management API, and a control command."""
+    """A RabbitMQ with the exchange types of the suite, the management API, and a control command."""
 
     def __init__(self, plugins: Collection[str] = (*PLUGINS.values(), MANAGEMENT)) -> None:
         super().__init__()
         self.plugins = plugins
-        #: More lines of its configuration.
+        #: Additional lines of its configuration.
         self.settings: tuple[str, ...] = ()
         self.environment: dict[str, str] = {}
         self.http_port = 0
@@ -56,7 +56,7 @@ def judge(broker: JudgedRabbitMQ, arguments: list[str]) -> int:
     command = [sys.executable, "-m", "pytest", "conformance_tests"]
     command += ["--amqp-url", f"amqp://guest:guest@{HOST}:{broker.port}/", "--ctl", broker.ctl]
     if broker.plugins:
-        # Nothing is skipped for want of a plugin.
+        # No test is skipped because of a missing plugin.
         command.append("--complete")
     if broker.http_port:
         command += ["--http-url", f"http://guest:guest@{HOST}:{broker.http_port}"]

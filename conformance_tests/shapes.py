@@ -99,7 +99,8 @@ cluster_state:o default_queue_type:s description:s messages+:i messages_ready+:i
 name:s recv_oct+:i send_oct+:i tags:a tracing:b message_stats:o
 """
 
-#: What mqd does not have: Erlang's own, and what it does not count. docs/deviations.md has the same names.
+#: Fields that mqd does not have: those of Erlang, and those that it does not count. docs/deviations.md has
+#: the same names.
 MQD_LACKS = frozenset(
     [
         "reductions",
@@ -144,9 +145,7 @@ MQD_LACKS = frozenset(
 
 
 def faults(row: dict[str, Any], shape: str, lacks: frozenset[str] = frozenset()) -> list[str]:
-    """Return what is wrong with a row: fields that are missing, have another type, or are there against the
-    list.
-    """
+    """Return the faults of a row: fields that are missing, have another type, or should not be there."""
     found: list[str] = []
     for field in shape.split():
         name, _, kinds = field.partition(":")

@@ -1,4 +1,4 @@
-"""Who may log in, and to which vhost."""
+"""Logins: which users may log in, and to which vhost."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -61,7 +61,9 @@ def test_password_must_be_exact(raw: Raw, password: str) -> None:
 
 
 def test_refusals_without_a_word(raw: Raw) -> None:
-    """Without `authentication_failure_close`, and for what is no login at all, the socket just ends."""
+    """Without `authentication_failure_close`, and for input that is no login at all, the broker just closes
+    the socket.
+    """
     plain = b"\0guest\0guest"
     cases: list[dict[str, object]] = [
         {"password": "wrong", "capabilities": {}},

@@ -1,4 +1,4 @@
-"""Channels: opened, closed, reopened, closed by an error alone, and all they share."""
+"""Channels: opening, closing, reopening, closing by an error of one channel, and many channels at once."""
 
 import pamqp.base
 import pytest
@@ -81,7 +81,9 @@ def test_method_on_a_closed_channel(raw: Raw) -> None:
 
 @pytest.mark.parametrize("number", [11, 2048, 65535])
 def test_channel_number_beyond_channel_max(raw: Raw, number: int) -> None:
-    """It is a number of channels: what they are called is the client's affair, while there are few enough."""
+    """channel-max is a number of channels: the client may choose their numbers freely, as long as there are
+    few enough.
+    """
     client = raw(channel_max=10)
     client.open_channel(number)
     queue = client.declare(channel=number)
@@ -136,7 +138,9 @@ def test_channel_is_open_again_after_close_ok(raw: Raw) -> None:
 
 
 def test_methods_behind_an_error_are_ignored(raw: Raw) -> None:
-    """What was sent before the client could know: nothing of it is done, nothing of it is answered."""
+    """Methods that were sent before the client could know about the error: the broker neither executes nor
+    answers them.
+    """
     client = raw().open_channel(2)
     queue = client.declare()
     fail(client)
@@ -158,7 +162,9 @@ def test_close_crossing_the_brokers_close(raw: Raw) -> None:
 
 
 def test_half_a_message_before_an_error_of_the_channel(raw: Raw) -> None:
-    """The rest of a publish that failed at once (no such exchange) comes in any case and is swallowed."""
+    """The rest of a publish that failed at once (no such exchange) arrives in any case; the broker ignores
+    it.
+    """
     client = raw().open_channel(2)
     body = b"x" * 300_000
     client.publish(body, exchange="no-such-exchange")

@@ -1,4 +1,4 @@
-"""confirm.select: every publish gets exactly one ack or nack, in a sequence of the channel's own."""
+"""confirm.select: every publish gets exactly one ack or nack, numbered by channel."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def confirming(raw: Raw) -> RawClient:
 
 
 def expect_next_ack(client: RawClient, tag: int, queue: str) -> None:
-    """Publish on channel 1; the next frame that comes at all is the ack of that."""
+    """Publish on channel 1; the next frame of any kind must be its ack."""
     client.publish(b"next", routing_key=queue)
     assert client.read(Basic.Ack).delivery_tag == tag
 
@@ -100,7 +100,7 @@ def test_a_channel_without_select_gets_no_acks(raw: Raw, queue: str) -> None:
     client = confirming(raw)
     client.open_channel(2)
     client.publish(b"m", routing_key=queue, channel=2)
-    # An ack of that would come before the ack of what follows it into the same queue.
+    # Its ack would come before the ack of the next message to the same queue.
     expect_next_ack(client, 1, queue)
 
 
@@ -232,9 +232,9 @@ def test_pika_publishes_with_confirms(ch: BlockingChannel, queue: str) -> None:
 
 
 def blocked(raw: Raw, queue: str, bodies: list[bytes], *, mandatory: bool = False) -> RawClient:
-    """Return a publisher that is blocked, and has published to a queue since."""
+    """Return a blocked publisher that has published to a queue since it was blocked."""
     client = confirming(raw)
-    # The publish that blocks may get through itself.
+    # The publish that causes the block may still get through.
     client.publish(b"blocks", routing_key="nowhere")
     while not isinstance(client.read_frame().method, commands.Connection.Blocked):
         pass
@@ -245,7 +245,9 @@ def blocked(raw: Raw, queue: str, bodies: list[bytes], *, mandatory: bool = Fals
 
 
 def until_confirmed(client: RawClient, tag: int) -> list[str]:
-    """Read until this publish is confirmed; return what else came than confirms, and the end of the alarm."""
+    """Read until this publish is confirmed; return all other frames except confirms, and the end of the
+    alarm.
+    """
     others: list[str] = []
     while True:
         frame = client.read_frame()

@@ -1,4 +1,4 @@
-"""A connection that runs: its end, its heartbeats, its alarms, and what does not belong on channel 0."""
+"""An open connection: its end, heartbeats, alarms, and methods that do not belong on channel 0."""
 
 import socket
 import struct
@@ -38,8 +38,8 @@ def test_close_is_answered(raw: Raw) -> None:
 
 
 def test_the_client_closes_the_socket(raw: Raw) -> None:
-    """After close-ok the broker reads on and says nothing: a client may
-    still be writing, or slow to close.
+    """After close-ok the broker continues to read and sends nothing: a client may still be writing, or slow
+    to close.
     """
     client = raw()
     client.call(commands.Connection.Close(200, "bye", 0, 0), commands.Connection.CloseOk, 0)
@@ -52,7 +52,7 @@ def test_the_client_closes_the_socket(raw: Raw) -> None:
 
 
 def test_the_broker_does_not_wait_for_the_client_for_ever(raw: Raw) -> None:
-    """For a heartbeat interval at most: with one second agreed, for one second."""
+    """The broker waits for a heartbeat interval at most: for one second if one second was agreed."""
     client = raw(heartbeat=1)
     client.call(commands.Connection.Close(200, "bye", 0, 0), commands.Connection.CloseOk, 0)
     began = time.monotonic()
@@ -61,7 +61,7 @@ def test_the_broker_does_not_wait_for_the_client_for_ever(raw: Raw) -> None:
 
 
 def test_what_a_connection_held_is_free_at_close_ok(raw: Raw, name: Name) -> None:
-    """Whether its socket is closed or not."""
+    """Whether the client closes its socket or not."""
     client, other = raw(), raw()
     queue = client.declare(name("q"))
     client.call(commands.Connection.Close(200, "bye", 0, 0), commands.Connection.CloseOk, 0)
@@ -172,7 +172,7 @@ def test_connections_and_channels_are_listed(raw: Raw, ctl: Ctl) -> None:
 
 
 def test_hostile_connections_leave_nothing_behind(raw: Raw, ctl: Ctl) -> None:
-    """Dropped, refused and half-open ones: when they are gone, the broker lists none of them."""
+    """Dropped, refused and half-open connections: when they have ended, the broker lists none of them."""
     ports = set()
     for i in range(60):
         client = raw(handshake=i % 3 > 0)
@@ -192,13 +192,13 @@ def test_hostile_connections_leave_nothing_behind(raw: Raw, ctl: Ctl) -> None:
 def test_broker_sends_heartbeats_at_the_agreed_rate(raw: Raw) -> None:
     client = raw(heartbeat=2)
     for _ in range(2):
-        # Two intervals of silence are what a client bears.
+        # A client tolerates two intervals of silence.
         assert client.read_frame(4.0, heartbeats=True).type == HEARTBEAT
         client.send(BEAT)
 
 
 def test_heartbeats_come_at_half_the_interval(raw: Raw) -> None:
-    """Clients that look after one interval drop a connection whose heartbeats take as long."""
+    """Clients that check after one interval close a connection whose heartbeats take that long."""
     client = raw(heartbeat=1)
     client.read_frame(heartbeats=True)
     began = time.monotonic()
@@ -273,7 +273,7 @@ def test_publisher_is_told_of_the_alarm_and_its_end(raw: Raw, memory_alarm: Alar
     client.publish(b"held back", routing_key=queue)
     memory_alarm(False)
     assert isinstance(next_but(client, commands.Basic.Ack), commands.Connection.Unblocked)
-    # What was published meanwhile is not lost.
+    # Messages that were published meanwhile are not lost.
     eventually(lambda: passive_count(client, queue) == 2)
 
 
@@ -296,7 +296,7 @@ def test_client_without_the_capability_is_blocked_silently(raw: Raw, memory_alar
     queue = client.declare()
     client.call(commands.Confirm.Select(), commands.Confirm.SelectOk)
     memory_alarm(True)
-    # The first publish under the alarm is what blocks; the second is surely held back.
+    # The first publish under the alarm blocks the connection; the second one is certainly held back.
     client.publish(b"1", routing_key=queue)
     client.publish(b"2", routing_key=queue)
     with pytest.raises(TimeoutError):

@@ -302,7 +302,7 @@ def test_a_deleted_queue_cancels_the_deleters_own_consumer(raw: Raw, queue: str)
 
 @pytest.mark.parametrize("queue_type", ["classic", "quorum"])
 def test_on_the_deleters_channel_the_cancel_follows_delete_ok(raw: Raw, name: Name, queue_type: str) -> None:
-    """A client that waits for delete-ok takes whatever comes before it for the answer."""
+    """A client that waits for delete-ok treats any method that comes before it as the answer."""
     client = raw()
     queue = name("q")
     arguments: dict[str, Any] = {"x-queue-type": queue_type}
@@ -341,7 +341,7 @@ def test_no_cancel_for_a_client_that_did_not_announce_it(ch: BlockingChannel, ra
     for each in (client, told):
         each.call(Basic.Consume(queue=queue, consumer_tag="t"), Basic.ConsumeOk)
     ch.queue_delete(queue)
-    # By then the one that announced it has been told.
+    # By then the client that announced the capability has got its cancel.
     told.read(Basic.Cancel)
     client.expect_answer_first()
 

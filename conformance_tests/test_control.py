@@ -1,4 +1,4 @@
-"""What the control command shows of the broker's state, and does to it."""
+"""The control command: what it shows of the broker's state, and how it changes it."""
 
 import json
 from collections.abc import Callable

@@ -32,7 +32,7 @@ from conformance_tests.inbox import (
 
 @pytest.fixture
 def dead(ch: BlockingChannel, name: Name) -> str:
-    """Where dead letters go, through the default exchange."""
+    """The queue of the dead letters, through the default exchange."""
     queue = name("dead")
     ch.queue_declare(queue)
     return queue
@@ -294,7 +294,7 @@ def test_each_reason_has_an_entry_of_its_own(ch: BlockingChannel, name: Name) ->
     reject(ch, work)
     reject(ch, wait)
     delivery = wait_get(ch, work)
-    # Only the newest has a place that is promised.
+    # Only the position of the newest entry is defined.
     assert deaths(delivery)[0] == (wait, "rejected", 1)
     assert sorted(deaths(delivery)) == sorted(
         [(wait, "rejected", 1), (work, "rejected", 1), (wait, "expired", 1)]
@@ -413,8 +413,8 @@ def test_routing_key_above_255_bytes_is_refused(ch: BlockingChannel, name: Name)
 
 @pytest.mark.parametrize("durable", [False, True])
 def test_routing_key_above_255_bytes_harms_nobody_else(connect: Connect, name: Name, durable: bool) -> None:
-    """A queue with such a key may be refused, or have dead letters that cannot be delivered; the broker goes
-    on.
+    """A queue with such a key may be refused, or have dead letters that cannot be delivered; the broker
+    continues to work.
     """
     queue, other = name("q"), name("other")
     arguments = {
@@ -438,7 +438,7 @@ def test_routing_key_above_255_bytes_harms_nobody_else(connect: Connect, name: N
 def test_a_message_that_brings_its_expiration_to_a_routing_key_above_255_bytes(
     connect: Connect, api: Api, name: Name, by: str
 ) -> None:
-    """However the queue came by the key: it may be refused, and the broker goes on."""
+    """In whatever way the queue gets the key: it may be refused, and the broker continues."""
     queue, other = name("q"), name("other")
     letters = {"dead-letter-exchange": "amq.fanout", "dead-letter-routing-key": "k" * 300}
     arguments = {f"x-{key}": value for key, value in letters.items()}
@@ -458,7 +458,7 @@ def test_a_message_that_brings_its_expiration_to_a_routing_key_above_255_bytes(
         policy = {"pattern": f"^{queue}$", "definition": letters, "apply-to": "queues"}
         assert api.ask("PUT", f"policies/%2F/{queue}", policy).status in (201, 400)
     try:
-        # Nobody takes what was refused a queue.
+        # The queue may have been refused: then its messages reach no queue.
         publish(ch, queue, *numbered(3), expiration="10", delivery_mode=2)
         if by == "policy":
             wait_depth(ch, queue, 0)
@@ -475,7 +475,7 @@ def test_a_message_that_brings_its_expiration_to_a_routing_key_above_255_bytes(
 def test_each_way_through_queues_that_dead_letter_to_each_other_is_gone_once(
     ch: BlockingChannel, name: Name, count: int, copies: int
 ) -> None:
-    """A dead letter goes to all of them but those where it has died, this time included."""
+    """A dead letter goes to all of these queues except those in which it has died, including this time."""
     exchange, end = name("x"), name("end")
     ch.exchange_declare(exchange, "fanout")
     queues = [name(f"q{number}") for number in range(count)]
@@ -511,7 +511,7 @@ def test_a_reject_before_the_last_death_does_not_let_the_message_go_round(
 
 
 def wait_quiet(ch: BlockingChannel, queues: list[str]) -> list[int]:
-    """The depths of these queues when they no longer change."""
+    """Return the depths of these queues when they no longer change."""
     before: list[int] = []
     while (depths := [depth(ch, queue) for queue in queues]) != before:
         before = depths
@@ -523,7 +523,7 @@ def wait_quiet(ch: BlockingChannel, queues: list[str]) -> list[int]:
 def test_an_expired_message_does_not_come_back_to_its_queue(
     ch: BlockingChannel, name: Name, count: int, copies: int
 ) -> None:
-    """Over one fanout exchange it takes each order of each choice of the queues once."""
+    """Over one fanout exchange it passes each order of each subset of the queues once."""
     exchange, end = name("x"), name("end")
     ch.exchange_declare(exchange, "fanout")
     queues = [name("q") for _ in range(count)]
@@ -634,7 +634,7 @@ def test_an_x_death_that_is_no_list_begins_anew(
 
 
 def test_the_dead_letter_exchange_sees_the_new_headers(ch: BlockingChannel, name: Name, dead: str) -> None:
-    """A headers exchange may tell dead letters by their first death."""
+    """A headers exchange may select dead letters by their first death."""
     exchange = name("x")
     ch.exchange_declare(exchange, "headers")
     queue = source(ch, name, {"x-dead-letter-exchange": exchange, "x-dead-letter-routing-key": "k"})
@@ -645,7 +645,7 @@ def test_the_dead_letter_exchange_sees_the_new_headers(ch: BlockingChannel, name
 
 
 def test_the_bcc_of_a_dead_letter(ch: BlockingChannel, name: Name, dead: str) -> None:
-    """It has no BCC any more, and goes there nevertheless."""
+    """The dead letter has no BCC any more, but goes there nevertheless."""
     exchange = name("x")
     ch.exchange_declare(exchange, "direct")
     ch.queue_bind(dead, exchange, "hidden")
@@ -673,7 +673,7 @@ def test_an_expiration_is_kept_in_the_death(ch: BlockingChannel, name: Name, dea
 def test_ttl_zero_that_comes_back_is_dead(
     ch: BlockingChannel, name: Name, dead: str, where: str, how: str
 ) -> None:
-    """It may be handed to a consumer when it is published, and to nobody when that one returns it."""
+    """It may be delivered when it is published, but to no consumer after the first one returns it."""
     queue = source(ch, name, to(dead, **({"message_ttl": 0} if where == "queue" else {})))
     consuming = ch.connection.channel()
     inbox = Inbox(consuming, queue)

@@ -1,4 +1,4 @@
-"""Publisher deduplication: an extension, so whoever has it not differs. See docs/queues.md."""
+"""Publisher deduplication: an extension, so a broker without it has a deviation. See docs/queues.md."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_sequence_only_rises(ch: BlockingChannel, name: Name, queue_type: str)
 
 
 def test_duplicates_in_one_batch(ch: BlockingChannel, name: Name) -> None:
-    """Without waiting for confirms in between."""
+    """The publisher does not wait for confirms in between."""
     queue = declare(ch, name("q"))
     for number in range(100):
         with_id(ch, queue, b"%d" % number, str(number % 10))

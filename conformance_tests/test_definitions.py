@@ -1,4 +1,4 @@
-"""Definitions: what one broker exports, another one takes over; and what operators limit."""
+"""Definitions: one broker imports what another one exports; and limits that operators set."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def rabbitmq_hash(password: str, digest: str) -> str:
 
 @pytest.fixture
 def vhost(api: Api, name: Name) -> Iterator[str]:
-    """A vhost of its own, that guest may open."""
+    """A separate vhost that guest may open."""
     vhost = name("vhost")
     assert api.ask("PUT", f"vhosts/{vhost}", {}).status == 201
     assert api.ask("PUT", f"permissions/{vhost}/guest", ALL).status in (201, 204)
@@ -139,7 +139,7 @@ def test_definitions_of_one_vhost_go_into_another_one(api: Api, connect: Connect
     assert api.ask("GET", f"queues/{vhost}/q").status == 200
     assert api.ask("GET", f"policies/{vhost}/p").status == 200
     assert len(api.ask("GET", f"bindings/{vhost}/e/x/q/q").json) == 1
-    # What is there stays as it is.
+    # Existing objects stay as they are.
     told["queues"][0]["durable"] = False
     assert api.ask("POST", f"definitions/{vhost}", told).status == 204
     assert api.ask("GET", f"queues/{vhost}/q").json["durable"] is True

@@ -1,4 +1,4 @@
-"""What is there after a restart, after an orderly one and (for a broker that the suite starts) after kill -9.
+"""The state after a restart: after an orderly one and (for a broker that the suite starts) after kill -9.
 
 One restart serves the whole module: a fixture makes everything, restarts, and each test looks at its part.
 """

@@ -1,5 +1,5 @@
-"""Events on amq.rabbitmq.event: which come, in which order, and what they tell. On a broker that is told to
-publish them.
+"""Events on amq.rabbitmq.event: which come, in which order, and their content. On a broker that is configured
+to publish them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from conformance_tests.expect import eventually
 from conformance_tests.patience import open_connection, patient
 
 EVENT = "amq.rabbitmq.event"
-#: What RabbitMQ tells of its own steps.
+#: Events about RabbitMQ's own steps.
 STEPS = ("vhost.down", "exchange-delete-in-progress")
 
 
@@ -54,7 +54,7 @@ class Tap:
             channel.queue_bind(self._queue, EVENT, key)
 
     def next(self) -> Told:
-        """The next event; its message is as all events are."""
+        """Return the next event; check the parts that are the same in all events."""
         got: list[Any] = []
 
         def comes() -> bool:
@@ -72,7 +72,7 @@ class Tap:
         return Told(method.routing_key, headers)
 
     def expect(self, key: str, **headers: Any) -> dict[str, Any]:
-        """The next event has this key, and these headers among others."""
+        """Check that the next event has this key, and these headers among others."""
         told = self.next()
         assert told.key == key, told
         assert headers.items() <= told.headers.items(), told
@@ -117,7 +117,7 @@ def test_queues_exchanges_and_bindings(channel: BlockingChannel, tap: Callable[.
     headers = told.expect(
         "queue.created", name="q", vhost="/", durable=True, auto_delete=False, exclusive=False, **BY_GUEST
     )
-    # Which RabbitMQ tells as a text of Erlang.
+    # RabbitMQ sends this as text in Erlang's syntax.
     assert "x-max-length" in str(headers["arguments"])
     channel.queue_declare("q", durable=True, arguments={"x-max-length": 5})
     channel.exchange_declare("x", "topic", auto_delete=True)
@@ -147,7 +147,7 @@ def test_queues_exchanges_and_bindings(channel: BlockingChannel, tap: Callable[.
     channel.exchange_unbind("amq.fanout", "x", "e")
     told.expect("binding.deleted", destination_name="amq.fanout", destination_kind="exchange", **BY_GUEST)
     channel.queue_delete("q")
-    # What went with it.
+    # Objects that were deleted with it.
     gone = sorted((told.next() for _ in range(3)), key=lambda each: each.key)
     assert [each.key for each in gone] == ["binding.deleted", "exchange.deleted", "queue.deleted"]
     assert binding.items() <= gone[0].headers.items()
@@ -237,7 +237,7 @@ def test_vhosts_and_parameters(api: Api, tap: Callable[..., Tap]) -> None:
     api.ask("PUT", "global-parameters/g", {"value": {"a": 1}})
     told.expect("parameter.set", name="g", component="global", value={"a": 1}, **BY_GUEST)
     api.ask("DELETE", "global-parameters/g")
-    # RabbitMQ tells that it is set to nothing.
+    # RabbitMQ sends an event that it is set to nothing.
     assert told.next().headers["name"] == "g"
     api.ask("DELETE", "vhosts/shop")
     told.expect("vhost.deleted", name="shop", **BY_GUEST)

@@ -1,4 +1,4 @@
-"""What each exchange type routes where."""
+"""Routing by each exchange type."""
 
 from __future__ import annotations
 
@@ -656,7 +656,7 @@ def test_cc_routes_through_a_topic_exchange(ch: BlockingChannel, name: Name) -> 
 def test_each_exchange_on_the_way_sees_all_keys(
     ch: BlockingChannel, name: Name, copies: dict[str, Any], first_type: str, second_type: str
 ) -> None:
-    """One key leads to the next exchange, another one on from there."""
+    """One key leads to the next exchange, another key leads on from there."""
     first, second = name("x"), name("x")
     ch.exchange_declare(first, first_type)
     ch.exchange_declare(second, second_type)
@@ -680,7 +680,7 @@ def test_any_key_leads_to_the_next_exchange(ch: BlockingChannel, name: Name, tur
 
 
 def test_keys_are_matched_together_before_the_alternate(ch: BlockingChannel, name: Name) -> None:
-    """The alternate gets what no key of the message leads anywhere, and sees all keys, too."""
+    """The alternate gets a message if none of its keys matches, and sees all keys, too."""
     alternate, exchange = name("x"), name("x")
     ch.exchange_declare(alternate, "direct")
     ch.exchange_declare(exchange, "direct", arguments={"alternate-exchange": alternate})

@@ -81,7 +81,7 @@ TABLES = {
 
 
 def come_back(client: RawClient, properties: bytes) -> bytes:
-    """The properties of a message with these properties when it was delivered."""
+    """Return the properties of a message with these properties after its delivery."""
     queue = client.declare()
     client.publish(b"body", routing_key=queue, properties=properties)
     client.call(commands.Basic.Consume(queue=queue, no_ack=True), commands.Basic.ConsumeOk)
@@ -156,7 +156,7 @@ def test_empty_properties_come_back_as_sent(raw: Raw) -> None:
 
 
 def test_cluster_id_comes_back_as_sent(raw: Raw) -> None:
-    """Reserved, and yet there are clients that set it."""
+    """The property is reserved, but some clients set it."""
     properties = b"\x00\x04" + b"\x01c"
     assert come_back(raw(), properties) == properties
 
@@ -183,7 +183,7 @@ def test_headers_of_a_returned_message(raw: Raw) -> None:
 
 @pytest.mark.parametrize("label", sorted(set(TABLES) - {"float not a number", "double infinity"}))
 def test_arguments_of_any_type_are_accepted(raw: Raw, label: str) -> None:
-    """Unknown arguments of a declare mean nothing, whatever their type."""
+    """Unknown arguments of a declare have no effect, whatever their type."""
     if len(TABLES[label]) > 60_000:
         pytest.skip("no argument is that long")
     client = raw()

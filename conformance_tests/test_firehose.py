@@ -50,7 +50,7 @@ def trace(api: Api, vhost: str) -> Iterator[Trace]:
 
 
 def copy(channel: BlockingChannel) -> tuple[str, dict[str, Any], bytes]:
-    """Return key, headers and body of the next one."""
+    """Return key, headers and body of the next copy."""
     got: list[Any] = []
 
     def comes() -> bool:

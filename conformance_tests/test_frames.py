@@ -1,4 +1,4 @@
-"""Bytes that are no AMQP: each gets the right code and text, and costs nobody else anything."""
+"""Bytes that are not AMQP: each gets the right code and text, and does not affect other clients."""
 
 import struct
 from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ def header_frame(body_size: int, properties: bytes = b"\0\0", **kw: int) -> byte
 
 @pytest.fixture(autouse=True)
 def witness(raw: Raw) -> Iterator[Callable[[], None]]:
-    """A neighbour on a connection of its own: its messages come back before and after."""
+    """Another client on its own connection: its messages come back before and after."""
     client = raw()
     queue = client.declare()
     client.call(commands.Basic.Consume(queue=queue, no_ack=True), commands.Basic.ConsumeOk)
@@ -52,7 +52,7 @@ def witness(raw: Raw) -> Iterator[Callable[[], None]]:
 
 
 def expect_malformed(client: RawClient, method_id: tuple[int, int] | None = None) -> None:
-    """Bytes that can't be decoded: 501 or, where a method's or property's field is at fault, 502."""
+    """Bytes that can't be decoded: 501 or, if a field of a method or property is wrong, 502."""
     close = client.read(commands.Connection.Close, 0)
     assert close.reply_code in (501, 502), (close.reply_code, close.reply_text)
     assert close.reply_text.startswith(("FRAME_ERROR - ", "SYNTAX_ERROR - ")), close.reply_text
@@ -104,7 +104,7 @@ def test_bad_frame_end(raw: Raw, frame: bytes, end: int) -> None:
 @pytest.mark.parametrize("frame_max", [4096, 8192, 131072])
 @pytest.mark.parametrize("over", [1, 1000, 2**31])
 def test_frame_over_frame_max_is_refused_at_its_header(raw: Raw, frame_max: int, over: int) -> None:
-    """Not a byte of it is awaited: the close comes before the payload was sent."""
+    """The broker does not wait for its bytes: the close comes before the payload was sent."""
     client = raw(frame_max=frame_max)
     size = frame_max + over
     client.send(struct.pack(">BHI", BODY, 1, size))
@@ -444,7 +444,7 @@ def test_body_in_frames_of_any_size(raw: Raw, sizes: list[int]) -> None:
 
 @pytest.mark.parametrize("size", [2**40, 2**63, 2**64 - 1])
 def test_absurd_body_size_takes_no_memory(raw: Raw, size: int, witness: Callable[[], None]) -> None:
-    """Refused at the header, or waited for: nothing is set aside for it either way."""
+    """Refused at the header, or awaited: the broker allocates no memory in either case."""
     client = raw()
     client.send(PUBLISH + header_frame(size) + frame_bytes(BODY, 1, b"abc"))
     witness()
@@ -530,7 +530,7 @@ def test_client_that_closes_its_sending_half(raw: Raw, witness: Callable[[], Non
 
 
 def test_client_that_never_reads(raw: Raw, witness: Callable[[], None]) -> None:
-    """Deliveries pile up for it; its neighbours don't notice."""
+    """Deliveries accumulate for it; other clients don't notice."""
     client = raw(client={"receive_buffer_bytes": 4096})
     queue = client.declare()
     client.call(commands.Basic.Consume(queue=queue, no_ack=True), commands.Basic.ConsumeOk)
@@ -543,7 +543,7 @@ def test_client_that_never_reads(raw: Raw, witness: Callable[[], None]) -> None:
 
 
 def test_nested_tables_do_no_harm(raw: Raw, witness: Callable[[], None]) -> None:
-    """Deeper than anybody needs: kept as sent or refused, never a crash."""
+    """Deeper than needed: kept as sent or refused, never a crash."""
     table = b"\x01kI\0\0\0\x01"
     for _ in range(3000):
         table = b"\x01kF" + long_string(table)

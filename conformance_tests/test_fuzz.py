@@ -1,4 +1,4 @@
-"""Generated input: whatever comes in, what goes out is AMQP, and the next client is served.
+"""Generated input: whatever comes in, the broker sends valid AMQP, and serves the next client.
 
 The examples are derandomised: a failure is the same one tomorrow. With a control command they run in a
 vhost of their own, so that a queue which a twisted frame happens to declare is gone afterwards.
@@ -40,13 +40,13 @@ SETTINGS = settings(
         HealthCheck.data_too_large,
     ],
 )
-# Reply codes that a client's bytes may lead to. 541 is none of them: it says that the broker went wrong.
+# Reply codes that a client's bytes may lead to. 541 is not among them: it means an error in the broker.
 CODES = {200, 311, 312, 313, 320, 402, 403, 404, 405, 406, 501, 502, 503, 504, 505, 506, 530, 540}
 CODES_WITH_INTERNAL_ERROR = CODES | {541}
 
 
 class Target:
-    """Where the bytes go, and a neighbour that sees that the broker is well."""
+    """The connection for the bytes, and another client that checks that the broker works."""
 
     def __init__(self, broker: Broker, vhost: str) -> None:
         self.url, self.vhost = broker.url, vhost
@@ -80,8 +80,8 @@ def target(broker: Broker) -> Iterator[Target]:
 
 
 def send_and_drain(client: RawClient, data: bytes, chunk: int | None = None) -> list[tuple[int, str]]:
-    """Sends, ends the sending half, and reads frames until the broker has
-    ended the connection: its refusals.
+    """Sends, closes the sending half, and reads frames until the broker has ended the connection; returns its
+    refusals.
     """
     refusals = []
     with suppress(OSError):
@@ -101,7 +101,7 @@ def send_and_drain(client: RawClient, data: bytes, chunk: int | None = None) -> 
 
 
 def refusals_until_answered(client: RawClient, data: bytes) -> list[tuple[int, str]]:
-    """Sends whole frames and then tx.select: its answer, a close or the end comes for sure."""
+    """Sends whole frames and then tx.select: its answer, a close or the end of the connection must come."""
     client.send(data + method_bytes(commands.Tx.Select(), 1))
     refusals = []
     with suppress(ClosedByPeer):
@@ -252,7 +252,7 @@ def test_frames_in_any_order(target: Target, sequence: list[bytes]) -> None:
 @given(properties=st.binary(max_size=40))
 @example(properties=b"\x80")
 def test_any_bytes_for_properties(target: Target, properties: bytes) -> None:
-    """Kept, or refused as the client's fault; never an error of the broker's own."""
+    """Kept, or refused as the client's error; never an internal error of the broker."""
     client = target.connect()
     data = method_bytes(commands.Basic.Publish(routing_key="nowhere"), 1)
     data += frame_bytes(HEADER, 1, header_payload(0, properties=properties))
@@ -314,7 +314,7 @@ def test_any_bytes_for_arguments(target: Target, table: bytes) -> None:
 @settings(SETTINGS, max_examples=100)
 @given(data=st.binary(max_size=60), known_beginning=st.integers(0, 8), stage=st.integers(0, 2))
 def test_any_bytes_before_login(target: Target, data: bytes, known_beginning: int, stage: int) -> None:
-    """No waiting for the end here, it may take three seconds: what matters is the neighbour."""
+    """This does not wait for the end, which may take three seconds: only the other client matters."""
     client = RawClient(target.url)
     try:
         if stage == 0:

@@ -1,4 +1,4 @@
-"""From the protocol header to connection.open-ok: versions, properties, negotiation, and what breaks them."""
+"""From the protocol header to connection.open-ok: versions, properties, negotiation, and errors in them."""
 
 import re
 import socket
@@ -54,13 +54,13 @@ def test_wrong_protocol_header_is_answered_with_ours(raw: Raw, header: bytes) ->
     client.expect_eof()
 
 
-#: Net::AMQP, on which Perl's AnyEvent::RabbitMQ stands, sends it.
+#: Net::AMQP, which Perl's AnyEvent::RabbitMQ uses, sends it.
 HEADER_OF_0_9 = b"AMQP\x01\x01\x00\x09"
 
 
 @pytest.mark.parametrize("header", [PROTOCOL_HEADER, HEADER_OF_0_9], ids=["0-9-1", "0-9"])
 def test_protocol_header_in_pieces(raw: Raw, header: bytes) -> None:
-    """The header of 0-9 is taken for that of 0-9-1."""
+    """The header of 0-9 is treated as that of 0-9-1."""
     client = raw(handshake=False)
     for byte in header:
         client.send(bytes([byte]))
@@ -126,7 +126,7 @@ def test_frame_max_may_be_lowered_and_is_kept_by_the_broker(raw: Raw, frame_max:
     client.send_method(commands.Basic.Get(queue=queue, no_ack=True))
     content = client.read_content(commands.Basic.GetOk)
     assert content.body == body
-    # The broker fills its frames: no more of them than needed.
+    # The broker fills its frames: it sends no more of them than needed.
     assert content.body_frames == -(-len(body) // (frame_max - 8))
 
 
@@ -165,7 +165,7 @@ def test_handshake_byte_by_byte(raw: Raw) -> None:
 
 
 def test_handshake_frames_sent_ahead(raw: Raw) -> None:
-    """A client that knows what comes may send all of its half at once."""
+    """A client that knows the broker's part may send its whole part at once."""
     client = raw(handshake=False)
     client.tune = commands.Connection.Tune(2047, 131072, 60)
     sent: list[bytes] = [PROTOCOL_HEADER]
@@ -290,7 +290,7 @@ def expect_end_of(label: str, client: RawClient) -> None:
 
 
 def test_slow_handshakes_are_ended_after_ten_seconds_and_harm_nobody(raw: Raw) -> None:
-    """A flood of sockets that stop at every stage of the handshake: others are served meanwhile."""
+    """Many sockets that stop at every stage of the handshake: other clients are served meanwhile."""
     flood = [raw(handshake=False) for _ in range(100)]
     for _ in range(20):
         half_header, no_start_ok, half_frame, no_open = (raw(handshake=False) for _ in range(4))
@@ -321,7 +321,7 @@ def test_slow_handshakes_are_ended_after_ten_seconds_and_harm_nobody(raw: Raw) -
 
 
 def test_start_decodes_as_a_table_of_strings(raw: Raw) -> None:
-    """The bytes of connection.start themselves: nothing but the table, two long strings, and the end."""
+    """The bytes of connection.start: only the table, two long strings, and the end."""
     client = raw(handshake=False)
     client.send(PROTOCOL_HEADER)
     payload = client.read_frame().payload

@@ -1,5 +1,5 @@
-"""Users of another server: what a broker asks it, and when. On a broker of its own, which is told where to
-ask.
+"""Users of another server: the broker's questions, and their times. On a separate broker that is configured
+to ask it.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def test_what_is_asked(place: Place, asked: Backend) -> None:
         resource("exchange", "amq.topic", "write"),
         topic("write"),
         resource("exchange", "amq.default", "write"),
-        # Nothing for basic.get: that the user may read the queue is known.
+        # No question for basic.get: the answer about reading the queue is cached.
     ]
 
 
@@ -95,7 +95,7 @@ def test_who_is_refused(place: Place, asked: Backend) -> None:
     ]
     asked.asked.clear()
     connect(place, "guest", "guest").close()
-    # A user of the broker's own: nobody else is asked.
+    # A user of the broker itself: the server is not asked.
     assert asked.asked == []
 
 

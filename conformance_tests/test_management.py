@@ -83,7 +83,7 @@ def test_the_location_of_a_new_binding_leads_to_it(
     created = api.ask("POST", f"{ends}/{quoted(end)}", body)
     assert (created.status, created.body) == (201, b"")
     destination, _, key = created.headers["location"].partition("/")
-    # RabbitMQ writes a blank as a plus, as in a form.
+    # RabbitMQ writes a space as a plus, as in a form.
     assert destination.replace("+", "%20") == quoted(end)
     found = api.ask("GET", f"{ends}/{quoted(end)}/{key}")
     assert found.status == 200
@@ -103,7 +103,7 @@ def test_keys_of_bindings_are_written_as_in_a_form(api: Api, name: Name) -> None
     assert {each["routing_key"]: each["properties_key"] for each in api.ask("GET", ends).json} == keys
     for routing_key, key in keys.items():
         assert api.ask("GET", f"{ends}/{quoted(key)}").json["routing_key"] == routing_key
-    # As tools ask for it that do not know that keys are encoded.
+    # The form that tools use which do not know that keys are encoded.
     assert api.ask("GET", f"{ends}/a%20b").json["routing_key"] == "a b"
     for key in keys.values():
         assert api.ask("DELETE", f"{ends}/{quoted(key)}").status == 204
@@ -134,7 +134,7 @@ def test_columns_of_single_objects(api: Api, name: Name) -> None:
 
 @pytest.mark.parametrize("type_", ["application/x-www-form-urlencoded", "text/plain", "application/json"])
 def test_bodies_are_json_under_any_content_type(api: Api, name: Name, type_: str) -> None:
-    """`curl -d` says that it sends a form."""
+    """`curl -d` sends the content type of a form."""
     queue = name("q")
     headers = {"content-type": type_}
     assert api.ask("PUT", f"queues/%2F/{queue}", b'{"durable": true}', headers=headers).status == 201
@@ -242,8 +242,8 @@ def filtered(api: Api, query: str) -> Any:
 
 
 def test_refusals_and_lenient_bodies(api: Api, name: Name) -> None:
-    """What tools read of an answer, and what they send: in RabbitMQ's words, without the code of a closed
-    channel.
+    """The parts of an answer that tools read, and the bodies that they send: in RabbitMQ's words, without the
+    code of a closed channel.
     """
     queue, exchange, user = name("q"), name("x"), name("user")
     node = api.ask("GET", "overview?columns=node").json["node"]
@@ -305,7 +305,7 @@ def test_methods_of_a_path(api: Api) -> None:
 
 
 def test_the_memory_of_a_node(api: Api) -> None:
-    """As exporters and the clients of other languages decode it."""
+    """The format that exporters and clients in other languages decode."""
     node = quoted(api.ask("GET", "overview?columns=node").json["node"])
     told = api.ask("GET", f"nodes/{node}/memory").json["memory"]
     parts = {part: value for part, value in told.items() if part not in ("total", "strategy")}
@@ -326,7 +326,7 @@ def test_the_memory_of_a_node(api: Api) -> None:
 
 
 def test_the_default_exchange_has_no_name_in_a_path(api: Api, connect: Connect, name: Name) -> None:
-    """As today's rabbitmqadmin publishes."""
+    """The current rabbitmqadmin publishes in this way."""
     queue = name("q")
     connect().channel().queue_declare(queue)
     message = {"routing_key": queue, "payload": "x", "payload_encoding": "string", "properties": {}}

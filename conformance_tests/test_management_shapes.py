@@ -15,13 +15,13 @@ from conformance_tests.broker import Broker
 from conformance_tests.expect import eventually
 from conformance_tests.patience import open_connection
 
-#: RabbitMQ shows what is new after its statistics interval, which is 5 s.
+#: RabbitMQ shows changes after its statistics interval, which is 5 s.
 SHOWN_S = 30.0
 TYPES = {"classic": shapes.CLASSIC, "quorum": shapes.QUORUM, "stream": shapes.STREAM}
 
 
 class Scene:
-    """Queues of all types with a consumer and some traffic, over a connection that has a name."""
+    """Queues of all types with a consumer and some traffic, over a named connection."""
 
     def __init__(self, url: str) -> None:
         wanted = pika.URLParameters(url)
@@ -38,7 +38,7 @@ class Scene:
             for _ in range(4):
                 self.channel.basic_publish("shapes", kind, b"body")
             self._take(self.channel, queue, kind)
-        # Nobody gets this one.
+        # No consumer gets this message.
         self.channel.basic_publish("shapes", "nowhere", b"body")
         self.channel.basic_get(self.queues["classic"])
 
@@ -53,7 +53,7 @@ class Scene:
         self.connection.process_data_events(0.2)
 
     def go_on(self) -> None:
-        """Heartbeats and deliveries."""
+        """Handle heartbeats and deliveries."""
         self.connection.process_data_events(0.05)
 
     def close(self) -> None:
@@ -90,7 +90,7 @@ def rows(api: Api, path: str, **wanted: Any) -> list[dict[str, Any]]:
 
 
 def faultless(scene: Scene, look: Any) -> None:
-    """What is new is shown a while later."""
+    """Changes are shown a while later."""
     last: list[list[str]] = [["nothing was looked at"]]
 
     def right() -> bool:
@@ -231,7 +231,7 @@ def test_what_consumers_hold_is_counted(api: Api, broker: Broker, scene: Scene) 
 
 
 def test_messages_of_a_stream_are_counted_once(api: Api, scene: Scene) -> None:
-    """Those that a consumer holds are in the stream as well."""
+    """Messages that a consumer holds are in the stream as well."""
     channel = scene.connection.channel()
     channel.basic_qos(prefetch_count=10)
     channel.basic_consume(

@@ -1,4 +1,4 @@
-"""docs/migration.md, carried out: mqd takes the place of the broker under test while clients go on."""
+"""Performs the steps of docs/migration.md: mqd replaces the broker under test while clients continue."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def take(channel: BlockingChannel, queue: str, count: int) -> list[tuple[pika.Ba
 
 
 def number_of(properties: pika.BasicProperties) -> int:
-    """Headers that a queue adds are no part of the message."""
+    """Ignore headers that a queue adds."""
     number = int(properties.headers["number"])
     added = properties.headers.keys() - {"number", "nested"}
     for key in added:
@@ -135,7 +135,7 @@ def test_clients_go_over_and_nothing_is_lost(
     run(first)
     assert json.loads((tmp_path / "definitions.json").read_text())["users"]
     held.basic_ack(method.delivery_tag)
-    # The publisher is still at the old broker, the consumers have gone over.
+    # The publisher still uses the old broker, the consumers have moved.
     publish(channel, MEANWHILE)
     wanted = patient(pika.URLParameters(new.url))
     wanted.virtual_host = vhost
@@ -161,6 +161,6 @@ def test_clients_go_over_and_nothing_is_lost(
         for number, each in zip(numbers, found, strict=True):
             assert each == message(number)
     assert counts(after) == [0, 0, 0]
-    # Nothing waits at the old broker, for nobody.
+    # No message waits at the old broker.
     assert counts(channel) == [0, 0, 0]
     connection.close()

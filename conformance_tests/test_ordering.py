@@ -1,4 +1,4 @@
-"""What order is promised: per publisher and queue, across fanout, under requeue, acks and many consumers."""
+"""The promised order: by publisher and queue, across fanout, under requeue, acks and many consumers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which operation needs which permission on what: configure, write, read, each alone and each missing."""
+"""The permissions that each operation needs: configure, write, read, each alone and each missing."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -166,10 +166,10 @@ OPERATIONS: dict[str, Operation] = {
 
 
 def names_of(stage: Stage, operation: Operation, missing: int | None = None) -> Names:
-    """Names for all that the operation touches, declared but for `new`.
+    """Names for all objects of the operation, declared except `new`.
 
-    With nothing missing each has exactly the permissions that it needs; else each has all but the missing
-    one.
+    If no permission is missing, each has exactly the permissions that it needs; otherwise each has all except
+    the missing one.
     """
     names = {}
     for which in ("queue", "exchange", "other", "new"):
@@ -236,7 +236,7 @@ def test_default_exchange_is_called_amq_default(stage: Stage, user: RawClient) -
 
 
 def test_permissions_come_before_existence(user: RawClient) -> None:
-    """Who may not read can't find out what is there."""
+    """A user without the permission to read can't find out which queues exist."""
     for method in (
         commands.Basic.Get(queue="nothing-of-this-name"),
         commands.Queue.Purge(queue="nothing-of-this-name"),
@@ -254,8 +254,8 @@ def test_server_named_queue_needs_its_generated_name(user: RawClient) -> None:
 
 
 def test_pattern_in_a_users_life(raw: Raw, ctl: Ctl, stage: Stage) -> None:
-    """Patterns are searched, not matched whole; the empty one allows nothing; a change holds for what comes
-    next.
+    """Patterns may match anywhere in a name; the empty one allows nothing; a change applies to the next
+    operations.
     """
     user = f"{stage.user}-2"
     queue = stage.declare("queue", f"{stage.prefix}-middle-q")

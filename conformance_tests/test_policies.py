@@ -1,6 +1,4 @@
-"""Policies and operator policies: what they say to queues and exchanges that are there, and to those that
-come.
-"""
+"""Policies and operator policies: their effect on existing queues and exchanges, and on new ones."""
 
 from __future__ import annotations
 
@@ -86,7 +84,7 @@ def test_a_policy_holds_for_queues_that_come_later(
     policy = set_policy(queue, {"max-length": 1, "overflow": "reject-publish"}, apply_to="queues")
     ch.queue_declare(queue, durable=True, arguments=arguments)
     ch.confirm_delivery()
-    # RabbitMQ tells it with the next statistics.
+    # RabbitMQ reports it with its next statistics.
     eventually(lambda: shown(api, queue).get("policy") == policy)
     found = shown(api, queue)
     assert found["operator_policy"] is None
@@ -211,7 +209,7 @@ def test_an_unused_queue_goes(
         ch.queue_declare(each, durable=True, arguments=arguments)
     ch.basic_consume(used, lambda *_: None)
     set_policy(f"^({queue}|{used})$", {"expires": 200}, apply_to="queues")
-    # A declare would begin its lease anew.
+    # A declare would renew its lease.
     eventually(lambda: api.ask("GET", f"queues/%2F/{queue}").status == 404)
     assert queue_exists(ch, used)
 

@@ -268,7 +268,7 @@ def test_direct_reply_to_on_the_same_channel(ch: BlockingChannel, queue: str) ->
 
 @pytest.mark.parametrize("copy", ["queue", "reply"])
 def test_a_direct_reply_with_copies(ch: BlockingChannel, queue: str, copy: str) -> None:
-    """Queues and clients that wait for replies may be named together."""
+    """A message may name queues and clients that wait for replies together."""
     replies = Inbox(ch, REPLY_TO, auto_ack=True)
     publish(ch, queue, b"question", reply_to=REPLY_TO)
     question = get(ch, queue)

@@ -165,8 +165,8 @@ def test_prefetch_size_is_refused(raw: Raw) -> None:
 
 @pytest.mark.parametrize("step", [1, 2, 4])
 def test_queues_share_a_global_prefetch(ch: BlockingChannel, name: Name, step: int) -> None:
-    """The room that comes free goes to three queues about evenly: RabbitMQ draws each time which one may take
-    first, so that 150 draws leave each between a sixth and a half of it (4 standard deviations).
+    """Free prefetch goes to three queues about evenly: RabbitMQ chooses the first one at random each time, so
+    that after 150 choices each has between a sixth and a half of it (4 standard deviations).
     """
     prefetch, rounds = 4, 150
     queues = [filled(ch, name, 100 * step) for _ in range(3)]
@@ -195,7 +195,7 @@ def test_a_queue_that_has_nothing_takes_no_turn(ch: BlockingChannel, name: Name)
 
 
 def test_a_consumer_without_acks_waits_for_a_full_global_prefetch(ch: BlockingChannel, name: Name) -> None:
-    # No more than it may hold: the room that an ack makes is for the first of them who asks.
+    # No more than the limit: the prefetch that an ack frees goes to the first one that asks.
     acked, free = filled(ch, name, 2), filled(ch, name, 5)
     ch.basic_qos(prefetch_count=2, global_qos=True)
     held = Inbox(ch, acked).take(2)

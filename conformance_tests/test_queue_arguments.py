@@ -1,5 +1,5 @@
-"""Queue arguments: what is accepted, what is refused with which words; TTL,
-expiry, length limits, overflow.
+"""Queue arguments: accepted and refused values, and the texts of refusals; TTL, expiry, length limits,
+overflow.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def quorum(ch: BlockingChannel, name: Name, **arguments: Any) -> str:
 
 
 def confirmed(ch: BlockingChannel, queue: str, *bodies: bytes, **properties: Any) -> None:
-    """Published, and known to be in the queue."""
+    """Publish, and wait until the message is in the queue."""
     channel = ch.connection.channel()
     channel.confirm_delivery()
     publish(channel, queue, *bodies, **properties)
@@ -289,7 +289,7 @@ def test_reject_publish_nacks_when_full(ch: BlockingChannel, name: Name) -> None
     queue = quorum(ch, name, max_length=2, overflow="reject-publish")
     ch.confirm_delivery()
     accepted = 0
-    # The leader tells its publishers when it is full, so a few more than the limit may pass.
+    # The leader informs its publishers when it is full, so a few more than the limit may pass.
     with pytest.raises(pika.exceptions.NackError):
         for number in numbered(20):
             publish(ch, queue, number)
@@ -315,7 +315,7 @@ def test_per_message_expiration(ch: BlockingChannel, name: Name) -> None:
 
 def test_queue_expiry(ch: BlockingChannel, name: Name) -> None:
     queue = quorum(ch, name, expires=150)
-    # RabbitMQ looks at the lease of a quorum queue every five seconds.
+    # RabbitMQ checks the lease of a quorum queue every five seconds.
     wait_for(lambda: not queue_exists(ch, queue), "the queue to expire")
 
 
@@ -391,7 +391,7 @@ def test_at_least_once_waits_for_a_target(ch: BlockingChannel, name: Name) -> No
     pump(ch, 0.2)
     ch.queue_declare(dead, durable=True)
     ch.queue_bind(dead, exchange)
-    # RabbitMQ tries again every three minutes by default, or when the queue is configured anew.
+    # RabbitMQ tries again every three minutes by default, or when the queue is configured again.
     assert wait_get(ch, dead).body == b"m"
 
 

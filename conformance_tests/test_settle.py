@@ -38,7 +38,7 @@ def hold(ch: BlockingChannel, queue: str, count: int) -> list[Delivery]:
 
 
 def after_close(ch: BlockingChannel, queue: str, count: int) -> list[bytes]:
-    """What comes back when the channel gives up what it holds."""
+    """Return the messages that come back when the channel is closed."""
     ch.close()
     other = ch.connection.channel()
     got = wait_drain(other, queue, count)

@@ -17,7 +17,7 @@ from conformance_tests.inbox import Delivery, Inbox, numbered, publish, queue_ex
 from conformance_tests.patience import wait_s
 
 STREAM = {"x-queue-type": "stream"}
-#: Between messages that are to have different times, s. Times of AMQP are seconds.
+#: Pause between messages that should have different times, s. Times of AMQP are seconds.
 PAUSE_S = 2.1
 
 
@@ -29,7 +29,7 @@ def declare(ch: BlockingChannel, name: Name, **arguments: Any) -> str:
 
 
 def confirmed(connect: Connect, queue: str, *bodies: bytes, **properties: Any) -> None:
-    """Publish, and know that the stream has it."""
+    """Publish, and wait until the stream has the message."""
     connection = connect()
     channel = connection.channel()
     channel.confirm_delivery()
@@ -45,7 +45,7 @@ def stream(ch: BlockingChannel, name: Name) -> str:
 def reader(
     connect: Connect, queue: str, offset: object = "first", prefetch: int = 100, **arguments: Any
 ) -> Inbox:
-    """Return a consumer on a channel of its own, which acks nothing."""
+    """Return a consumer on its own channel; it acks nothing."""
     channel = connect().channel()
     channel.basic_qos(prefetch_count=prefetch)
     named = {key.replace("_", "-"): value for key, value in arguments.items()}
@@ -364,7 +364,7 @@ def test_cancel(stream: str, connect: Connect) -> None:
 
 
 def test_filters_deliver_at_least_what_matches(stream: str, connect: Connect) -> None:
-    """A broker that knows no filters delivers everything."""
+    """A broker without filters delivers everything."""
     for value in ("red", "green", "red"):
         confirmed(connect, stream, value.encode(), headers={"x-stream-filter-value": value})
     found = reader(connect, stream, x_stream_filter="red").take(2)
@@ -391,7 +391,7 @@ def test_a_stream_outlives_the_broker(
     queue = declare(ch, name)
     confirmed(connect, queue, *numbered(20))
     broker.restart()
-    # RabbitMQ confirms, and drops, what comes before its streams are up.
+    # RabbitMQ confirms, and drops, messages that come before its streams are up.
     before = served(connect, queue).take(20)
     assert [each.body for each in before] == numbered(20)
     confirmed(connect, queue, *numbered(5, 20))
@@ -401,8 +401,8 @@ def test_a_stream_outlives_the_broker(
 
 
 def served(connect: Connect, queue: str) -> Inbox:
-    """Return a consumer as soon as the broker lets it be one: RabbitMQ starts its streams when it serves
-    already.
+    """Return a consumer as soon as the broker accepts it: RabbitMQ starts its streams after it begins to
+    serve.
     """
     deadline = time.monotonic() + wait_s()
     while True:
@@ -418,7 +418,7 @@ def served(connect: Connect, queue: str) -> Inbox:
 
 
 def test_a_super_stream_as_the_tools_make_it(connect: Connect, ch: BlockingChannel, name: Name) -> None:
-    """A direct exchange whose publishers know the partition."""
+    """A direct exchange whose publishers choose the partition."""
     exchange = name("super")
     ch.exchange_declare(exchange, "direct", durable=True, arguments={"x-super-stream": True})
     partitions = [declare(ch, name) for _ in range(2)]
@@ -433,5 +433,5 @@ def test_a_super_stream_as_the_tools_make_it(connect: Connect, ch: BlockingChann
         assert [delivery.body for delivery in found] == [b"to %d" % number] * count
         assert offsets(found) == list(range(count))
     ch.exchange_delete(exchange)
-    # They go on without it.
+    # The others continue without it.
     confirmed(connect, partitions[0], b"still there")

@@ -319,7 +319,7 @@ def test_mandatory_to_a_queue_deleted_before_the_commit(raw: Raw, name: Name, ex
 
 
 def test_mandatory_among_others_to_a_queue_deleted_before_the_commit(raw: Raw, name: Name) -> None:
-    """Each comes back by itself, with its own key, whatever was published with it."""
+    """Each message comes back by itself, with its own key, whatever was published with it."""
     client = raw().open_channel(2)
     queue, exchange = client.declare(name("q"), channel=2), name("x")
     declare = commands.Exchange.Declare(exchange=exchange, exchange_type="topic")
@@ -331,7 +331,7 @@ def test_mandatory_among_others_to_a_queue_deleted_before_the_commit(raw: Raw, n
         client.publish_bytes(key.encode(), exchange=exchange, routing_key=key, mandatory=mandatory)
         for key, mandatory in [("a", False), ("b", True), ("c", True), ("d", False), ("e", True)]
     ) + client.publish_bytes(b"f", routing_key=queue, mandatory=True)
-    # Once more: a broker may know the way by then, and take them together.
+    # Once more: a broker may have cached the route by then, and handle them together.
     for _ in range(2):
         client.call(Tx.Commit(), Tx.CommitOk)
         client.send(published)
@@ -345,7 +345,7 @@ def test_mandatory_among_others_to_a_queue_deleted_before_the_commit(raw: Raw, n
 
 
 def test_a_cc_that_comes_before_the_commit(raw: Raw, name: Name) -> None:
-    """The default exchange leads to names, whether there are such queues or not."""
+    """The default exchange routes to names, whether such queues exist or not."""
     client = raw().open_channel(2)
     first, second = name("q"), name("q")
     client.declare(first, channel=2)
@@ -373,7 +373,7 @@ def test_mandatory_to_a_queue_deleted_in_the_same_read_as_the_commit(raw: Raw, n
 
 
 def test_mandatory_to_a_queue_that_comes_before_the_commit(raw: Raw, name: Name) -> None:
-    """A message is routed when it is published, and looked for at the commit."""
+    """A message is routed when it is published, and its queue is looked up at the commit."""
     client = raw().open_channel(2)
     queue = name("q")
     client.call(Tx.Select(), Tx.SelectOk)

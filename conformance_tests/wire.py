@@ -1,4 +1,4 @@
-"""A client of bare sockets: it does what it is told, also what the protocol forbids.
+"""A client with plain sockets: it sends whatever a test wants, also frames that the protocol forbids.
 
 Frames go out as they are given; `read` gives back the next frame, method frames decoded by pamqp.
 Nothing is answered on its own, except heartbeats (skipped unless asked for) and what `handshake` does.
@@ -24,7 +24,7 @@ PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 
 M = TypeVar("M", bound=pamqp.base.Frame)
 
-# What the client says of itself unless a test says otherwise.
+# The client properties, unless a test sets others.
 CAPABILITIES: dict[str, Any] = {
     "authentication_failure_close": True,
     "basic.nack": True,
@@ -269,12 +269,12 @@ class RawClient:
         return self.read(expected, channel)
 
     def declare(self, queue: str = "", channel: int = 1) -> str:
-        """The name of a queue that goes when this connection does."""
+        """Declare a queue that is deleted with this connection; return its name."""
         method = commands.Queue.Declare(queue=queue, exclusive=True)
         return str(self.call(method, commands.Queue.DeclareOk, channel).queue)
 
     def expect_silence(self, seconds: float = 0.2) -> None:
-        """Nothing (but heartbeats) comes in this time, and the connection stays."""
+        """No frame (except heartbeats) comes in this time, and the connection stays open."""
         try:
             frame = self.read_frame(seconds)
         except TimeoutError:
@@ -282,14 +282,12 @@ class RawClient:
         raise AssertionError(f"unexpected {describe(frame.method) if frame.type == METHOD else frame}")
 
     def expect_answer_first(self, channel: int = 1) -> None:
-        """Nothing comes before the answer to a method sent now: nothing that was to be answered earlier, or
-        returned.
-        """
+        """No frame comes before the answer to a method sent now: no earlier answer, no returned message."""
         self.send_method(commands.Exchange.Declare(exchange="amq.direct", passive=True), channel)
         self.read(commands.Exchange.DeclareOk, channel)
 
     def expect_eof(self, timeout_s: float | None = None) -> None:
-        """The broker closes the socket, sending nothing more."""
+        """The broker closes the socket without sending anything more."""
         self.running = False
         try:
             frame = self.read_frame(timeout_s, heartbeats=False)
@@ -299,7 +297,7 @@ class RawClient:
         raise AssertionError(f"unexpected {frame}")
 
     def expect_nothing_more(self, seconds: float = 0.2) -> None:
-        """No frame comes any more, whether the broker ends the socket or leaves that to us."""
+        """No more frames come, whether the broker closes the socket or leaves that to us."""
         self.running = False
         with contextlib.suppress(ClosedByPeer):
             self.expect_silence(seconds)
@@ -411,7 +409,7 @@ class RawClient:
     def send_tune_ok(
         self, *, channel_max: int | None = None, frame_max: int | None = None, heartbeat: int = 0
     ) -> None:
-        """What is not given is taken from the broker's tune."""
+        """Missing values are taken from the broker's tune."""
         assert self.tune is not None
         self.channel_max = self.tune.channel_max if channel_max is None else channel_max
         self.frame_max = self.tune.frame_max if frame_max is None else frame_max

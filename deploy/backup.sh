@@ -23,7 +23,7 @@ now() {
     date -u +%Y%m%dT%H%M%SZ
 }
 
-# mqd-backup says so on stderr.
+# mqd-backup reports that on stderr.
 of_a_cluster() {
     grep -q "directory of a cluster's node" "$1"
 }
@@ -35,7 +35,7 @@ save() {
     name=mqd-$(now)
     copy=$backups/$name
     told=$(mktemp)
-    # Under another name until it is whole.
+    # Under another name until it is complete.
     if ! mqd-backup --freeze-max "$freeze_max" "$data" "$copy.part" >/dev/null 2>"$told"; then
         cat "$told" >&2
         rm -f "$told"
@@ -47,7 +47,7 @@ save() {
     rm -f "$told"
     sync -f "$copy.part"
     mv -T "$copy.part" "$copy"
-    # Names sort by time. What is not a copy is left alone.
+    # Names sort by time. Other directories are left alone.
     find "$backups" -mindepth 1 -maxdepth 1 -type d -regextype egrep -regex '.*/mqd-[0-9]{8}T[0-9]{6}Z' |
         sort | head -n "-$keep" | while read -r old; do
         rm -rf -- "$old"
@@ -58,17 +58,17 @@ save() {
 check() {
     local copy=$1 place pid line='' code=0
     [[ -f $copy/main/data.mdb ]] || fail "$copy is no data directory of mqd"
-    # A node writes into its directory.
+    # A node writes to its directory, so it gets a copy of the copy.
     place=$(mktemp -d -- "$copy.check-XXXXXX")
     # shellcheck disable=SC2064
     trap "rm -rf -- '$place'" EXIT
     cp -a --reflink=auto -- "$copy" "$place/data"
     mkfifo "$place/ready"
-    # Nothing of the real node's configuration: other ports, no other nodes, no users of definitions.
+    # Without the real node's configuration: other ports, no other nodes, no users from definitions.
     env -i PATH="$PATH" HOME="$place" mqd --data-dir "$place/data" --amqp 127.0.0.1:0 --http 127.0.0.1:0 \
         --disk-free-min-bytes 0 >"$place/ready" 2>"$place/log" &
     pid=$!
-    # Ends when the node does, too.
+    # This also ends when the node ends.
     read -r -t "$start_s" line <"$place/ready" || true
     kill "$pid" 2>/dev/null || true
     wait "$pid" || code=$?
@@ -81,7 +81,7 @@ check() {
 
 restore() {
     local copy=$1 data=$2 told owner
-    # systemd puts a link to it in /var/lib for a user of its own making.
+    # For a user that systemd creates, /var/lib has a link to the directory.
     data=$(readlink -f -- "$data")
     [[ -f $copy/main/data.mdb ]] || fail "$copy is no data directory of mqd"
     [[ ! -e $data.part ]] || fail "$data.part is there already: an earlier restore did not end"
@@ -89,7 +89,7 @@ restore() {
         fail "a node runs on $data: stop it first"
     fi
     told=$(mktemp)
-    # This reads what it copies, so a damaged copy is refused before anything is moved.
+    # mqd-backup reads the files that it copies, so a damaged copy is refused before anything is moved.
     if ! mqd-backup "$copy" "$data.part" >/dev/null 2>"$told"; then
         cat "$told" >&2
         rm -rf -- "$told" "$data.part"

@@ -1,10 +1,9 @@
 """Installs this tree compiled, beside the editable install: `python -m deploy.compiled` prints where its
 programs are.
 
-The wheel is built from a copy of the tree, and kept under the digest of all that goes into it, so that
-nothing compiled is ever older than its source, and nothing is built twice. The environment of its own,
-.venv/compiled, has mqd and sees the libraries of .venv. Without a C compiler, or with MQD_PURE=1, the
-editable install is what runs.
+The wheel is built from a copy of the tree, and kept under the digest of all its inputs, so that compiled code
+is never older than its source, and nothing is built twice. A separate environment, .venv/compiled, has mqd
+and uses the libraries of .venv. Without a C compiler, or with MQD_PURE=1, the editable install runs.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 WHEELS = ROOT / "build" / "wheels"
-#: Wheels that are kept: switching between two branches builds nothing.
+#: Number of wheels that are kept: switching between two branches builds nothing.
 WHEELS_KEPT = 8
-#: Compiled C files: where one module has changed, the others' are taken from here if their C is the same.
+#: Compiled C files: if one module has changed, those of the others are reused if their C is the same.
 OBJECTS = ROOT / "build" / "objects"
 PACKAGES = ("amqp_server", "exchanges", "persistence", "quorum_queue", "spark_sink")
 FILES = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "mqd.py", "pyspark_amqp.py")
-#: In the wheel for those who read its metadata: a change of them needs no new build.
+#: Files that are only in the wheel's metadata: a change of them needs no new build.
 TEXTS = ("README.md", "LICENSE")
 
 
@@ -42,7 +41,7 @@ class BuildFailed(Exception):
 
 
 def sources() -> Iterator[Path]:
-    """All that goes into the wheel."""
+    """All input files of the wheel."""
     yield from (ROOT / name for name in FILES)
     for package in PACKAGES:
         yield from sorted(
@@ -57,7 +56,7 @@ def compiler() -> str:
 
 
 def lack() -> str | None:
-    """Return what is not there to compile with, or None: then nothing need be built to find out."""
+    """Return the missing tool for a compilation, or None; so this is known without a build."""
     if shutil.which(compiler()) is None:
         return f"there is no C compiler ({compiler()})"
     if not Path(sysconfig.get_paths()["include"], "Python.h").exists():
@@ -66,7 +65,7 @@ def lack() -> str | None:
 
 
 def tools() -> str:
-    """What compiles here; it may change."""
+    """The compiler and its versions; they may change."""
     path = shutil.which(compiler())
     version = path and subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
     return f"{sys.version} {sysconfig.get_platform()} {compiler()} {version}"
@@ -92,7 +91,7 @@ def say_pure(why: str) -> None:
 
 
 def has_build_tools() -> bool:
-    """Tell whether what the build requires is installed here, as it is for the tests."""
+    """Return whether the requirements of the build are installed here, as they are for the tests."""
     requires: list[str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
     for line in requires:
         name, least = re.match(r"([a-z]+)>=([0-9.]+)", line).groups()  # type: ignore[union-attr]
@@ -124,7 +123,7 @@ def build(place: Path) -> Path:
             "--disable-pip-version-check",
         ]
         if has_build_tools():
-            # They need not be installed once more for each build.
+            # So they are not installed again for each build.
             command.append("--no-build-isolation")
         process = subprocess.Popen(
             [*command, "--wheel-dir", str(made), str(copy)],
@@ -144,7 +143,7 @@ def build(place: Path) -> Path:
             raise BuildFailed("".join(told[-60:]))
         [wheel] = made.glob("*.whl")
         place.parent.mkdir(parents=True, exist_ok=True)
-        # Under its name at once and whole.
+        # Rename it, so that it appears complete.
         ready = Path(tempfile.mkdtemp(dir=place.parent, prefix=".new-"))
         shutil.move(wheel, ready / wheel.name)
         shutil.rmtree(place, ignore_errors=True)
@@ -160,9 +159,9 @@ def forget_old() -> None:
 
 
 def install(wheel: Path, where: Path) -> None:
-    """Install the wheel in an environment that sees the libraries of ours, and not our editable mqd."""
+    """Install the wheel in an environment that uses the libraries of ours, but not our editable mqd."""
     shutil.rmtree(where, ignore_errors=True)
-    # Linked, not copied: a copied python3 has no library where it is built with a shared one.
+    # Linked, not copied: a copied python3 lacks its library if it was built with a shared one.
     venv.create(where, symlinks=os.name != "nt", with_pip=False)
     python = where / "bin" / "python"
     outer, inner = (
@@ -186,7 +185,7 @@ def is_compiled(wheel: Path) -> bool:
 
 
 def programs() -> Path:
-    """Build and install what is not there yet; return the directory of the programs to run."""
+    """Build and install whatever is missing; return the directory of the programs to run."""
     ours = Path(sys.executable).parent
     if os.environ.get("MQD_PURE", "0") not in ("", "0"):
         say("mqd: runs as pure Python, slower than compiled: MQD_PURE is set")

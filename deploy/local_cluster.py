@@ -1,9 +1,9 @@
 """Three nodes on this machine, from one command: `make cluster`, or `python -m deploy.local_cluster --help`.
 
-Each node is a process of its own with its own data directory, its own line of state, and ports that follow
-one another: AMQP on 5672, 5673, 5674, management on 15672, …, links between the nodes on 25672, …. Enter
-starts the nodes again that are down; Ctrl-C stops them one by one, so that the last ones see the others leave
-in order. What was confirmed is there again at the next start.
+Each node is a separate process with its own data directory, its own status line, and consecutive ports: AMQP
+on 5672, 5673, 5674, management on 15672, …, links between the nodes on 25672, …. Enter restarts stopped
+nodes; Ctrl-C stops all nodes one by one, so that the last ones see the others leave in an orderly way.
+Confirmed messages are there again at the next start.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ import click
 
 #: Time that a node has to move its leaders away and to stop, s.
 STOP_TIMEOUT_S = 20.0
-#: Between two looks at the nodes, s.
+#: Time between two checks of the nodes, s.
 LOOK_INTERVAL_S = 1.0
-#: Of a log, for its last line.
+#: Bytes of a log that are read for its last line.
 LAST_WORDS_BYTES = 4096
 
 
@@ -68,7 +68,7 @@ class Member:
                 self.ready = line.strip()
 
     def state(self, user: str) -> str:
-        """Return one line on how the node does."""
+        """Return one line about the state of the node."""
         process = self.process
         if process is None or process.poll() is not None:
             code = None if process is None else process.returncode
@@ -126,7 +126,7 @@ def _cluster(http: str, user: str) -> dict[str, Any] | None:
 def make_members(
     directory: Path, count: int, amqp: int, http: int, link: int, user: str, password: str
 ) -> list[Member]:
-    """Lay out the nodes and the secret that they share."""
+    """Prepare the nodes and their shared secret."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     secret = directory / "cluster.secret"
     if not secret.exists():
@@ -155,7 +155,7 @@ def make_members(
 
 
 def _listen_for_enter() -> threading.Event:
-    """Set for each line of standard input."""
+    """Set the event for each line of standard input."""
     # In the background, reading the terminal fails instead of stopping this process.
     signal.signal(signal.SIGTTIN, signal.SIG_IGN)
     asked = threading.Event()
@@ -196,7 +196,7 @@ def main(
     members = make_members(data_dir, nodes, amqp, http, link, user, password)
     login = base64.b64encode(f"{user}:{password}".encode()).decode()
     stop = threading.Event()
-    # The nodes outlive a terminal that goes away; this program ends them.
+    # The nodes survive the end of the terminal; this program stops them.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: stop.set())
     asked = _listen_for_enter()

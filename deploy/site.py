@@ -1,4 +1,4 @@
-"""Makes the site of the documentation: `make docs`, or `python -m deploy.site`.
+"""Builds the site of the documentation: `make docs`, or `python -m deploy.site`.
 
 The pages are written for GitHub, where a link may lead to any file of the repository. So they are copied to
 build/docs/pages with links that lead to the same files within the site, together with those files, and mkdocs
@@ -20,10 +20,10 @@ CONFIGURATION = DOCS / "mkdocs.yml"
 PAGES = ROOT / "build" / "docs" / "pages"
 SITE = ROOT / "build" / "docs" / "site"
 
-#: What the site has of its own beside pages: named in the configuration.
+#: Files of the site beside the pages; the configuration names them.
 ASSETS = DOCS / "assets"
 README = "README.md"
-#: Pages outside docs/ that the site has, too.
+#: Pages of the site outside docs/.
 MORE_PAGES = (
     README,
     "CHANGELOG.md",
@@ -33,14 +33,14 @@ MORE_PAGES = (
 )
 ADR = "docs/adr"
 
-#: From the end of its text on, which may be code.
+#: A link from the end of its text on; the text may be code.
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
-#: Where links and tags are nothing of the kind.
+#: Code, in which links and tags have no meaning.
 CODE = re.compile(r"^( *```).*?^\1`*$|`(?:[^`\n]|\n(?!\n))+`", re.DOTALL | re.MULTILINE)
-#: What GitHub shows as it stands, and Python-Markdown would take for HTML: `map<string,string>`.
+#: Text that GitHub shows unchanged, but Python-Markdown would treat as HTML: `map<string,string>`.
 NO_TAG = re.compile(r"<(?=[A-Za-z]\w*[,\s])(?!a id=)")
 OUTSIDE = re.compile(r"[a-z]+://|mailto:")
-#: What a browser loads by itself.
+#: Attributes and tags that make a browser load something.
 LOADED = re.compile(
     r"<(?:script|img|iframe|source)\b[^>]*\bsrc=[\"']?([^\"'\s>]+)|<link\b[^>]*\bhref=[\"']?([^\"'\s>]+)"
 )
@@ -51,7 +51,7 @@ class BadLink(Exception):
 
 
 def place(path: str) -> str:
-    """Return where a file of the repository stands in the site."""
+    """Return the path of a repository file in the site."""
     if path == README:
         return "index.md"
     if path == ADR:
@@ -74,7 +74,7 @@ def target(page: str, link: str) -> str:
 
 
 def rewritten(page: str, text: str, linked: set[str]) -> str:
-    """Return a page as the site has it; note the files that it leads to in `linked`. Raises BadLink."""
+    """Return the site's version of a page; add the files that it links to, to `linked`. Raises BadLink."""
     here = posixpath.dirname(place(page))
 
     def moved(found: re.Match[str]) -> str:
@@ -105,7 +105,7 @@ def decisions() -> str:
 
 
 def gather(directory: Path) -> None:
-    """Write all pages of the site, and the files that they lead to. Raises BadLink."""
+    """Write all pages of the site, and the files that they link to. Raises BadLink."""
     linked: set[str] = set()
     own = pages()
     for page in own:
@@ -124,7 +124,7 @@ def _write(file: Path, text: str) -> None:
 
 
 def foreign(site: Path) -> list[str]:
-    """What the site's pages would load from other hosts."""
+    """Return the URLs that the site's pages would load from other hosts."""
     found = []
     for page in sorted(site.rglob("*.html")):
         for one, other in LOADED.findall(page.read_text()):

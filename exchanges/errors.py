@@ -1,5 +1,5 @@
 class UnknownExchangeType(Exception):
-    """The argument is the type that nobody knows."""
+    """The argument is the unknown type."""
 
 
 class InvalidArgument(Exception):

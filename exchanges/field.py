@@ -1,7 +1,7 @@
 """Values of AMQP field tables: equality, and RabbitMQ's names and formats.
 
-Python's `==` is too generous for arguments: `1 == True == 1.0`, while AMQP tells an integer from a boolean
-from a float. Integers of different widths are decoded to the same value and count as the same.
+Python's `==` is too generous for arguments: `1 == True == 1.0`, while AMQP distinguishes integers, booleans
+and floats. Integers of different widths are decoded to the same value and count as the same.
 """
 
 from collections.abc import Hashable, Mapping
@@ -82,7 +82,7 @@ def type_name(value: object) -> str:
 
 
 def erlang_term(value: object) -> str:
-    """The value as Erlang's `~p` prints it, which is what RabbitMQ's refusals contain."""
+    """The value as Erlang's `~p` prints it, because RabbitMQ's refusals contain it in this form."""
     match value:
         case None:
             return "undefined"

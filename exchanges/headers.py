@@ -1,11 +1,11 @@
 """Headers routing, without looking at every binding for every message.
 
-A binding that wants *all* of its headers is filed under one of them, the rarest so far, and the others are
-compared when that one is met. A binding that wants *any* is filed under each of them, and matches when one is
-met. So a message costs a lookup for each of its headers, and a look at the bindings filed there. If many are
-filed under one header, they are also kept as bits of a number: the numbers of many headers are joined at
-once, and each binding is looked at only once, however many of its headers are met. If they lead to few
-queues, these are looked at instead.
+A binding that requires *all* of its headers is filed under one of them, the rarest so far, and the others are
+compared when a message has that one. A binding that requires *any* is filed under each of them, and matches
+when a message has one. So a message costs a lookup for each of its headers, and a check of the bindings filed
+there. If many are filed under one header, they are also kept as bits of a number: the numbers of many headers
+are joined at once, and each binding is checked only once, however many of its headers the message has. If
+they lead to few queues, these queues are checked instead.
 """
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -71,12 +71,12 @@ class Bucket:
         self.decided: dict[Pattern, None] = {}
         #: The same patterns as bits, if there are many; else 0.
         self.mask = 0
-        #: Where they all lead, if they are many.
+        #: The destinations of all patterns together, if there are many.
         self.together = Destinations()
         self.open: dict[Pattern, None] = {}
 
     def add(self, pattern: Pattern) -> None:
-        """The pattern leads nowhere yet."""
+        """Add a pattern, which has no destinations yet."""
         self.decided[pattern] = None
         if self.mask:
             self.mask |= 1 << pattern.number
@@ -86,7 +86,7 @@ class Bucket:
                 self.together.join(each.destinations)
 
     def remove(self, pattern: Pattern) -> None:
-        """The pattern leads nowhere any more."""
+        """Remove a pattern, which has no destinations any more."""
         if pattern in self.decided:
             del self.decided[pattern]
             if len(self.decided) < MASK_FROM:
@@ -172,8 +172,8 @@ class HeadersMatcher:
         return matched
 
     def _large(self, pattern: Pattern) -> Iterator[Bucket]:
-        """Yield the buckets that know where their patterns lead together, for a pattern that these decide
-        alone.
+        """Yield the buckets that know the destinations of all their patterns together, for a pattern that
+        these decide alone.
         """
         if not pattern.rest:
             for name, value in pattern.filed:
@@ -182,8 +182,8 @@ class HeadersMatcher:
                     yield bucket
 
     def _of_many(self, buckets: list[Bucket]) -> list[Destinations]:
-        """Return where the patterns of these lead, which are many in each: by bucket, or pattern by pattern
-        where those are fewer than the destinations of all buckets.
+        """Return the destinations of the patterns of these buckets, each of which has many: bucket by bucket,
+        or pattern by pattern if there are fewer patterns than destinations of all buckets.
         """
         mask = 0
         for bucket in buckets:

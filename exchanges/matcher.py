@@ -15,8 +15,8 @@ class Depends(enum.IntFlag):
     KEY = 0
     HEADERS = 1
     NONCE = 2
-    #: On the nonce if the routing key is empty. A route never has this value, but the one that applies to its
-    #: key.
+    #: On the nonce if the routing key is empty. A route never has this value; it has the one that applies to
+    #: its key.
     KEYLESS = 4
 
 
@@ -71,7 +71,7 @@ def _sum(counts: dict[str, int], more: dict[str, int]) -> dict[str, int]:
 
 class Matcher(Protocol):
     depends: Depends
-    #: True if a message with several keys goes wherever any of them leads; for other types the first key
+    #: True if a message with several keys goes to the destinations of all keys; for other types the first key
     #: decides.
     wants_all_keys: bool
 

@@ -73,8 +73,8 @@ class Router:
         self._to: dict[DestinationKind, dict[str, dict[Binding, None]]] = {"queue": {}, "exchange": {}}
         # For each exchange, the exchanges bound to it, with the number of bindings.
         self._neighbours: dict[str, dict[str, int]] = {}
-        # Cache of what the answer of an exchange that looks beyond the key may depend on; cleared at each
-        # change.
+        # Cache of the inputs on which the answer of an exchange may depend, if it looks at more than the key;
+        # cleared at each change.
         self._reachable_depends: dict[str, Depends] = {}
 
     def predeclare(self) -> None:
@@ -256,8 +256,10 @@ class Router:
     def route_keys(
         self, exchange: str, routing_keys: Sequence[str], message: Message | None = None, nonce: int = 0
     ) -> tuple[str, ...]:
-        """Return where a message with several routing keys goes. As in RabbitMQ each exchange on the way
-        looks at all of them: one may lead to an exchange, and another one on from there.
+        """Return the destinations of a message with several routing keys.
+
+        As in RabbitMQ each exchange on the way matches all keys: one key may lead to an exchange, and another
+        key on from there.
         """
         keys = tuple(dict.fromkeys(routing_keys))
         if not exchange:
@@ -360,7 +362,7 @@ class Router:
 
     def _delete(self, name: str) -> list[Binding]:
         removed = list(self._from.pop(name, ()))
-        # Its whole matcher goes; a binding need not be removed from it first.
+        # Its whole matcher is deleted; there is no need to remove single bindings from it.
         for binding in removed:
             self._forget_destination(binding)
         # A binding from the exchange to itself is gone already.
@@ -372,8 +374,8 @@ class Router:
         return removed + incoming
 
     def _delete_unused(self, removed: list[Binding]) -> tuple[list[Binding], list[str]]:
-        """Delete auto-delete exchanges that have lost their last binding, and others that lose theirs by
-        that.
+        """Delete auto-delete exchanges that have lost their last binding, and others that thereby lose
+        theirs.
         """
         deleted: list[str] = []
         for binding in removed:  # grows meanwhile

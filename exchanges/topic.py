@@ -1,9 +1,9 @@
 """Topic routing: a trie of the words of the binding keys.
 
-`*` stands for one word, `#` for any number, none included. The trie is walked as a nondeterministic
+`*` stands for one word, `#` for any number, including zero. The trie is walked as a nondeterministic
 automaton: all nodes that the words so far can reach, one step for each word. A `#` node keeps itself reached.
-Work is bounded by words times nodes, whatever the keys are; a recursive walk would try every way to share the
-words among several `#`. Where keys have several `#`, nearly all nodes are looked at once only.
+Work is bounded by words times nodes, whatever the keys are; a recursive walk would try every way to
+distribute the words over several `#`. If keys have several `#`, nearly all nodes are visited only once.
 """
 
 from collections.abc import Sequence
@@ -137,8 +137,8 @@ class TopicMatcher:
     def _match_several(self, words: list[str]) -> Sequence[Destinations]:
         """The same for keys with several `#`: two ways may lead to one node, and many `#` may be reached.
 
-        A reached `#` stays reached. It is looked at once: its successors are noted under the words that lead
-        to them, and removed again when they have only led to the next `#`.
+        A reached `#` stays reached. It is visited once: its successors are noted under the words that lead to
+        them, and removed again when they have only led to the next `#`.
         """
         distinct = dict.fromkeys(words)
         stay: dict[TrieNode, None] = {}
@@ -147,7 +147,7 @@ class TopicMatcher:
         reached: dict[TrieNode, None] = {self._root: None}
 
         def note(nodes: dict[TrieNode, None]) -> None:
-            """From the next word on, the successors of the `#` behind these nodes may match."""
+            """From the next word on, the successors of the `#` after these nodes may match."""
             for node in nodes:
                 any_words = node.any_words
                 if any_words is None or any_words in stay:

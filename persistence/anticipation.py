@@ -3,13 +3,13 @@
 A message that came alone was delivered in the turn that took it. If its consumer is fast, the ack is here
 before the disk has done anything, and the disk's copy is no longer needed. So a commit of only such messages
 is put off for a fraction of a millisecond, as anticipatory disk schedulers wait for the next request of a
-process (Iyer and Druschel, SOSP 2001). If acks do not come in time, this is tried more and more seldom, so
+process (Iyer and Druschel, SOSP 2001). If acks do not come in time, this is tried less and less often, so
 that slow consumers cost their publishers nothing.
 """
 
 from collections.abc import Callable
 
-#: After waits in vain, at most so many commits begin at once before the next wait.
+#: After unsuccessful waits, at most so many commits begin at once before the next wait.
 SKIPS_MAX = 1024
 
 
@@ -21,8 +21,8 @@ class Anticipation:
         self._wait_s = wait_s
         self._now = now
         self._until = 0.0
-        #: Commits that begin at once: the number after the last wait in vain, and the number left before the
-        #: next wait.
+        #: Commits that begin at once: the number after the last unsuccessful wait, and the number left before
+        #: the next wait.
         self._skips = self._left = 0
 
     def worth_it(self) -> bool:

@@ -1,5 +1,5 @@
-"""A file that only reserves room; the node deletes it when another program has filled the disk to its last
-byte.
+"""A file that only reserves disk space; the node deletes it when another program has filled the disk to its
+last byte.
 
 Deletions need pages before they free any. This node's appends leave room for them; other programs do not.
 """
@@ -18,14 +18,14 @@ FREE_BYTES_MIN = 16 * 1024 * 1024
 class Ballast:
     def __init__(self, path: Path) -> None:
         self._path = path
-        #: True if the room is reserved.
+        #: True if the space is reserved.
         self.held = False
         # It is too short if the process died while making it.
         self.give_up()
         self.restore()
 
     def restore(self) -> None:
-        """Reserve the room if there is plenty. This may block on the disk."""
+        """Reserve the space if plenty is free. This may block on the disk."""
         if self.held:
             return
         disk = os.statvfs(self._path.parent)
@@ -41,7 +41,7 @@ class Ballast:
             self.held = True
 
     def give_up(self) -> bool:
-        """Free the room. False if there is none to free."""
+        """Free the space. False if none is reserved."""
         try:
             self._path.unlink()
         except FileNotFoundError:

@@ -7,7 +7,7 @@ A small layer is written to the write-ahead log (persistence/wal.py) and called 
 with others: when the log is half full, after a second, or with a layer that is too large for the log.
 
 The end of a turn begins a commit if none is under way (`turn_begins`, `turn_ends`), and the end of that
-commit begins the next: no task is woken in between. What takes longer is left for the commit task
+commit begins the next: no task is woken in between. Longer work is left for the commit task
 (persistence/commit_task.py).
 """
 
@@ -92,7 +92,7 @@ class Commit:
         self.stopping = False
         #: True while the disk has no room: the commit task tries again and again.
         self.full = False
-        #: When the store last got what waited for it.
+        #: Time when the store last got the layers that waited for it.
         self.stored = time.monotonic()
         #: True within a turn: its end begins a commit.
         self._turning = False
@@ -192,7 +192,7 @@ class Commit:
         return self.by_task or self.begun is not None or self.logging is not None
 
     def own_turn(self, call: Callable[..., object], *arguments: Any) -> None:
-        """Make a call as a turn of its own, where nobody else has turns."""
+        """Make a call as a turn of its own, for programs without turns."""
         self.turn_begins()
         try:
             call(*arguments)
@@ -340,6 +340,6 @@ def _tell(waiting: list[Callable[[], None]]) -> None:
 
 
 def _failed(failure: Error) -> Iterator[Job | None]:
-    """The steps of a commit that could not be begun."""
+    """Steps of a commit that could not be begun: they raise the reason."""
     failure.unwrap()
     yield None

@@ -1,5 +1,5 @@
-"""The task that does what takes longer than the end of a turn may: large layers, which it fills in small
-steps, long deletions, a full disk, housekeeping.
+"""The task that does work too long for the end of a turn: large layers, which it fills in small steps, long
+deletions, a full disk, housekeeping.
 
 When the map or the disk is full nothing is lost: the layer stays, publishers must be stopped (`on_full`),
 and it is tried again every second. Only settles free space, and they are in layers after the one that does
@@ -48,7 +48,7 @@ class CommitTask:
         self._outcome: Outcome[None] = Value(None)
 
     def wake(self) -> None:
-        """Let `run` look at what there is to do."""
+        """Let `run` look for work."""
         self._wake.set()
 
     def when_the_turn_is_over(self, call: Callable[[], None]) -> None:
@@ -68,7 +68,7 @@ class CommitTask:
         await durable.wait()
 
     async def run(self, in_turn: Callable[..., None] | None = None, report: Report | None = None) -> None:
-        """Commit until `stop`; all done()s of a transaction are called in one turn. Raises CommitFailed."""
+        """Commit until `stop`; one turn calls all done()s of a transaction. Raises CommitFailed."""
         commit = self._commit
         commit.in_turn = in_turn or commit.own_turn
         self._loop = trio.lowlevel.current_trio_token()
@@ -106,7 +106,7 @@ class CommitTask:
         due = due or (commit.begun is not None and not commit.working)
         if not (due or (commit.stopping and not held)):
             self._wake = trio.Event()
-            # Marks are flushed and pages given back within a second, even if nobody commits.
+            # Marks are flushed and pages given back within a second, even without commits.
             with trio.move_on_after(TEND_SECONDS):
                 await self._wake.wait()
 
@@ -154,7 +154,7 @@ class CommitTask:
             begun, commit.begun = commit.begun, None
             await self._see_through(begun)
         now = time.monotonic()
-        # Even if nothing waits: go on with unfinished erasures, and store layers that only the log has.
+        # Even if nothing waits: continue unfinished erasures, and store layers that only the log has.
         more = commit.store.has_erasures()
         if pending.logged is not None and (commit.stopping or now - commit.stored >= STORE_SECONDS):
             more = True

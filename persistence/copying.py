@@ -1,4 +1,4 @@
-"""A copy of a data directory, of a node that runs or of one that does not.
+"""A copy of a data directory, whether the node runs or not.
 
 LMDB's file is consistent at each moment, as after kill -9, but not over a period: its writer reuses pages
 that the newest state no longer needs, and does not know of a program that reads the file from its beginning

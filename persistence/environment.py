@@ -78,8 +78,8 @@ class Environment(Metadata, LmdbStore):
     ) -> Self:
         """Commits of up to `log_commit_bytes_max` are first written to a log of `log_bytes`; 0 means no log.
 
-        Without `sync` nothing waits for the disk: what was committed outlives the process, and not the
-        machine.
+        Without `sync` nothing waits for the disk: commits survive the end of the process, but not a crash of
+        the machine.
         """
         directory = Path(path)
         lock = _lock(directory)
@@ -284,7 +284,9 @@ class Environment(Metadata, LmdbStore):
         )
 
     def _note(self, **values: bytes) -> None:
-        """Durable at once. A full map gets a little larger for it: a node must start to be drained."""
+        """Durable at once. A full map becomes a little larger for this: a node must be able to start, so that
+        consumers can empty it.
+        """
         while True:
             txn = self.begin_write()
             try:
@@ -316,8 +318,8 @@ class Environment(Metadata, LmdbStore):
                 more = cursor.next()
 
     def _unpack_entry(self, stored: bytes, entry: memoryview) -> tuple[str, bytes]:
-        """Fatal: without its record a queue's messages would be dropped, and a default user would be made
-        anew.
+        """Fatal: without its record a queue's messages would be dropped, and a default user would be created
+        again.
         """
         try:
             return unpack_entry(stored, entry)

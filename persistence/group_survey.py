@@ -19,7 +19,7 @@ class Survey:
         self._terms: list[tuple[int, int]] = []  # of all entries
         self._kinds: dict[int, list[int]] = {}  # of the log
         self._lost: list[int] = []
-        self._tail = 0  # damaged ones of the log behind the last good one
+        self._tail = 0  # damaged entries of the log after the last good one
 
     def sound(self, index: int, term: int, kind: int) -> None:
         self._tail = 0

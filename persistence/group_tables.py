@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqd.persistence")
 
 Erasures = dict[int, dict[int, int]]  # group → start → stop
-GROUP_END = b"\xff" * 32  # behind all keys of a group
+GROUP_END = b"\xff" * 32  # after all keys of a group
 
 
 class GroupTables:
@@ -58,7 +58,7 @@ class GroupTables:
                 self.erasures.setdefault(group, {})[start] = store.unpack_erasure(bytes(key), value)
 
     def set_erasures(self, erasures: Erasures) -> None:
-        """After a commit."""
+        """Set them after a commit."""
         self.erasures = erasures
         self._erased.clear()
 

@@ -1,9 +1,9 @@
 """Logs, votes and snapshots of the node's Raft groups.
 
-They share the node's one transaction with the journal and the metadata: what is submitted goes into the open
-layer and is durable with the next commit. Indexes above the snapshot are the group's log; entries at and
-below it remain only because they hold live messages. Only `read…` and `recover` touch the disk, and, once for
-each group, the first call that has to know where its log ends.
+They share the node's one transaction with the journal and the metadata: submissions go into the open layer
+and are durable with the next commit. Indexes above the snapshot are the group's log; entries at and below it
+remain only because they hold live messages. Only `read…` and `recover` touch the disk, and, once for each
+group, the first call that has to know where its log ends.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,7 +41,7 @@ class Groups:
 
     @property
     def pending_bytes(self) -> int:
-        """Submitted and not yet durable, the journal's included."""
+        """Bytes submitted and not yet durable, including the journal's."""
         return self._pending.bytes
 
     def last_index(self, group: int) -> int:

@@ -24,7 +24,7 @@ class Journal:
 
     @property
     def pending_bytes(self) -> int:
-        """Appended and not yet durable."""
+        """Bytes appended and not yet durable."""
         return self._pending.bytes
 
     def append(
@@ -42,7 +42,7 @@ class Journal:
         self._pending.count(len(payload) if isinstance(payload, bytes) else sum(map(len, payload)))
 
     def settle(self, queue_id: int, seqs: range) -> None:
-        """These messages are gone, whether their batch is written yet or not. The range may have a step."""
+        """Settle these messages, whether their batch is written yet or not. The range may have a step."""
         if seqs:
             self._pending.open.changes(queue_id).settle(seqs if seqs.step > 0 else seqs[::-1])
 
@@ -67,9 +67,9 @@ class Journal:
         self._pending.open.changes(queue_id).drop()
 
     def read(self, queue_id: int, first_seq: int, last_seq: int) -> list[Record]:
-        """The records that overlap first_seq … last_seq, in order, the not yet durable ones included.
+        """The records that overlap first_seq … last_seq, in order, including those that are not durable yet.
 
-        They may contain settled messages. A damaged record has a fault in the place of its payload.
+        They may contain settled messages. A damaged record has a fault instead of its payload.
         """
         found: list[Record] = []
         newest_drop = -1

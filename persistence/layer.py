@@ -1,9 +1,9 @@
 """Submissions that are not durable yet.
 
-Layers queue up behind the running commit: the oldest may be in a transaction, the newest takes new
-submissions. A layer is one transaction, so it is closed when it is large, but only between turns: after a
-crash the submissions of one turn, such as a dead letter or all of a tx, exist completely or not at all. A
-done() waits for the layer that was open when it was given.
+Layers wait for the running commit: the oldest may be in a transaction, the newest takes new submissions. A
+layer is one transaction, so it is closed when it is large, but only between turns: after a crash the
+submissions of one turn, such as a dead letter or all of a tx, exist completely or not at all. A done() waits
+for the layer that was open when it was given.
 
 A layer in the write-ahead log is durable, and stays here as the oldest one until LMDB has it. Later layers
 that reach the log are merged into it.
@@ -25,7 +25,7 @@ LAYER_APPENDS_MAX: Final = 50_000
 # A synced transaction costs about this much beside its bytes, so that many small things count, too.
 ENTRY_BYTES: Final = 64
 
-#: Fewer settled records than this are kept: to remove some moves all behind them in the list.
+#: Fewer settled records than this are kept: removing some of them moves all later ones in the list.
 FORGET_MIN: Final = 16
 
 Append = tuple[int, int, Payload, int]  # first_seq, count, payload, parts of it that are its head
@@ -158,7 +158,7 @@ class Layer:
         return changes
 
     def when_durable(self, done: Callable[[], None], alone: Lone | None = None) -> None:
-        """Call `done` when it is durable, unless its message `alone` is withdrawn before."""
+        """Call `done` when the layer is durable, unless its message `alone` is withdrawn before."""
         if alone is not None:
             self.alone[alone] = done
         else:

@@ -61,8 +61,8 @@ class MemoryQueue:
 
 
 class MemoryReader:
-    """In the place of page_reader.PageReader: a test says which reads wait for the disk, and when it has
-    them.
+    """Replaces page_reader.PageReader: a test says which reads wait for the disk, and when the disk has the
+    data.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class MemoryReader:
         return False
 
     def step(self) -> Callable[[], None]:
-        """The disk has what was asked for first: return what is to be called in a turn."""
+        """The disk has the data that was requested first: return the calls to make in a turn."""
         return self.waiting.pop(0)
 
 
@@ -89,7 +89,7 @@ class MemoryStore(Metadata):
         self.groups = MemoryGroups(self.faults.random, self.reader.warm)
         self.entries: dict[bytes, tuple[str, bytes]] = {}
         self.writing = False
-        #: Records that the write-ahead log has room for; there is none without any.
+        #: Number of records for which the write-ahead log has room; 0 means no log.
         self.log_records_max = 0
         self._log: dict[int, bytes] = {}
         self._log_sequence = 0

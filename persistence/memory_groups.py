@@ -45,8 +45,8 @@ class MemoryGroups:
         self.groups: dict[int, MemoryGroup] = {}
         #: Whether any entry was ever damaged.
         self.was_damaged = False
-        #: Entries with messages that were read before the disk was asked for them, or had them: the loop
-        #: stood still.
+        #: Entries with messages that were read before the disk was asked for them or had them: the loop stood
+        #: still.
         self.stood_still: list[tuple[int, int]] = []
         self._given: set[tuple[int, int]] = set()
         self._random = random

@@ -5,8 +5,8 @@ still until the disk has delivered it, and on the loop's thread the whole node d
 (mincore) whether all pages of some keys are in memory. If not, a thread reads them once, with pread, and
 discards the bytes: then they are in the page cache, and LMDB finds them there.
 
-One thread for each store, one job after the other, and one buffer: however much is requested, no more is in
-memory. A commit uses its own thread (`ahead`), so that it does not wait for the read-ahead of queues.
+Each store has one thread, which does one job after the other, and one buffer: memory does not grow with the
+requests. A commit uses its own thread (`ahead`), so that it does not wait for the read-ahead of queues.
 """
 
 import ctypes
@@ -54,7 +54,7 @@ class _Cold(Exception):
 
 
 class PageReader:
-    """All calls on the loop's thread. Unless `run` runs, everything counts as at hand."""
+    """All calls on the loop's thread. Unless `run` runs, everything counts as being in memory."""
 
     def __init__(self, data_file: Path) -> None:
         self._data_file = data_file
@@ -91,7 +91,7 @@ class PageReader:
         os.close(self._file)
 
     def find_map(self) -> None:
-        """LMDB has mapped the file anew."""
+        """LMDB has mapped the file again: find the address."""
         self._address = self._mapped_bytes = 0
         for start, stop, offset in mapped_ranges(self._data_file):
             if offset == 0:

@@ -23,7 +23,7 @@ DEPTH_MAX = 32
 NO_ROOT = (1 << 64) - 1
 #: Offset in the page, magic, version, address, size of the map; the root's table; last page, transaction.
 META = struct.Struct("<16xIIQQ48x48sQQ")
-#: Page size, which stands in the table of free pages.
+#: Page size, which is in the table of free pages.
 PAGE_SIZE = struct.Struct("<40xI")
 #: Padding, flags, depth; branch, leaf and overflow pages, entries; root.
 TABLE = struct.Struct("<IHHQQQQQ")
@@ -38,7 +38,7 @@ BIG, TABLE_NODE = 1, 2
 #: Exceptions that a page reused meanwhile may cause.
 DAMAGES = (struct.error, IndexError, ValueError)
 
-#: Returns the keys of another table that belong to the keys up to this one.
+#: Returns the keys of another table that belong to the keys up to the given one.
 Others = Callable[[bytes], "KeyRange"]
 #: Returns bytes of the file: offset, size.
 Read = Callable[[int, int], bytes]

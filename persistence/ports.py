@@ -30,7 +30,7 @@ class Transaction(Protocol):
         """After a commit, on the loop's thread."""
 
     def abort(self) -> None:
-        """Undo; also after a commit that failed."""
+        """Undo the transaction; also after a failed commit."""
 
 
 class GroupStore(Protocol):
@@ -93,7 +93,7 @@ class Store(Protocol):
         """True if the records of these positions can be read without a wait for the disk; first and last of
         each span.
 
-        If not, they are read in a thread, and thrown away; `done` is called in a turn when they are in
+        If not, a thread reads them and discards the bytes; `done` is called in a turn when they are in
         memory.
         """
 

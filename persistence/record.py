@@ -22,8 +22,8 @@ from persistence.errors import CorruptRecord
 
 RECORD_VERSION: Final = 1
 CHUNK_BYTES: Final = 512 * 1024
-# Up to this size head and body share a value. A larger limit would save a call for each record and cost a
-# restart: with bodies of 1 KB beside the heads it would read three times as many pages as with none.
+# Up to this size head and body share a value. A larger limit would save a call for each record but make a
+# restart slower: with bodies of 1 KB beside the heads it would read three times as many pages as without.
 INLINE_BYTES: Final = 512
 # Up to this size copying a chunk once more is cheaper than inserting its checksum afterwards.
 COPIED_BYTES_MAX: Final = 8 * 1024
@@ -34,7 +34,7 @@ POSITION: Final = struct.Struct(">QQ")  # queue_id, seq
 QUEUE: Final = struct.Struct(">Q")
 HEADER: Final = struct.Struct(">BII")  # version, crc32, payload bytes of all chunks together
 SEALED: Final = struct.Struct(">BI")  # version, crc32
-SIZE: Final = struct.Struct(">I")  # what a header has beside
+SIZE: Final = struct.Struct(">I")  # the rest of a header
 SEQ_MAX: Final = (1 << 64) - 1
 COUNT_MAX: Final = (1 << 32) - 1
 CHUNKS_MAX: Final = (1 << 16) - 1
@@ -54,7 +54,7 @@ class Record(NamedTuple):
 class RecoveredRecord:
     """A record found at start. Valid only until the next one is taken from the iterator.
 
-    Nothing of the body is read before `payload` or `corrupt` is asked for.
+    The body is read only when `payload` or `corrupt` is used.
     """
 
     __slots__ = ("_fetch", "_key", "_value", "count", "first_seq", "settled")
@@ -162,7 +162,7 @@ def pack_chunks(key_of: Callable[[int], bytes], payload: Payload) -> Values:
 
 
 def _cut(parts: Sequence[bytes]) -> Iterator[list[memoryview]]:
-    """Yield the pieces of each chunk. To join 16 MiB first would be a step of several ms."""
+    """Yield the pieces of each chunk. Joining 16 MiB first would be a step of several ms."""
     pieces: list[memoryview] = []
     room = CHUNK_BYTES
     for part in parts:

@@ -1,4 +1,4 @@
-"""How a thread has calls made on Trio's loop."""
+"""Lets a thread make calls on Trio's loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from persistence.worker import Report
 
 
 def to_this_loop() -> Report:
-    """Return what makes a call on this loop, from any thread. A loop that has ended needs none."""
+    """Return a function that makes a call on this loop, from any thread; it does nothing after the loop's
+    end.
+    """
     run_soon = trio.lowlevel.current_trio_token().run_sync_soon
 
     def report(call: Callable[[], None]) -> None:

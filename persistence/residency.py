@@ -42,7 +42,7 @@ def mapped_ranges(path: Path) -> list[tuple[int, int, int]]:
     found = []
     for line in Path("/proc/self/maps").read_text().splitlines():
         fields = line.split(maxsplit=5)
-        # A private mapping would lose what was written to it.
+        # A private mapping would lose the bytes that were written to it.
         if len(fields) == 6 and fields[5] == name and fields[1].endswith("s"):
             start, stop = (int(number, 16) for number in fields[0].split("-"))
             found.append((start, stop, int(fields[2], 16)))
@@ -55,7 +55,7 @@ def drop_mapped_pages(path: Path) -> None:
         return
     size = (path.stat().st_size + PAGE_BYTES - 1) // PAGE_BYTES * PAGE_BYTES
     for start, stop, offset in mapped_ranges(path):
-        # The map is far larger than the file; there is nothing behind its end.
+        # The map is far larger than the file; there is nothing after the file's end.
         length = min(stop - start, max(size - offset, 0))
         if length and _libc.madvise(start, length, MADV_DONTNEED) != 0:
             raise OSError(ctypes.get_errno(), "madvise", str(path))

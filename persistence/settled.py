@@ -1,6 +1,7 @@
 """Settled messages: disjoint ranges in memory, one bit per message of a record on disk.
 
-A record of 500 messages costs 63 bytes of mask however its messages are acked, and a union is one `|`.
+A record of 500 messages costs 63 bytes of mask, in whatever order its messages are acked, and a union is one
+`|`.
 """
 
 from bisect import bisect_right

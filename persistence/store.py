@@ -5,11 +5,11 @@ and the mutex of the default mode would bind a write transaction to the thread t
 filled on the loop's thread and committed in a worker. This module replaces the guards that LMDB then lacks:
 
 - There is one writer: `begin_write` refuses a second one.
-- A writer reuses pages that no reader of the last two states can see, and nobody tells it of older readers.
-  So there is at most one read transaction, the snapshot. It is begun on the loop's thread before a write
+- A writer reuses pages that no reader of the last two states can see, and does not know of older readers. So
+  there is at most one read transaction, the snapshot. It is begun on the loop's thread before a write
   transaction begins, serves all reads while that one runs, and is given up before the next one. A reader
   never looks for the newest state while a commit is writing it.
-- So a thread has no read transaction. What it reads ahead for the loop it reads from the file: see
+- So a thread has no read transaction. It reads ahead for the loop directly from the file: see
   persistence/page_reader.py.
 - No caller keeps views of mapped pages: reads copy, and `recover` must be exhausted before the first write.
 """
@@ -54,7 +54,7 @@ log = logging.getLogger("mqd.persistence")
 
 DATA_FILE = "data.mdb"
 TABLES_MAX = 16
-STAT_BLOCK_BYTES = 512  # what stat counts in, whatever the file system's blocks are
+STAT_BLOCK_BYTES = 512  # the unit of stat, whatever the size of the file system's blocks
 ENLARGE_BYTES = 4 * 1024 * 1024
 ENLARGE_BYTES_MAX = 64 * 1024 * 1024
 DISK_SLACK_BYTES = 16 * 1024 * 1024
@@ -99,7 +99,7 @@ class LmdbStore:
     def __init__(
         self, directory: Path, *, map_bytes: int, lasts: bool, sync: bool, resident_bytes_max: int
     ) -> None:
-        """`lasts`: it is needed after the process has ended. `sync`: also after the machine has."""
+        """`lasts`: the store must survive the end of the process. `sync`: also a crash of the machine."""
         self.pending = Pending()
         self.annotated: set[int] = set()  # queues that may have annotations on disk
         self.erasures: Erasures = {}
@@ -194,7 +194,7 @@ class LmdbStore:
         return False
 
     def log_stored(self, sequence: int) -> None:
-        """The transaction that has all records of the write-ahead log up to this one is durable."""
+        """The transaction with all records of the write-ahead log up to this one is durable."""
 
     def has_erasures(self) -> bool:
         return bool(self.erasures or self.groups.erasures)
@@ -446,8 +446,8 @@ def _record(first_seq: int, count: int, key: bytes, value: memoryview, fetch: Fe
 
 
 def _says(error: Exception, number: int) -> bool:
-    """Return whether the error has this errno. For errors without a class
-    of their own only the text tells.
+    """Return whether the error has this errno. Errors without a class of their own can only be recognised by
+    their text.
     """
     return os.strerror(number) in str(error)
 

@@ -62,7 +62,7 @@ class LmdbTransaction:
         self._layer = layer
         self._tables = store.tables
         self._txn = store.begin_write()
-        #: Made when it is needed: most transactions only append.
+        #: Created when it is needed: most transactions only append.
         self._cursor: lmdb.Cursor[memoryview] | None = None
         self._masked: bool | None = None
         self._erasures: Erasures = {queue_id: dict(spans) for queue_id, spans in store.erasures.items()}
@@ -79,8 +79,8 @@ class LmdbTransaction:
 
     @property
     def _has_masks(self) -> bool:
-        """False if no record has a mask, as where each message is a record of its own: none need be looked
-        for.
+        """False if no record has a mask, as when each message is a record of its own: then there is no need
+        to look for masks.
         """
         if self._masked is None:
             self._masked = self._txn.stat(self._tables.settled)["entries"] > 0
@@ -171,7 +171,7 @@ class LmdbTransaction:
         if starts:
             spans = [(first_seq, first_seq + count) for first_seq, count, _, _ in appends]
             if changes.forgotten:
-                # Nothing of them is in the store.
+                # The store has nothing of these records.
                 spans = sorted([*spans, *changes.forgotten])
             for start, stop in settled.outside(starts, stops, spans):
                 yield from self._settle(queue_id, start, stop)
@@ -266,7 +266,7 @@ class LmdbTransaction:
         ahead = self._store.reader.ahead(keys, bodies)
         if ahead.job is not None:
             yield ahead.job
-        # The walk stops at the last one, because the step behind it is into the next page.
+        # The walk stops at the last one, because the step after it goes to the next page.
         return stop if ahead.last is None else max(KEY.unpack(ahead.last)[1], start + 1)
 
     def _settle_last(self, queue_id: int, start: int, stop: int) -> None:

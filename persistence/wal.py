@@ -1,6 +1,6 @@
 """The write-ahead log: a file that small commits are written to, with one write each, before LMDB has them.
 
-A transaction of LMDB changes several pages and syncs twice, however little it says. A record of this log
+A transaction of LMDB changes several pages and syncs twice, even for a small change. A record of this log
 takes one write that is synced. LMDB gets many of them later, in one transaction, and never sees the messages
 that were acked meanwhile.
 
@@ -29,17 +29,17 @@ BLOCK_BYTES: Final = 4096
 MAGIC: Final = b"mqd-log1"
 SALT_BYTES: Final = 16
 HEADER: Final = Struct(f"<8s{SALT_BYTES}s")
-#: Salt, sequence number, bytes of the content, CRC-32 of all else.
+#: Salt, sequence number, bytes of the content, CRC-32 of everything else.
 RECORD: Final = Struct(f"<{SALT_BYTES}sQII")
 
 
 class LogDamaged(Exception):
-    """The text says what is missing. What was in there had been confirmed."""
+    """The text says what is missing. The missing messages had been confirmed."""
 
 
 class WriteAheadLog:
-    """Made by `open`. Positions are counted in blocks. `write` is for a worker thread, all else for the
-    loop's.
+    """Made by `open`. Positions are counted in blocks. `write` is for a worker thread, all other methods for
+    the loop's thread.
     """
 
     def __init__(self, file: int, path: Path, salt: bytes, blocks: int) -> None:
@@ -49,7 +49,7 @@ class WriteAheadLog:
         self._blocks = blocks
         #: Sequence number of the last record, and of the last that is on the disk.
         self.sequence = self.synced = 0
-        #: Records that LMDB does not have: sequence number, first block, blocks.
+        #: Records that LMDB does not have: sequence number, first block, number of blocks.
         self._used: deque[tuple[int, int, int]] = deque()
         self._used_blocks = 0
         self._next = 1

@@ -1,8 +1,8 @@
-"""Threads that run one job after the other, and have the loop told when each is done.
+"""Threads that run one job after the other, and report each finished job to the loop.
 
 `trio.to_thread.run_sync` takes 107 µs and, with the task that waits for it, three steps of the loop. A commit
-of a few messages needs less than that for all else, and there are as many commits as round trips between
-nodes.
+of a few messages needs less than that for everything else, and there are as many commits as round trips
+between nodes.
 """
 
 import threading
@@ -23,9 +23,9 @@ T = TypeVar("T")
 
 class Worker(Generic[T]):
     def __init__(self, names: Sequence[str], report: Report, done: Callable[[Outcome[T]], None]) -> None:
-        """A thread of each of these names. They share the jobs: whichever is free does the next one, so that
-        none waits behind one that takes long. `done` is called on the loop, between two tasks, with the
-        outcome of a job. It must not raise.
+        """Start a thread for each of these names. They share the jobs: a free thread does the next one, so
+        that no job waits behind one that takes long. `done` is called on the loop, between two tasks, with
+        the outcome of a job. It must not raise.
         """
         self._jobs: SimpleQueue[Callable[[], T] | None] = SimpleQueue()
         self._names = names

@@ -1,12 +1,12 @@
-"""The error boundary: the one place that decides what an exception ends, which is the smallest unit whose
+"""The error boundary: the one place that decides what an exception ends. It ends the smallest unit whose
 state may be wrong.
 
 - An error for a client is data (an AMQPError, handled by its session) and never gets here.
 - An exception while a session handles its client's bytes ends that connection.
 - An exception while a queue or its Raft group handles anything, or is woken by a timer, stops that queue on
   this node; all others go on.
-- `Fatal`, and any exception outside of a unit, ends the process: in the topology, the disk or the links
-  nobody knows what else is wrong. What was confirmed is on disk.
+- `Fatal`, and any exception outside of a unit, ends the process: after an error in the topology, the disk or
+  the links, anything else may be wrong, too. Confirmed messages are on disk.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ DISK_ERRORS = (CommitFailed,)
 
 
 class Fatal(BaseException):
-    """The process has to end. It is no Exception, so that nothing between here and the top holds it up."""
+    """The process has to end. This is no Exception, so that no code between here and the top catches it."""
 
 
 class Unit(Protocol):
     """An object that an exception may leave in a wrong state: a session, a queue's host, a Raft group."""
 
     def failed(self, error: Exception) -> None:
-        """Stop taking part in anything. Raises Fatal if the node can't do without this unit."""
+        """Stop all work of this unit. Raises Fatal if the node can't do without the unit."""
 
 
 class Boundary:
@@ -37,14 +37,14 @@ class Boundary:
     __slots__ = ()
 
     def contain(self, unit: Unit, call: Callable[..., object], *arguments: object) -> None:
-        """Call; if that raises, the unit has failed and nothing else."""
+        """Make the call; if it raises, only this unit has failed."""
         try:
             call(*arguments)
         except Exception as error:
             self.failed(unit, error)
 
     def failed(self, unit: Unit, error: Exception) -> None:
-        """A unit raised: stop it. Raises Fatal if not the unit is broken."""
+        """A unit raised: stop it. Raises Fatal if something else than the unit is broken."""
         if isinstance(error, DISK_ERRORS):
             # All units share the disk.
             raise Fatal(str(error)) from error

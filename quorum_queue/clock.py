@@ -23,7 +23,7 @@ SLEW: Final = 10
 
 class Clock(Protocol):
     def monotonic_ms(self) -> int:
-        """For intervals: nobody sets it, and its zero is arbitrary."""
+        """For intervals: it cannot be set, and its zero is arbitrary."""
 
     def wall_ms(self) -> int:
         """For times that users see: ms since 1970. It may be set forward or back."""
@@ -44,7 +44,7 @@ class QueueTime:
     def __init__(self, clock: Clock, note: TimeNote | None = None) -> None:
         self._clock = clock
         now, wall = clock.monotonic_ms(), clock.wall_ms()
-        #: How far it is ahead of the monotonic clock.
+        #: How far the queue time is ahead of the monotonic clock.
         self.ahead_ms = wall - now
         self.trust = GUESSED
         if note is not None:
@@ -64,7 +64,7 @@ class QueueTime:
         self._slewed_ms = self._clock.monotonic_ms()
 
     def heard(self, trust: int, queue_ms: int) -> int:
-        """Another node has told its queue time and the basis of it. Return by how much the time here has
+        """Another node has sent its queue time and the basis of it. Return by how much the time here has
         changed.
         """
         now, before = self._clock.monotonic_ms(), self.ahead_ms

@@ -61,7 +61,7 @@ class WideLetter:
         def granted() -> None:
             assert commits is not None
             if self._over:
-                # Meanwhile all of it was sent at once, or dropped.
+                # Meanwhile the letters were all sent at once, or dropped.
                 commits.release()
                 return
             self._granted = self.may_begin = True
@@ -80,7 +80,7 @@ class WideLetter:
             pass
 
     def end(self) -> None:
-        """It is sent, or never will be."""
+        """The letter was sent, or will never be sent."""
         self._over = True
         if self._granted and self._commits is not None:
             self._granted = False
@@ -104,7 +104,7 @@ class DeadLettering(Paging):
     _wake_at: int | None
 
     def _send_dead_letters(self, effects: Effects) -> None:
-        """Send dead letters in order. Those that need not be held leave the queue then."""
+        """Send dead letters in order. Letters that need not be held leave the queue then."""
         settled = {id(run) for run in effects.settled}
         leaving = {id(run) for run, _ in effects.dead_letters if id(run) in settled}
         effects.settled = [run for run in effects.settled if id(run) not in leaving]
@@ -128,7 +128,7 @@ class DeadLettering(Paging):
 
     def _send_waiting_letters(self) -> None:
         """Send as many as can be read without a wait, but not in an overdue turn: queues that send each other
-        dead letters would never end it, and their targets take the turn's time, too.
+        dead letters would never let the turn end, and their targets take the turn's time, too.
         """
         if self._letters_under_way:
             # An answer came at once and has applied commands.
@@ -185,7 +185,7 @@ class DeadLettering(Paging):
     def _wide_is_sent(self, wide: WideLetter) -> bool:
         self._letter_wide = None
         wrote = wide.leaving is not None and self._forget([wide.leaving])
-        # The targets apply the last part in this turn, before the store goes on.
+        # The targets apply the last part in this turn, before the store continues.
         wide.end()
         return wrote
 

@@ -3,5 +3,5 @@
 
 class Unreadable(Exception):
     """The log of a queue has an entry that this version of mqd can't read. A retry does not help; another
-    version may.
+    version may be able to read it.
     """

@@ -41,7 +41,7 @@ class Asking:
 
 
 class _Nobody(Asking):
-    """Nobody waits: the shared object of idle queues."""
+    """No client waits: the shared object of idle queues."""
 
     __slots__ = ()
 
@@ -93,12 +93,12 @@ class QueueHost:
 
     @property
     def counts_bytes(self) -> bool:
-        """True if the queue has a limit in bytes: then it must be told how many bytes of a content count."""
+        """True if the queue has a limit in bytes: then it needs to know how many bytes of a content count."""
         return self.settings.max_length_bytes is not None
 
     @property
     def wants_ids(self) -> bool:
-        """True if the queue drops messages that it has taken before: then it must be told their ids."""
+        """True if the queue drops messages that it has taken before: then it needs their ids."""
         return self.settings.deduplicates
 
     @property
@@ -107,7 +107,7 @@ class QueueHost:
         return self.settings.dead_letter_at_least_once
 
     def partitions_changed(self) -> None:
-        """Streams have come or gone. Only hosts of consumer groups react."""
+        """Streams were declared or deleted. Only hosts of consumer groups react."""
 
     # -- commands --------------------------------------------------------------------------------------------
 
@@ -172,7 +172,7 @@ class QueueHost:
         return self._last_token
 
     def begin_asking(self) -> Asking:
-        """Return the waiting clients, to add one."""
+        """Return the waiting clients, so that the caller can add one."""
         if self.asking is NOBODY:
             self.asking = Asking()
         return self.asking
@@ -216,7 +216,7 @@ class QueueHost:
                 passed(*why)
 
     def _refuse_askers(self, why: Refused) -> None:
-        """Answer all clients that wait in vain."""
+        """Answer all clients whose requests will not be applied."""
         asking, self.asking = self.asking, NOBODY
         for attached in asking.attaching.values():
             attached(why.text)

@@ -19,7 +19,7 @@ from quorum_queue.ports import Turn
 FREED_MAX: Final = 2_048
 FREED_RUNS_MAX: Final = 512
 FREED_CONSUMERS_MAX: Final = 128
-#: And bytes: each MiB takes some 60 µs, because its pages go back to the kernel.
+#: The same in bytes: each MiB takes some 60 µs, because its pages go back to the kernel.
 FREED_BYTES_MAX: Final = 16 << 20
 
 

@@ -118,7 +118,7 @@ class LocalHost(DeadLettering):
         #: rises.
         self._marked: list[int] = NO_LIST
         self.resident_bytes = 0
-        #: Transient messages behind this position are in memory only.
+        #: Transient messages after this position are in memory only.
         self._spilled_to = -1
         self._warming = self._handed_out = 0
         self._asked = self._next = NOTHING_ASKED
@@ -324,7 +324,7 @@ class LocalHost(DeadLettering):
         Leftover(self.machine, self._turn).free()
 
     def _refuse_pending(self) -> None:
-        """A message for a deleted queue goes nowhere: that is a confirm, not a refusal."""
+        """A message for a deleted queue goes to no queue: its publisher gets a confirm, not a refusal."""
         commands, self.pending = self.pending, []
         answer_publishes(commands, confirm=self.ended == "deleted")
 
@@ -498,8 +498,8 @@ class LocalHost(DeadLettering):
         return enqueued[0].seqs.start
 
     def _confirm_acked(self, acked: list[Run]) -> int:
-        """Confirm messages that came alone and were acked before they were on disk: nobody needs the disk's
-        copy.
+        """Confirm messages that came alone and were acked before they were on disk: the copy on disk is not
+        needed.
 
         So a publisher that waits for each confirm need not wait for a sync if the consumer is faster. Return
         the position of a message that was withdrawn from the journal, or -1.
@@ -526,7 +526,7 @@ class LocalHost(DeadLettering):
         services = self.services
         wrote = False
         if self.ended:
-            # The whole journal goes when the last dead letters have left.
+            # The queue's whole journal is deleted when the last dead letters have left.
             return False
         for run in settled:
             if run.contents is not None:

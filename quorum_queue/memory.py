@@ -42,7 +42,7 @@ class MemoryBudget:
 
     def __init__(self, budget_bytes: int, unsent: Unsent | None = None) -> None:
         self.budget_bytes = budget_bytes
-        #: What has left the queues and is still in memory.
+        #: Bytes that have left the queues and are still in memory.
         self.unsent = unsent or Unsent()
         self.used = 0
         #: Number of bodies that have left memory since the start.

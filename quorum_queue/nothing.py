@@ -1,8 +1,8 @@
 """Shared empty containers for idle queues: a dictionary takes 80 bytes, a deque 760, and there may be a
 hundred thousand queues with a dozen of each.
 
-Nothing is ever added to these: code that adds something makes a container of its own first. Most queues never
-need most of theirs.
+Nothing is ever added to these: code that adds something first creates its own container. Most queues never
+need most of these containers.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class Paging(QueueHost):
     resident_bytes: int
     #: Durable messages up to here are on disk.
     _durable_seq: int
-    #: Transient messages behind this one are in memory only.
+    #: Transient messages after this one are in memory only.
     _spilled_to: int
     #: Number of stores that read the next bodies in a thread.
     _warming: int
@@ -158,7 +158,7 @@ class Paging(QueueHost):
                 self._go_on()
 
     def _has_room(self) -> None:
-        """Clients have taken what they were sent."""
+        """Clients have read enough of their messages."""
         if not self.ended:
             self._go_on()
             self._turn.schedule(self)
@@ -224,7 +224,7 @@ class Paging(QueueHost):
         if self._handed_out < BURST_BYTES:
             self.pending.append(("tick",))
         else:
-            # As after any burst, let others come first.
+            # As after any burst, let other work come first.
             self.services.timers.wake(self, 0)
 
     def _bring_back(self, level: Level) -> None:
@@ -304,7 +304,7 @@ class Paging(QueueHost):
         return found
 
     def _lose(self, seqs: list[int], fault: str) -> None:
-        """Log lost messages, once, and go on without them."""
+        """Log lost messages, once, and continue without them."""
         known = [command for command in self.pending if command[0] == "lose"]
         fresh = [seq for seq in seqs if not any(low <= seq <= high for _, low, high in known)]
         for command in _spans(fresh):

@@ -228,9 +228,9 @@ class Hosted(Named, Protocol):
 
 
 class InParts(Protocol):
-    """Something large that is made piece by piece, so that others have their turns in between."""
+    """A large object that is made piece by piece, so that other work can run in between."""
 
-    #: Bytes that it takes.
+    #: Number of bytes that it takes.
     size: int
 
     def go_on(self) -> bool:
@@ -252,22 +252,22 @@ class Recipient(Protocol):
 
     @property
     def counts_bytes(self) -> bool:
-        """True if the queue has a limit in bytes: then it must be told how many bytes of a content count."""
+        """True if the queue has a limit in bytes: then it needs to know how many bytes of a content count."""
 
     @property
     def wants_ids(self) -> bool:
-        """True if the queue drops messages that it has taken before: then it must be told their ids."""
+        """True if the queue drops messages that it has taken before: then it needs their ids."""
 
     def begin_large(self, content: bytes, head: bytes, channel: int) -> InParts | None:
-        """Begin to make a large message ready before it is enqueued, in a LargeRun: there it would be one
-        long step. None if the queue takes it as it is.
+        """Begin to prepare a large message before it is enqueued, in a LargeRun: preparing it during the
+        enqueue would be one long step. None if the queue takes it as it is.
         """
 
     def submit(self, *commands: Any) -> None:
-        """Have these commands applied after all that are pending."""
+        """Submit these commands, to be applied after all pending ones."""
 
     def apply_pending(self) -> None:
-        """For the turn only."""
+        """Only the turn calls this."""
 
     def failed(self, error: Exception) -> None:
         """`apply_pending` raised."""
@@ -308,11 +308,11 @@ class Host(Recipient, Protocol):
 
     @property
     def consumer_count(self) -> int:
-        """Consumers of all nodes."""
+        """Number of consumers on all nodes."""
 
     @property
     def resident_bytes(self) -> int:
-        """Bodies in this node's memory."""
+        """Bytes of bodies in this node's memory."""
 
     def consumers(self) -> Iterable[ConsumerState]:
         """The present consumers; their states are made while the caller iterates."""
@@ -323,7 +323,7 @@ class Host(Recipient, Protocol):
         """Give the queue new settings."""
 
     def close(self) -> None:
-        """The queue is deleted, with all that it holds."""
+        """The queue is deleted with its messages."""
 
     def touch(self) -> None:
         """A client used the queue: renew the lease of an expiring one."""
@@ -338,7 +338,7 @@ class Host(Recipient, Protocol):
         """`done(None)` before its first delivery, or `done(reason)`: EXCLUSIVE, or a text for the client."""
 
     def get(self, consumer: Consumer, done: Callable[[Got | Refused | None], None]) -> None:
-        """Hand one message to the consumer, which is not attached; `done(None)` if the queue is empty.
+        """Deliver one message to the consumer, which is not attached; `done(None)` if the queue is empty.
 
         The message does not go to the consumer's sink.
         """

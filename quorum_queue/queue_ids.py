@@ -1,8 +1,8 @@
 """Ids of queues, which are those of their groups.
 
-An id is the index of the operation that declared the queue. One operation can make very many, the partitions
-of a super stream: the id of such a queue is that index, its place in the operation, and a bit that no index
-has.
+An id is the index of the operation that declared the queue. One operation can create very many queues, the
+partitions of a super stream: the id of such a queue consists of that index, its position in the operation,
+and a bit that no index has.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 
 _PARTITION: Final = 1 << 61
 _PLACE_BITS: Final = 14
-#: Partitions that one operation can make.
+#: Maximum number of partitions of one operation.
 PLACES_MAX: Final = 1 << 14
 
 
@@ -21,7 +21,7 @@ def partition_id(index: int, place: int) -> int:
 
 
 def is_partition(queue_id: int) -> bool:
-    """Return whether it is one of the queues that one operation has made."""
+    """Return whether the queue is one of several that one operation has created."""
     return bool(queue_id & _PARTITION)
 
 

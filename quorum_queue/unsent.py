@@ -1,11 +1,10 @@
-"""What clients are to be sent and have not taken yet, on the whole node.
+"""The bytes that wait until clients read them, on the whole node.
 
-The queue no longer has it, or may drop it from memory, and yet it is there. Each connection has a bound of
-its own, but one large message goes beyond it: a hundred clients that ask for one and take nothing are as many
-bodies. So while all together have too much, no large body is brought back from the disk for anybody.
-
-Those who wait for that take turns by groups, so that one user's many clients do not stand in the way of
-another's.
+The queue no longer has these bodies, or may drop them from memory, but they still take memory. Each
+connection has its own limit, but one large message goes beyond it: a hundred clients that request one and
+read nothing hold a hundred bodies. So while all connections together have too much, no large body is read
+back from the disk. The consumers that wait for that take turns by group, so that one user's many clients do
+not delay those of another user.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from typing import Final
 from quorum_queue.boundary import Fatal
 from quorum_queue.ports import Turn
 
-#: A larger body may be more than the bound of a connection, bytes.
+#: A larger body may exceed the limit of a connection, bytes.
 LARGE_BYTES: Final = 1 << 20
-#: Those who wait go on when this share of the bound is left.
+#: Waiting consumers continue when only this share of the limit is used.
 LOW_SHARE: Final = 0.9
 
 
 class Unsent:
-    """Counts it, and knows who waits until there is less. See quorum_queue.ports.Turn for the unit that it
-    is.
+    """Counts these bytes, and knows the units that wait until there are fewer. See quorum_queue.ports.Turn:
+    this object is a unit itself.
     """
 
     __slots__ = ("_groups", "_over", "_turn", "bytes", "bytes_max", "filled")
@@ -34,9 +33,10 @@ class Unsent:
         self._turn = turn
         self.bytes = 0
         self._over = False
-        #: Who waits, by group; the group whose turn it is stands first, and in it who has waited longest.
+        #: The waiting units, by group; the group whose turn it is comes first, and in each group the unit
+        #: that has waited longest.
         self._groups: dict[Hashable, dict[Hashable, Callable[[], None]]] = {}
-        #: Called when it has become too much.
+        #: Called when there are too many bytes.
         self.filled: Callable[[], None] = _nothing
 
     @property
@@ -50,18 +50,18 @@ class Unsent:
             self.filled()
 
     def take(self, size: int) -> None:
-        """So much has been sent, or will not be. Within a turn."""
+        """So many bytes have been sent, or will not be sent. Within a turn."""
         self.bytes -= size
         if self._over and self.bytes <= self.bytes_max * LOW_SHARE:
             self._over = False
             self._go_on()
 
     def wait(self, unit: Hashable, go_on: Callable[[], None], group: Hashable = None) -> None:
-        """Have `go_on` called when there is less; a unit waits once."""
+        """Call `go_on` when there are fewer bytes; each unit waits only once."""
         self._groups.setdefault(unit if group is None else group, {}).setdefault(unit, go_on)
 
     def _go_on(self) -> None:
-        """Let one go on, and the next one in another turn: by then it may be too much again."""
+        """Let one unit continue, the next one in another turn: by then there may be too many bytes again."""
         if self._over or not self._groups:
             return
         group = next(iter(self._groups))

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 Array = Any
-#: What the offsets of a binary array can hold.
+#: The largest offset of a binary array.
 BINARY_BYTES_MAX = 2**31 - 1
 
 
@@ -23,7 +23,7 @@ def nulls(column: Array) -> list[int]:
 
 
 def texts(column: Array) -> list[bytes]:
-    """Return the bytes of strings or binaries; empty ones where there is null."""
+    """Return the bytes of strings or binaries; empty bytes for null."""
     wide = pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type)
     if not (wide or pa.types.is_string(column.type) or pa.types.is_binary(column.type)):
         column = column.cast(pa.binary())
@@ -34,7 +34,7 @@ def texts(column: Array) -> list[bytes]:
     ends = all_ends[column.offset : column.offset + len(column) + 1].tolist()
     if not ends:
         return []
-    # One copy of what is used; then each value is one slice.
+    # One copy of the used part; then each value is one slice.
     low = ends[0]
     values = memoryview(data)[low : ends[-1]].tobytes()
     if low:
@@ -43,9 +43,7 @@ def texts(column: Array) -> list[bytes]:
 
 
 def binaries(values: Sequence[bytes], kind: Any) -> Array:
-    """The other way round: one copy of all bytes, which takes a fraction of
-    what a look at each value takes.
-    """
+    """The other way round: one copy of all bytes, which is much faster than a look at each value."""
     size = sum(map(len, values))
     if not pa.types.is_binary(kind) or size > BINARY_BYTES_MAX:
         return pa.array(values, kind)

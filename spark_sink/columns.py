@@ -1,8 +1,8 @@
-"""Whole messages, as bytes, into Arrow columns: what the tasks of a read do.
+"""Turns whole messages, as bytes, into Arrow columns, in the tasks of a read.
 
-Arrow cuts them where it can (`cuts`), else it goes a list at a time. Most messages of a queue have the same
-route and the same properties. So both are taken as bytes, only those that differ are decoded, and a column is
-what they give, repeated; one that is the same in a whole batch costs nothing for each row.
+Arrow cuts them where it can (`cuts`); otherwise Python works on lists. Most messages of a queue have the same
+route and the same properties. So both are taken as bytes, only distinct ones are decoded, and the decoded
+values are repeated to make a column; a value that is the same in a whole batch costs nothing for each row.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from spark_sink.rows import BadColumn, source_schema
 from spark_sink.streams.placed import without_offsets
 
 ROUTE_COLUMNS = ("redelivered", "exchange", "routing_key")
-#: Where more of a batch's properties differ, it is looked whether only their ids do.
+#: If more of a batch's properties differ, the code checks whether only their ids differ.
 SIMILAR_MAX = 0.5
 
-#: What these say of a packed message is not true of its rows.
+#: The values of these columns in a packed message do not hold for its rows.
 ENVELOPE = frozenset({"content_type", "content_encoding"})
 
 Array = Any
-#: Arrow's type of a column, to the column.
+#: Converts a column to its Arrow type.
 Column = Callable[[Any], Array]
 
 
@@ -78,7 +78,7 @@ class Decoder:
             yield self._batch(part, same, rows)
 
     def _batch(self, messages: Messages, same: Mapping[str, int], rows: Any) -> pa.RecordBatch:
-        """`rows` is what a packed message holds; then there is one."""
+        """`rows` has the rows of a packed message; then there is only one message."""
         columns: dict[str, Column] = {
             "value": lambda kind: binaries(messages.values, kind),
             "offset": lambda kind: pa.array(messages.offsets, kind),
@@ -111,7 +111,7 @@ class Decoder:
 
     @property
     def _wants_properties(self) -> bool:
-        """A query that asks for none of them does not pay for them."""
+        """A query without these columns does not pay for them."""
         return any(name in COLUMNS for name in self._schema.names)
 
     def _same(self, count: int, same: Mapping[str, int]) -> dict[str, Column]:
@@ -132,7 +132,7 @@ def _repeated(value: int, count: int) -> Column:
 
 
 def _of_packed(columns: Mapping[str, Column], rows: Any, repeats: Repeats) -> dict[str, Column]:
-    """Columns of the rows of one message: what they brought, and for all else what the message has."""
+    """Columns of the rows of one message: the packed columns; all others have the message's values."""
 
     def column(name: str, of_message: Column) -> Column:
         def made(kind: Any) -> Array:
@@ -165,7 +165,8 @@ def _parts(run: Run) -> tuple[list[bytes], list[bytes], list[bytes]]:
         data[end + OVERHEAD_BYTES : end + OVERHEAD_BYTES + size]
         for end, size in zip(ends, sizes, strict=True)
     ]
-    # The end of the header's frame, and a frame of the body: what is longer has its body in several.
+    # The end of the header's frame, and one frame of the body: a longer message has its body in several
+    # frames.
     usual = OVERHEAD_BYTES + 1
     wholes = map(sub, [*starts[1:], len(data)], ends)
     for index, (whole, size) in enumerate(zip(wholes, sizes, strict=True)):
@@ -188,7 +189,7 @@ def _joined(data: bytes, at: int, size: int) -> bytes:
 def _route(raw: bytes) -> tuple[bool, str, str]:
     exchange_end = 2 + raw[1]
     exchange, routing_key = raw[2:exchange_end], raw[exchange_end + 1 :]
-    # Nothing in the protocol says that these are UTF-8, and Spark's strings are.
+    # The protocol does not require UTF-8 here, but Spark's strings do.
     return bool(raw[0]), exchange.decode(errors="replace"), routing_key.decode(errors="replace")
 
 
@@ -206,7 +207,7 @@ def _property_columns(raws: Sequence[bytes]) -> dict[str, Column]:
 def _columns(
     names: Sequence[str], raws: Sequence[bytes], decode: Callable[[bytes], tuple[Any, ...]]
 ) -> dict[str, Column]:
-    """Columns of what is made of the same bytes in the same way."""
+    """Columns that are decoded from the same bytes in the same way."""
     distinct = {raw: index for index, raw in enumerate(dict.fromkeys(raws))}
     indices = (
         None if len(distinct) in (1, len(raws)) else pa.array(map(distinct.__getitem__, raws), pa.int32())
@@ -221,8 +222,8 @@ def _distinct(
     count: int,
     decode: Callable[[bytes], tuple[Any, ...]],
 ) -> dict[str, Column]:
-    """The same, where it is known which rows have which bytes; without indices there is one, or each row has
-    its own.
+    """The same, if it is known which rows have which bytes; without indices all rows have the same, or each
+    row has its own.
     """
     decoded = list(map(decode, raws))
     return {name: _column(decoded, place, indices, count) for place, name in enumerate(names)}
@@ -235,7 +236,7 @@ def _column(decoded: Sequence[tuple[Any, ...]], place: int, indices: Array, coun
             return pa.nulls(count, kind)
         if values.count(values[0]) == len(values):
             if isinstance(values[0], list):
-                # Arrow has no scalars of maps to repeat.
+                # Arrow cannot repeat a scalar of a map.
                 return repeated(pa.array([values[0]], kind), count)
             return pa.repeat(pa.scalar(values[0], kind), count)
         found = pa.array(values, kind)

@@ -22,20 +22,21 @@ from spark_sink.window import Settlement, Window
 
 CONSUMER_TAG = "spark"
 PREFETCH_MAX = 65_535
-#: Bytes received and not yet handed to Spark; past it the socket is left unread.
+#: Maximum number of bytes received and not yet handed to Spark; beyond it the socket is not read.
 BUFFER_BYTES_MAX = 256 << 20
-#: How long one receive is held back then. Less than a quarter of a heartbeat, so that heartbeats go on.
+#: How long one receive is delayed then. Less than a quarter of a heartbeat, so that heartbeats continue.
 HOLD_BACK_S = 0.2
-#: How long a broker may be away, or a queue without a leader, before the query fails.
+#: How long a broker may be unreachable, or a queue without a leader, before the query fails.
 RECONNECT_MAX_S = 120.0
 RECONNECT_PAUSE_S = 0.25
 RECONNECT_PAUSE_MAX_S = 2.0
-#: How long the consumer of a driver that was killed may live on, until its broker has noticed.
+#: How long the consumer of a killed driver may remain until the broker has noticed.
 TAKEOVER_MAX_S = 30.0
 ACCESS_REFUSED, NOT_FOUND, RESOURCE_LOCKED, PRECONDITION_FAILED = 403, 404, 405, 406
-#: Streams send this with each message, and take it when consumed. Reading one takes nothing away from it.
+#: Streams add this to each message as a header, and accept it as an argument of a consumer. Reading a stream
+#: removes nothing.
 STREAM_OFFSET = "x-stream-offset"
-#: How long to wait for what may be on its way already.
+#: How long to wait for messages that may be on their way already.
 PROBE_S = 0.3
 
 log = logging.getLogger("spark_sink.consumer")
@@ -46,7 +47,7 @@ class QueueRefused(AmqpError):
 
 
 def refusal(error: ChannelClosed, queue: str) -> QueueRefused:
-    """The broker's words and ours."""
+    """The error text: the broker's words and ours."""
     text = str(error)
     if error.code == NOT_FOUND:
         hint = "create the queue first (nothing is declared here), or correct the options queue and vhost"
@@ -102,7 +103,7 @@ class Consumer:
         #: Messages that were in the queue when the consumer began.
         self.found = 0
         self.arrived_at = 0.0
-        #: Messages that had arrived, and were not handed on, when the broker's last answer came.
+        #: Messages that had arrived and were not passed on when the broker's last answer came.
         self._answered = 0
         self._options = options
         self._name = name
@@ -117,7 +118,7 @@ class Consumer:
 
     def arrived(self, runs: list[Run]) -> None:
         with self.changed:
-            # Each message of a stream has the header, so looking at one of a receive is enough.
+            # Each message of a stream has the header, so checking one message of a receive is enough.
             if STREAM_OFFSET.encode() in runs[0].properties(0):
                 self._stream = True
             for run in runs:
@@ -128,7 +129,7 @@ class Consumer:
                 self.changed.wait_for(lambda: self.window.buffered_bytes <= BUFFER_BYTES_MAX, HOLD_BACK_S)
 
     def answered(self) -> None:
-        # The caller waits for the answer, so nobody else changes the window.
+        # The caller waits for the answer, so no other thread changes the window.
         self._answered = self.window.buffered
 
     def wake(self) -> None:
@@ -174,7 +175,7 @@ class Consumer:
         return error or ConnectionLost("the connection was lost")
 
     def widen(self, prefetch: int) -> None:
-        """Let so many messages be unacked. What is buffered comes again."""
+        """Allow so many unacked messages. Buffered messages come again."""
         if prefetch > self.prefetch:
             self.prefetch = prefetch
             self._drop()
@@ -217,18 +218,20 @@ class Consumer:
             connection.call(self._consume_method(), spec.Basic.ConsumeOk)
         else:
             self._probe(connection)
-        # What comes after the answer is among those that it counts as ready.
+        # Messages that come after the answer are among those that it counts as ready.
         found = self.ready() + self._answered
         if not self._options.exclusive and not before and not found:
-            # What another consumer has just given back may have been handed out, and come after the answer.
+            # Messages that another consumer has just returned may already be delivered again, and come after
+            # the answer.
             self.wait(lambda: self.window.buffered > 0, PROBE_S)
             found = self.window.buffered
         self.found = max(before, found)
 
     def _found_before(self) -> int:
-        """Messages in the queue. Asked before consuming, because nothing counts what is handed out and has
-        not come; and when there is no other consumer, if there is to be none: what it held is back in the
-        same moment.
+        """Messages in the queue.
+
+        Asked before consuming, because nothing counts deliveries that have not arrived; and, if there must be
+        no other consumer, when there is none: the messages that it held are back in the same moment.
         """
         deadline = time.monotonic() + TAKEOVER_MAX_S
         while True:
@@ -252,9 +255,10 @@ class Consumer:
         )
 
     def _probe(self, connection: Connection) -> None:
-        """Nothing tells a stream from a queue but consuming: RabbitMQ takes a stream's argument for no other
-        type, and a stream then delivers from its beginning. Without it, it would deliver nothing that is
-        there already.
+        """Only consuming distinguishes a stream from a queue: RabbitMQ accepts a stream's argument for no
+        other type, and a stream then delivers from its beginning.
+
+        Without the argument, a stream would deliver no existing messages.
         """
         try:
             connection.call(self._consume_method(**{STREAM_OFFSET: "first"}), spec.Basic.ConsumeOk)
@@ -279,7 +283,7 @@ class Consumer:
         return int(self._declared().message_count)
 
     def counts(self) -> tuple[int, int]:
-        """What stays in the queue for now, and how many consumers it has."""
+        """The number of messages that stay in the queue for now, and the number of its consumers."""
         declared = self._declared()
         return int(declared.message_count), int(declared.consumer_count)
 
@@ -298,8 +302,8 @@ class Consumer:
             return holds()
 
     def settle(self, settlement: Settlement) -> None:
-        """Ack, and wait until the broker has taken the acks: a killed process
-        may take back what it has sent.
+        """Ack, and wait until the broker has taken the acks: if the process is killed, sent bytes may still
+        be lost.
         """
         if not settlement or self._connection is None:
             return

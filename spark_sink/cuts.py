@@ -1,10 +1,10 @@
 """Bodies, routes and properties of whole messages, cut out of their bytes by Arrow.
 
-An array of binaries is a piece of memory and the places where each value ends. So the bytes of a run, with
-the places that the splitter has found, are such an array already: of what is wanted and of what is between,
-by turns. Taking every other value copies what is wanted, and no message becomes an object of Python. Messages
-with a body in several frames go another way (`columns`), as do those of a stream whose properties differ
-before their offset.
+An array of binaries is a piece of memory and the position of the end of each value. So the bytes of a run,
+with the positions that the splitter has found, are such an array already: wanted and unwanted parts alternate
+in it. Taking every other value copies the wanted parts, and no message becomes a Python object. Messages with
+a body in several frames are handled elsewhere (`columns`), and so are those of a stream whose properties
+differ before their offset.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from spark_sink.deliveries import BASIC_DELIVER, FLAGS_AT, HEAD_BYTES, OVERHEAD_
 from spark_sink.packing import is_packed
 from spark_sink.streams.placed import VALUE_BYTES, before_offset
 
-#: For fewer messages a look at each takes no longer.
+#: For fewer messages, handling each one takes no longer.
 LEAST = 32
 #: Of C, four bytes and eight.
 INT, LONG = "i", "q"
 INT_BYTES = 4
-#: From a header's size to its flags: what has the sizes of header and body.
+#: From a header's size to its flags: the bytes with the sizes of header and body.
 FRONT_BYTES = U32.size + FLAGS_AT
 
 Array = Any
 
 
 class Crooked(Exception):
-    """The places are not in order: the bytes are no whole messages of one consumer."""
+    """The positions are not in order: the bytes are not whole messages of one consumer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Distinct:
-    """What there is, and which message has which of it."""
+    """The distinct values, and which message has which of them."""
 
     raws: Sequence[bytes]
     indices: Array
@@ -53,7 +53,7 @@ class Cuts:
     routes: Distinct
     #: As they were published.
     properties: Distinct
-    #: None where the messages have none.
+    #: None if the messages have no offsets.
     offsets: Array
 
 
@@ -63,14 +63,14 @@ class _Cutter:
         self._every_other = _ints(array(INT, range(0, 2 * count, 2)))
 
     def cut(self, lows: Array, highs: Array) -> Array:
-        """Return what stands between these places of each message. Raises Crooked."""
+        """Return the bytes between these positions of each message. Raises Crooked."""
         count = 2 * self._count
         places = array(INT, bytes(count * INT_BYTES))
         places[0::2], places[1::2] = _numbers(lows), _numbers(highs)
         edges = _ints(places)
         rising = pc.all(pc.less_equal(edges.slice(0, count - 1), edges.slice(1))).as_py()
         if not rising or places[0] < 0 or places[-1] > self._size:
-            # Arrow trusts them.
+            # Arrow does not check the positions.
             raise Crooked
         by_turns = pa.Array.from_buffers(pa.binary(), count - 1, [None, pa.py_buffer(places), self._data])
         return by_turns.take(self._every_other)
@@ -82,15 +82,13 @@ class _Cutter:
 
 
 def cuts(run: Run, *, of_stream: bool) -> Cuts | None:
-    """Return the messages of a run by their columns; None if they have to go the other way. Raises
-    BadMessage.
-    """
+    """Return the messages of a run as columns; None if they must be handled one by one. Raises BadMessage."""
     if len(run) < LEAST or len(run.data) > BINARY_BYTES_MAX:
         return None
     try:
         return _cuts(run, of_stream)
     except (Crooked, pa.ArrowInvalid):
-        # Bytes that mean sizes are none; whoever looks at each message says which.
+        # The sizes are wrong; the code that handles each message finds out where.
         return None
 
 
@@ -103,7 +101,8 @@ def _cuts(run: Run, of_stream: bool) -> Cuts | None:
     size_at = FRONT_BYTES - U64.size
     sizes = _big_endian(pc.binary_slice(fronts, size_at, FRONT_BYTES), LONG).cast(pa.int32())
     nexts = _ints(array(INT, [*run.starts[1:], len(data)]))
-    # The end of the header's frame, and a frame of the body: what is longer has its body in several.
+    # The end of the header's frame, and one frame of the body: a longer message has its body in several
+    # frames.
     one, frame = pa.scalar(1, pa.int32()), _plus(sizes, OVERHEAD_BYTES + 1)
     usual = pc.if_else(pc.equal(sizes, pa.scalar(0, pa.int32())), one, frame)
     if not pc.all(pc.equal(pc.subtract(nexts, ends), usual)).as_py():
@@ -134,7 +133,7 @@ def _cuts(run: Run, of_stream: bool) -> Cuts | None:
 
 
 def _distinct(values: Array, before: bytes = b"") -> Distinct:
-    """`before` stands before each of them."""
+    """`before` precedes each of them."""
     encoded = values.dictionary_encode()
     return Distinct([before + each for each in encoded.dictionary.to_pylist()], encoded.indices)
 
@@ -155,7 +154,7 @@ def _plus(column: Array, number: int) -> Array:
 
 
 def _big_endian(column: Array, code: str) -> Array:
-    """Integers in the order of the wire."""
+    """Integers in network byte order."""
     found = array(code)
     found.frombytes(memoryview(column.buffers()[1])[: len(column) * found.itemsize])
     if sys.byteorder == "little":

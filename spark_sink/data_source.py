@@ -1,5 +1,5 @@
-"""The format `amqp`: what Spark asks for readers and writers. Runs on the driver; opens nothing before it has
-to.
+"""The format `amqp`: Spark gets readers and writers from it. Runs on the driver; opens a connection only when
+needed.
 """
 
 from __future__ import annotations

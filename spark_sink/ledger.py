@@ -1,8 +1,8 @@
-"""What a partition has written, kept in the broker itself: a queue that holds one message, the marker.
+"""A record of what a partition has written, in the broker itself: a queue that holds one message, the marker.
 
-Rows and marker go out in one transaction, so an attempt that finds the marker of its own batch has nothing
-left to do. A second queue, exclusive, keeps out other attempts of the same partition: speculative ones, and
-those of a driver that died.
+Rows and marker are sent in one transaction, so an attempt that finds the marker of its own batch is done. A
+second queue, exclusive, keeps out other attempts of the same partition: speculative ones, and those of a
+driver that died.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Marker:
     batch: int
     rows: int
     digest: str
-    #: Rows of the batch that no queue took, though it was committed; None: some, but which is not known.
+    #: Rows of the committed batch that reached no queue; None: there are some, but it is not known which.
     refused: Sequence[int] | None = ()
 
     def encode(self) -> bytes:
@@ -63,7 +63,7 @@ class Marker:
 
 
 class Ledger:
-    """Of one producer, over a connection that is its own."""
+    """The ledger of one producer, over its own connection."""
 
     def __init__(self, connection: Connection, producer: str, expires_ms: int) -> None:
         self._connection = connection
@@ -76,7 +76,7 @@ class Ledger:
         return LEDGER + self._producer
 
     def lock(self, timeout_ms: int) -> None:
-        """Wait until no other attempt writes. It is undone with the connection. Raises AmqpError."""
+        """Wait until no other attempt writes. The lock ends with the connection. Raises AmqpError."""
         deadline = time.monotonic() + timeout_ms / 1000
         while True:
             try:
@@ -115,7 +115,7 @@ class Ledger:
         return True
 
     def read(self) -> Marker | None:
-        """The marker stays unacked: it goes with the transaction that replaces it, or back into its queue."""
+        """The marker stays unacked: the transaction that replaces it acks it, or it returns to its queue."""
         reply, _, body = self._connection.call_for_content(
             spec.Basic.Get(queue=self.queue), spec.Basic.GetOk, spec.Basic.GetEmpty
         )
@@ -125,7 +125,7 @@ class Ledger:
         return Marker.decode(body)
 
     def begin(self) -> None:
-        """Begin a transaction that takes the old marker away."""
+        """Begin a transaction that removes the old marker."""
         self._connection.call(spec.Tx.Select(), spec.Tx.SelectOk)
         if self._found_tag:
             self._connection.send(method_frame(1, spec.Basic.Ack(delivery_tag=self._found_tag)))

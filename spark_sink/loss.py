@@ -1,4 +1,4 @@
-"""What a query says when messages are gone that it should have read."""
+"""The error of a query when messages are gone that it should have read."""
 
 
 class DataLoss(Exception):

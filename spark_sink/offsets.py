@@ -1,9 +1,9 @@
-"""What a checkpoint holds of a queue.
+"""The content of a checkpoint about a queue.
 
 A queue has no positions, so an offset counts: `count` messages have been handed to Spark since the query
-began. That alone would not tell a restarted query which messages those were; therefore an offset also holds
-the digest of the last micro-batch. A replay takes as many messages as the batch had and compares: the same
-messages, or an error.
+began. From that alone a restarted query would not know which messages those were; therefore an offset also
+holds the digest of the last micro-batch. A replay takes as many messages as the batch had and compares the
+digests: the messages are the same, or it fails.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class BadCheckpoint(ValueError):
-    """The checkpoint is not one of this source, or of another queue."""
+    """The checkpoint is not from this source, or is about another queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +22,13 @@ class Position:
     queue: str
     #: Messages handed to Spark since the query began.
     count: int = 0
-    #: How many of them the last micro-batch had.
+    #: Number of messages in the last micro-batch.
     batch: int = 0
-    #: Of those: see `deliveries.digest`.
+    #: Digest of these messages: see `deliveries.digest`.
     digest: str = ""
-    #: The first of them: see `deliveries.fingerprint`.
+    #: Fingerprint of the first one: see `deliveries.fingerprint`.
     first: str = ""
-    #: Whether each of those has a message_id, so that no other messages can be taken for them.
+    #: Whether each of them has a message_id, so that no other messages can be mistaken for them.
     identified: bool = False
 
     def json(self) -> dict[str, Any]:

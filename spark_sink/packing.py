@@ -1,8 +1,8 @@
 """Many rows in one message: an Arrow IPC stream, compressed by Zstandard.
 
-The rows have the columns that a sink takes, so that what comes out of a source is what went in. Content type
-and encoding say what the body is to anybody; the schema's metadata says that these are rows, and not a
-message of somebody's own.
+The rows have the columns that a sink accepts, so that a source returns the rows that were written. Content
+type and encoding tell every program what the body is; the schema's metadata says that it has rows of this
+connector, and is not another program's message.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from spark_sink.rows import BadColumn
 CONTENT_TYPE, CONTENT_ENCODING = "application/vnd.apache.arrow.stream", "zstd"
 #: In the metadata of the schema.
 ROWS = {b"spark_sink": b"rows"}
-#: Rows of so many bytes make a message, though more rows were allowed.
+#: Rows of so many bytes make a message, even if more rows were allowed.
 MESSAGE_BYTES = 4 << 20
-#: What a task holds for messages that are not full.
+#: Bytes that a task holds for messages that are not full.
 HELD_BYTES_MAX = 64 << 20
-#: Of Zstandard: higher ones take longer than the broker and the disk save.
+#: Level of Zstandard: higher levels cost more time than they save for the broker and the disk.
 LEVEL = 1
-#: Of the hash by which a super stream chooses the partition of a key; clients of RabbitMQ's streams have it,
-#: too.
+#: Seed of the hash by which a super stream chooses the partition of a key; clients of RabbitMQ's streams use
+#: it, too.
 HASH_SEED = 104_729
 KEYS_KNOWN_MAX = 100_000
-#: More bytes than that are not unpacked from one message.
+#: Maximum number of bytes that are unpacked from one message.
 UNPACKED_BYTES_MAX = 1 << 30
-#: Of a column that is kept for the next batch.
+#: Maximum size of a column that is kept for the next batch.
 REPEATS_MAX = 100_000
-#: Of Zstandard's frames.
+#: The first bytes of Zstandard's frames.
 _ZSTD_MAGIC, _ZSTD_HEADER_BYTES_MAX = b"\x28\xb5\x2f\xfd", 18
-#: Content type and encoding are the first properties, and stand behind the flags.
+#: Content type and encoding are the first properties, directly after the flags.
 _FLAGS_BYTES = 2
 _BOTH_FLAGS = 0xC0
 _MARK = b"".join(bytes([len(text)]) + text.encode() for text in (CONTENT_TYPE, CONTENT_ENCODING))
@@ -49,7 +49,7 @@ RecordBatch = Any
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """Bodies, routes, properties and offsets of messages that follow one another."""
+    """Bodies, routes, properties and offsets of consecutive messages."""
 
     values: Sequence[bytes]
     routes: Sequence[bytes]
@@ -70,9 +70,7 @@ def is_packed(properties: bytes) -> bool:
 
 
 def unpacked(messages: Messages) -> Iterator[tuple[Messages, RecordBatch | None]]:
-    """Yield messages that are rows themselves, together, and those that hold rows, each with them. Raises
-    BadMessage.
-    """
+    """Yield ordinary messages together, and each packed message with its rows. Raises BadMessage."""
     marked = set(filter(is_packed, set(messages.properties)))
     packed = [index for index, each in enumerate(messages.properties) if each in marked] if marked else []
     done = 0
@@ -90,7 +88,7 @@ def unpacked(messages: Messages) -> Iterator[tuple[Messages, RecordBatch | None]
 
 
 def _rows(body: bytes) -> list[RecordBatch] | None:
-    """Return what is packed in a body; None if it is not of this connector. Raises BadMessage."""
+    """Return the rows in a body; None if this connector did not pack it. Raises BadMessage."""
     try:
         reader = pa.ipc.open_stream(_decompressed(body))
         metadata = reader.schema.metadata or {}
@@ -108,7 +106,7 @@ def _decompressed(body: bytes) -> Any:
         # In one piece, at five times the speed of a stream.
         with suppress(OSError):
             return pa.Codec(CONTENT_ENCODING).decompress(body, size)
-    # Others than this connector may leave the size out, or write several frames.
+    # Other programs may omit the size, or write several frames.
     data = pa.CompressedInputStream(pa.BufferReader(body), CONTENT_ENCODING).read(UNPACKED_BYTES_MAX + 1)
     if len(data) > UNPACKED_BYTES_MAX:
         raise BadMessage(f"a packed message has more than {UNPACKED_BYTES_MAX} bytes of rows")
@@ -116,8 +114,8 @@ def _decompressed(body: bytes) -> Any:
 
 
 def content_bytes(body: bytes) -> int | None:
-    """Return what the header of a frame of Zstandard (RFC 8878, 3.1.1.1) says of its content's size; None if
-    nothing.
+    """Return the size of the content from the header of a Zstandard frame (RFC 8878, 3.1.1.1); None if it is
+    absent.
     """
     if len(body) < _ZSTD_HEADER_BYTES_MAX or not body.startswith(_ZSTD_MAGIC):
         return None
@@ -138,10 +136,10 @@ def repeated(values: Array, count: int) -> Array:
 
 
 class Repeats:
-    """Columns of one value, for batch after batch: most are as the batch before had them."""
+    """Columns with one value, reused for the next batches: most values are the same as before."""
 
     def __init__(self) -> None:
-        #: By the column: the value, and so many of it.
+        #: For each column: the value, and an array with repetitions of it.
         self._latest: dict[str, tuple[Any, Array]] = {}
 
     def column(self, name: str, value: Array, count: int) -> Array:
@@ -156,7 +154,7 @@ class Repeats:
 
 
 def check_columns(schema: StructType) -> None:
-    """What rows may not have that go into one message. Raises BadColumn."""
+    """Refuse columns that rows of one message cannot have. Raises BadColumn."""
     if "exchange" in schema.fieldNames():
         raise BadColumn("column 'exchange' does not go with packing: rows of one message have one exchange")
     if "headers" in schema.fieldNames():
@@ -173,7 +171,7 @@ def check_columns(schema: StructType) -> None:
 
 def partition_of(key: bytes, count: int) -> int:
     """Return the partition of a key, as a super stream has it."""
-    import mmh3  # of the extra `spark`; not needed but for this
+    import mmh3  # of the extra `spark`; only needed here
 
     return int(mmh3.hash(key, HASH_SEED, signed=False)) % count
 
@@ -182,14 +180,14 @@ class Packer:
     """Rows of a task, gathered until they make a message. The same rows make the same messages each time."""
 
     def __init__(self, rows_max: int, partitions: Sequence[str] = (), spare: int = 0) -> None:
-        """`partitions` are those of a super stream, if it is written to; rows without a key go to the one of
+        """`partitions` are those of a super stream, if the rows go to one; rows without a key go to partition
         number `spare`.
         """
         self._rows_max = rows_max
         self._partitions = partitions
         self._spare = spare
         self._known: dict[str | None, int] = {}
-        #: By where they go: None if the options alone say that.
+        #: By destination: None if the options alone determine it.
         self._held: dict[str | None, _Rows] = {}
 
     def packed(self, batches: Iterable[RecordBatch]) -> Iterator[RecordBatch]:
@@ -221,7 +219,7 @@ class Packer:
             yield (self._partitions[self._spare % len(self._partitions)] if self._partitions else None), batch
             return
         keys = batch.column("routing_key").dictionary_encode()
-        # Keys as numbers of partitions: one look at each that is there, not at each row.
+        # Convert keys to partition numbers: once for each distinct key, not for each row.
         numbers = pa.array([self._number(key) for key in keys.dictionary.to_pylist()], pa.int32())
         if not self._partitions:
             found, names = keys.indices, keys.dictionary.to_pylist()

@@ -24,8 +24,8 @@ class Deliveries(InputPartition):
     """Messages for one task, compressed: they pass through the driver's JVM, and Spark warns of tasks above 1
     MB.
 
-    Where each begins goes with them: it was found on the driver, and finding it takes as long as decoding. As
-    lengths, which repeat themselves, it is a few bytes.
+    The positions of the messages go with them: the driver has found them, and finding them takes as long as
+    decoding. Encoded as lengths, which repeat themselves, they take a few bytes.
     """
 
     def __init__(self, runs: Sequence[Run], offset: int) -> None:

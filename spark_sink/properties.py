@@ -1,4 +1,4 @@
-"""The properties of a message, from their bytes: what they are in Arrow's terms, text for headers."""
+"""Decodes the properties of a message to the values that Arrow needs; headers become text."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from pika import data as field_table
 from spark_sink.deliveries import U64
 from spark_sink.rows import PROPERTIES
 
-#: What a signed 64-bit count of microseconds holds; some publishers write milliseconds where seconds are due.
+#: The largest time in a signed 64-bit count of microseconds; some publishers write milliseconds instead of
+#: seconds.
 SECONDS_MAX = (2**63 - 1) // 1_000_000
 
 COLUMNS = tuple(each.column for each in PROPERTIES)
 NO_PROPERTIES: tuple[Any, ...] = (None,) * len(PROPERTIES)
 HEADERS, TIMESTAMP, MESSAGE_ID = map(COLUMNS.index, ("headers", "timestamp", "message_id"))
 OCTETS = {COLUMNS.index("delivery_mode"), COLUMNS.index("priority")}
-#: Bit in the flags, place in the tuple.
+#: Bit in the flags, index in the tuple.
 BITS = tuple((1 << each.bit, place) for place, each in enumerate(PROPERTIES))
 MESSAGE_ID_FLAG = BITS[MESSAGE_ID][0]
 FLAGS_BYTES, LENGTH_BYTES, TIMESTAMP_BYTES = 2, 4, 8
@@ -64,7 +65,7 @@ def decode_properties(data: bytes) -> Properties:
 
 
 def message_id_at(data: bytes) -> int | None:
-    """Where the length of the message_id stands, if there is one."""
+    """Position of the length of the message_id, if there is one."""
     flags = int.from_bytes(data[:FLAGS_BYTES], "big")
     if not flags & MESSAGE_ID_FLAG:
         return None
@@ -80,10 +81,10 @@ def message_id_at(data: bytes) -> int | None:
 
 
 def without_ids(raws: Sequence[bytes]) -> tuple[list[bytes], list[bytes]] | None:
-    """Properties that differ in their message_id: the ids, and what is left when each is empty.
+    """Properties that differ in their message_id: the ids, and the rest of the bytes with an empty id.
 
-    None unless all begin with the same bytes up to the id, flags among them: only then it stands at the same
-    place.
+    None unless all begin with the same bytes up to the id, including the flags: only then the id is at the
+    same position.
     """
     at = message_id_at(raws[0])
     if at is None:
@@ -98,7 +99,7 @@ def without_ids(raws: Sequence[bytes]) -> tuple[list[bytes], list[bytes]] | None
 
 
 def as_text(value: Any) -> str | None:
-    """A header's value: text as it is, all else as JSON writes it."""
+    """A header's value: text unchanged, everything else as JSON."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, bytes):

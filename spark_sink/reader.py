@@ -1,8 +1,8 @@
-"""Batch reads: what is in the queue when the read begins.
+"""Batch reads: the messages that are in the queue when the read begins.
 
-Spark tells a batch reader nothing about what becomes of the rows, so there are two honest ways: `ack=none`
-looks at the messages and leaves them in the queue; `ack=onRead` takes them once they are read, whatever
-happens to the rows then.
+Spark does not tell a batch reader what happens to the rows, so there are two honest ways: `ack=none` reads
+the messages and leaves them in the queue; `ack=onRead` removes them once they are read, whatever happens to
+the rows then.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from spark_sink.deliveries import Run
 from spark_sink.options import SourceOptions
 from spark_sink.patience import Patience
 
-#: How long messages may be in the queue and not be delivered.
+#: How long the queue may have messages without delivering them.
 STALLED_AFTER_S = 60.0
 #: Rows and bytes of one Arrow batch.
 ROWS_PER_BATCH = 10_000
@@ -29,9 +29,7 @@ PIECE_BYTES_MAX = 16 << 20
 
 
 class Everything(InputPartition):
-    """There is one: two consumers of a queue would share its messages, and neither would see when it is at
-    the end.
-    """
+    """There is only one: two consumers of a queue would share its messages, and miss its end."""
 
     def __init__(self, count: int) -> None:
         super().__init__(0)
@@ -45,7 +43,7 @@ class AmqpReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Look at the queue on the driver, so that what is wrong is said before any task runs."""
+        """Check the queue on the driver, so that errors are raised before any task runs."""
         consumer = Consumer(self._options, "spark read", 1)
         try:
             found = consumer.look()
@@ -62,7 +60,8 @@ class AmqpReader(DataSourceReader):
         keep = self._options.ack == "none"
         if not count:
             return
-        # Nothing is acked while looking, so all of it has to fit into the window: 0 is a window without end.
+        # Messages are not acked in this mode, so all of them have to fit into the window: 0 means an
+        # unlimited window.
         prefetch = (0 if count > PREFETCH_MAX else count) if keep else min(PREFETCH_MAX, 4 * ROWS_PER_BATCH)
         options = replace(self._options, exclusive=False) if keep else self._options
         consumer = Consumer(options, f"spark read {options.queue}", prefetch)
@@ -71,7 +70,7 @@ class AmqpReader(DataSourceReader):
         try:
             consumer.open()
             if options.exclusive:
-                # Another evaluation of the same frame may have taken what was there.
+                # Another evaluation of the same frame may have taken the messages.
                 count = min(count, consumer.found)
             while read < count:
                 if not self._more(consumer, min(ROWS_PER_BATCH, count - read)):
@@ -110,8 +109,8 @@ class AmqpReader(DataSourceReader):
                 patience.sign()
             else:
                 empty += 1
-                # What is not there has been taken by another consumer, if there is one; else it may be on its
-                # way.
+                # Another consumer, if there is one, has taken the missing messages; otherwise they may be on
+                # their way.
                 if (consumers > 1 and empty > 1) or patience.over():
                     return False
             if ready and time.monotonic() - began > STALLED_AFTER_S and not window.buffered:

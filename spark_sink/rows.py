@@ -1,6 +1,4 @@
-"""Columns and AMQP properties: which there are, of which Spark types, in which order they stand in a content
-header.
-"""
+"""Columns and AMQP properties: their names, their Spark types, and their order in a content header."""
 
 from __future__ import annotations
 
@@ -72,8 +70,8 @@ SINK_COLUMNS: dict[str, tuple[type[DataType], ...]] = {
 
 
 def source_schema(include_headers: bool = True, partitions: bool = False) -> StructType:
-    """What a read gives, of a stream with the number of the partition. Header values come as text: one column
-    has one type.
+    """The schema of a read; for a stream it has the number of the partition. Header values are text, because
+    one column has one type.
     """
     fields = [
         StructField("value", BinaryType(), True),
@@ -101,12 +99,12 @@ def source_schema(include_headers: bool = True, partitions: bool = False) -> Str
     return StructType([field for field in fields if include_headers or field.name != "headers"])
 
 
-#: Of a read frame, what its rows carry beside what a sink takes: written back as they are, they are left out.
+#: Columns of a read frame that a sink does not accept: they are ignored when such rows are written back.
 SOURCE_ONLY = frozenset({"queue", "redelivered", "offset", "partition"})
 
 
 def check_schema(schema: StructType, options: SinkOptions) -> None:
-    """What the driver can see before any row is computed. Raises BadColumn."""
+    """Check on the driver, before any row is computed. Raises BadColumn."""
     names = schema.fieldNames()
     for name in names:
         if name not in SINK_COLUMNS and not options.ignore_unknown_columns:

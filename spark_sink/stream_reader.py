@@ -1,9 +1,9 @@
 """The streaming source: at least once from a classic or quorum queue.
 
 One reader lives beside the driver for as long as the query. It holds the only consumer, because a delivery
-can be acked only where it arrived, and Spark says nowhere else that a micro-batch is done: a batch is acked
-when Spark asks for what comes after it, which it does once the batch is in its commit log. The rows travel to
-the tasks as the bytes that came.
+can be acked only where it arrived, and only this process learns from Spark that a micro-batch is done: it
+acks a batch when Spark asks for the next one, which Spark does once the batch is in its commit log. The rows
+are sent to the tasks as the received bytes.
 """
 
 from __future__ import annotations
@@ -32,16 +32,17 @@ from spark_sink.window import Batch
 #: A micro-batch passes through the driver's memory.
 BATCH_BYTES_MAX = 64 << 20
 UNLIMITED = 1 << 62
-#: A trigger that finds nothing waits so long for a first message; without it an idle query asks every 12 ms.
+#: A trigger that finds nothing waits so long for a first message; without this wait an idle query would ask
+#: every 12 ms.
 FIRST_MESSAGE_S = 0.05
 #: A trigger that finds some waits for more while they keep coming.
 QUIET_S = 0.02
 FILL_MAX_S = 1.0
-#: How often the broker is asked about messages that are due.
+#: How often to ask the broker about expected messages.
 LOOK_S = 0.2
-#: `availableNow`: how long messages may be in the queue and not be delivered.
+#: `availableNow`: how long the queue may have messages without delivering them.
 STALLED_AFTER_S = 60.0
-#: Connections in a row that are lost before a trigger gets anywhere.
+#: Connections in a row that may be lost before a trigger makes progress.
 ATTEMPTS_MAX = 10
 
 __all__ = ["AmqpStreamReader", "DataLoss", "freeze_modules"]
@@ -49,7 +50,7 @@ __all__ = ["AmqpStreamReader", "DataLoss", "freeze_modules"]
 
 def freeze_modules() -> None:
     """Spark's worker collects all garbage after each task, and looks through all modules for it: 15 to 30 ms,
-    as long as decoding takes. What is there before the first task's rows is not looked at again.
+    as long as decoding takes. Objects from before the first task's rows are not checked again.
     """
     if not gc.get_freeze_count():
         gc.collect()
@@ -66,10 +67,10 @@ class AmqpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._consumer: Consumer | None = None
         #: `availableNow`: how many messages may still be planned.
         self._allowance: int | None = None
-        #: Whether what the checkpoint says has been compared with the queue.
+        #: Whether the checkpoint has been compared with the queue.
         self._resumed = False
 
-    # What Spark calls beside the driver.
+    # Methods that Spark calls beside the driver.
 
     def initialOffset(self) -> dict[str, Any]:
         return Position(self._options.queue).json()
@@ -90,7 +91,7 @@ class AmqpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 batch = self._next(consumer, done.count, most)
                 return start if batch is None else self._end(batch).json()
             except AmqpError:
-                # What was planned is still known after a lost connection, and the rest comes again.
+                # Planned batches are still known after a lost connection, and the rest comes again.
                 if consumer.alive or attempt + 1 == ATTEMPTS_MAX:
                     raise
         raise AssertionError("unreachable")
@@ -106,14 +107,14 @@ class AmqpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return cut(batch.runs, before.count)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Comes late, and never for the last batch; `latestOffset` is the place."""
+        """Spark calls this late, and never for the last batch; so `latestOffset` acks."""
 
     def stop(self) -> None:
-        """Called after an error only. An ended process says the same to the broker."""
+        """Called after an error only. For the broker, the end of the process means the same."""
         if self._consumer is not None:
             self._consumer.close()
 
-    # What a task calls.
+    # Methods that a task calls.
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Deliveries)
@@ -147,14 +148,14 @@ class AmqpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def _finish(self, consumer: Consumer, done: Position) -> None:
-        """Ack what Spark has committed: everything up to `done`."""
+        """Ack the messages that Spark has committed: everything up to `done`."""
         if not self._resumed:
             self._resumed = True
             if done.batch and done.identified:
                 self._skip_what_is_done(consumer, done)
         self._settle(consumer, done.count)
         if consumer.window.expecting:
-            # A reconnect was in between: some messages of that batch may still be on their way back.
+            # There was a reconnect meanwhile: some messages of that batch may still be on their way back.
             patience = self._patience()
             self._buffer(consumer, PREFETCH_MAX, patience, lambda: not consumer.window.expecting)
             self._settle(consumer, done.count)
@@ -168,12 +169,13 @@ class AmqpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _skip_what_is_done(self, consumer: Consumer, done: Position) -> None:
         """The driver may have died after Spark's commit and before the ack. Then the messages of that batch
-        are at the head of the queue again. Only messages with ids are recognised: of others the next could be
-        the same.
+        are at the head of the queue again. Only messages with ids are recognised: without ids, a new message
+        could have the same content.
         """
         consumer.wait(lambda: consumer.window.buffered > 0, FIRST_MESSAGE_S)
         if not consumer.found or not consumer.window.redelivered(1):
-            # The queue was empty, or begins with what was never delivered: there is nothing to wait for.
+            # The queue was empty, or begins with messages that were never delivered: there is nothing to wait
+            # for.
             return
         begins = self._begins_with(consumer, done, self._patience())
         if not begins or not consumer.window.redelivered(done.batch):
@@ -197,7 +199,7 @@ class AmqpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if not consumer.alive:
                 raise consumer.failure()
             if consumer.full:
-                # What has come may be enough all the same.
+                # The received messages may still be enough.
                 return window.buffered >= count or enough()
             ready, before, seen = consumer.ready(), seen, window.unacked
             if ready or seen != before:
@@ -223,15 +225,15 @@ class AmqpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 break
         with consumer.changed:
             batch = window.plan(count, limit, BATCH_BYTES_MAX)
-            # The connection's thread may hold back for want of room.
+            # The connection's thread may wait for free memory.
             consumer.changed.notify_all()
         if batch is not None:
             self._spend(batch.count)
         return batch
 
     def _wait_for_the_rest(self, consumer: Consumer) -> None:
-        """`availableNow`: some that were there have not come. Either they are
-        on their way or they are gone.
+        """`availableNow`: some messages that were in the queue have not come. Either they are on their way or
+        they are gone.
         """
         window = consumer.window
         began = time.monotonic()
@@ -263,7 +265,7 @@ class AmqpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for attempt in range(ATTEMPTS_MAX):
             consumer = self._opened(max(before.batch, after.batch))
             self._resumed = True
-            # One for all of it: what has not come in the end has been waited for.
+            # One limit for the whole replay: it includes the wait for messages that never come.
             patience = self._patience()
             try:
                 same = self._begins_with(consumer, after, patience)
@@ -294,8 +296,8 @@ class AmqpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _found_behind(
         self, consumer: Consumer, before: Position, after: Position, patience: Patience
     ) -> Batch | None:
-        """Quorum queues of RabbitMQ put what is returned behind what was returned before: look through all of
-        it.
+        """RabbitMQ's quorum queues put returned messages behind those that were returned before: search all
+        of them.
         """
         window = consumer.window
         index = 0
@@ -311,7 +313,7 @@ class AmqpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 continue
             if not consumer.full or consumer.prefetch == PREFETCH_MAX:
                 return None
-            # The rest may have it. What is buffered comes again, too.
+            # The messages may be in the rest of the queue. Buffered messages come again, too.
             consumer.widen(PREFETCH_MAX)
             consumer.ensure()
             index, patience = 0, self._patience()

@@ -16,7 +16,7 @@ from spark_sink.task import Plan, current_task, write
 
 
 class AmqpStreamWriter(DataSourceStreamArrowWriter):
-    """Made for each micro-batch, and again for its commit: no state of it lasts, and commit has nothing to
+    """Created for each micro-batch, and again for its commit: it keeps no state, and commit has nothing to
     do.
 
     Output mode `complete` writes the whole result each time; `update` is not for sources in Python (use

@@ -1,5 +1,5 @@
-"""Where a sink's messages go, looked at by the driver before any task starts: passive checks, nothing is
-declared.
+"""The target of a sink's messages, checked by the driver before any task starts: only passive checks, no
+declarations.
 """
 
 from __future__ import annotations
@@ -20,16 +20,15 @@ from spark_sink.packing import check_columns
 from spark_sink.streams.probe import discovered
 
 NOT_FOUND, PRECONDITION_FAILED = 404, 406
-#: What a broker announces that drops messages it has taken already, in queues with the argument
-#: x-deduplication.
+#: The capability of a broker that drops duplicates in queues with the argument x-deduplication.
 CAPABILITY = "publisher_deduplication"
 ARGUMENT = "x-deduplication"
 
-#: Why a target is not known, in the words that a user reads.
+#: The reasons why a target is not known, as the user reads them.
 ROWS_DECIDE = "rows say which queues they go to"
 
 Declare: TypeAlias = spec.Exchange.Declare | spec.Queue.Declare
-#: How a task sends.
+#: How a task sends messages.
 Mechanism = Literal["none", "confirm", "tx", "ledger", "broker"]
 
 
@@ -37,23 +36,23 @@ Mechanism = Literal["none", "confirm", "tx", "ledger", "broker"]
 class Prepared:
     options: SinkOptions
     mechanism: Mechanism
-    #: Streams among which tasks choose.
+    #: Streams from which tasks choose.
     partitions: tuple[str, ...]
 
 
 logger = logging.getLogger("spark_sink")
-#: What this process has said.
+#: Messages that this process has printed.
 _told: set[str] = set()
 
 
 def resolved(
     connection: Connection, options: SinkOptions, columns: Collection[str]
 ) -> tuple[SinkOptions, tuple[str, ...]]:
-    """Return the options with what option `stream` means for them, and the partitions if tasks choose among
+    """Return the options with the effect of the option `stream`, and the partitions if tasks choose among
     them.
 
-    The broker chooses the partition of a message by its routing key. Rows that are packed have to be put
-    together by partition before that. Raises BadOption, AmqpError.
+    The broker chooses the partition of a message by its routing key. Packed rows have to be grouped by
+    partition before that. Raises BadOption, AmqpError.
     """
     stream = options.stream
     if stream is None:
@@ -74,7 +73,7 @@ def resolved(
 
 
 def prepared(connection: Connection, options: SinkOptions, schema: StructType) -> Prepared:
-    """Look at where messages go, and decide how. Raises BadColumn, BadOption, AmqpError."""
+    """Check the target, and decide how to send. Raises BadColumn, BadOption, AmqpError."""
     columns = schema.fieldNames()
     if options.packing == "arrow":
         check_columns(schema)
@@ -87,7 +86,7 @@ def prepared(connection: Connection, options: SinkOptions, schema: StructType) -
 
 
 def check(connection: Connection, options: SinkOptions, columns: Collection[str]) -> None:
-    """Raises BadOption if the exchange or the queue that the options name is not there."""
+    """Raises BadOption if the exchange or the queue in the options does not exist."""
     if options.exchange:
         _passive(
             connection,
@@ -120,12 +119,14 @@ def _passive(connection: Connection, declare: Declare, option: str, name: str) -
 
 
 def mechanism(connection: Connection, options: SinkOptions, columns: Collection[str]) -> Mechanism:
-    """Choose how tasks send, and say so. Raises BadOption if the broker lacks what the options ask for."""
+    """Choose how tasks send, and say so. Raises BadOption if the broker lacks a feature that the options
+    require.
+    """
     if options.delivery != "exactly-once":
         return options.delivery
     missing = _missing(connection, options, columns)
     if options.deduplication == "broker":
-        # Of queues that only rows name the user has to know it.
+        # For queues that only rows name, the user has to know it.
         if missing is not None and not missing.startswith(ROWS_DECIDE):
             raise BadOption(
                 f"option 'deduplication' is broker, and {missing}: leave it at auto, or set it to ledger"
@@ -155,7 +156,7 @@ def _missing(connection: Connection, options: SinkOptions, columns: Collection[s
 
 
 def _mismatch(connection: Connection, declare: Declare) -> str | None:
-    """A broker with the capability compares this argument even of a passive declare."""
+    """A broker with the capability compares this argument even in a passive declare."""
     try:
         connection.call(declare, spec.Exchange.DeclareOk, spec.Queue.DeclareOk)
     except ChannelClosed as error:
@@ -167,13 +168,13 @@ def _mismatch(connection: Connection, declare: Declare) -> str | None:
 
 
 def _chosen(mechanism: Mechanism, why: str) -> Mechanism:
-    """Tell it on the driver's standard error, once for each process: a streaming query asks for each
+    """Print it on the driver's standard error, once for each process: a streaming query decides for each
     micro-batch.
     """
     text = f"exactly-once by the {mechanism}: {why}"
     if text not in _told:
         if not logger.hasHandlers():
-            # This runs in a process of Spark's, where nobody else sets logging up.
+            # This runs in a process of Spark, where no other code sets up logging.
             logger.addHandler(logging.StreamHandler())
             logger.setLevel(logging.INFO)
         logger.info("spark_sink: %s", text)

@@ -1,4 +1,4 @@
-"""What one Spark task does: its partition's batches, out by the mechanism that the driver has chosen."""
+"""One Spark task: it sends its partition's batches with the mechanism that the driver has chosen."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ PRECONDITION_FAILED = 406
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the driver decided, on its way to the tasks."""
+    """The driver's decisions, sent to the tasks."""
 
     options: SinkOptions
     mechanism: Mechanism
     #: None: a streaming query, known by its id; the batch by its number.
     application: str | None
     version: int = 0
-    #: Of a super stream, among which packed messages are shared out here.
+    #: Partitions of a super stream, among which the task distributes packed messages.
     partitions: tuple[str, ...] = ()
 
 
@@ -105,7 +105,7 @@ def write(plan: Plan, task: Task, batches: Iterable[Any]) -> Written:
 
 
 def _checked(batches: Iterable[Any], task: Task) -> Iterator[Any]:
-    """What the encoder sees of rows that are messages each. Raises BadRow."""
+    """The columns for the encoder, if each row is a message. Raises BadRow."""
     rows = 0
     for batch in batches:
         if missing := nulls(batch.column("value")):
@@ -125,7 +125,7 @@ def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
 
 
 class _Run:
-    """delivery=confirm and none; the others differ in what stands around the rows."""
+    """delivery=confirm and none; the others differ in what they do around the rows."""
 
     def __init__(self, plan: Plan, task: Task) -> None:
         self.options = plan.options
@@ -216,7 +216,7 @@ class _LedgerRun(_Run):
         return rows
 
     def _commit(self, connection: Connection, ledger: Ledger, marker: Marker, publisher: Publisher) -> None:
-        """Raises Refused when rows were committed that no queue took; the marker then says which."""
+        """Raises Refused when some committed rows reached no queue; the marker then says which."""
         timeout_ms = self.options.confirm_timeout_ms
         try:
             ledger.commit(marker, timeout_ms)
@@ -224,7 +224,7 @@ class _LedgerRun(_Run):
             if error.code != PRECONDITION_FAILED:
                 raise
             # RabbitMQ's "partial tx completion": queues with x-overflow=reject-publish were full. The marker
-            # is out.
+            # was sent.
             connection.open_channel()
             ledger.begin()
             ledger.commit(replace(marker, refused=None), timeout_ms)
@@ -258,7 +258,7 @@ class _LedgerRun(_Run):
         marker: Marker,
         batches: Iterable[Any],
     ) -> int:
-        """The batch was committed before; nothing is left to do but for rows that no queue took."""
+        """The batch was committed before; only rows that reached no queue are left to send."""
         if marker.refused is None:
             raise Refused(
                 f"an attempt before this one has committed batch {marker.batch} of {self.task.producer}, and the broker "
@@ -296,10 +296,10 @@ def _drain(
 
 
 class _BrokerRun(_Run):
-    """The queues drop what they have taken: every row has a producer and a number that only rises.
+    """The queues drop duplicates: every row has a producer and an increasing sequence number.
 
-    A number that a queue refused is passed as soon as a later one is taken. So an attempt that sees a refusal
-    writes down which rows it concerns, and the next sends these by an id of their own.
+    A refused number comes too late as soon as the queue has taken a later one. So an attempt that sees a
+    refusal records these rows, and the next attempt sends them with an id of their own.
     """
 
     def write(self, batches: Iterable[Any]) -> int:

@@ -1,10 +1,10 @@
 """The messages that the broker has delivered to a query and that are not settled: first buffered, then in a
 batch.
 
-When the connection is lost the broker delivers all of them again, in order. What was only buffered is simply
-read again. The messages of a batch must not be: Spark has them. They are recognised by their content, and
-what is kept of a delivery is its new tag. A delivery counts as one of a batch only if the broker flags it as
-redelivered.
+When the connection is lost the broker delivers all of them again, in order. Buffered messages are simply read
+again. The messages of a batch must not be read again, because Spark has them. They are recognised by their
+content, and only the new tag of their delivery is kept. A delivery can match a batch only if the broker flags
+it as redelivered.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from spark_sink.deliveries import Run, digest, fingerprint
 
 @dataclass(slots=True)
 class Batch:
-    """What one micro-batch has; `end` is the offset's count after it."""
+    """The messages of one micro-batch; `end` is the offset's count after it."""
 
     end: int
     runs: list[Run]
@@ -56,7 +56,7 @@ class Window:
         self.buffered_bytes = 0
         self._runs: deque[Run] = deque()
         self._planned: deque[Batch] = deque()
-        #: Acks are sent, and nobody knows yet whether they have arrived.
+        #: Acks were sent, but the broker has not answered anything since.
         self._acking: list[Batch] = []
         #: After a reconnect: content of a message → the batches that wait for it.
         self._expected: dict[bytes, deque[Batch]] = {}
@@ -76,7 +76,7 @@ class Window:
         self.buffered_bytes += len(run.data)
 
     def _match(self, run: Run) -> int:
-        """Take out what batches wait for; how many messages of the run are dealt with."""
+        """Match messages that batches wait for; return how many messages of the run are handled."""
         for index, content in enumerate(run.contents()):
             if not self._expected:
                 return index
@@ -84,7 +84,7 @@ class Window:
             batches = self._expected.get(content) if redelivered else None
             if batches is None:
                 if not redelivered:
-                    # What was delivered before stands at the head of the queue: no more of it will come.
+                    # Redelivered messages are at the head of the queue: no more of them will come.
                     self._expected.clear()
                     return index
                 self._buffer(run.one(index))
@@ -110,7 +110,7 @@ class Window:
         self._expected.clear()
 
     def first(self, count: int, start: int = 0) -> list[Run]:
-        """Look at `count` buffered messages behind the first `start`, and leave them where they are."""
+        """Return `count` buffered messages after the first `start`, without removing them."""
         found: list[Run] = []
         for run in self._runs:
             if start >= len(run):
@@ -131,8 +131,8 @@ class Window:
         return all(run.redelivered(index) for run in self.first(count) for index in range(len(run)))
 
     def plan(self, position: int, limit: int, bytes_max: int) -> Batch | None:
-        """Make a batch of what is buffered: at least a message, if there is
-        one, and then within both limits.
+        """Make a batch of buffered messages: at least one message, if there is one, and then within both
+        limits.
         """
         taken: list[Run] = []
         while self._runs and limit and (bytes_max > 0 or not taken):
@@ -160,8 +160,8 @@ class Window:
         return batch
 
     def find(self, first: str, whole: str, count: int, index: int = 0) -> int | None:
-        """Where so many messages with this digest stand, behind others and not before `index`; `first` is the
-        first one's fingerprint.
+        """Position of so many messages with this digest, after others and not before `index`; `first` is the
+        fingerprint of the first one.
         """
         for run in self.first(self.buffered - index, index):
             for content in run.contents():
@@ -173,7 +173,7 @@ class Window:
         return None
 
     def extract(self, position: int, start: int, count: int) -> Batch:
-        """Make a batch of messages that stand behind others, which are read later."""
+        """Make a batch of messages that come after others, which are read later."""
         taken, left = self.first(count, start), self.buffered - start - count
         self._runs = deque([*self.first(start), *self.first(left, start + count)])
         self.buffered -= count
@@ -204,21 +204,21 @@ class Window:
         return Settlement(through, tuple(tags))
 
     def forget(self) -> None:
-        """Drop what is planned, and leave it unacked."""
+        """Drop planned batches, and leave them unacked."""
         self._planned.clear()
 
     def confirmed(self) -> None:
-        """The broker has answered something that was sent after the acks."""
+        """The broker has answered a method that was sent after the acks."""
         self._acking.clear()
 
     def lost(self) -> None:
-        """The connection is gone, and all that was not acked will come again."""
+        """The connection is lost, and all unacked messages will come again."""
         still = [batch for batches in self._expected.values() for batch in batches if batch.settled]
         self._runs.clear()
         self.buffered = self.buffered_bytes = 0
         self._due = []
-        # An ack may or may not have arrived. Where content cannot be told from other content, the messages
-        # are read once more rather than taken for those that are done.
+        # An ack may or may not have arrived. If messages cannot be distinguished by their content, they are
+        # read once more instead of being treated as done.
         unsure = [batch for batch in self._acking if batch.identified and batch not in still]
         self._acking.clear()
         self._expected = {}

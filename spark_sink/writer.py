@@ -17,7 +17,7 @@ from spark_sink.task import Plan, current_task, write
 
 
 class AmqpWriter(DataSourceArrowWriter):
-    """Made once, beside the driver; its state reaches every task and every retry of the job."""
+    """Created once, beside the driver; its state reaches every task and every retry of the job."""
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:

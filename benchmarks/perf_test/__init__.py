@@ -19,7 +19,7 @@ from ..client import HOST, Unexpected
 HERE = Path(__file__).parent
 JARS = HERE / ".cache"
 FETCH_MAX_S = 300
-#: What it may take beyond its run: the virtual machine and some hundred connections.
+#: Time that it may take beyond its run: for the virtual machine and some hundred connections.
 OVERHEAD_MAX_S = 90
 COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
 #: id: test-1, time 4.001 s, sent: 701 msg/s, …, received: 701 msg/s, …
@@ -27,7 +27,7 @@ INTERVAL = re.compile(r"time ([\d.]+) s, sent: (\d+) msg/s.*received: (\d+) msg/
 
 
 def missing() -> str | None:
-    """Return what is not installed, or None."""
+    """Return the missing program, or None."""
     found = [name for name in ("java", "mvn") if shutil.which(name) is None]
     return f"{' and '.join(found)} not installed" if found else None
 
@@ -44,7 +44,7 @@ def fetch() -> None:
 
 
 def intervals(port: int, *options: str, seconds: int) -> Iterator[tuple[float, int, int]]:
-    """Yield what it says each second: seconds since its start, messages sent and received in the last one.
+    """Yield its output of each second: seconds since its start, messages sent and received in the last one.
 
     Raises Unexpected.
     """

@@ -23,7 +23,7 @@ from .watched import Watched
 
 CONFIRM_WINDOW = 1_000
 PREFETCH = 500
-#: Messages that wait for a consumer that takes one at a time: enough that one is always there.
+#: Messages that wait for a consumer with a prefetch of one: enough that there is always one.
 PREFETCH_1_AHEAD = 200
 
 TRANSIENT, OTHER, LARGE = at_least(6), at_least(4), at_least(1)

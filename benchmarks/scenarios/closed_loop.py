@@ -1,5 +1,5 @@
-"""Many clients that each have one message under way: the delivery and the confirm of one have come before the
-next.
+"""Many clients with one message each on its way: the next message is sent after the delivery and the confirm
+of the last one.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from ..streams import properties
 from .scenario import CPU_US, RSS_MIB, Figure, Figures, Scenario, at_least, at_most
 
 BODY = b"b" * 128
-#: A basic.ack of the broker's.
+#: A basic.ack of the broker.
 CONFIRM_BYTES = 21
-#: One by the client, up to its tag.
+#: A basic.ack of the client, up to its tag.
 ACK = frame.marshal(commands.Basic.Ack(0), CHANNEL)[:-10]
 STALL_S = 20.0
 
 
 class Looper:
-    """One client with a queue of its own."""
+    """One client with its own queue."""
 
     def __init__(self, connection: Connection, queue: str, durable: bool, arguments: dict[str, Any]) -> None:
         self.sock = connection.sock

@@ -1,6 +1,4 @@
-"""Three nodes and quorum queues. Clients are spread: where there are several nodes, no two clients of a queue
-share one.
-"""
+"""Three nodes and quorum queues. Clients are spread: two clients of a queue never use the same node."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ IDLE_WATCH_S = 10.0
 
 RESTART_QUEUES = 1_000
 RESTART_MESSAGES = 1_000_000
-#: Of these queues each is asked for its depth before a node counts as serving.
+#: Before a node counts as serving, the depth of each of these queues is requested.
 RESTART_ASKED_EVERY = 100
 RESTART_MAX_S = 300.0
 FILL_WINDOW = 4_000
@@ -115,7 +113,7 @@ class ClusterThroughput(ClusterScenario):
 
 
 class ClusterStream(ClusterScenario):
-    """Appended to at the node that leads it."""
+    """A stream; the publisher is connected to the leader's node."""
 
     name = "cluster-stream"
     title = "three nodes: one stream, 128 B, appended with confirms"
@@ -141,7 +139,7 @@ class ClusterStream(ClusterScenario):
 
 
 class _CpuByNode:
-    """Warm-up included: what is compared are nodes of one run."""
+    """Includes the warm-up: nodes of one run are compared with each other."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._pids = [cluster.node_pids(place) for place in range(len(NAMES))]
@@ -157,7 +155,7 @@ class _CpuByNode:
 
 
 class ClusterLatency(ClusterScenario):
-    """Published at the leader's node, consumed at another."""
+    """Published at the leader's node, consumed at another node."""
 
     name = "cluster-latency"
     title = f"three nodes: latency at {LATENCY_RATE:,} msg/s, 128 B, quorum queue, confirms, auto-ack"
@@ -193,7 +191,7 @@ class ClusterLatency(ClusterScenario):
 
 
 class IdleQuorumQueues(ClusterScenario):
-    """A node's own memory is compared, without the files that it maps."""
+    """Compares the private memory of a node, without mapped files."""
 
     name = "cluster-idle-queues"
     title = "three nodes: a thousand idle quorum queues, on the node that needs most"
@@ -233,7 +231,7 @@ class IdleQuorumQueues(ClusterScenario):
 
 
 def _declare(cluster: Cluster, prefix: str, count: int, arguments: dict[str, str]) -> None:
-    """On one node after the other, so that leaders are spread."""
+    """Declare on one node after the other, so that leaders are spread."""
     with ExitStack() as opened:
         connections = [opened.enter_context(Connection(port)) for port in cluster.ports]
         for i in range(count):
@@ -284,7 +282,7 @@ def _holds(queues: Sequence[str], each: int) -> Callable[[Connection], bool]:
 
 
 def _fill(port: int, queues: Sequence[str], each: int) -> None:
-    """Confirmed, block by block, never more than a window unconfirmed."""
+    """Publish with confirms, block by block, with at most a window of unconfirmed messages."""
     with Connection(port) as connection:
         connection.confirms()
         settled = Settled(len(queues) * each)
@@ -295,7 +293,7 @@ def _fill(port: int, queues: Sequence[str], each: int) -> None:
             filled = 0
             while filled < each:
                 block = next(blocks)
-                # A block may not be of the size asked for where messages are large.
+                # A block may not have the requested size if messages are large.
                 if filled + block.messages > each:
                     raise Unexpected("blocks of this size do not make up the count")
                 connection.sock.sendall(block.data)
@@ -314,7 +312,7 @@ def _confirmed(connection: Connection, settled: Settled, wanted: int) -> None:
 
 
 class Failover(ClusterScenario):
-    """A publisher at another node, whose connection stays."""
+    """A publisher at another node, whose connection stays open."""
 
     name = "cluster-failover"
     title = "three nodes: kill -9 of a queue's leader, the longest time without a confirm"
@@ -338,7 +336,7 @@ class Failover(ClusterScenario):
 
 
 def _watch(cluster: Cluster, publisher: Connection) -> tuple[numpy.typing.NDArray[numpy.float64], float]:
-    """When confirms came, and when the leader was killed."""
+    """Return the times of the confirms, and the time when the leader was killed."""
     sock = publisher.sock
     settled = Settled(int(FAILOVER_RATE * (FAILOVER_BEFORE_S + FAILOVER_WATCH_S) * 2))
     wire = message("", QUEUE, b"b" * BODY_BYTES, properties(persistent=True))
@@ -362,7 +360,7 @@ def _watch(cluster: Cluster, publisher: Connection) -> tuple[numpy.typing.NDArra
         if len(settled.feed(data)):
             heard.append(time.perf_counter())
     sock.settimeout(20)
-    # What is still out comes before the connection's goodbye.
+    # Outstanding confirms come before the connection is closed.
     while settled.count < sent:
         settled.feed(sock.recv(READ_BYTES))
     with Connection(cluster.ports[2]) as other:

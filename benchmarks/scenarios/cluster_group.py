@@ -1,4 +1,4 @@
-"""Consumer groups on three nodes. RabbitMQ has none, so there are figures of mqd only."""
+"""Consumer groups on three nodes. RabbitMQ has none, so there are only figures of mqd."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a connection costs: a thousand that idle, and many that come and go."""
+"""The cost of a connection: a thousand idle ones, and many that come and go."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class IdleConnections(Scenario):
 
 
 def _open_and_close(broker: Broker, count: int) -> None:
-    """Code is loaded and pools are filled by the first few connections."""
+    """Open a few connections first: they load code and fill pools."""
     with ExitStack() as connections:
         for _ in range(count):
             connections.enter_context(Connection(broker.port))

@@ -1,5 +1,5 @@
-"""Consumer groups of streams. RabbitMQ has none, so there are figures of mqd only, beside what mqd does
-without a group.
+"""Consumer groups of streams. RabbitMQ has none, so there are figures of mqd only, compared with mqd without
+a group.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .scenario import CPU_US, Figure, Figures, Scenario, mqd_at_least, mqd_at_mo
 from .stream import BODY_BYTES, MESSAGES, PREFETCH, STREAM, Reader, append, hang_up, read_all, replay
 
 WARM_MESSAGES = 20_000
-#: The ways that are compared take turns, since a machine is not equally fast all the time.
+#: The compared ways take turns, because a machine is not equally fast all the time.
 TURNS = 5
 GROUP = "bench-group"
 QUEUE = "bench-queue"
@@ -45,7 +45,7 @@ def _declare_group(connection: Connection, stream: str) -> None:
 
 
 def _filled(connection: Connection, queues: Sequence[str], each: int) -> None:
-    """So many messages in each of them, confirmed."""
+    """Publish so many messages to each of them, with confirms."""
     connection.confirms()
     settled = Settled(len(queues) * each)
     for number, queue in enumerate(queues, 1):
@@ -160,15 +160,15 @@ def _super_stream(connection: Connection, partitions: int) -> None:
 
 
 def _partitions(count: int) -> list[str]:
-    """Names of one length, so that all deliveries have one length."""
+    """Names of the same length, so that all deliveries have the same length."""
     return [f"{STREAM}-{number}" for number in range(count)]
 
 
 def _share(broker: Broker, queue: str, messages: int) -> float:
     """Return how long it takes until four consumers together have read so many messages, s.
 
-    All that has come is acked at once: a partition goes to another member when the one before holds nothing
-    of it.
+    All received messages are acked at once: a partition goes to another member only when the former one holds
+    no messages of it.
     """
     scratch = bytearray(READ_BYTES)
     with ExitStack() as opened, select.epoll() as poll:
@@ -243,7 +243,7 @@ def rebalanced(ports: Sequence[int]) -> Figures:
         join_s = time.perf_counter() - began
         if set(found) != {MANY_PARTITIONS // MANY_MEMBERS}:
             raise Unexpected(f"members have {found} partitions")
-        # Nothing of the second round was acked: what the last member holds comes to the others.
+        # No message of the second round was acked: those of the last member go to the others.
         began = time.perf_counter()
         hang_up(members.pop())
         _arrived(members, MANY_PARTITIONS // MANY_MEMBERS)

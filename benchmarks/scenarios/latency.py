@@ -48,8 +48,10 @@ class Latency(Scenario):
 
 
 class StreamLatency(Scenario):
-    """A stream, and then a quorum queue. A node that stands alone delivers from the queue at once, and
-    confirms what is synced; a stream does both then.
+    """A stream, and then a quorum queue.
+
+    A single node delivers from the queue at once, and confirms after the sync; a stream does both after the
+    sync.
     """
 
     name = "stream-latency"
@@ -72,8 +74,8 @@ class StreamLatency(Scenario):
             with Topology(broker.port) as topology:
                 topology.queue(QUEUE, durable=True, **{"x-queue-type": kind})
                 with Connection(broker.port) as publisher, Connection(broker.port) as consumer:
-                    # Room for all of them: a stream has no auto-ack, and acks would be in the way of the
-                    # clock.
+                    # Prefetch for all of them: a stream has no auto-ack, and acks would disturb the
+                    # measurement.
                     consumer.consume(QUEUE, total + 1)
                     publisher.sock.sendall(WIRE)
                     delivery_bytes = consumer.delivery().wire_bytes

@@ -11,7 +11,7 @@ from ..client import Connection, Unexpected
 from ..pump import Pace
 from .scenario import CPU_US, Bar, Figure, Figures, Scenario
 
-#: A virtual machine compiles what it runs often; before that it is the slower one of the two.
+#: Java's virtual machine compiles code that runs often; before that it is slower than the broker.
 WARM_S, RUN_S = 6, 8
 
 
@@ -54,7 +54,7 @@ class PerfTest(Scenario):
         rates: list[int] = []
         began = ended = 0.0
         for seconds, _, received in perf_test.intervals(broker.port, *options, seconds=WARM_S + RUN_S + 1):
-            # In its last second it waits for what is under way.
+            # In its last second it waits for messages on their way.
             if seconds <= WARM_S + 0.5:
                 began = broker.cpu_seconds()
             elif len(rates) < RUN_S:

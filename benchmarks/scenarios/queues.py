@@ -1,4 +1,4 @@
-"""What a queue costs, and what a message costs that waits in one."""
+"""The cost of a queue, and of a message that waits in a queue."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def _declare(connection: Connection, prefix: str, count: int) -> None:
 
 class Backlog(Scenario):
     """Published as fast as the broker takes it. RabbitMQ grows by about 5 KB a message then; with at most
-    5,000 messages unconfirmed it was 1.8 KB, and the fill 12 % slower (400,000 messages, 3.10.8). What is
-    faster for it is kept: mqd's memory has a bar of its own, and the rates are compared.
+    5,000 messages unconfirmed it was 1.8 KB, and the fill 12 % slower (400,000 messages, 3.10.8). The
+    benchmark uses the faster way for RabbitMQ: mqd's memory has its own target, and the rates are compared.
     """
 
     name = "backlog"
@@ -105,8 +105,11 @@ def _message() -> bytes:
 
 
 def _fill(connection: Connection, count: int) -> None:
-    """Until the broker says that all are in the queue. RabbitMQ's queue process answers before it has taken
-    what stands in its mailbox, so the question is put again until the number is right."""
+    """Publish, and wait until the broker says that all messages are in the queue.
+
+    RabbitMQ's queue process answers before it has taken all messages from its mailbox, so the question is
+    repeated until the number is right.
+    """
     connection.sock.settimeout(60)
     sent = 0
     blocks = numbered(_message(), MARK, 4 * FILL_BLOCK)
@@ -139,7 +142,7 @@ def _drain(broker: Broker, count: int) -> float:
         seconds = time.perf_counter() - began
         if received != count * first.wire_bytes:
             raise Unexpected("more came than was queued")
-        # The next delivery has the next tag, or the bytes were not the messages that they were taken for.
+        # If the next delivery does not have the next tag, the messages were counted wrongly.
         connection.sock.sendall(_message())
         if connection.delivery().tag != count + 1:
             raise Unexpected("the count of deliveries is wrong")

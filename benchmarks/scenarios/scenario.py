@@ -1,4 +1,4 @@
-"""What a scenario is, what it reports, and the bar that each figure has to pass."""
+"""The definition of a scenario, its figures, and the target of each figure."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Figures = dict[str, float]
 CPU_US = "cpu_us"
 RSS_MIB = "rss_mib"
 OTHERS_CORES = "others_cores"
-#: After a start: what a node does once when it has become quiet, as the imports of mqd's management, is not
-#: what its connections and queues cost.
+#: Pause after a start: work that a node does once when it has become quiet, such as the imports of mqd's
+#: management API, should not count as the cost of connections and queues.
 QUIET_S = 3.0
 
 
@@ -33,7 +33,7 @@ class Bar:
     limit: float
 
     def met(self, mqd: float, ratio: float | None) -> bool | None:
-        """None where there is nothing to compare with."""
+        """None if there is nothing to compare with."""
         if self.kind is Kind.VALUE_MAX:
             return mqd <= self.limit
         if self.kind is Kind.VALUE_MIN:
@@ -43,7 +43,7 @@ class Bar:
         return ratio >= self.limit if self.kind is Kind.RATIO_MIN else ratio <= self.limit
 
     def unchanged(self) -> Bar:
-        """Return the bar of the same figure where an earlier build is the peer."""
+        """Return the target of the same figure if the peer is an earlier build."""
         return at_most(1.05) if self.kind in (Kind.RATIO_MAX, Kind.VALUE_MAX) else at_least(0.95)
 
     def __str__(self) -> str:
@@ -79,14 +79,14 @@ class Scenario(ABC):
     figures: Sequence[Figure]
     # Memory is only comparable in a broker that has done nothing before.
     fresh = False
-    # None: as many as the command line says.
+    # None: the number on the command line.
     rounds: int | None = None
     quick = True
-    # How many nodes the broker has.
+    # The number of nodes of the broker.
     nodes = 1
 
     def missing(self) -> str | None:
-        """Return what it needs and this machine lacks, or None."""
+        """Return a requirement that this machine lacks, or None."""
         return None
 
     @abstractmethod

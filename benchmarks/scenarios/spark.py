@@ -28,11 +28,11 @@ CLIENT_ROWS = 200_000
 BODY_BYTES = 120
 PARTITIONS = 2
 ARROW_BATCH = 10_000
-#: Rows of a quick run at least; where there is a bar to meet, fewer would measure what a job of Spark's costs
-#: without any.
+#: Least number of rows of a quick run; if there is a target, fewer rows would measure the cost of a Spark job
+#: without rows.
 LEAST_ROWS = 20_000
 COMPARED_ROWS = 200_000
-#: The two ways of delivery take turns, since a machine is not equally fast all the time.
+#: The two ways of delivery take turns, because a machine is not equally fast all the time.
 TURNS = 3
 
 
@@ -50,19 +50,19 @@ def count_of(pace: Pace, rows: int) -> int:
 
 
 def written_to(broker: Broker, pace: Pace, rows: int) -> int:
-    """RabbitMQ takes 10,000 to 20,000 rows a second: a fifth of them is many seconds, too."""
+    """RabbitMQ takes 10,000 to 20,000 rows a second: a fifth of the rows takes many seconds, too."""
     return count_of(pace, rows if broker.name == "mqd" else rows // 5)
 
 
 def arrow_batches(rows: int) -> list[Any]:
-    """As Spark gives them to a task."""
+    """Arrow batches in the form in which Spark gives them to a task."""
     values = [b"%d" % number + b"x" * (BODY_BYTES - len(str(number))) for number in range(ARROW_BATCH)]
     batch = pa.record_batch({"value": pa.array(values, pa.binary())})
     return [batch] * (rows // ARROW_BATCH)
 
 
 class Queue:
-    """A durable queue for one run; with deduplication, where the broker has it, only for those who use it."""
+    """A durable queue for one run; with deduplication only if the scenario uses it and the broker has it."""
 
     def __init__(self, broker: Broker, delivery: str) -> None:
         self._broker = broker
@@ -81,7 +81,7 @@ class Queue:
 
 
 def timed(broker: Broker, form: str, rows: int, **options: str) -> float:
-    """Write that many rows to a new queue; return rows a second. Raises Unexpected unless all are there."""
+    """Write that many rows to a new queue; return rows a second. Raises Unexpected if some are lost."""
     with Queue(broker, options.get("delivery", "confirm")) as queue:
         target = {"queue": queue} if form == "amqp_pika" else {"routingKey": queue}
         writer = frame(rows).write.format(form).options(url=url(broker), **target, **options).mode("append")

@@ -1,4 +1,4 @@
-"""Spark reads: from one queue into Spark's noop sink; and how fast each part of that way is by itself."""
+"""Spark reads: from one queue into Spark's noop sink; and the speed of each part of that way by itself."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 ROWS = 1_000_000
 PART_ROWS = 200_000
-#: Spark compiles what runs often: it reads its first half million rows at half the rate of later ones.
+#: Spark compiles code that runs often: it reads its first half million rows at half the rate of later ones.
 WARM_ROWS = 500_000
 TRIGGER_ROWS = 50_000
 PARTITIONS = 2
@@ -120,8 +120,8 @@ class SparkRead(Scenario):
 
 
 class SparkReadParts(Scenario):
-    """Where the ceiling is: the reader beside the driver, the decoding in a task, and Spark with Arrow
-    batches that cost nothing.
+    """The upper limits: the reader beside the driver, the decoding in a task, and Spark with Arrow batches
+    that cost nothing.
     """
 
     name = "spark-read-parts"
@@ -180,7 +180,9 @@ class SparkReadParts(Scenario):
 
 
 class ReadySource(DataSource):
-    """Rows as the source gives them, from no broker and decoded from nothing: what Spark itself costs."""
+    """Rows as the source gives them, without a broker and without decoding: measures the cost of Spark
+    itself.
+    """
 
     @classmethod
     def name(cls) -> str:

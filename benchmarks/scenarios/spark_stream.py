@@ -1,7 +1,7 @@
 """Spark on a super stream of two partitions: read into the noop sink, a message for each row, or rows packed
 into messages.
 
-And what a task does by itself, without Spark around it, in this process, whose CPU is counted.
+And the work of a task by itself, without Spark, in this process, whose CPU is counted.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 ROWS = 2_000_000
 PACKED_ROWS = 8_000_000
 PART_ROWS = 400_000
-#: Spark compiles what runs often; the first read of a session says little.
+#: Spark compiles code that runs often; the first read of a session says little.
 WARM_ROWS = 400_000
 BLOCK = 500
 WINDOW = 20_000
-#: RabbitMQ tells late how many messages a stream has.
+#: RabbitMQ reports the number of messages of a stream late.
 READABLE_S = 60
 
 
 class Log:
-    """A super stream, gone afterwards."""
+    """A super stream, deleted afterwards."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -101,7 +101,7 @@ class Log:
         return rows / (time.perf_counter() - began)
 
     def read(self, rows: int, schema: str | None = None) -> float:
-        """Rows a second of a batch read. Raises Unexpected unless it is all."""
+        """Rows a second of a batch read. Raises Unexpected unless all rows were read."""
         from pyspark.sql import Observation
         from pyspark.sql.functions import count, lit
 

@@ -24,7 +24,7 @@ MESSAGES = 400_000
 WARM_MESSAGES = 20_000
 BODY_BYTES = 128
 BLOCK = 200
-#: Unconfirmed messages. A confirm of mqd is a sync of the disk, one of RabbitMQ's streams is not.
+#: Unconfirmed messages. A confirm of mqd waits for a sync of the disk, one of RabbitMQ's streams does not.
 WINDOW = 20_000
 PREFETCH = 10_000
 CONSUMERS = 10
@@ -100,7 +100,7 @@ class SuperStream(Scenario):
             rss = broker.rss_bytes()
             stored = [connection.queued(partition) for partition in partitions]
             if chooses and sum(stored) != settled.count:
-                # RabbitMQ tells the count of a stream when it next makes statistics.
+                # RabbitMQ reports the count of a stream with its next statistics.
                 raise Unexpected(f"{settled.count} were confirmed, there are {stored}")
             connection.delete_exchange(STREAM)
             for partition in partitions:
@@ -111,7 +111,7 @@ class SuperStream(Scenario):
 def append(
     connection: Connection, settled: Settled, until: int, messages: Sequence[bytes] | None = None
 ) -> float:
-    """Publish until so many are confirmed; return how long it took, s."""
+    """Publish until so many messages are confirmed; return how long it took, s."""
     messages = messages or [message("", STREAM, b"b" * BODY_BYTES, properties())]
     blocks = repeated(messages, max(BLOCK, len(messages)) * 4)
     block = next(blocks)
@@ -130,7 +130,7 @@ class Reader:
     """Consumes so many messages of one size, and acks by the quarter of its prefetch."""
 
     def __init__(self, connection: Connection, messages: int) -> None:
-        """The connection consumes already."""
+        """The connection must consume already."""
         self.connection = connection
         first = connection.delivery()
         if first.tag != 1 or not first.body.endswith(b"b" * 16):
@@ -176,13 +176,13 @@ def replay(broker: Broker, consumers: int, messages: int) -> float:
 
 
 def hang_up(connection: Connection) -> None:
-    """Whatever else is on its way need not be read."""
+    """Close without reading the messages that are still on their way."""
     connection.sock.close()
     connection.close = lambda: None  # type: ignore[method-assign]
 
 
 def read_all(readers: Sequence[Reader]) -> None:
-    """Until each has what it wants."""
+    """Read until each reader has its messages."""
     scratch = bytearray(READ_BYTES)
     left = {reader.connection.sock.fileno(): reader for reader in readers}
     with select.epoll() as poll:

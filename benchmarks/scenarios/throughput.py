@@ -1,4 +1,4 @@
-"""Steady streams: a topology, messages, terms; deliveries a second."""
+"""Steady traffic: a topology, messages, terms; deliveries a second."""
 
 from __future__ import annotations
 

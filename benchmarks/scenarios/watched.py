@@ -1,4 +1,4 @@
-"""What others feel of somebody who looks at the broker, and what statistics cost. Figures of mqd only."""
+"""The effect of monitoring on other clients, and the cost of statistics. Figures of mqd only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .scenario import Figure, Figures, Scenario, mqd_at_most
 OBJECTS = 1_000
 PAIRS = 4
 ROUND_S, REST_S = 5.0, 20.0
-#: By what is asked for.
+#: By the requested path.
 TIMES_MS = {"overview": "overview_ms", "a page of queues": "page_ms", "scrape": "scrape_ms"}
 
 
@@ -30,7 +30,7 @@ class Watched(Scenario):
         *(Figure(key, f"ms, {name}", mqd_at_most(REQUESTS[name][1])) for name, key in TIMES_MS.items()),
     )
     quick = False
-    # It starts brokers of its own, and has its rounds within.
+    # It starts its own brokers, and runs its own rounds.
     rounds = 1
 
     def run(self, broker: Broker, pace: Pace) -> Figures:

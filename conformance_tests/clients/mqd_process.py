@@ -1,4 +1,4 @@
-"""A broker of our own for the programs: mqd on free ports, and a door for its restart."""
+"""A broker for the programs: mqd on free ports, and a socket for restart requests."""
 
 import select
 import shutil
@@ -35,7 +35,7 @@ class MqdProcess:
         self._restart_signal = restart_signal
         self._process: subprocess.Popen[str] | None = None
         self._errors: IO[str] | None = None
-        # A restart must come back where the clients look for it.
+        # A restart must use the ports that the clients know.
         self.amqp, self.http = (f"{HOST}:{port}" for port in free_ports(2))
 
     @property
@@ -98,9 +98,9 @@ class MqdProcess:
 
 
 class RestartDoor:
-    """A Unix socket through which a client program has the broker restarted.
+    """A Unix socket through which a client program can restart the broker.
 
-    The broker stays the runner's child: only so is its exit seen, and nothing outlives the run.
+    The broker stays the runner's child: so the runner sees its exit, and no process outlives the run.
     """
 
     def __init__(self, broker: MqdProcess, path: Path) -> None:

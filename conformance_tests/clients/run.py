@@ -25,17 +25,17 @@ from conformance_tests.clients.toolchain import HERE, TOOLCHAINS, PrepareFailed,
 # The programs give up by themselves a little earlier, and say where they hung.
 PROGRAM_SECONDS = 240
 BROKER_SECONDS = 60
-#: Programs that ask the management API.
+#: Programs that use the management API.
 MANAGEMENT = ("tools", "rabbit-hole", "hop")
 
 
 @dataclass(frozen=True)
 class Broker:
     url: str
-    #: Of its management API; empty: tools of that are left out.
+    #: URL of its management API; if empty, the tools that use it are left out.
     http_url: str
     restart_command: str
-    #: Of streams.
+    #: Whether the broker has consumer groups of streams.
     has_groups: bool
 
 
@@ -47,7 +47,7 @@ class Outcome:
     failed: int = 0
     skipped: int = 0
     seconds: float = 0.0
-    # Why it did not run to its end, if so.
+    # The reason why it did not run to its end, if any.
     trouble: str = ""
     missing: bool = False
 
@@ -124,7 +124,7 @@ def wanted(only: list[str] | None, toolchain: Toolchain, program: Program) -> bo
 
 
 def prepared(toolchain: Toolchain, cache: Path) -> Outcome | None:
-    """None when its programs can run."""
+    """Return None if its programs can run, otherwise the reason."""
     missing = toolchain.missing()
     if missing is not None:
         print(f"skip {toolchain.name}: {missing}")
@@ -161,7 +161,7 @@ def broker_of(options: argparse.Namespace) -> Iterator[Broker]:
 
 
 def wait_for(url: str) -> None:
-    """A program that died in the middle of its restart must not fail the next one."""
+    """A program that died during its restart of the broker must not fail the next program."""
     address = urlsplit(url)
     deadline = time.monotonic() + BROKER_SECONDS
     while True:
@@ -195,7 +195,7 @@ def run_program(program: Program, toolchain: Toolchain, broker: Broker, cache: P
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            # A group of its own, so that nothing it started outlives the limit.
+            # A separate process group, so that no process that it started outlives the limit.
             start_new_session=True,
         )
         limit = threading.Timer(PROGRAM_SECONDS, end_group, [process])

@@ -1,4 +1,6 @@
-"""The languages of the client programs: what each needs, how it is prepared once, how its programs run."""
+"""The languages of the client programs: their requirements, how to prepare them once, how to run the
+programs.
+"""
 
 import hashlib
 import os
@@ -30,9 +32,9 @@ class Program:
 @dataclass(frozen=True)
 class Toolchain:
     name: str
-    # Executable and what to install for it, for the line that says what is missing.
+    # Executable and the package that has it, for the line about what is missing.
     needs: Mapping[str, str]
-    # What decides whether the last preparation still holds.
+    # Files that decide whether the last preparation is still valid.
     sources: tuple[str, ...]
     product: Callable[[Path], Path]
     steps: Callable[[Path], list[list[str]]]

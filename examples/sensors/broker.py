@@ -1,4 +1,4 @@
-"""The two ends of the pipeline, by pika."""
+"""The two ends of the pipeline, with pika."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ POLL_S = 0.1
 
 
 def set_up(url: str) -> None:
-    """What a pipeline needs stands before it: the connector declares nothing. Left-overs of an earlier run
-    go.
+    """Declare everything that the pipeline needs, because the connector declares nothing. Delete leftovers of
+    an earlier run.
     """
     with pika.BlockingConnection(pika.URLParameters(url)) as connection:
         channel = connection.channel()
@@ -29,7 +29,7 @@ def set_up(url: str) -> None:
 
 
 def publish(url: str, sent: Sequence[Reading], per_second: float) -> None:
-    """With confirms; at that rate, or as fast as it goes if it is 0."""
+    """Publish with confirms, at this rate, or as fast as possible if the rate is 0."""
     with pika.BlockingConnection(pika.URLParameters(url)) as connection:
         channel = connection.channel()
         channel.confirm_delivery()
@@ -46,18 +46,18 @@ def publish(url: str, sent: Sequence[Reading], per_second: float) -> None:
 
 
 def collect(url: str, queue: str, count: int, within_s: float) -> list[Average]:
-    """Wait for so many averages, and look at all that are there; they stay in the queue."""
+    """Wait for so many averages, and read all of them; they stay in the queue."""
     deadline = time.monotonic() + within_s
     with pika.BlockingConnection(pika.URLParameters(url)) as connection:
         channel = connection.channel()
         while channel.queue_declare(queue, passive=True).method.message_count < count:
             if time.monotonic() > deadline:
-                break  # what is missing is said by whoever compares
+                break  # the comparison reports missing ones
             connection.sleep(POLL_S)
         found = []
         while (got := channel.basic_get(queue))[0] is not None:
             found.append(_average(json.loads(got[2])))
-        # What was not acked returns to the queue with the connection's end.
+        # Unacked messages return to the queue when the connection ends.
         return found
 
 

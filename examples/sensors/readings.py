@@ -1,4 +1,4 @@
-"""What the sensors measure, and what Spark has to make of it."""
+"""The readings of the sensors, and the averages that Spark has to compute."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Reading:
     at_s: float
     #: °C
     value: float
-    #: A last one moves the watermark past all windows, and belongs to none that is compared.
+    #: A last reading moves the watermark past all windows, and belongs to none of the compared windows.
     last: bool = False
 
 
@@ -31,7 +31,7 @@ class Average:
 
 
 def readings(sensors: int, seconds: int, per_second: int) -> Iterator[Reading]:
-    """Waves, and no chance in them."""
+    """Waves without randomness."""
     for step in range(seconds * per_second):
         at_s = step / per_second
         for number in range(sensors):
@@ -43,7 +43,7 @@ def readings(sensors: int, seconds: int, per_second: int) -> Iterator[Reading]:
 
 
 def averages(sent: Sequence[Reading]) -> list[Average]:
-    """The same without Spark."""
+    """The same averages, computed without Spark."""
     values: dict[tuple[str, int], list[float]] = defaultdict(list)
     for reading in sent:
         if not reading.last:
@@ -55,7 +55,7 @@ def averages(sent: Sequence[Reading]) -> list[Average]:
 
 
 def differences(due: Sequence[Average], found: Sequence[Average]) -> list[str]:
-    """What is missing, too much, twice or wrong."""
+    """Missing, superfluous, duplicate or wrong values."""
     by_key: dict[tuple[str, int], list[Average]] = defaultdict(list)
     for each in found:
         by_key[each.sensor, each.start_s].append(each)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 SENSORS, SECONDS, PER_SECOND = 4, 120, 5
-#: How late a reading may come, in the readings' own time.
+#: How late a reading may come, in the time of the readings.
 LATE = "5 seconds"
 END_S = 300.0
 
@@ -73,7 +73,7 @@ def write(averages: DataFrame, url: str, checkpoint: Path, available_now: bool) 
 
 
 def watch(query: StreamingQuery, until_rows: int) -> None:
-    """One line for each micro-batch, until the query ends or has read so many."""
+    """Print one line for each micro-batch, until the query ends or has read so many messages."""
     read, shown = 0, -1
     deadline = time.monotonic() + END_S
     while True:
@@ -115,7 +115,7 @@ def main() -> int:
     if not all_is_there():
         return 2
 
-    # They need the packages that were looked for.
+    # They need the packages that were checked above.
     from examples.sensors.broker import collect, publish, set_up
     from examples.sensors.picture import draw
 
@@ -123,7 +123,7 @@ def main() -> int:
     sent = list(readings(SENSORS, options.seconds, PER_SECOND))
     directory = Path(tempfile.mkdtemp(prefix="sensors-"))
     print(f"{len(sent)} readings go to the queue '{READINGS}'", flush=True)
-    # Live, a reading is sent about when it would be made, ten times faster.
+    # Live, a reading is sent when it would be measured, ten times faster.
     pace = 0.0 if options.available_now else PER_SECOND * SENSORS * 10.0
     publisher = threading.Thread(target=publish, args=(options.url, sent, pace), daemon=True)
     if options.available_now:

@@ -1,4 +1,4 @@
-"""The two ends of the pipeline, by pika."""
+"""The two ends of the pipeline, with pika."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from examples.shop.names import ORDERS, ORDERS_PARTITIONS, REVENUE, REVENUE_PART
 from examples.shop.orders import Order, Total
 
 PREFETCH = 1_000
-#: Nothing more comes of a stream that has been silent for so long.
+#: A stream that has been silent for so long has no more messages.
 QUIET_S = 0.5
 TRANSACTION = 500
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def set_up(url: str) -> None:
-    """What a pipeline needs stands before it: the connector declares nothing. Left-overs of an earlier run
-    go.
+    """Declare everything that the pipeline needs, because the connector declares nothing. Delete leftovers of
+    an earlier run.
     """
     with pika.BlockingConnection(pika.URLParameters(url)) as connection:
         channel = connection.channel()
         _super_stream(channel, ORDERS, ORDERS_PARTITIONS, {})
         table = {
             "x-stream-compaction": "key",
-            # Only segments that are full are compacted, and this table is small.
+            # Only full segments are compacted, and this table is small.
             "x-stream-max-segment-size-bytes": 50_000,
             "x-deduplication": True,
         }
@@ -43,7 +43,7 @@ def _super_stream(channel: Any, name: str, partitions: int, arguments: dict[str,
 
 
 def publish(url: str, sent: Sequence[Order]) -> None:
-    """All orders of a product go to one partition."""
+    """Publish the orders; all orders of a product go to one partition."""
     with pika.BlockingConnection(pika.URLParameters(url)) as connection:
         channel = connection.channel()
         channel.tx_select()
@@ -59,7 +59,7 @@ def publish(url: str, sent: Sequence[Order]) -> None:
 
 
 def table(url: str) -> list[Total]:
-    """Read the table as any client may: the last message of a key is what is valid."""
+    """Read the table as any client can: the last message of a key is the valid one."""
     rows: dict[str, bytes] = {}
     with pika.BlockingConnection(pika.URLParameters(url)) as connection:
         for number in range(REVENUE_PARTITIONS):

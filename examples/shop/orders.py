@@ -1,4 +1,4 @@
-"""What the shop sells, and what Spark has to make of it."""
+"""The orders of the shop, and the totals that Spark has to compute."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ MINUTES = 20
 BEGIN_S = 1_704_067_200
 #: Cents.
 PRICES = {"bread": 320, "coffee": 250, "milk": 140, "tea": 210, "apples": 90}
-#: Which product is sold next, over and over; so each partition has as much of every minute as of any other.
+#: The order in which products are sold, repeated; so each partition has the same amount of every minute.
 _SOLD = [next(name for name in PRICES if name[0] == letter) for letter in "bcbmcbtbcmbacbmt"]
-#: An order may come so much later than it was made.
+#: An order may arrive so much later than it was made.
 LATE_MS = 20_000
 
 
@@ -23,14 +23,14 @@ LATE_MS = 20_000
 class Order:
     number: int
     product: str
-    #: When it was made, since 1970.
+    #: Time of the order, since 1970.
     at_ms: int
     cents: int
 
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """Of one product in one minute: a row of the table."""
+    """The total of one product in one minute: a row of the table."""
 
     product: str
     start_s: int
@@ -39,7 +39,7 @@ class Total:
 
 
 def orders(count: int) -> Iterator[Order]:
-    """Waves, and no chance in them. They come out of order."""
+    """Waves without randomness. The orders come out of order."""
     for number in range(count):
         since_ms = number * MINUTES * 60_000 // count
         late_ms = number * 7919 % LATE_MS
@@ -51,7 +51,7 @@ def orders(count: int) -> Iterator[Order]:
 
 
 def totals(sent: Iterable[Order]) -> list[Total]:
-    """The same without Spark."""
+    """The same totals, computed without Spark."""
     cents: dict[tuple[str, int], list[int]] = defaultdict(list)
     for order in sent:
         cents[order.product, order.at_ms // 1_000 // WINDOW_S * WINDOW_S].append(order.cents)
@@ -61,7 +61,7 @@ def totals(sent: Iterable[Order]) -> list[Total]:
 
 
 def differences(due: Iterable[Total], found: Iterable[Total]) -> list[str]:
-    """What is missing, too much, twice or wrong."""
+    """Missing, superfluous, duplicate or wrong rows."""
     by_key: dict[tuple[str, int], list[Total]] = defaultdict(list)
     for each in found:
         by_key[each.product, each.start_s].append(each)

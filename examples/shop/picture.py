@@ -1,4 +1,4 @@
-"""The table as bars, beside what it has to be and what it was when the driver was killed."""
+"""The table as bars, beside the expected table and the table at the time when the driver was killed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def draw(path: Path, due: Sequence[Total], before: Sequence[Total], found: Seque
 
 
 def _by_minute(found: Iterable[Total]) -> defaultdict[int, float]:
-    """Euros."""
+    """Sums by minute, in euros."""
     sums: defaultdict[int, float] = defaultdict(float)
     for each in found:
         sums[each.start_s] += each.cents / 100

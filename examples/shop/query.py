@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-#: Orders that are later than this are not counted any more, and what is known of their minute is forgotten.
+#: Later orders are not counted any more, and Spark forgets the sums of their minute.
 LATE = "2 minutes"
 APPLICATION = "shop"
 
@@ -43,7 +43,7 @@ def revenue(spark: SparkSession, url: str, most: int) -> DataFrame:
 def start(
     spark: SparkSession, url: str, checkpoint: Path, most: int, *, available_now: bool
 ) -> StreamingQuery:
-    """Mode `update`: what has changed in a micro-batch goes to the table, under its key."""
+    """Mode `update`: rows that have changed in a micro-batch go to the table, under their keys."""
 
     def write(changed: DataFrame, batch: int) -> None:
         from pyspark.sql import Observation
@@ -59,8 +59,8 @@ def start(
             ),
             f.lit("application/json").alias("content_type"),
         ).observe(written, f.count(f.lit(1)).alias("rows"))
-        # A batch that is repeated has to have the same rows in the same order: then what was written is known
-        # again.
+        # A repeated batch has to have the same rows in the same order, so that the broker recognises the rows
+        # that it has.
         (
             rows.repartition(1)
             .sortWithinPartitions("routing_key")
@@ -82,14 +82,12 @@ def start(
 
 
 def messages(spark: SparkSession, url: str) -> DataFrame:
-    """Every update of the table that is still there: compaction leaves the last one of each key, and some
-    others.
-    """
+    """All remaining updates of the table: compaction leaves the last one of each key, and some others."""
     return spark.read.format("amqp").options(url=url, stream=REVENUE).load()
 
 
 def table(updates: DataFrame) -> DataFrame:
-    """All updates of a key are in one partition, so the one with the highest offset is valid."""
+    """Read the table: all updates of a key are in one partition, so the highest offset is the valid one."""
     from pyspark.sql import functions as f
 
     latest = updates.groupBy("routing_key").agg(f.max_by("value", "offset").alias("value"))

@@ -48,7 +48,7 @@ class Driver:
         self._process = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
 
     def kill_in(self, batch: int) -> bool:
-        """Kill -9 as soon as this micro-batch has been planned; return whether it was still under way."""
+        """Kill -9 as soon as this micro-batch has been planned; return whether it was still running."""
         deadline = time.monotonic() + END_S
         try:
             while not (self._checkpoint / "offsets" / str(batch)).exists():
@@ -80,12 +80,12 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None, spark: SparkSession | None = None) -> int:
-    """Go on with this session if there is one already."""
+    """Use this session if there is one already."""
     options = parsed(arguments)
     if not all_is_there():
         return 2
 
-    # They need the packages that were looked for.
+    # They need the packages that were checked above.
     from examples.shop.broker import publish, set_up, table
     from examples.shop.picture import draw
 
@@ -131,7 +131,7 @@ def main(arguments: Sequence[str] | None = None, spark: SparkSession | None = No
 
 
 def finish(spark: SparkSession, url: str, checkpoint: Path, most: int) -> tuple[list[Total], str]:
-    """Run the query to the end of the orders; return the table, and what is left of its updates."""
+    """Run the query to the end of the orders; return the table, and its remaining updates."""
     from pyspark.sql import functions as f
 
     from examples.shop import query

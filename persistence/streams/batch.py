@@ -2,13 +2,13 @@
 file.
 
     head      48 bytes: see HEAD. Base offset, count, time, sizes, and three checksums.
-    meta      shapes of the messages, their filter values, and the names by which duplicates are known. What
-              can be judged without the messages is judged by it.
-    items     the messages, one behind the other, as the layer above has framed them; in a segment perhaps
+    meta      shapes of the messages, their filter values, and the names by which duplicates are recognised.
+              A reader decides by the meta wherever it can do without the messages.
+    items     the messages, one after the other, as the layer above has framed them; in a segment perhaps
               compressed.
 
-Head, meta and items have checksums of their own: a damaged message still tells where the next batch begins,
-and a batch that no filter matches need not be read to be passed over.
+Head, meta and items have checksums of their own: despite a damaged message, the position of the next batch is
+known, and a batch that no filter matches is skipped unread.
 """
 
 from __future__ import annotations
@@ -31,39 +31,39 @@ VERSION = 1
 _FRONT = struct.Struct(">4sBBHQIQIIII")
 _CRC = struct.Struct(">I")
 HEAD_BYTES = _FRONT.size + _CRC.size
-#: messages, bytes of each, and three numbers that mean something to the layer above
+#: messages, bytes of each, and three numbers for the layer above
 _SHAPE = struct.Struct(">IIHII")
 SHAPE_BYTES = _SHAPE.size
 #: Flag: some message has a filter value.
 FILTERED = 1
-#: Flag: the meta ends with names of messages, their bytes behind them.
+#: Flag: the meta ends with names of messages, whose bytes come last.
 NAMED = 2
-#: Flags: by what the items are compressed.
+#: Flags: the compression of the items.
 ZSTD, LZ4 = 4, 8
-#: Flag: most of the bytes were compressed by who has published them.
+#: Flag: the publishers had compressed most of the bytes.
 DENSE = 16
-#: Flag: messages between the others were compacted away. The meta ends with the offsets of those that are
-#: there, from the batch's own one on; the count is that of all offsets.
+#: Flag: messages between the others were compacted away. The meta ends with the offsets of the remaining
+#: messages, relative to the batch's own one; the count is that of all offsets.
 SPARSE = 32
-#: Flags that mean something to the layer above; see Batch. Earlier versions pass over them.
+#: Flags for the layer above; see Batch. Earlier versions ignore them.
 ALIKE, KEYED = 64, 128
 _CODECS = {ZSTD: compression.ZSTD, LZ4: compression.LZ4}
 _FLAGS = {codec: flag for flag, codec in _CODECS.items()}
-#: A batch has at most so many messages.
+#: Maximum number of messages in a batch.
 COUNT_MAX = 8192
-#: And stands for so many offsets, if some of them were compacted away.
+#: Maximum number of offsets of a batch, if some of them were compacted away.
 SPAN_MAX = 1 << 31
-#: Longer filter values count as none.
+#: Messages with longer filter values count as messages without one.
 FILTER_BYTES_MAX = 255
 
 
 class Damaged(Exception):
-    """Bytes are not what was written."""
+    """The bytes differ from those that were written."""
 
 
 class Shape(NamedTuple):
-    """Neighbours that look alike, `count` of them with `size` bytes each. The other numbers are the upper
-    layer's.
+    """Neighbouring messages that look alike, `count` of them with `size` bytes each. The other numbers belong
+    to the upper layer.
     """
 
     count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs
@@ -73,7 +73,8 @@ class Shape(NamedTuple):
     third: int
 
 
-#: Messages of all sizes have a shape each. So they are made, and counted, by C: in a seventh of the time.
+#: If all messages have different sizes, each has a shape of its own. So C creates and counts them: in a
+#: seventh of the time.
 _shape_of: Callable[[tuple[int, ...]], Shape] = partial(tuple.__new__, Shape)
 _count_of: Callable[[Shape], int] = itemgetter(0)
 _size_of: Callable[[Shape], int] = itemgetter(1)
@@ -102,8 +103,8 @@ class Head(NamedTuple):
 
 
 class Batch:
-    """A batch in memory. `filters` has the number of each message's value in `values`; empty if all have the
-    first.
+    """A batch in memory. `filters` has the index of each message's value in `values`; it is empty if all
+    messages have the first value.
     """
 
     __slots__ = (
@@ -142,15 +143,15 @@ class Batch:
         #: [None] if no message has a filter value.
         self.values = values
         self.filters = filters
-        #: Bytes of it all, uncompressed.
+        #: Bytes of the whole batch, uncompressed.
         self.size = size
         #: The offset of the next batch.
         self.stop = base + (self.count if span is None else span)
-        #: Offsets of the messages from `base` on, where they are no neighbours.
+        #: Offsets of the messages relative to `base`, if they are not consecutive.
         self.offsets = offsets
-        #: Messages of each shape are known to be alike between their routing and their headers, and those of
-        #: the whole batch to have no header by which a group would tell its stream. And those of a shape may
-        #: have different routing.
+        #: `alike`: messages of each shape are known to be alike between their routing and their headers, and
+        #: no message of the batch has a header with which a group would name its stream. `keyed`: messages of
+        #: one shape may have different routing.
         self.alike = flags & ALIKE != 0
         self.keyed = flags & KEYED != 0
 
@@ -201,7 +202,7 @@ def encode(
 
 
 def compressed(parts: Sequence[bytes], codec: str) -> Sequence[bytes]:
-    """Return the parts of a batch with compressed items; the same ones if that is not worth it."""
+    """Return the parts of a batch with compressed items; unchanged if compression does not pay."""
     front = parts[0][: _FRONT.size]
     magic, version, *rest = _FRONT.unpack(front)
     head = Head(*rest)
@@ -311,7 +312,7 @@ def decode(head: Head, data: bytes | memoryview, at: int = 0) -> Batch:
 
 
 def _decompressed(head: Head, items: memoryview, size: int) -> bytes | memoryview:
-    """Return the items, whose shapes say how many bytes they are."""
+    """Return the items; their shapes say how many bytes they have."""
     codec = _CODECS.get(head.flags & (ZSTD | LZ4))
     if codec is None:
         return items
@@ -322,7 +323,7 @@ def _decompressed(head: Head, items: memoryview, size: int) -> bytes | memoryvie
 
 
 def find_head(data: bytes | memoryview, at: int, base: int) -> int:
-    """Return where the next sound head begins of a batch from offset `base` on; -1 if there is none."""
+    """Return the position of the next sound head of a batch from offset `base` on; -1 if there is none."""
     raw = bytes(data)
     while True:
         at = raw.find(MAGIC, at)
@@ -372,7 +373,7 @@ def _encode_names(names: Sequence[bytes]) -> bytes:
 def _decode_filters(
     head: Head, meta: bytes | memoryview, messages: int
 ) -> tuple[list[bytes | None], Sequence[int]]:
-    """Return the values, and the number of the value of each message, of which there are so many."""
+    """Return the values, and the index of the value of each message; `count` is the number of messages."""
     if not head.flags & FILTERED:
         return [None], ()
     at = head.shapes * SHAPE_BYTES

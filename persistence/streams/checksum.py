@@ -1,8 +1,7 @@
-"""The checksum of two neighbouring parts, out of the checksums of both. Pure.
+"""The checksum of two neighbouring parts, computed from their two checksums. Pure.
 
-CRC-32 is the remainder of a division of polynomials over GF(2). To put n zero bits behind a message is to
-multiply its remainder by x^n, which takes a few steps for each bit of n; so what the parts hold is not looked
-at again.
+CRC-32 is the remainder of a division of polynomials over GF(2). Appending n zero bits to a message multiplies
+its remainder by x^n, which takes a few steps for each bit of n; so the bytes of the parts are not read again.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ _ONE: Final = 1 << 31
 
 
 def joined(first: int, second: int, second_bytes: int) -> int:
-    """Return the CRC-32 of two parts, of which these are the checksums; the second one has so many bytes."""
+    """Return the CRC-32 of two parts with these checksums; the second part has so many bytes."""
     return _product(_power(8 * second_bytes), first) ^ second
 
 

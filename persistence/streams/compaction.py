@@ -1,17 +1,18 @@
 """Compaction: of sealed segments, only the latest message of each key stays. Run by a thread of its own.
 
-A pass goes through what came since the last one and notes where each key was seen last (`Latest`), as far as
-its memory reaches. Then it writes the segments up to there anew, from the oldest on, without the messages
-that a later one replaces: small neighbours become one. Each is put in the place of the old ones at once, when
-it is on the disk (StreamLog.replace). So a crash leaves the old ones or the new one, and the next pass begins
-anew with what was not noted as compacted.
+A pass reads the messages since the last pass and notes the last offset of each key (`Latest`), as far as its
+memory reaches. Then it rewrites the segments up to there, from the oldest on, without the messages that a
+later one replaces: small neighbouring segments become one. Each new segment replaces the old ones as soon as
+it is on disk (StreamLog.replace). So a crash leaves the old ones or the new one, and the next pass begins
+again with the part that was not noted as compacted.
 
-Offsets stay. A batch tells those of its messages, and up to where it has left none out, so what was compacted
-away is no hole. Whoever reads a segment that is replaced meanwhile looks up its offset in the new one.
+Messages keep their offsets. A batch contains the offsets of its messages and the range of offsets that it
+stands for, so compacted messages do not look like lost ones. If a segment is replaced while it is read, the
+reader looks up its offset in the new one.
 
-A message with an empty body is a tombstone: it says that there is nothing of this key. It goes when it is old
-enough, after what it replaces. Batches with tombstones are not put together with others: they would take the
-time of later ones.
+A message with an empty body is a tombstone: it says that the key has no value. It is removed when it is old
+enough, after the messages that it replaces. Batches with tombstones are not merged with others: they would
+get the time of later ones.
 """
 
 from __future__ import annotations
@@ -36,24 +37,24 @@ class Stopped(Exception):
 
 
 class Keys(Protocol):
-    """Knows what messages are, which is the upper layer's business."""
+    """Knows the content of messages, which belongs to the upper layer."""
 
     def keys(self, batch: Batch) -> Sequence[bytes | None]:
-        """Return the key of each message; None where it has none, and stays."""
+        """Return the key of each message; None for a message without a key, which stays."""
 
     def is_tombstone(self, shape: Shape) -> bool:
         """Return whether messages of this shape have no body."""
 
 
 class Throttle:
-    """Bounds what a thread reads and writes, and lets others work in between."""
+    """Limits the bytes that a thread reads and writes, and lets other threads work in between."""
 
     def __init__(self, bytes_per_s: int, stopping: threading.Event | None = None) -> None:
         self._bytes_per_s = bytes_per_s
         self._stopping = stopping or threading.Event()
 
     def spent(self, size: int) -> None:
-        """Wait as long as so many bytes may take. Raises Stopped."""
+        """Wait for the time that so many bytes should take. Raises Stopped."""
         if self._stopping.wait(size / self._bytes_per_s):
             raise Stopped
 
@@ -67,7 +68,7 @@ class Latest:
         self.stop = 0
 
     def add(self, batch: Batch, keys: Sequence[bytes | None]) -> bool:
-        """Add a batch; return whether there is room for another one."""
+        """Add a batch; return whether there is memory for another one."""
         base = batch.base
         offsets = (
             range(base, batch.stop) if batch.offsets is None else [base + each for each in batch.offsets]
@@ -79,21 +80,21 @@ class Latest:
 
 
 class Plan(NamedTuple):
-    """What one pass does: these segments are written anew, those of each group as one."""
+    """The work of one pass: these segments are rewritten, each group as one segment."""
 
     latest: Latest
     groups: list[tuple[Segment, ...]]
 
 
 def is_due(log: StreamLog, dirty_percent: int) -> bool:
-    """Return whether there is enough new in sealed segments."""
+    """Return whether sealed segments have enough new data."""
     sealed = log.sealed
     dirty = sum([segment.size for segment in sealed if segment.stop > log.clean_stop])
     return bool(dirty) and dirty * 100 >= dirty_percent * sum([segment.size for segment in sealed])
 
 
 def plan(log: StreamLog, keys: Keys, keys_max: int, segment_bytes: int, throttle: Throttle) -> Plan:
-    """Look where each key was seen last. Raises Stopped, OSError."""
+    """Find the last offset of each key. Raises Stopped, OSError."""
     sealed = log.sealed
     latest = Latest(keys_max)
     latest.stop = log.clean_stop
@@ -112,7 +113,7 @@ def plan(log: StreamLog, keys: Keys, keys_max: int, segment_bytes: int, throttle
         if place.base < 0:
             break
     if latest.stop < stop:
-        # Its end is damaged, or all of it was compacted away.
+        # Its end is damaged, or all its messages were compacted away.
         latest.stop = stop
     return Plan(latest, _groups([each for each in sealed if each.base < latest.stop], segment_bytes))
 
@@ -122,7 +123,7 @@ def _groups(segments: Sequence[Segment], segment_bytes: int) -> list[tuple[Segme
     size = 0
     for segment in segments:
         last = groups[-1] if groups else None
-        # What lies between two segments is lost, and that must show.
+        # Offsets between two segments are lost, and readers must notice that.
         if last is not None and size + segment.size <= segment_bytes and last[-1].stop == segment.base:
             last.append(segment)
             size += segment.size
@@ -141,10 +142,10 @@ def rewrite(
     codec: str,
     throttle: Throttle,
 ) -> Segment | None:
-    """Write a group of segments anew; return what is to be put in their place, None if they are to stay.
+    """Rewrite a group of segments; return the segment that should replace them, None if they should stay.
 
-    Tombstones go that are as old as `tombstones_until_ms`. Raises Stopped, Ended, OSError, and leaves nothing
-    on the disk then.
+    Removes tombstones that are as old as `tombstones_until_ms`. Raises Stopped, Ended, OSError, and leaves
+    nothing on the disk then.
     """
     new = log.rewritten(group[0].base, group[-1].stop)
     try:
@@ -152,7 +153,7 @@ def rewrite(
             return new.finish()
         new.drop()
     except Exception:
-        # Each try has a file of its own: on a full disk they would take what room comes.
+        # Each try has a file of its own: on a full disk such files would take all space that becomes free.
         with suppress(Ended, OSError):
             new.drop()
         raise
@@ -169,8 +170,8 @@ def _is_rewritten(
     codec: str,
     throttle: Throttle,
 ) -> bool:
-    """Write what stays of a group; return whether that is to take its place.
-    Raises Stopped, Ended, OSError.
+    """Write the remaining messages of a group; return whether the result should replace it. Raises Stopped,
+    Ended, OSError.
     """
 
     def write(parts: list[Sequence[bytes]]) -> None:
@@ -184,7 +185,7 @@ def _is_rewritten(
         read = log.read(offset, place)
         throttle.spent(read.read_bytes)
         if read.lost or any(each not in log.segments for each in group):
-            # What is damaged has to show as such.
+            # Damage has to stay visible.
             return False
         for batch in read.batches:
             if batch.base < stop:
@@ -231,7 +232,7 @@ def _tombstones(batch: Batch, keys: Keys) -> set[int]:
 
 
 class _Writer:
-    """Makes batches of what stays."""
+    """Makes batches of the remaining messages."""
 
     def __init__(self, base: int, codec: str, write: Callable[[list[Sequence[bytes]]], None]) -> None:
         self._base = base
@@ -239,7 +240,7 @@ class _Writer:
         self._write = write
         self._done: list[Sequence[bytes]] = []
         self._done_bytes = self._time_ms = 0
-        #: Nothing may come behind what was added in the same batch.
+        #: True if the open batch must not get more messages.
         self._alone = False
         self._begin()
 

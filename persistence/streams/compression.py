@@ -1,5 +1,5 @@
-"""Compression of batches: by which library, and what it does. Called by threads; both libraries let others
-work meanwhile.
+"""Compression of batches, with two libraries. Called by threads; both libraries release the interpreter's
+lock meanwhile.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ NONE: Final = "none"
 ZSTD: Final = "zstd"
 LZ4: Final = "lz4"
 CODECS: Final = (ZSTD, LZ4, NONE)
-#: The fastest but one: the next ones take twice the time for some percent.
+#: The second-fastest level: the next ones take twice the time and save only some percent.
 LEVEL: Final = 1
-#: Fewer bytes are not worth it, and neither is to save less than so many percent.
+#: Compression does not pay for fewer bytes, or if it saves less than so many percent.
 BYTES_MIN: Final = 256
 SAVES_PERCENT_MIN: Final = 10
 
@@ -22,7 +22,7 @@ _own = threading.local()
 
 
 def compress(codec: str, data: bytes) -> bytes | None:
-    """Return the data compressed; None if that is not worth it."""
+    """Return the data compressed; None if that does not pay."""
     if len(data) < BYTES_MIN:
         return None
     if codec == ZSTD:
@@ -42,8 +42,8 @@ def compress(codec: str, data: bytes) -> bytes | None:
 
 
 class Growing:
-    """Compresses what comes piece by piece, by Zstandard: one piece takes less than a ms, and not as long as
-    all of it.
+    """Compresses data piece by piece, with Zstandard: one piece takes less than a ms, much less than the
+    whole.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Growing:
         self._done.append(self._compress.compress(data))
 
     def finish(self) -> bytes | None:
-        """Return all of it compressed; None if that is not worth it."""
+        """Return the whole data compressed; None if that does not pay."""
         self._done.append(self._compress.flush())
         return _worth(b"".join(self._done), self._size)
 
@@ -69,7 +69,7 @@ def _worth(done: bytes, size: int) -> bytes | None:
 
 
 def decompress(codec: str, data: bytes | memoryview, size: int) -> bytes:
-    """Return what was compressed, which has this size. Raises ValueError."""
+    """Return the original data, which has this size. Raises ValueError."""
     if codec == ZSTD:
         from zstandard import ZstdDecompressor, ZstdError
 

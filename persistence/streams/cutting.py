@@ -1,7 +1,7 @@
-"""Cuts whole batches where others begin or end.
+"""Cuts whole batches at the boundaries of other batches.
 
-Members of a group compress and compact each for itself. So what another member has of some offsets may be in
-batches that begin before the first one that is wanted, and end behind the last one.
+Each member of a group compresses and compacts for itself. So the batches of another member with some offsets
+may begin before the first wanted offset, and end after the last one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from persistence.streams.batch import ALIKE, DENSE, KEYED, Batch, Head
 
 
 def within(data: bytes, heads: Sequence[tuple[int, Head]], low: int, stop: int) -> bytes:
-    """Return what whole neighbouring batches have from one offset up to another. Raises Damaged."""
+    """Return the messages of whole neighbouring batches from one offset up to another. Raises Damaged."""
     if heads[0][1].base >= low and heads[-1][1].stop <= stop:
         return data
     parts: list[bytes] = []
@@ -29,7 +29,7 @@ def within(data: bytes, heads: Sequence[tuple[int, Head]], low: int, stop: int) 
 
 
 def _cut(batch: Batch, head: Head, low: int, stop: int) -> list[bytes]:
-    """Return the parts of a batch that stands for these offsets."""
+    """Return the parts of a new batch that stands for these offsets."""
     offsets: Sequence[int] = range(batch.count) if batch.offsets is None else batch.offsets
     first, end = bisect_left(offsets, low - batch.base), bisect_left(offsets, stop - batch.base)
     items = memoryview(batch.items)

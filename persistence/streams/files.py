@@ -1,5 +1,5 @@
-"""The files of streams: what a log asks of the file system. Calls of a thread; a test puts a disk that fails
-in its place.
+"""The file system as a stream's log uses it. A thread makes the calls; a test replaces it by a disk that
+fails.
 """
 
 from __future__ import annotations
@@ -11,47 +11,47 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-#: The disk has no room.
+#: Errors of a full disk.
 FULL = (errno.ENOSPC, errno.EDQUOT)
-#: What the kernel takes in one call.
+#: Maximum number of buffers that the kernel takes in one call.
 PARTS_MAX = 512
-#: What a disk reads, or cannot read, at once.
+#: The unit in which a disk can or cannot read.
 SECTOR_BYTES = 4096
 
 
 class Files(Protocol):
-    """All raise OSError."""
+    """All methods raise OSError."""
 
     def names(self, directory: Path) -> list[str]:
-        """Nothing if there is no such directory."""
+        """Return the names in a directory; none if the directory does not exist."""
 
     def make(self, directory: Path) -> None:
-        """Make a directory, which is there after a crash."""
+        """Create a directory durably."""
 
     def size(self, path: Path) -> int: ...
 
     def read(self, path: Path, position: int, size: int) -> bytes:
         """Return fewer bytes only at the end of the file.
 
-        Where the disk cannot read some of them, they are zeros: checksums tell.
+        Bytes that the disk cannot read are zeros: checksums show that.
         """
 
     def write(self, path: Path, position: int, parts: Sequence[bytes]) -> None:
-        """The file is made where it is missing."""
+        """Write; create the file if it is missing."""
 
     def sync(self, path: Path) -> None:
-        """Have the file's bytes on the disk."""
+        """Sync the file's bytes."""
 
     def sync_names(self, directory: Path) -> None:
-        """Have files that were made or removed in this directory on the disk as such."""
+        """Sync the creation and removal of files in this directory."""
 
     def cut(self, path: Path, size: int) -> None: ...
 
     def rename(self, path: Path, name: str) -> None:
-        """Give a file, which was synced, another name in its directory; one of that name is replaced."""
+        """Rename a synced file within its directory; it replaces a file of that name."""
 
     def remove(self, path: Path) -> None:
-        """A file that is not there is no error."""
+        """Remove a file. A missing file is no error."""
 
     def remove_all(self, directory: Path) -> None: ...
 
@@ -143,8 +143,8 @@ def _read(file: int, position: int, size: int) -> bytes:
 
 
 def _readable(file: int, position: int, size: int) -> bytes:
-    """Read sector by sector what the disk can read. Raises OSError if it cannot read anything else of the
-    file either: then it may be gone, and not what is on it.
+    """Read, sector by sector, all sectors that the disk can read. Raises OSError if it can read nothing else
+    of the file either: then perhaps the whole disk is gone, not only this data.
     """
     total = os.fstat(file).st_size
     end = min(position + size, total)
@@ -163,7 +163,7 @@ def _readable(file: int, position: int, size: int) -> bytes:
 
 
 def _sector(file: int, position: int, size: int) -> bytes | None:
-    """Return what is there; None if the disk cannot read it."""
+    """Return the bytes of a sector; None if the disk cannot read it."""
     try:
         return os.pread(file, size, position)
     except OSError as error:

@@ -1,8 +1,8 @@
-"""The index of a segment: where offsets and times are to be found in it. Pure.
+"""The index of a segment: the positions of offsets and times in it. Pure.
 
 An entry points at a batch, one at least every SPACING_BYTES of the segment; the last entry of a sealed
-segment says where it ends. Entries have checksums. One that is damaged or missing costs a longer look through
-the segment, nothing else.
+segment says where it ends. Entries have checksums. A damaged or missing entry only makes a search in the
+segment longer.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def encode(entry: Entry) -> bytes:
 
 
 def decode(data: bytes) -> list[Entry]:
-    """Return the sound entries, as far as they rise."""
+    """Return the sound entries, as long as they are in ascending order."""
     entries: list[Entry] = []
     for at in range(0, len(data) - ENTRY_BYTES + 1, ENTRY_BYTES):
         front = data[at : at + _ENTRY.size]
@@ -54,13 +54,13 @@ def decode(data: bytes) -> list[Entry]:
 
 
 class DamagedEntry(Exception):
-    """A search came to an entry that is not what was written."""
+    """A search met a damaged entry."""
 
 
 class Entries(Sequence[Entry]):
     """The entries of an index, decoded only where a search looks: a large segment has thousands.
 
-    Looking at one that is damaged raises DamagedEntry; `decode` finds the sound ones.
+    Access to a damaged entry raises DamagedEntry; `decode` finds the sound ones.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -87,7 +87,9 @@ class Entries(Sequence[Entry]):
 
 
 def is_whole(data: bytes, stop: int, size: int) -> bool:
-    """Return whether an index begins and ends as that of a sealed segment does, which ends there."""
+    """Return whether an index is complete for a sealed segment that ends there: judged by its beginning and
+    its end.
+    """
     entries = Entries(data)
     try:
         last = entries[-1] if entries else None
@@ -104,23 +106,23 @@ def is_whole(data: bytes, stop: int, size: int) -> bool:
 class Span(NamedTuple):
     """A part of a segment, with whole batches."""
 
-    #: Where a batch begins.
+    #: Position of the beginning of a batch.
     start: int
-    #: Where the next entry points at; 0 if there is none, or if it points at the front.
+    #: Position of the next entry; 0 if there is none, or if it points at the front.
     end: int = 0
-    #: Where the entry behind that one points at; 0 if there is none.
+    #: Position of the entry after that one; 0 if there is none.
     end_after: int = 0
     #: The offset of the first batch; -1 if it is the first one of the segment.
     offset: int = -1
 
 
 def span_of(entries: Sequence[Entry], offset: int) -> Span:
-    """Return the part with the batch that has this offset, or behind which it comes."""
+    """Return the part with the batch that has this offset, or with the last batch before it."""
     return _span_at(entries, bisect_right(entries, offset, key=attrgetter("offset")) - 1)
 
 
 def span_before(entries: Sequence[Entry], time_ms: int) -> Span:
-    """Return the part that has the first batch at or after this time, or behind which it comes."""
+    """Return the part that has the first batch at or after this time, or that is just before this batch."""
     return _span_at(entries, bisect_left(entries, time_ms, key=attrgetter("time_ms")) - 1)
 
 
@@ -138,20 +140,20 @@ def time_at(entries: Sequence[Entry], offset: int) -> int:
 
 
 def last_position(entries: Sequence[Entry]) -> int:
-    """Return the last place that an entry points at."""
+    """Return the last position in the entries."""
     at = _batch_at(entries, len(entries) - 1)
     return entries[at].position if at >= 0 else 0
 
 
 def _batch_at(entries: Sequence[Entry], at: int) -> int:
-    """Return the number of the last entry up to this one that points at a batch; -1 if there is none."""
+    """Return the index of the last entry up to this one that points at a batch; -1 if there is none."""
     while at >= 0 and entries[at].kind != BATCH:
         at -= 1
     return at
 
 
 def position_after(entries: Sequence[Entry], position: int) -> int | None:
-    """Return the next place behind this one that an entry points at, where a batch begins for certain."""
+    """Return the next position in the entries after this one: a batch certainly begins there."""
     for entry in entries:
         if entry.kind == BATCH and entry.position > position:
             return entry.position

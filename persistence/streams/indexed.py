@@ -1,7 +1,7 @@
-"""The segments of a log, and what is looked for in their indexes. A look reads one index, and at most that.
+"""The segments of a log, and searches in their indexes. A search reads at most one index.
 
-A start does not read the indexes of sealed segments. So the first look finds out that one is missing, or was
-cut short: then it is made anew out of the heads of the segment's batches.
+A start does not read the indexes of sealed segments. So the first search notices that an index is missing or
+truncated; it then builds the index again from the heads of the segment's batches.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ T = TypeVar("T")
 
 
 class IndexedSegments(SegmentFiles):
-    """What `segments` says is on the disk. It is replaced as a whole by the thread that writes."""
+    """The segments in `segments` are on disk. The writing thread replaces the tuple as a whole."""
 
     def __init__(self, files: Files, directory: Path) -> None:
         super().__init__(files, directory)
         self.segments: tuple[Segment, ...] = ()
-        #: Held while files are written that the thread that writes does not know, or while files are deleted.
+        #: Held while another thread than the writing one writes files, or while files are deleted.
         self._deleting = Lock()
 
     def span(self, segment: Segment, offset: int) -> Span:
-        """Return the part with the batch that has this offset, or behind which it comes. Raises
+        """Return the part with the batch that has this offset, or with the last batch before it. Raises
         FileNotFoundError.
         """
         if offset == segment.base:
@@ -43,15 +43,15 @@ class IndexedSegments(SegmentFiles):
         return self.search(segment, lambda entries: index.span_of(entries, offset))
 
     def position(self, segment: Segment, offset: int) -> int:
-        """Return a place from which the batch with this offset is found going forward. Raises
+        """Return a position from which a forward search finds the batch with this offset. Raises
         FileNotFoundError.
         """
         return self.span(segment, offset).start
 
     def search(self, segment: Segment, find: Callable[[Sequence[Entry]], T]) -> T:
-        """Return what is found in an index without decoding all of it, which takes 20 ms for 500 MB.
+        """Search an index without decoding all of it, which takes 20 ms for 500 MB.
 
-        Raises FileNotFoundError if the segment is not there, nor its index.
+        Raises FileNotFoundError if neither the segment nor its index is there.
         """
         data = self._whole_index(segment)
         try:
@@ -70,17 +70,17 @@ class IndexedSegments(SegmentFiles):
         return b"".join(map(index.encode, entries))
 
     def _is_sealed(self, segment: Segment) -> bool:
-        """Return whether it is as it was, and another one follows: then neither it nor its index changes any
-        more.
+        """Return whether the segment is unchanged and another one follows: then neither the segment nor its
+        index changes any more.
         """
         segments = self.segments
         at = bisect_right(segments, segment.base, key=attrgetter("base"))
         return 0 < at < len(segments) and segments[at - 1] == segment
 
     def _keep(self, segment: Segment, entries: list[Entry]) -> None:
-        """Write an index that was made anew; without it, the next look makes it again."""
+        """Write a rebuilt index; if that fails, the next search builds it again."""
         with self._deleting:
-            # Whoever deletes a segment leaves it out of `segments` first.
+            # A thread that deletes a segment removes it from `segments` first.
             if self._is_sealed(segment):
                 try:
                     self.write_index(segment.where, entries)

@@ -1,24 +1,23 @@
 """The log of one stream: segments in a directory, each a file of batches and an index.
 
     00000000000000012345.segment    batches from offset 12345 on
-    00000000000000012345.index      where they are; see index.py
+    00000000000000012345.index      the positions of these batches; see index.py
     00000000000000012345-00000000000000023456-000007.segment
-                                    what compaction has left of the offsets from 12345 up to 23456: it takes
-                                    the place of all segments that began there, and of those that an earlier
-                                    compaction has made
-    sealed                          what a start has to know of all segments but the last one; see
+                                    what compaction has left of the offsets from 12345 up to 23456: it
+                                    replaces all segments that began there, also those of an earlier
+                                    compaction
+    sealed                          what a start needs to know of all segments except the last one; see
                                     summaries.py
-    first                           offset of the first segment; what is before it is about to be removed
-    names                           which messages were taken up to an offset, where duplicates are dropped;
-                                    see names.py
+    first                           offset of the first segment; earlier segments are about to be removed
+    names                           the messages that were taken up to an offset, if the stream drops
+                                    duplicates; see names.py
 
-One thread writes, others read at the same time: what they know of each other is the tuple `segments`, which
-is replaced as a whole when what it says is on the disk. What is not in it does not exist for a reader.
+One thread writes, others read at the same time. They share only the tuple `segments`, which is replaced as a
+whole when its content is on disk. For a reader, nothing else exists.
 
-The journal has every message until it is synced here, and says up to which offset that is (`stored_stop`). So
-what a restart finds damaged behind that offset was torn by the crash: it is cut off, and the journal has it.
-What it finds damaged before that offset was damaged by the disk: it is reported, stays a hole, and its
-offsets are not used again.
+The journal has every message until it is synced here, and knows up to which offset that is (`stored_stop`).
+So if a restart finds damage after that offset, the crash tore the data: it is cut off, and the journal has
+it. Damage before that offset is the disk's: it is reported, stays a gap, and its offsets are not used again.
 """
 
 from __future__ import annotations
@@ -72,7 +71,9 @@ _NOTE = struct.Struct(">QI")
 
 
 class StreamLog(SegmentReader):
-    """Made, and `open`ed, by the thread that writes from then on; or by the loop while nobody else has it."""
+    """Created, and `open`ed, by the thread that writes from then on; or by the loop while no other thread
+    uses it.
+    """
 
     def __init__(
         self,
@@ -83,19 +84,19 @@ class StreamLog(SegmentReader):
         keeper: Keeper | None = None,
         codec: str = NONE,
     ) -> None:
-        """Batches are compressed by `codec`. `keeper` is told the names of all messages that are stored, and
-        is kept in a file.
+        """Batches are compressed with `codec`. `keeper` gets the names of all stored messages, and is saved
+        in a file.
         """
         super().__init__(files, directory)
-        #: A segment of this size is not written any more.
+        #: A segment of this size gets no more messages.
         self.segment_bytes = segment_bytes
         self._codec = codec
         self._names = NamesFile(files, directory, keeper) if keeper is not None else None
         self.writing = Writing()
-        #: What is before this offset was deleted on purpose, and is no damage.
+        #: Messages before this offset were deleted on purpose: that is no damage.
         self.first_kept = 0
         self._ended = False
-        #: The newest compaction, and up to which offset one has compacted everything.
+        #: The newest compaction, and the offset up to which everything was compacted.
         self._generation = 0
         self.clean_stop = 0
         self._mending = Mending(self)
@@ -108,7 +109,7 @@ class StreamLog(SegmentReader):
     # -- at start --------------------------------------------------------------------------------------------
 
     def open(self, stored_stop: int, *, mendable: bool = False) -> list[Lost]:
-        """Read what is known of the segments, and the end of the last one; return what is damaged there.
+        """Read the summaries of the segments, and the end of the last one; return the damage there.
 
         `mendable`: other nodes have the same batches, so a damaged end is cut off, to be filled again.
         """
@@ -122,7 +123,7 @@ class StreamLog(SegmentReader):
             last = found.segments[-1]
             self.stop = last.stop if mendable else max(stored_stop, last.stop)
             if self.stop > last.stop:
-                # What is missing at its end must not get other messages.
+                # The missing offsets at its end must not get other messages.
                 self.writing = self.writing._replace(sealed=True)
         self.segments = tuple(found.segments)
         self.clean_stop = self._noted(_CLEAN)
@@ -131,7 +132,7 @@ class StreamLog(SegmentReader):
         return found.lost
 
     def _named_from(self, offset: int) -> Iterator[Named]:
-        """Yield the names in all batches from an offset on, of those that can be read."""
+        """Yield the names in all readable batches from an offset on."""
         for segment in self.segments:
             if segment.stop <= offset:
                 continue
@@ -149,8 +150,8 @@ class StreamLog(SegmentReader):
     # -- writing ---------------------------------------------------------------------------------------------
 
     def append(self, stored: Sequence[Stored]) -> None:
-        """Write batches, and return when they are on the disk. Raises OSError, and then all of it can be
-        tried again.
+        """Write batches, and return when they are on disk. Raises OSError; then the whole call can be tried
+        again.
         """
         if self._ended:
             return
@@ -158,14 +159,14 @@ class StreamLog(SegmentReader):
         try:
             self._append(segments, stored)
         except OSError:
-            # The next try may begin segments elsewhere, because retention has been there, or their size is
-            # another one.
+            # The next try may begin segments elsewhere, because retention has run meanwhile, or the segment
+            # size has changed.
             for segment in segments[len(self.segments) :]:
                 self.remove(segment.where)
             raise
 
     def _append(self, segments: list[Segment], stored: Sequence[Stored]) -> None:
-        """`segments` are those before, and become those with these batches."""
+        """`segments` has the segments before, and afterwards those with these batches."""
         writing = self.writing
         if not segments:
             self.files.make(self.directory)
@@ -194,14 +195,14 @@ class StreamLog(SegmentReader):
             self._names.add([Named(each.stop, each.time_ms, each.names) for each in stored])
 
     def _write(self, segment: Segment, writing: Writing, stored: list[Stored]) -> Writing:
-        """Write the batches at the end of a segment, which is told as it is with them."""
+        """Write the batches at the end of a segment, and return the segment with them."""
         if not stored:
             return writing
         path = self.path(segment.base, SEGMENT)
         position = segment.size - sum([each.size for each in stored])
         self.files.write(path, position, [part for each in stored for part in each.parts])
         self.files.sync(path)
-        # Only now: an entry points at what is on the disk.
+        # Only now: an entry must point at data on disk.
         entries: list[bytes] = []
         indexed = writing.indexed
         for each in stored:
@@ -218,14 +219,14 @@ class StreamLog(SegmentReader):
         seal = Entry(segment.stop, segment.last_ms, segment.size, index.SEAL)
         self.files.write(path, writing.index_bytes, [index.encode(seal)])
         self.files.sync(path)
-        # Both files are there for certain before the next segment may be.
+        # Both files must be durable before the next segment may exist.
         self.files.sync_names(self.directory)
         self._summaries.add([segment])
 
     def trim_to(self, offset: int) -> None:
         """Delete the segments that end at this offset or before. Raises OSError.
 
-        They are looked for now: compaction may have put some of them together since somebody decided so.
+        The search is done now, because compaction may have merged some of them since the decision.
         """
         count = 0
         for segment in self.segments:
@@ -240,10 +241,10 @@ class StreamLog(SegmentReader):
         if not count or self._ended:
             return
         if self._names is not None:
-            # Nothing else has the names in them.
+            # The names in these segments are nowhere else.
             self._names.cover(segments[min(count, len(segments)) - 1].stop)
         if count >= len(segments):
-            # A segment without messages says at which offset the stream goes on.
+            # A segment without messages holds the next offset of the stream.
             self.files.write(self.path(self.stop, SEGMENT), 0, [b""])
             self.files.cut(self.path(self.stop, SEGMENT), 0)
             self.writing = Writing(sealed=False)
@@ -251,7 +252,7 @@ class StreamLog(SegmentReader):
         else:
             self.segments = segments[count:]
         self.first_kept = self.segments[0].base
-        # The disk may forget the files in any order.
+        # The deletions may reach the disk in any order.
         noted = self._note(_FIRST, self.segments[0].base)
         for segment in segments[:count]:
             self.remove(segment.where)
@@ -262,9 +263,7 @@ class StreamLog(SegmentReader):
         self._summaries.tidy(self.sealed)
 
     def _note(self, name: str, offset: int) -> bool:
-        """Note an offset, such as that of the first segment; return False where the disk has no room for
-        that.
-        """
+        """Store an offset, such as that of the first segment; return False if the disk is full."""
         noted = offset.to_bytes(8, "big")
         try:
             self.files.write(self.directory / name, 0, [noted, crc32(noted).to_bytes(4, "big")])
@@ -277,7 +276,7 @@ class StreamLog(SegmentReader):
         return True
 
     def _noted(self, name: str) -> int:
-        """Return what was noted; 0 if nothing was."""
+        """Return a stored offset; 0 if there is none."""
         try:
             data = self.files.read(self.directory / name, 0, _NOTE.size)
         except FileNotFoundError:
@@ -291,7 +290,7 @@ class StreamLog(SegmentReader):
         return int(_NOTE.unpack(data)[0])
 
     def delete(self) -> None:
-        """Delete all of it; what is appended from now on goes nowhere."""
+        """Delete the whole log; later appends are dropped."""
         self._ended = True
         self.segments = ()
         with self._deleting:
@@ -300,7 +299,7 @@ class StreamLog(SegmentReader):
     # -- from other nodes ------------------------------------------------------------------------------------
 
     def gaps(self, first: int) -> list[tuple[int, int]]:
-        """Return which offsets from `first` on no segment has, up to the end of the log."""
+        """Return the offsets from `first` to the end of the log that no segment has."""
         found: list[tuple[int, int]] = []
         for segment in self.segments:
             if segment.base > first:
@@ -309,7 +308,7 @@ class StreamLog(SegmentReader):
         return found
 
     def reset(self, offset: int) -> None:
-        """Delete all segments; the log goes on at this offset. Raises OSError."""
+        """Delete all segments; the log continues at this offset. Raises OSError."""
         if self._ended:
             return
         self.files.make(self.directory)
@@ -328,24 +327,25 @@ class StreamLog(SegmentReader):
         self.files.sync_names(self.directory)
 
     def skip_to(self, offset: int) -> None:
-        """No node has the messages up to this offset any more: they stay a hole."""
+        """No node has the messages up to this offset any more: they stay a gap."""
         self.writing = self.writing._replace(sealed=True)
         self.stop = max(self.stop, offset)
 
     def mend(self, data: bytes, low: int = -1, stop: int = -1) -> None:
-        """Put whole neighbouring batches, which another node has sent, where they are damaged or missing.
+        """Insert whole neighbouring batches, which another node has sent, where they are damaged or missing.
 
-        `low` and `stop`: what is damaged. Without it, that is what the batches have. Raises Damaged, OSError.
+        `low` and `stop` are the damaged range; without them it is the range of the batches. Raises Damaged,
+        OSError.
         """
         if not self._ended:
             self._mending.mend(data, low, stop)
 
     def abandon(self) -> None:
-        """Another log has this directory from now on: write nothing any more. Called by the loop."""
+        """Another log owns this directory from now on: stop writing. Called by the loop."""
         self._ended = True
 
     def remove(self, where: Where) -> None:
-        """Remove the files of a segment, which nobody may find in `segments` any more."""
+        """Remove the files of a segment, which must not be in `segments` any more."""
         with self._deleting:
             super().remove(where)
 
@@ -353,27 +353,23 @@ class StreamLog(SegmentReader):
 
     @property
     def sealed(self) -> tuple[Segment, ...]:
-        """The segments that do not change any more."""
+        """The segments that no longer change."""
         return self.segments[:-1]
 
     def rewritten(self, base: int, stop: int) -> Rewritten:
-        """Return a new segment for these offsets, which is to be written by another thread and then
-        `replace`d.
-        """
+        """Return a new segment for these offsets. Another thread writes it, and then calls `replace`."""
         self._generation += 1
         return Rewritten(self, compacted_stem(base, stop, self._generation), base, stop)
 
     def write_new(self, call: Callable[[Files], T]) -> T:
-        """Have another thread write. Raises Ended if nobody wants it any more, OSError."""
+        """Write from another thread. Raises Ended if the log has ended, OSError."""
         with self._deleting:
             if self._ended:
                 raise Ended
             return call(self.files)
 
     def replace(self, old: Sequence[Segment], new: Segment) -> bool:
-        """Put a segment that was written in the place of others. Return whether they were still there. Raises
-        OSError.
-        """
+        """Replace segments by a new one. Return whether they were still there. Raises OSError."""
         if self._ended:
             return False
         segments, path = self.segments, self.path(new.stem, NEW)
@@ -383,7 +379,7 @@ class StreamLog(SegmentReader):
             self.files.remove(self.path(new.stem, INDEX))
             return False
         if self._names is not None:
-            # Compaction leaves no names.
+            # Compaction drops the names.
             self._names.cover(new.stop)
         if path.name in self.files.names(self.directory):
             self.files.rename(path, self.path(new.stem, SEGMENT).name)
@@ -397,7 +393,7 @@ class StreamLog(SegmentReader):
         return True
 
     def compacted(self, stop: int) -> None:
-        """Everything up to this offset was compacted. Raises OSError."""
+        """Store that everything up to this offset was compacted. Raises OSError."""
         if not self._ended:
             self._note(_CLEAN, stop)
             self.clean_stop = stop

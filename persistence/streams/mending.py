@@ -1,4 +1,4 @@
-"""Puts what another node has sent where segments are damaged or missing. Called by the thread that writes."""
+"""Inserts batches from another node where segments are damaged or missing. Called by the writing thread."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ if TYPE_CHECKING:
 
 
 class Mending:
-    """A log has one."""
+    """Each log has one."""
 
     def __init__(self, log: StreamLog) -> None:
         self._log = log
-        #: Segments that were made since the start, and the heads of their batches.
+        #: Segments that were created since the start, and the heads of their batches.
         self._mended: dict[int, list[tuple[int, Head]]] = {}
 
     def mend(self, data: bytes, low: int = -1, stop: int = -1) -> None:
-        """Put whole neighbouring batches, which another node has sent, where they are damaged or missing.
+        """Insert whole neighbouring batches, which another node has sent, where they are damaged or missing.
 
-        `low` and `stop`: what is damaged. Without it, that is what the batches have. Raises Damaged, OSError.
+        `low` and `stop` are the damaged range; without them it is the range of the batches. Raises Damaged,
+        OSError.
         """
         heads = list(heads_of(data))
         base, end = heads[0][1].base, heads[-1][1].stop
@@ -55,7 +56,7 @@ class Mending:
                 self._log.files.write(path, place[0], [data])
                 self._log.files.sync(path)
                 return
-            # This node has other batches there: it has compressed, or compacted, in another way.
+            # This node has different batches there: it has compressed or compacted in another way.
             self._split(segment, low, stop)
         except Ended:
             return
@@ -67,7 +68,7 @@ class Mending:
         self._insert(data, heads, low)
 
     def _split(self, segment: Segment, low: int, stop: int) -> None:
-        """Put what a segment has before and behind a damage into segments of their own. Raises Ended,
+        """Put the parts of a segment before and after the damage into separate segments. Raises Ended,
         OSError.
         """
         end = min(segment.stop, self._log.behind(segment))
@@ -85,8 +86,8 @@ class Mending:
             kept.append(self._copied(segment, before, segment.base, min(before[-1][1].stop, low)))
         if behind:
             kept.append(self._copied(segment, behind, max(behind[0][1].base, stop), behind[-1][1].stop))
-        # The first one comes last: it begins where the old one does, and so a start takes it for what it
-        # replaces.
+        # The first one comes last: it begins at the same offset as the old one, so a start treats it as the
+        # replacement.
         for each in reversed(kept):
             self._log.files.rename(self._log.path(each.stem, NEW), self._log.path(each.stem, SEGMENT).name)
             self._log.files.sync_names(self._log.directory)
@@ -98,8 +99,8 @@ class Mending:
         self._log.files.sync_names(self._log.directory)
 
     def _copied(self, segment: Segment, found: list[tuple[int, Head]], low: int, stop: int) -> Segment:
-        """Write what these batches of a segment have from one offset up to another into one that is to be put
-        in its place.
+        """Write the messages of these batches from one offset up to another into a segment that will replace
+        theirs.
         """
         new = self._log.rewritten(low, stop)
         window = Window(self._log.files, self._log.path(segment.where, SEGMENT), segment.size)
@@ -117,8 +118,8 @@ class Mending:
         return new.finish()
 
     def _place_of(self, segment: Segment, base: int, stop: int) -> tuple[int, int] | None:
-        """Return where the batches with just these offsets begin and end in a segment; None if others are
-        there.
+        """Return the position in a segment where the batches with exactly these offsets begin and end; None
+        if the segment has other batches there.
         """
         start = self._log.position(segment, max(base - 1, segment.base))
         reached = -1 if start else segment.base
@@ -130,9 +131,7 @@ class Mending:
         return (start, segment.size) if reached == base and segment.stop == stop else None
 
     def _insert(self, data: bytes, heads: list[tuple[int, Head]], wanted: int) -> None:
-        """Write a segment that is missing between others, at this offset, or
-        go on with one that was begun.
-        """
+        """Write a missing segment between others, at this offset, or continue one that was begun."""
         segments = list(self._log.segments)
         at = bisect_right(segments, wanted, key=attrgetter("base"))
         before = segments[at - 1] if at else None

@@ -3,8 +3,9 @@
     head     magic, version, offset, number of pieces, and a checksum
     pieces   each with its size and a checksum before it
 
-It is written anew now and then, and replaced as a whole. What came behind its offset is read from the log: at
-most some thousand batches, or as many as a new file would take time for. Without it, the whole log is read.
+Now and then the file is rewritten as a whole. The names after its offset are read from the log: at most some
+thousand batches, or as many as can be read in the time that a new file takes. Without the file, the whole log
+is read.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from persistence.streams.files import Files
 logger = logging.getLogger("mqd.streams")
 
 NAME, NEW = "names", "names.new"
-#: Batches behind the file's offset from which on it is written anew, and bytes of it that count as one more.
+#: Number of batches after the file's offset at which the file is rewritten, and bytes of the file that count
+#: as one more batch.
 BATCHES = 2_000
 BYTES_A_BATCH = 256
 
@@ -44,10 +46,10 @@ class Keeper(Protocol):
     """Remembers which messages were taken; see amqp_server.streams.taken."""
 
     def apply(self, time_ms: int, names: Iterable[bytes]) -> None:
-        """Remember what a batch has taken."""
+        """Remember the names in a batch."""
 
     def pieces(self) -> Iterator[bytes]:
-        """Return all that it remembers."""
+        """Return everything that it remembers."""
 
     def restore(self, pieces: Sequence[bytes]) -> None:
         """Raises ValueError."""
@@ -60,13 +62,13 @@ class NamesFile:
         self._files = files
         self._directory = directory
         self._keeper = keeper
-        #: Up to which offset the keeper knows all, and up to which the file does.
+        #: Offsets up to which the keeper, and the file, know all names.
         self._stop = self._covered = 0
-        #: Batches in between, and bytes of the file.
+        #: Batches between these offsets, and bytes of the file.
         self._batches = self._size = 0
 
     def open(self, named_from: Callable[[int], Iterable[Named]]) -> None:
-        """Read the file, and from the log what it lacks."""
+        """Read the file, and the missing names from the log."""
         self._read()
         self._note(named_from(self._stop))
 
@@ -89,18 +91,18 @@ class NamesFile:
         self._covered, self._size = self._stop, len(data)
 
     def add(self, batches: Sequence[Named]) -> None:
-        """These batches are in the log now. Raises OSError only where all of it can be tried again."""
+        """These batches are in the log now. Raises OSError only if the whole append can be tried again."""
         self._note(batches)
         if self._batches > max(BATCHES, self._size // BYTES_A_BATCH):
             try:
                 self._write()
             except OSError as error:
-                # The log has them. On a full disk it is not the time for a file more.
+                # The log has the names. On a full disk, do not write another file.
                 logger.warning("%s was not written: %s", self._directory / NAME, error)
 
     def _note(self, batches: Iterable[Named]) -> None:
         for batch in batches:
-            # A write that is tried again has been told before.
+            # A repeated write has been added before.
             if batch.stop > self._stop:
                 self._keeper.apply(batch.time_ms, batch.names)
                 self._stop = batch.stop

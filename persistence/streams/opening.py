@@ -1,8 +1,8 @@
-"""What a start finds of a stream's segments. What is known of sealed ones is read from one file
-(summaries.py), and from their indexes where that file does not have it; and the end of the last one is read.
+"""Finds a stream's segments at a start.
 
-What is damaged behind the offset up to which the journal says that all is stored was torn by a crash, and is
-cut off. What is damaged before it was damaged by the disk.
+It reads sealed segments from one file (summaries.py), or from their indexes if that file lacks them, and
+reads the end of the last segment. The journal knows up to which offset everything is stored: damage after
+this offset comes from a crash, and is cut off. Damage before it is the disk's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = logging.getLogger("mqd.streams")
 
 
 class Opening(SegmentFiles):
-    """One start. `first`: what is before this offset was about to be removed."""
+    """One start. `first`: segments before this offset were about to be removed."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Opening(SegmentFiles):
             self.segments.append(last)
 
     def _found(self, names: list[str], first: int) -> list[tuple[int, str]]:
-        """Return the bases of the segments that are there, and their names if compaction has made them."""
+        """Return the bases of the existing segments, and their names if compaction has made them."""
         plain: list[int] = []
         compacted: list[tuple[int, int, int, str]] = []
         for name in names:
@@ -72,10 +72,10 @@ class Opening(SegmentFiles):
         return sorted(each for each in found if each[0] >= first)
 
     def _remove_remains(self, names: list[str], found: list[tuple[int, str]]) -> None:
-        """Remove what a crash has left: segments that were being trimmed or had been compacted, those that
-        compaction had not finished, and indexes whose segment never came to be.
+        """Remove the leftovers of a crash: segments that were being trimmed or had been compacted, unfinished
+        segments of a compaction, and indexes without a segment.
 
-        None may come back when `first`, or a segment of that name, is written again.
+        None of them may come back when `first`, or a segment of that name, is written again.
         """
         known = {self.path(stem or base, suffix).name for base, stem in found for suffix in (SEGMENT, INDEX)}
         remains = [name for name in names if name.endswith((SEGMENT, INDEX, NEW)) and name not in known]
@@ -85,7 +85,7 @@ class Opening(SegmentFiles):
             self.files.sync_names(self.directory)
 
     def _all_sealed(self, found: list[tuple[int, str]], summaries: Summaries) -> list[Segment]:
-        """Return what is known of all segments but the last one."""
+        """Return all segments except the last one."""
         known = summaries.read() if len(found) > 1 else {}
         segments: list[Segment] = []
         looked: list[Segment] = []
@@ -122,7 +122,7 @@ class Opening(SegmentFiles):
         return self._index_anew(base, stem)
 
     def _index_anew(self, base: int, stem: str) -> Segment:
-        """Of a sealed segment. Heads are enough for that."""
+        """Build the index of a sealed segment again, from the heads of its batches."""
         where = stem or base
         size = self.files.size(self.path(where, SEGMENT))
         entries, first_ms = self.entries_anew(where, base, size)
@@ -130,7 +130,7 @@ class Opening(SegmentFiles):
         return Segment(base, size, entries[-1].offset, first_ms, entries[-1].time_ms, stem)
 
     def _keep_index(self, where: Where, entries: list[Entry]) -> bool:
-        """Write an index; return whether the disk had room for it. Without it a search goes through the
+        """Write an index; return whether the disk had room. Without an index, a search reads through the
         segment.
         """
         try:
@@ -139,7 +139,7 @@ class Opening(SegmentFiles):
             if error.errno not in FULL:
                 raise
             logger.warning("the disk is full: %s", error)
-            # What it had before may be wrong.
+            # Its old content may be wrong.
             self.files.remove(self.path(where, INDEX))
             return False
         return True
@@ -148,7 +148,7 @@ class Opening(SegmentFiles):
         self, base: int, stem: str, stored_stop: int, *, mendable: bool
     ) -> tuple[Segment, Writing]:
         if stem:
-            # What came behind it is missing.
+            # The part after it is missing.
             return self._sealed(base, stem), Writing()
         path = self.path(base, SEGMENT)
         size = self.files.size(path)
@@ -184,7 +184,7 @@ class Opening(SegmentFiles):
             self.lost.append(Lost(expected, stored_stop, f"{path} is damaged from {end} on"))
             end, sealed = size, True
         if unsynced:
-            # What is sound but was not known to be synced counts as stored from now on.
+            # Sound data that was perhaps not synced counts as stored from now on.
             self.files.sync(path)
         entries += spaced(found, entries[-1].position if entries else -1)
         first_ms = entries[0].time_ms if entries else 0
@@ -195,7 +195,7 @@ class Opening(SegmentFiles):
         return Segment(base, end, expected, first_ms, last_ms), writing
 
     def _believable(self, base: int, entries: list[Entry], size: int) -> list[Entry]:
-        """Leave out entries at the end that point past the segment, or at something else than their batch."""
+        """Drop entries at the end that point beyond the segment, or not at their batch."""
         while entries:
             last = entries[-1]
             if last.position < size:

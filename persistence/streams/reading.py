@@ -1,5 +1,5 @@
-"""Reads a stream's segments, while another thread writes them: batches from an offset on, and where a time
-is.
+"""Reads a stream's segments, while another thread writes them: batches from an offset on, and the offset of a
+time.
 """
 
 from __future__ import annotations
@@ -21,29 +21,30 @@ from persistence.streams.segment_files import Window
 
 logger = logging.getLogger("mqd.streams")
 
-#: Heads that one read looks at which no filter matches: others wait for the thread.
+#: Maximum number of heads without a matching filter value in one read: other reads wait for the thread.
 PASSED_MAX = 256
-#: What a seek reads at once, at most and at least. Entries of the index are up to 64 KiB and a batch away
-#: from each other, and a time may be in the part before the one that is wanted.
+#: Bytes that a seek reads at once, at most and at least. Entries of the index are up to 64 KiB and a batch
+#: apart, and a time may be in the part before the wanted one.
 SEEK_BYTES_MAX = 3 * READ_BYTES
 SEEK_BYTES_MIN = 4096
-#: Batches that are less of what was read are copied: what was read is kept for as long as one of them.
+#: Batches that are a smaller part of the read bytes are copied: otherwise each of them would keep all read
+#: bytes in memory.
 KEPT_MIN = 0.75
 
 
 class SegmentReader(IndexedSegments):
-    """Sees what `segments` says."""
+    """Reads the segments in `segments`."""
 
     def __init__(self, files: Files, directory: Path) -> None:
         super().__init__(files, directory)
-        #: The offset after the last message that is on the disk here.
+        #: The offset after the last message on this disk.
         self.stop = 0
 
     def read(self, offset: int, place: Place | None = None, wanted: Wanted | None = None) -> Read:
-        """Read some batches from the one with this offset on, or from the first one behind it that is there.
+        """Read some batches, beginning with the one that has this offset or else with the first one after it.
 
-        Nothing is returned where the log ends, and where no filter matched for long; `place` says where to go
-        on.
+        Returns nothing at the end of the log, or if no filter matched for a long part; `place` says where to
+        continue.
         """
         lost: list[Lost] = []
         read_bytes = 0
@@ -81,8 +82,8 @@ class SegmentReader(IndexedSegments):
             if found.batches or found.place.position < segment.size:
                 return Read(found.batches, found.place, lost, read_bytes)
             if segment not in self.segments:
-                # Compaction has put it together with others meanwhile: what comes behind it is in the same
-                # segment now.
+                # Compaction has merged it with others meanwhile: the next messages are in the same segment
+                # now.
                 offset, place = found.place.offset, None
                 continue
             offset = max(segment.stop, self.behind(segment))
@@ -109,7 +110,7 @@ class SegmentReader(IndexedSegments):
     def find(self, time_ms: int) -> int:
         """Return the offset of the first batch at or after this time; the end of the log if there is none.
 
-        Where the batch, or its segment, is damaged or missing that is its first offset: who reads there finds
+        If the batch, or its segment, is damaged or missing, this is its first offset: a read from there finds
         the damage.
         """
         while True:
@@ -129,23 +130,23 @@ class SegmentReader(IndexedSegments):
     def _find_in(self, segment: Segment, time_ms: int) -> int:
         """Raises FileNotFoundError."""
         span = self.search(segment, lambda entries: index.span_before(entries, time_ms))
-        # The batch that is found is read next: at once with those before it, that is one wait for a cold
+        # The found batch is read next: reading it together with those before it means one wait for a slow
         # disk.
         ahead = _bytes_of(span.start, span.end_after or segment.size)
         heads = self.heads(segment.where, span.start, segment.base, segment.size, whole=False, ahead=ahead)
         reached = max(span.offset, segment.base)
         for _, head, _ in heads:
             if head.time_ms >= time_ms:
-                # What cannot be read before it may be the first one.
+                # An unreadable batch before it may be the first one.
                 return min(reached, head.base)
             reached = head.stop
         return reached if reached < segment.stop else self.behind(segment)
 
     def time_of(self, offset: int) -> int | None:
-        """Return about when the message with this offset came, or the first one behind it; None behind the
-        end.
+        """Return approximately when the message with this offset came, or the first one after it; None after
+        the end.
 
-        It came when this says or, in a large segment, a little later: not every batch is in the index.
+        In a large segment the message may have come a little later: not every batch is in the index.
         """
         segment = self.segment_of(offset)
         if segment is None or not segment.size:
@@ -242,8 +243,8 @@ class _Reading:
         wanted: Wanted | None,
         seek_bytes: int = 0,
     ) -> None:
-        """`seek_bytes`: of so many, read at once, the first batch is one, and
-        what else they have is enough.
+        """`seek_bytes`: read so many bytes at once; the first batch is among them, and the batches in them
+        are enough.
         """
         self._path = path
         self._window = Window(files, path, segment.size)
@@ -255,14 +256,14 @@ class _Reading:
         self._lost: list[Lost] = []
 
     def run(self, after: Callable[[int], int | None]) -> Read:
-        """`after` returns where a batch begins behind a position at which there should be one."""
+        """`after` returns the position of the next batch after one at which there should be a batch."""
         size = passed = 0
-        # What no filter matches need not be read.
+        # A batch that no filter matches need not be read.
         ahead = READ_BYTES + HEAD_BYTES if self._wanted is None else HEAD_BYTES + 4096
         ahead = self._seek_bytes or ahead
         while self._position < self._segment.size and size < READ_BYTES and passed < PASSED_MAX:
             if size and self._wanted is None and not self._window.has(self._position, HEAD_BYTES):
-                # It would wait for the disk once more, and all that was read be kept.
+                # That would be another wait for the disk, and keep all read bytes in memory.
                 break
             try:
                 head = batches.decode_head(self._window.take(self._position, HEAD_BYTES, ahead))
@@ -288,15 +289,15 @@ class _Reading:
         return Read(self._found, place, self._lost, self._window.read_bytes)
 
     def _keep_no_more(self, size: int) -> None:
-        """Have batches of `size` bytes keep about as much memory, which is what they count as: they are views
-        of all that was read.
+        """Make sure that batches of `size` bytes keep about as much memory, because they count as that: they
+        are views of all read bytes.
         """
         if size < self._window.read_bytes * KEPT_MIN:
             for batch in self._found:
                 batch.items = bytes(batch.items)
 
     def _jump(self, position: int | None, why: str) -> bool:
-        """Go on behind a damage; the hole is told with the next batch that is there."""
+        """Continue after damage; the gap is reported with the next existing batch."""
         logger.debug("%s at %d: %s", self._path, self._position, why)
         self._position = self._segment.size if position is None else position
         return position is not None
@@ -305,7 +306,7 @@ class _Reading:
         """Return how much memory the batch takes; 0 if it is not wanted."""
         start = self._position + HEAD_BYTES
         if not head.shapes:
-            # All of it was compacted away.
+            # All its messages were compacted away.
             return 0
         try:
             wanted = self._wanted
@@ -322,7 +323,7 @@ class _Reading:
 
 
 def _bytes_of(start: int, end: int) -> int:
-    """Return how much to read for what lies there; where it ends is unknown
-    if `end` is not behind `start`.
+    """Return how many bytes to read for a part of the segment; its end is unknown if `end` is not after
+    `start`.
     """
     return max(min(end - start, SEEK_BYTES_MAX), SEEK_BYTES_MIN) if end > start else READ_BYTES

@@ -1,4 +1,4 @@
-"""Which segments have to go, by age and by size. Pure."""
+"""Decides which segments have to be deleted, by age and by size. Pure."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Limits(NamedTuple):
 
 
 def outdated(segments: Sequence[Segment], limits: Limits, now_ms: int) -> int:
-    """Return how many segments from the oldest on have to go.
+    """Return how many segments, from the oldest on, have to be deleted.
 
-    The last one goes by age only: by size a stream always keeps the segment that is being written. An empty
-    one stays: it says at which offset the stream goes on.
+    The last one is deleted by age only: the size limit always keeps the segment that is being written. An
+    empty one stays: it holds the next offset of the stream.
     """
     gone = 0
     if limits.max_age_ms is not None:
@@ -43,7 +43,7 @@ def outdated(segments: Sequence[Segment], limits: Limits, now_ms: int) -> int:
 
 
 def due_ms(segments: Sequence[Segment], limits: Limits) -> int | None:
-    """Return when the oldest segment has to go by its age; None if none ever has."""
+    """Return when the oldest segment has to be deleted because of its age; None for never."""
     if limits.max_age_ms is None or not segments or not segments[0].size:
         return None
     return segments[0].last_ms + limits.max_age_ms

@@ -1,4 +1,4 @@
-"""A segment that is written beside the others, to take the place of some of them."""
+"""A segment that is written beside the others, to replace some of them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
 
 class Rewritten:
-    """A segment that compaction writes, beside the others: they stay as they
-    are until it takes their place.
-    """
+    """A segment that compaction writes, beside the others: they stay as they are until it replaces them."""
 
     def __init__(self, log: StreamLog, stem: str, base: int, stop: int) -> None:
         self._log = log
@@ -28,7 +26,7 @@ class Rewritten:
         self._heads: list[tuple[int, Head]] = []
 
     def append(self, parts: Sequence[Sequence[bytes]]) -> int:
-        """Write batches behind the others; return how many bytes they have. Raises Ended, OSError."""
+        """Append batches; return their number of bytes. Raises Ended, OSError."""
         path = self._log.path(self._stem, NEW)
         position = self._size
         for each in parts:
@@ -44,7 +42,7 @@ class Rewritten:
         return self._size - position
 
     def finish(self) -> Segment:
-        """Have it on the disk. Raises Ended, OSError."""
+        """Sync the segment. Raises Ended, OSError."""
         log = self._log
         entries = spaced(self._heads, -1)
         entries.append(Entry(self._stop, self._last_ms, self._size, SEAL))
@@ -58,7 +56,7 @@ class Rewritten:
         return Segment(self._base, self._size, self._stop, self._first_ms, self._last_ms, self._stem)
 
     def drop(self) -> None:
-        """Remove what was written of it. Raises Ended, OSError."""
+        """Remove the unfinished segment. Raises Ended, OSError."""
         for suffix in (NEW, INDEX):
             path = self._log.path(self._stem, suffix)
             self._log.write_new(lambda files, path=path: files.remove(path))  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""What is known of a segment, of what is written into it, and of what is read from it."""
+"""Values that describe segments, writes to them, and reads from them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from persistence.streams import index
 from persistence.streams.batch import Batch, Damaged, Head
 from persistence.streams.index import Entry
 
-#: What is read at once.
+#: Bytes that are read at once.
 READ_BYTES = 256 * 1024
-#: How names of files end: of segments, of their indexes, and of a segment that compaction is writing.
+#: File extensions: of segments, of their indexes, and of a segment that compaction is writing.
 SEGMENT, INDEX, NEW = ".segment", ".index", ".new"
 
-#: The offset that the files of a segment begin with, or their name.
+#: The first offset of a segment, or the name of its files.
 Where = int | str
 
 
 class Segment(NamedTuple):
-    """What is on the disk of a segment."""
+    """A segment as it is on disk."""
 
     base: int
     size: int
@@ -34,7 +34,7 @@ class Segment(NamedTuple):
 
     @property
     def where(self) -> Where:
-        """What its files are called by."""
+        """The name of its files."""
         return self.stem or self.base
 
 
@@ -51,9 +51,9 @@ class Writing(NamedTuple):
     """The end of the index of the last segment."""
 
     index_bytes: int = 0
-    #: Position of the last batch that an entry points at; -1 if there is none.
+    #: Position of the last batch with an entry; -1 if there is none.
     indexed: int = -1
-    #: Nothing is appended to this segment any more.
+    #: True if this segment gets no more batches.
     sealed: bool = True
 
 
@@ -65,12 +65,12 @@ class Stored(NamedTuple):
     time_ms: int
     parts: Sequence[bytes]
     size: int
-    #: By which duplicates of its messages are known.
+    #: The names by which duplicates of its messages are recognised.
     names: Sequence[bytes] = ()
 
 
 class Place(NamedTuple):
-    """Where a reader goes on: valid as long as it goes on at this offset."""
+    """The position where a reader continues: valid as long as it continues at this offset."""
 
     base: int
     position: int
@@ -80,10 +80,10 @@ class Place(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What a reader wants to have."""
+    """The filter values that a reader wants."""
 
     values: frozenset[bytes]
-    #: And messages without a filter value.
+    #: Whether it also wants messages without a filter value.
     unfiltered: bool
 
 
@@ -96,21 +96,21 @@ class Lost(NamedTuple):
 
 
 class Ended(Exception):
-    """The log is gone, or another one has its directory."""
+    """The log was deleted, or another one owns its directory."""
 
 
 class Read(NamedTuple):
-    """What was read: neighbours, and where the next read goes on."""
+    """The result of a read: neighbouring batches, and the position where the next read continues."""
 
     batches: list[Batch]
     place: Place
     lost: list[Lost]
-    #: What was read of segments for it: more than the batches have, where it ends within one.
+    #: Bytes that were read for it: more than those of the batches if the read ended within a batch.
     read_bytes: int
 
 
 class Raw(NamedTuple):
-    """Whole neighbouring batches as they stand in a segment; or what is damaged where they should begin."""
+    """Whole neighbouring batches as they are in a segment; or the damage where they should begin."""
 
     data: bytes
     #: The offset after the last message.
@@ -131,7 +131,7 @@ def heads_of(data: bytes) -> Iterator[tuple[int, Head]]:
 
 
 def spaced(heads: Sequence[tuple[int, Head]], indexed: int) -> list[Entry]:
-    """Return index entries for batches behind the one at `indexed`, as often as there has to be one."""
+    """Return index entries for batches after the one at `indexed`, with the required spacing."""
     entries: list[Entry] = []
     for position, head in heads:
         if indexed < 0 or position - indexed >= index.SPACING_BYTES:

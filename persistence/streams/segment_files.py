@@ -14,7 +14,7 @@ from persistence.streams.segment import INDEX, READ_BYTES, SEGMENT, Where, space
 
 
 class Window:
-    """Reads a file ahead, for one who goes through it from the front to the back."""
+    """Reads a file ahead, for a walk from its front to its end."""
 
     def __init__(self, files: Files, path: Path, size: int) -> None:
         self.files = files
@@ -22,11 +22,11 @@ class Window:
         self._size = size
         self._start = 0
         self._data = memoryview(b"")
-        #: Bytes that were read. What `take` returned keeps all that was read with it.
+        #: Bytes that were read. A result of `take` keeps all bytes that were read with it in memory.
         self.read_bytes = 0
 
     def take(self, position: int, size: int, ahead: int = READ_BYTES) -> memoryview:
-        """Return these bytes; fewer if the file ends before."""
+        """Return these bytes; fewer if the file ends earlier."""
         low = position - self._start
         if low < 0 or low + size > len(self._data):
             wanted = max(size, min(ahead, self._size - position))
@@ -41,7 +41,7 @@ class Window:
 
 
 class SegmentFiles:
-    """Those of one directory."""
+    """The files of one directory."""
 
     def __init__(self, files: Files, directory: Path) -> None:
         self.files = files
@@ -68,7 +68,7 @@ class SegmentFiles:
     ) -> Iterator[tuple[int, Head, bool]]:
         """Yield position and head of each batch from here on, and whether the batch is sound (if `whole`).
 
-        Where a head is damaged the next sound one is looked for. `ahead`: what is read at once.
+        After a damaged head it searches for the next sound one. `ahead`: bytes that are read at once.
         """
         window = Window(self.files, self.path(where, SEGMENT), size)
         while position + HEAD_BYTES <= size:
@@ -107,7 +107,7 @@ class SegmentFiles:
         return index.decode(self.index_bytes(where))
 
     def index_bytes(self, where: Where) -> bytes:
-        """Return an index as it stands on the disk; nothing if it cannot be read."""
+        """Return an index as it is on disk; nothing if it cannot be read."""
         path = self.path(where, INDEX)
         try:
             return self.files.read(path, 0, self.files.size(path))
@@ -115,8 +115,8 @@ class SegmentFiles:
             return b""
 
     def entries_anew(self, where: Where, base: int, size: int) -> tuple[list[Entry], int]:
-        """Make the index of a sealed segment out of the heads of its batches; return it and the time of the
-        first one.
+        """Build the index of a sealed segment from the heads of its batches; return it and the time of the
+        first batch.
         """
         found = [(position, head) for position, head, _ in self.heads(where, 0, base, size, whole=False)]
         entries = spaced(found, -1)

@@ -1,8 +1,8 @@
 """The logs of a node's streams, and the threads that write and read them.
 
-One thread writes all logs. It waits for the disk, and nobody waits for it: what it writes is in the journal.
-Other threads read. The loop gives jobs, and is told of each in a turn when it is done. A log has one job to
-write at a time.
+One thread writes all logs. It waits for the disk, but nothing waits for it, because its data is in the
+journal. Other threads read. The loop hands out jobs, and gets the result of each in a turn. A log has one
+writing job at a time.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from persistence.streams.log import StreamLog
 from persistence.streams.names import Keeper
 from persistence.worker import Worker
 
-#: Beside the journal, in the data directory.
+#: The directory in the data directory, beside the journal.
 DIRECTORY = "streams"
-#: Between two tries to write on a full disk.
+#: Pause between two tries to write on a full disk.
 RETRY_SECONDS = 1.0
-#: What is done is told for so long before other tasks have their turns.
+#: Time for reporting finished jobs before other tasks run.
 STEP_S = 0.004
-#: Reads that may be given for each thread and not be told of yet, done or not. A loop that is busy takes what
-#: was read later than the threads read it, and it stays in memory until then.
+#: Maximum number of reads for each thread that are handed out and not reported yet, done or not. A busy loop
+#: takes the results later than the threads read them, and they stay in memory until then.
 UNTOLD_MAX = 8
 
 T = TypeVar("T")
 
 
 class _Job:
-    """What a thread is to do; a job that writes is told its result only when there is one."""
+    """A job for a thread; a writing job is reported only when it has a result."""
 
     __slots__ = ("_call", "counted", "done", "outcome", "writes")
 
@@ -47,7 +47,7 @@ class _Job:
         self._call = call
         self.done = done
         self.writes = writes
-        #: Whether it is one of the reads that a thread was given.
+        #: True for a read that was handed out to a thread.
         self.counted = False
         self.outcome: Outcome[Any] = Value(None)
 
@@ -68,7 +68,7 @@ class StreamStore:
         files: Files | None = None,
         on_full: Callable[[bool], None] = lambda full: None,
     ) -> None:
-        """`on_full` is told when the disk is full, and when it no longer is."""
+        """`on_full` is called when the disk becomes full, and when it no longer is."""
         self._files = files or DiskFiles()
         self._directory = data_directory / DIRECTORY
         self._readers_count = readers
@@ -78,12 +78,12 @@ class StreamStore:
         self._on_full = on_full
         self._writer: Worker[_Job] | None = None
         self._readers: Worker[_Job] | None = None
-        #: What is to be read, in order, and was not given to the threads yet.
+        #: Reads, in order, that were not handed out to the threads yet.
         self._to_read: deque[_Job] = deque()
-        #: Reads that were given to them and are not told of.
+        #: Number of reads that were handed out and are not reported yet.
         self._untold = 0
         self._finished: deque[_Job] = deque()
-        #: What found the disk full.
+        #: Jobs that found the disk full.
         self._waiting: list[_Job] = []
         self._full = False
         self._called = trio.Event()
@@ -91,22 +91,22 @@ class StreamStore:
     def log(
         self, queue_id: int, segment_bytes: int, *, keeper: Keeper | None = None, codec: str = NONE
     ) -> StreamLog:
-        """Return a log that is to be opened."""
+        """Return a log; the caller has to open it."""
         return StreamLog(
             self._files, self._directory / str(queue_id), segment_bytes, keeper=keeper, codec=codec
         )
 
     def keep(self, queue_ids: Iterable[int], may_go: Callable[[int], bool] = lambda queue_id: True) -> None:
-        """Delete the logs of all other queues that may go. At start."""
+        """Delete the logs of all other queues that may be deleted. At start."""
         kept = {str(queue_id) for queue_id in queue_ids}
         for name in self._files.names(self._directory):
             if name not in kept and name.isdecimal() and may_go(int(name)):
                 self._files.remove_all(self._directory / name)
 
     def write(self, call: Callable[[], T], done: Callable[[T], None]) -> None:
-        """Have the thread that writes do this; `done` is told in a turn.
+        """Let the writing thread do this; `done` is called in a turn.
 
-        On a full disk it is tried again until it succeeds. A disk that fails otherwise ends the node.
+        On a full disk it is tried again until it succeeds. Any other failure of the disk ends the node.
         """
         job = _Job(call, done, writes=True)
         if self._writer is None:
@@ -116,7 +116,7 @@ class StreamStore:
             self._writer.give(job.run)
 
     def compact(self, call: Callable[[Throttle], T], done: Callable[[Outcome[T]], None]) -> None:
-        """Have the thread that compacts do this, one after the other; `done` is told in a turn."""
+        """Let the compacting thread do this, one job after the other; `done` is called in a turn."""
         throttle = Throttle(self._compaction_bytes_per_s, self._stopping)
         job = _Job(lambda: call(throttle), done, writes=False)
         if self._compactor is None:
@@ -126,7 +126,7 @@ class StreamStore:
             self._compactor.give(job.run)
 
     def read(self, call: Callable[[], T], done: Callable[[Outcome[T]], None]) -> None:
-        """Have a thread that reads do this; `done` is told in a turn."""
+        """Let a reading thread do this; `done` is called in a turn."""
         job = _Job(call, done, writes=False)
         if self._readers is None:
             job.run()
@@ -136,7 +136,7 @@ class StreamStore:
             self._give_reads()
 
     def _give_reads(self) -> None:
-        """Give the threads what is to be read, as far as they may have more."""
+        """Hand out waiting reads to the threads, as far as they may have more."""
         readers = self._readers
         while self._to_read and readers is not None and self._untold < UNTOLD_MAX * self._readers_count:
             job = self._to_read.popleft()
@@ -145,7 +145,7 @@ class StreamStore:
             readers.give(job.run)
 
     async def run(self, in_turn: Callable[..., None]) -> None:
-        """Tell of what is done, each in a turn of the node, until cancelled. Raises CommitFailed."""
+        """Report finished jobs, each in a turn of the node, until cancelled. Raises CommitFailed."""
         report, done = to_this_loop(), self._report
         names = [f"stream-reader-{number}" for number in range(self._readers_count)]
         writer = self._writer = Worker(["streams"], report, done)
@@ -164,7 +164,7 @@ class StreamStore:
                 while self._finished:
                     self._finish(self._finished.popleft(), in_turn)
                     if trio.current_time() - began > STEP_S:
-                        # Others have their turns in between: many reads may be done at once.
+                        # Let other tasks run in between: many reads may finish at the same time.
                         await trio.lowlevel.checkpoint()
                         began = trio.current_time()
         finally:

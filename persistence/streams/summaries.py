@@ -1,11 +1,10 @@
-"""What a start has to know of sealed segments: so it reads one small file, however large the stream is, and
-no index.
+"""The facts about sealed segments that a start needs: so it reads one small file, however large the stream
+is, and no index.
 
-The file has a record for each segment, which is added when the segment is sealed. It is a memo of what the
-indexes say, and is not synced: a crash may tear it, and an older mqd leaves it as it is while segments come
-and go. So a record is believed only if its checksum is right, the file of the segment has its size, and the
-next segment begins where it ends. In place of any other one, the index of the segment is read, and a record
-of that is added.
+The file has a record for each segment, which is added when the segment is sealed. It is a cache of the
+indexes, and is not synced: a crash may tear it, and an older mqd does not update it while segments come and
+go. So a record is used only if its checksum is right, the file of the segment has its size, and the next
+segment begins where it ends. Otherwise the index of the segment is read, and a new record is added.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from persistence.streams.segment import Segment, Where, compacted_stem, generati
 logger = logging.getLogger("mqd.streams")
 
 NAME, NEW = "sealed", "sealed.new"
-#: Records of segments that are gone, beyond as many as there are segments, at which the file is written anew.
+#: The file is rewritten if it has so many more records of deleted segments than there are segments.
 GONE_MAX = 1_000
 
 #: base, stop, size, times of the first and the last batch, generation of a compaction or 0
 _RECORD = struct.Struct(">QQQQQI")
 _CRC = struct.Struct(">I")
 RECORD_BYTES = _RECORD.size + _CRC.size
-#: The checksums begin with it. Another format needs another name for the file, or another number here.
+#: The start value of the checksums. Another format needs another file name, or another number here.
 VERSION = 1
 
 
@@ -39,13 +38,11 @@ class Summaries:
     def __init__(self, files: Files, directory: Path) -> None:
         self._files = files
         self._directory = directory
-        #: Records in the file, whole or not.
+        #: Number of records in the file, complete or not.
         self._count = 0
 
     def read(self) -> dict[Where, Segment]:
-        """Return the segments that sound records tell of, the latest one of
-        each; some of them may be gone.
-        """
+        """Return the segments of all sound records, the latest record of each; some may be deleted."""
         path = self._directory / NAME
         try:
             data = self._files.read(path, 0, self._files.size(path))
@@ -71,7 +68,7 @@ class Summaries:
             self._count += len(segments)
 
     def tidy(self, segments: Sequence[Segment]) -> None:
-        """Write the file anew with these segments only, if it has become large."""
+        """Rewrite the file with these segments only, if it has become large."""
         if self._count <= 2 * len(segments) + GONE_MAX:
             return
         new = self._directory / NEW
@@ -95,7 +92,7 @@ def _encode(segment: Segment) -> bytes:
 
 
 def _decode(data: bytes, at: int) -> Segment | None:
-    """Return what a record says; None if it is damaged."""
+    """Return the segment of a record; None if the record is damaged."""
     front = data[at : at + _RECORD.size]
     if _CRC.unpack_from(data, at + _RECORD.size)[0] != crc32(front, VERSION):
         return None

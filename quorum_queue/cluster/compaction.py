@@ -1,7 +1,7 @@
-"""Takes snapshots of a group's state, and deletes the entries that they make superfluous.
+"""Takes snapshots of a group's state, and deletes the entries that are no longer needed after that.
 
-A queue's bodies are in the entries that brought them. Below the snapshot an entry stays as long as one of its
-messages is in the queue, and is then deleted alone: one old message pins its own entry and no other.
+A queue's bodies are in the entries with which they came. Below the snapshot an entry stays as long as one of
+its messages is in the queue, and is then deleted alone: one old message pins its own entry and no other.
 """
 
 from __future__ import annotations

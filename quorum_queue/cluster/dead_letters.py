@@ -97,7 +97,7 @@ def _send(host: GroupHost, run: Run, reason: Reason, places: contents.Places, *,
 
 
 def begin_to_lead(host: GroupHost) -> None:
-    """Send all that are held: what the last leader has sent may not have arrived."""
+    """Send all held letters: those that the last leader has sent may not have arrived."""
     host.dead_letters_sent = NO_DICT
     host.dead_letters_waiting = [each for each in host.dead_letters_waiting if not each.held] or NO_LIST
 

@@ -106,7 +106,7 @@ class DeferredHost(QueueHost):
             self.begin_asking().barriers += [(number, done) for done in barriers]
 
     def _outgoing(self) -> list[Command]:
-        """Take the pending commands, with numbers in place of publishers."""
+        """Take the pending commands, with numbers instead of publishers."""
         pending, self.pending = self.pending, []
         commands: list[Command] = []
         for command in pending:
@@ -229,7 +229,9 @@ class DeferredHost(QueueHost):
         self._release()
 
     def _take_unsent(self) -> Unsent:
-        """Take the pending commands, except those of guests: guests begin anew at another host themselves."""
+        """Take the pending commands, except those of guests: guests start again at another host by
+        themselves.
+        """
         unsent, asking = Unsent([], {}, {}, {}, self._pending_barriers), self.asking
         for command in reversed(self.pending):
             verb = command[0]
@@ -272,7 +274,7 @@ class DeferredHost(QueueHost):
             self._end(DELETED)
 
     def _end(self, why: Refused) -> None:
-        """Answer all that wait."""
+        """Answer all waiting clients."""
         self._refuse_publishes()
         self._refuse_pending()
         for key in self.asking.attaching:

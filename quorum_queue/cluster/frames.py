@@ -115,7 +115,7 @@ APPLIED_HERE: Final = 3
 LEADERS: Final = 4
 
 
-#: In place of the anchor's term: the asker knows that the entry is committed.
+#: Instead of the anchor's term: the asker knows that the entry is committed.
 COMMITTED: Final = (1 << 64) - 1
 
 
@@ -168,7 +168,7 @@ class Question(NamedTuple):
 ASK_READ, ASK_FOLLOW, ASK_OFFSETS = 0, 1, 2
 #: Asks for the offset at which a consumer begins: of the last batch, or of the first one from a time on.
 ASK_LAST, ASK_FIND = 3, 4
-#: Asks to note something about names in the log, then to tell about names; data has both.
+#: Asks to write something about names to the log, and then for information about names; data has both.
 ASK_NAMES = 5
 # Answers. Only the first one brings something.
 #: Answer with the messages; empty if the offset is that of the next message.

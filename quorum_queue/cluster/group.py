@@ -36,7 +36,7 @@ SnapshotInParts = Callable[[Callable[[bytes], None]], None]
 
 
 class InParts(NamedTuple):
-    """What a machine does in parts, because it takes longer than a turn may."""
+    """The slow work of a machine that is done in parts, because it takes longer than a turn may."""
 
     #: Prepares appended entries: called with index, data, and the function to call afterwards.
     foresee: Foresee
@@ -71,7 +71,7 @@ class StateMachine(Protocol):
         """An entry without a command for the machine was applied."""
 
     def passed_over(self, index: int) -> None:
-        """An empty entry took the place of one that no member can read any more."""
+        """An empty entry replaced one that no member can read any more."""
 
     def lose_bodies(self, indexes: list[int]) -> None:
         """No member can read these applied entries any more: give up their bodies."""
@@ -87,8 +87,8 @@ class StateMachine(Protocol):
     def snapshot(self) -> bytes: ...
 
     def fill(self, state: bytes, peer: str, wanted: Callable[[], bool], then: Callable[[], None]) -> None:
-        """Fetch the data that a state from `peer` refers to and this node lacks, as long as it is wanted;
-        then call `then`.
+        """Fetch the data that a state from `peer` refers to and that this node lacks, as long as the state is
+        wanted; then call `then`.
         """
 
     @property
@@ -265,8 +265,8 @@ class Group:
 
     @property
     def behind(self) -> bool:
-        """True if there may be committed entries that are not applied here yet: the leader says so, or no
-        leader is known.
+        """True if there may be committed entries that are not applied here yet: the leader reports them, or
+        no leader is known.
         """
         return self.applied < self.core.leader_commit or not self.core.leader
 

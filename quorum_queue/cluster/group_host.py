@@ -233,7 +233,7 @@ class GroupHost(DeferredHost):
     def _synced(self, number: int) -> None:
         """The leader has this node's batches up to this one on its disk."""
         if self._may_refuse:
-            # Only the log decides whether there is room for them.
+            # Only the log decides whether the queue has room for them.
             return
         synced: list[int] = []
         for token, publish in self._publishes.items():
@@ -468,7 +468,7 @@ class GroupHost(DeferredHost):
         if self.group.is_leader:
             self.gone_members()
         elif self.group.flights:
-            # This node may have been no member for a while, in which the leader took nothing from it.
+            # This node may have been no member for a while; in that time the leader took nothing from it.
             self.group.sent_to = ("", 0)
             self.replicas.touch(self.group)
 
@@ -604,7 +604,7 @@ class GroupHost(DeferredHost):
         if self.ended:
             return
         if self.group.behind:
-            # A node that was away first learns what happened to its consumers meanwhile.
+            # A node that was unreachable first learns what happened to its consumers meanwhile.
             return
         unsent = self.services.memory.unsent
         while self.deliveries_waiting:

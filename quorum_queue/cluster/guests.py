@@ -131,7 +131,7 @@ class Guests:
         if host is None:
             if self._undeclared.keep(queue_id, peer, frame):
                 return
-            # The peer will take earlier commands for lost, too.
+            # The peer will treat earlier commands as lost, too.
             self._undeclared.forget(queue_id, peer)
         entry = decode_entry(encode_entry(0, [payload]))
         for batch in entry.batches:

@@ -8,9 +8,9 @@ and apply its entries, and the last change of members may be in the hole.
 *Which entry it was* is mostly known: index and term identify one entry, on any member and whether it is
 committed or not. The term is known if the readable entries around the hole have the same one. If not, the
 hole is the entry before the next readable one (`Question.anchor`): logs that agree there agree on all earlier
-entries. For a hole at the end of the log only the present leader can tell which entry belongs there, and
-until it has, the log counts in elections as one that ends with the highest term that the node had seen, which
-may refuse a candidate that has everything and never elects one that lacks something.
+entries. For a hole at the end of the log only the present leader can say which entry belongs there. Until
+then, the log counts in elections as one that ends with the highest term that the node had seen: this may
+refuse a candidate that has everything, but never elects one that lacks something.
 
 *A leader has deleted the entry*, because all members in contact had it: then the leader fills this member
 with a snapshot, like one that lost its disk (quorum_queue.raft.readmission). The member has no vote
@@ -23,12 +23,12 @@ no matter which member begins. If the entry was applied long ago, a command in t
 from the queue.
 
 *The end of a log is lost, and another member can read an entry there*: it may be the same one. If most logs
-end so, nobody is elected: these members refuse the one that can read its log, because they may have committed
-an entry that it lacks. When an operator says so, they yield: their logs count as ending with what another
-member can still read there, so that the best of the logs that can be read wins, and the others take over its
-entries. Holes after that, where nobody can read anything, leave the log. If nobody can read anything in the
-whole end of the log, empty entries take its place, but the log keeps its rank in elections: what comes before
-was acknowledged no later than those.
+end like this, no member is elected: these members refuse the one that can read its log, because they may have
+committed an entry that it lacks. When an operator says so, they yield: their logs count as ending with the
+entries that another member can still read there. So the best of the readable logs wins, and the others take
+over its entries. Holes after that, which no member can read, are removed from the log. If no member can read
+anything in the whole end of the log, empty entries replace it, but the log keeps its rank in elections: the
+entries before were acknowledged no later than those.
 
 *Most members have no memory*, so that no majority can form, and nothing can be given up by a command in the
 log: then the group continues without their votes (see quorum_queue.raft.core.Raft.reform), and fills them.
@@ -57,7 +57,7 @@ NAMED_MAX = 10
 
 
 class GivenUp(NamedTuple):
-    """What a member gives up because an operator says so."""
+    """The entries and votes that a member gives up because an operator says so."""
 
     #: Entries that no member can read, or that may be others than those that a member can read.
     entries: int
@@ -229,8 +229,8 @@ class LostEntries:
             # Once a snapshot covers it, it is no longer needed.
             compaction.take_snapshot(group)
         elif group.is_leader and index > group.applied:
-            # A leader that cannot send and apply its entries must step down. Another member has the entry, or
-            # none has.
+            # A leader that cannot send and apply its entries must step down. Either another member has the
+            # entry, or no member has it.
             group.core.step_down()
             self._replicas.touch(group)
 
@@ -300,16 +300,15 @@ class LostEntries:
             return frames.LEADERS, entry
         if question.term and index > group.applied:
             return frames.NOT_HERE, None
-        # It may be the same entry. The asker must not take it for lost.
+        # It may be the same entry. The asker must not treat it as lost.
         return frames.APPLIED_HERE, _perhaps(index, entry.term)
 
     def _look_for_body(self, group: Group, index: int) -> tuple[int, StoredEntry | None]:
         """The asker has applied this entry."""
         if index > group.applied:
             log, empty = group.core.log, group.core.amnesiac or group.receiving is not None
-            # What stands in the log here and is readable may be that entry; it will be known when it is
-            # applied. A member that the leader is to fill has nothing there, and will not be filled without
-            # this entry.
+            # A readable entry in this log may be that entry; this node knows it when it applies the entry. A
+            # member that the leader has to fill has nothing there, and is not filled without this entry.
             perhaps = log.snapshot_index < index <= log.last_index and index not in log.lost
             return (frames.APPLIED_HERE if perhaps and not empty else frames.NOT_HERE), None
         entry = transfer.read_entry(self._replicas, group, index)
@@ -436,7 +435,8 @@ class LostEntries:
         if index > log.snapshot_index and index not in log.vague and log.term_at(index) != entry.term:
             return
         if not group.machine.wanted(index):
-            # Its last message was settled since it was asked for: nobody would delete it any more.
+            # Its last message was settled since the entry was requested: no code would delete the entry any
+            # more.
             self._end(group.id, index)
             return
         self._replicas.store.keep(group.id, [entry])
@@ -528,7 +528,9 @@ class LostEntries:
             )
 
     def accept(self, group_id: int) -> GivenUp:
-        """An operator gives up what keeps the group from continuing; return what this node knows of."""
+        """An operator gives up the losses that keep the group from continuing; return those that this node
+        knows.
+        """
         group = self._replicas.groups.get(group_id)
         if group is None:
             return GivenUp(0, ())
@@ -559,7 +561,7 @@ class LostEntries:
         return GivenUp(len(lost) + len(doubt), members)
 
     def _yield(self, group: Group, end: list[int]) -> None:
-        """Let the log count as one that ends with what another member can read there."""
+        """Let the log count as one that ends with the entries that another member can read there."""
         log = group.core.log
         last = max(index for index in end if self._waiting[group.id, index].perhaps)
         term = max(self._waiting[group.id, last].perhaps.values())

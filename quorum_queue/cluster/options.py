@@ -27,7 +27,7 @@ class ReplicationOptions:
     piece_bytes: int = MIB
     #: Pieces of snapshots on their way to one peer.
     transfer_bytes_max: int = 8 * MIB
-    #: A snapshot transfer without progress for so long is given up, and begun anew, ms.
+    #: A snapshot transfer without progress for so long is given up, and begins again, ms.
     transfer_timeout_ms: int = 10_000
     #: Time for a disconnected node to come back before its consumers count as gone, ms.
     node_down_ms: int = 1_500

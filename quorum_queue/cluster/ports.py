@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 
 class Store(Protocol):
-    """Where entries, votes and snapshots are kept; see persistence.groups."""
+    """The storage of entries, votes and snapshots; see persistence.groups."""
 
     def append(self, group: int, entries: Sequence[Any]) -> None: ...
 

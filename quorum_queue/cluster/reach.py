@@ -1,7 +1,7 @@
 """Tracks which nodes have links with each other, as they report, and which of them reaches most members of a
 group.
 
-Batches go straight to the leader, and entries come straight from it. While one link is dead, the node at one
+Batches go directly to the leader, and entries come directly from it. While one link is dead, the node at one
 end cannot use a leader at the other end, though both are alive. So each node tells the others which nodes it
 has links with (frames.REACH): when that changes, and at the beginning of each link. A leader compares the
 members that it reaches with those that other voters reach; see handover.
@@ -12,8 +12,8 @@ was lost and is back has lasted for `steady_ms`. *A link that breaks again and a
 `steady_ms`) counts as lost even while it is up, unless the other voter's link with the same node breaks as
 often: then that node is the cause.
 
-A node of an earlier version does not tell its links. It never gets a group because of them; groups that it is
-to lead return to it unless another node reports that it has no link with it.
+A node of an earlier version does not report its links. It never gets a group because of them; groups that it
+should lead return to it unless another node reports that it has no link with it.
 """
 
 from __future__ import annotations
@@ -161,7 +161,8 @@ class Reach:
             return (two if one == self.node else one) in self._links.connected()
         told, answer = self._told.get(one), self._told.get(two)
         if told is None and answer is None:
-            # Neither of them tells: assume that they reach each other, as long as this node reaches both.
+            # Neither of them reports its links: assume that they reach each other, as long as this node
+            # reaches both.
             connected = self._links.connected()
             return one in connected and two in connected
         return (told is None or two in told.linked) and (answer is None or one in answer.linked)

@@ -1,8 +1,8 @@
 """A queue that lives on another node: its commands go there over the link, and their results come back.
 
 While the link is up, clients notice no difference. When it breaks, the outcome of publishes on their way is
-unknown: they are refused, which tells their publisher to try again. Consumers are cancelled, as RabbitMQ
-cancels those of a queue whose node went down, and the queue's home gives their messages to others.
+unknown: they are refused, so their publisher tries again. Consumers are cancelled, as RabbitMQ cancels those
+of a queue whose node went down, and the queue's home gives their messages to others.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class RemoteHost(DeferredHost):
         if not self._session:
             self._session_since = self._last_sent + 1
         if self._pending_barriers:
-            # Its answer tells how full the queue is.
+            # Its answer says how full the queue is.
             self.pending.append(("touch",))
         for commands in cut(self._outgoing(), FRAME_BYTES):
             self._last_sent += 1

@@ -74,7 +74,7 @@ class Stopped:
 
     def __init__(self, applied: int) -> None:
         self.applied = applied
-        #: When a leader last told of a commit beyond the last entry applied here.
+        #: When a leader last reported a commit beyond the last entry applied here.
         self.heard_ms = 0
 
 
@@ -155,7 +155,7 @@ class Replicas:
         changes: Iterable[tuple[int, Members]] = (),
         amnesiac: int = 0,
     ) -> Group:
-        """Start a group of which this node is a member. The machine stands at `applied`."""
+        """Start a group of which this node is a member. The machine is at the entry `applied`."""
         core = Raft(
             self.node,
             group_id,
@@ -467,7 +467,7 @@ class Replicas:
         self.dirty.update(dict.fromkeys(groups))
 
     def carry_out(self, group: Group, turn: Turn) -> None:
-        """Carry out what a dirty group asks for; entries are applied as far as the turn has time."""
+        """Carry out the requests of a dirty group; entries are applied as far as the turn has time."""
         if self.groups.get(group.id) is not group:
             return
         core = group.core

@@ -3,9 +3,9 @@ queue.
 
 The leader sends the state of its machine in pieces. The follower then asks for the entries that hold bodies
 of the queue and that it lacks. When all of them and the state are durable, it tells its core, which answers
-the leader; until then the follower does not count. So a replica in step always has every body of its queue. A
-leader that has just started may lack bodies which its snapshot names: they were settled later in the log, and
-deleted.
+the leader; until then the follower does not count. So an up-to-date replica always has every body of its
+queue. A leader that has just started may lack bodies which its snapshot names: they were settled later in the
+log, and deleted.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Receiving:
         #: Entries to be requested, and requested ones.
         self.wanted: deque[int] = deque()
         self.asked: dict[int, None] = {}
-        #: Entries that the leader lacks, and may rightly lack: see frames.PERHAPS_SETTLED.
+        #: Entries that the leader lacks, perhaps because they were settled: see frames.PERHAPS_SETTLED.
         self.missing: list[int] = []
         #: True if the search for entries waits for the disk, or for the next turn.
         self.checking = False
@@ -346,7 +346,7 @@ def receive_entries(group: Group, peer: str, found: list[frames.StoredEntry]) ->
             receiving.missing.append(entry.index)
             continue
         if entry.kind == frames.GONE:
-            # The leader has lost it, too, or is no longer leader. Begin anew.
+            # The leader has lost it, too, or is no longer leader. Begin again.
             logger.warning("group %d: %s has no entry %d", group.id, peer, entry.index)
             group.receiving = None
             return
@@ -372,7 +372,7 @@ def _store(group: Group, receiving: Receiving) -> None:
         or core.leader != receiving.leader
         or not core.installing(index, term)
     ):
-        # The group has changed meanwhile: the leader begins anew if that is still needed.
+        # The group has changed meanwhile: the leader begins again if that is still needed.
         group.receiving = None
         return
     receiving.storing = True

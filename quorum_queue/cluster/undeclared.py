@@ -39,7 +39,7 @@ class UndeclaredQueues:
         return queue_id in self._frames
 
     def link_down(self, peer: str) -> None:
-        """Forget all frames of a peer: it takes their commands for lost."""
+        """Forget all frames of a peer: it treats their commands as lost."""
         for queue_id in list(self._frames):
             self.forget(queue_id, peer)
 

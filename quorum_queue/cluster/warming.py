@@ -26,11 +26,11 @@ class Warming:
         self._asked: dict[int, None] = NO_DICT
 
     def _wanted(self) -> Iterable[tuple[Run, Places]]:
-        """Return what is to be read next, in order."""
+        """Return the next messages to read, in order."""
         raise NotImplementedError
 
     def _read(self) -> None:
-        """Go on with what was read."""
+        """Continue with the bodies that were read."""
         raise NotImplementedError
 
     def waits(self, index: int) -> bool:
@@ -91,7 +91,7 @@ class LetterWarming(Warming):
 
 
 def spans(indexes: Iterable[int]) -> list[tuple[int, int]]:
-    """First and last index of each row of neighbours."""
+    """First and last index of each series of consecutive entries."""
     found: list[tuple[int, int]] = []
     for index in sorted(indexes):
         if found and found[-1][1] + 1 == index:

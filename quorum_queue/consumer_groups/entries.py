@@ -1,7 +1,7 @@
 """Entries of a consumer group's log, and its state, as bytes.
 
     entry   u8 version | u64 now_ms | batches of nodes, each with its length before it
-    batch   of one node, in msgpack: whose it is, and its commands
+    batch of one node, in msgpack: node, incarnation, number, and its commands
 
 Commands name consumers by a place in the list of keys of their batch. These are of the batch's own node:
 

@@ -23,8 +23,7 @@ Key = tuple[Any, ...]
 class Portion:
     """Consecutive messages of one partition that a member holds, with its own consecutive delivery ids.
 
-    `offsets` are those of the messages; the last one also stands for missing messages behind it, up to
-    `stop`.
+    `offsets` are those of the messages; the last one also stands for missing messages after it, up to `stop`.
     """
 
     __slots__ = ("at_ms", "attempts", "offsets", "partition", "stop")
@@ -51,7 +50,7 @@ class Portion:
 
 
 class Member:
-    """One consumer, or one that gets messages one by one; such a one owns no partition."""
+    """One consumer, or a client that gets messages one by one; the latter owns no partition."""
 
     __slots__ = (
         "_portions",
@@ -87,7 +86,8 @@ class Member:
         """
         self.key = key
         self.channel: Key = key[:2] if channel is None else channel
-        #: Limit of messages on their way to it; 0 is unlimited. Messages below the id `sent` have been sent.
+        #: Limit of messages on their way to the member; 0 is unlimited. Messages below the id `sent` have
+        #: been sent.
         self.ahead_max = ahead_max
         self.sent = 0
         #: Messages that it may hold; 0 is unlimited.
@@ -128,7 +128,7 @@ class Member:
         self._counted(len(portion.offsets))
 
     def add(self, portion: Portion) -> int:
-        """Return the id of the first delivery."""
+        """Add a portion; return the id of the first delivery."""
         first, count = self.next_id, len(portion.offsets)
         self.next_id = first + count
         self._starts.append(first)
@@ -245,7 +245,7 @@ class Group:
         return partition
 
     def begin(self, partition: Partition, offset: int, pending: Iterable[Span] = ()) -> None:
-        """Begin at this offset; earlier deliveries that were not settled come first."""
+        """Begin at this offset; earlier unsettled deliveries come first."""
         partition.cursor = offset
         limit = self.delivery_limit
         for span in pending:
@@ -257,7 +257,7 @@ class Group:
         self.freed[partition] = None
 
     def move(self, partition: Partition, offset: int) -> None:
-        """Go on at this offset. Forget the members' deliveries of the partition."""
+        """Continue at this offset. Forget the members' deliveries of the partition."""
         self._forget_held(partition)
         partition.move(offset)
         self._change(partition)
@@ -303,7 +303,7 @@ class Group:
             self._give_back(member.take_all())
 
     def rebalance(self) -> bool:
-        """Assign the partitions anew if members or partitions have changed; return whether an assignment
+        """Assign the partitions again if members or partitions have changed; return whether an assignment
         changed.
         """
         if not self._uneven:
@@ -354,8 +354,8 @@ class Group:
     ) -> int:
         """Deliver messages to a member; return the id of the first delivery.
 
-        The last one also stands for missing messages behind it, up to `stop`. Without acks they are settled
-        at once.
+        The last one also stands for missing messages after it, up to `stop`. Without acks they are settled at
+        once.
         """
         low = offsets[0]
         partition.take_out(low, stop)
@@ -379,9 +379,7 @@ class Group:
         self._has_room(member)
 
     def give_back(self, key: Key, low: int, high: int, *, seen: bool = True) -> None:
-        """Deliveries come back to their places, before all newer messages. `seen`: the client may have got
-        them.
-        """
+        """Deliveries return to their places, before newer messages. `seen`: the client may have got them."""
         member = self.find(key)
         if member is not None:
             self._give_back(member.take(low, high), 1 if seen else 0)

@@ -95,7 +95,9 @@ class Spans:
 
 
 class Partition:
-    """One partition of a group. Its stream has an id, which changes if the stream is declared anew."""
+    """One partition of a group. Its stream has an id, which changes if the stream is deleted and declared
+    again.
+    """
 
     __slots__ = (
         "cursor",
@@ -179,7 +181,9 @@ class Partition:
         self.cursor = max(self.cursor, stop)
 
     def move(self, offset: int) -> None:
-        """Go on at this offset, as if everything before were acked and nothing behind were ever delivered."""
+        """Continue at this offset, as if everything before were acked and nothing after it were ever
+        delivered.
+        """
         self.cursor = offset
         self.returned.clear()
         self.dying.clear()

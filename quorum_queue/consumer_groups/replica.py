@@ -128,7 +128,7 @@ class Replica:
         #: Index of the last entry applied, and its time.
         self.applied = 0
         self.now_ms = 0
-        #: True if it has been told its streams: streams added later are read from their first message on.
+        #: True if it knows its streams: streams added later are read from their first message on.
         self.known = False
         #: Deaths that the targets have not got yet.
         self.dead: list[Death] = []
@@ -149,7 +149,7 @@ class Replica:
         self.gap = {}
 
     def apply(self, index: int, now_ms: int, found: list[NodeBatch], own: tuple[str, int]) -> Applied:
-        """Apply an entry; return what it means for the node and incarnation `own`. Raises CodecError."""
+        """Apply an entry; return its effects for the node and incarnation `own`. Raises CodecError."""
         if index <= self.applied:
             raise ValueError(f"entry {index} comes after entry {self.applied}")
         self.applied = index
@@ -172,7 +172,7 @@ class Replica:
         return applied
 
     def begin_with(self, index: int, now_ms: int) -> None:
-        """The group was restored without a log: its log begins behind this entry."""
+        """The group was restored without a log: its log begins after this entry."""
         self.applied, self.now_ms = index, now_ms
         self._finish()
 
@@ -306,7 +306,7 @@ class Replica:
             self._applied.attached.append((key, refused))
 
     def _leave(self, key: Key, *, gone: bool) -> None:
-        """A consumer leaves. Its node has reported which deliveries were sent; nobody has seen the rest.
+        """A consumer leaves. Its node has reported which deliveries were sent; no client has seen the rest.
 
         Partitions are read independently, so some deliveries below that may not have been sent either: they
         are back already.

@@ -1,4 +1,4 @@
-"""Shares partitions out among members: evenly, and with as few moves as possible."""
+"""Distributes partitions over members: evenly, and with as few moves as possible."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Accepting:
                 nursery.start_soon(self._accepted, wire, _name_of(sock))
 
     def _crowd(self, pool: dict[Wire, None], wire: Wire) -> None:
-        """Put a connection into the pool; the oldest there makes room."""
+        """Put a connection into the pool; if the pool is full, the oldest one is closed."""
         if len(pool) >= self._options.half_open_max:
             oldest = next(iter(pool))
             del pool[oldest]

@@ -1,8 +1,9 @@
 """Chooses which of several connections between two nodes is their session. Pure.
 
 Both nodes dial, so that neither waits for the other after a restart, and now and then there are two
-connections. The node with the lower name decides for the pair: it says START on the one it takes, and the
-other node answers ADOPTED with a number that counts its sessions. Only then is there a session.
+connections. The node with the lower name decides for the pair: it says START on the connection that it
+chooses, and the other node answers ADOPTED with a number that counts its sessions. Only then is there a
+session.
 
 A further connection from a peer with a session may mean that both nodes dialled at once, or that the peer has
 lost the session while we still hold a half-dead one. A higher incarnation means the latter. Within one

@@ -90,7 +90,7 @@ class Dialling:
             stream = await trio.open_tcp_stream(peer.host, peer.port)
         sock = socket.socket(fileno=stream.socket.detach())
         if sock.getsockname() == sock.getpeername():
-            # Nobody listens on the port, and the kernel chose that very port as the source: the socket is
+            # No process listens on the port, and the kernel chose this same port as the source: the socket is
             # connected to itself.
             sock.close()
             raise ConnectionRefusedError("connected to itself")

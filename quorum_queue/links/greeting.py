@@ -26,7 +26,7 @@ class EndedError(ConnectionError):
 
 @dataclass(frozen=True)
 class Greeter:
-    """This node, as it introduces itself."""
+    """How this node introduces itself."""
 
     keys: Keys
     cluster: str

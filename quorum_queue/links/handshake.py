@@ -106,7 +106,7 @@ class Dialler:
         return self._opened
 
     def answer(self, message: bytes, standing: Standing) -> tuple[bytes, Hello, Standing]:
-        """Check the second message; return the third, and who answered. Raises Refused."""
+        """Check the second message; return the third, and the identity of the other side. Raises Refused."""
         before = _framed(self._opened)
         reader = _Reader(message, ANSWER)
         hello, theirs = reader.hello(), reader.standing()

@@ -43,7 +43,7 @@ class Mesh:
         version: int = 1,
         features: Iterable[str] = (),
     ) -> None:
-        """`tls` is (server's context, client's context). `listen` stays the caller's.
+        """`tls` is (server's context, client's context). The caller keeps ownership of `listen`.
 
         Raises ValueError for a secret too short, or names too long.
         """
@@ -128,7 +128,7 @@ class Mesh:
                 pair.dialling = None
 
     def drop(self, peer: str) -> None:
-        """End the session; the next one may begin at once. `link_down` is told soon, not during this call."""
+        """End the session; the next one may begin at once. `link_down` comes soon, not during this call."""
         session = self._sessions.open.get(peer)
         if session is not None:
             session.close("dropped by this node")

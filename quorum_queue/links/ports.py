@@ -92,7 +92,7 @@ class Poll(Protocol):
 
 
 class Events(Protocol):
-    """The node above: called on the loop, without waiting; it must be fast.
+    """The node above: the mesh calls it on the loop, without waiting; it must be fast.
 
     If a peer sends something wrong, the node drops the peer. An exception of these methods is a defect, and
     ends `run`.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class SeldomLog:
-    """Writes one line of each sort in an interval; the next line tells how many were omitted.
+    """Writes one line of each sort in an interval; the next line says how many were omitted.
 
     There must be few sorts: they are kept for ever.
     """

@@ -20,7 +20,7 @@ from quorum_queue.links.steady_clock import SteadyClock
 
 logger = logging.getLogger("mqd.links")
 
-#: A session that lasted this long was good: a redial after its end does not count as a further failure.
+#: A session that lasted this long counts as good: a redial after its end is no further failure.
 GOOD_SESSION_S = 1.0
 
 START = b"\x01"
@@ -28,7 +28,7 @@ ADOPTED = struct.Struct(">Q")
 
 
 class Candidate:
-    """A connection that was told START and has not said ADOPTED yet."""
+    """A connection that got START and has not answered ADOPTED yet."""
 
     def __init__(self, hello: Hello) -> None:
         self.hello = hello

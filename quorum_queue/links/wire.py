@@ -31,7 +31,7 @@ class Waits(Protocol):
 
 
 class TrioWaits:
-    """By way of Trio."""
+    """Waits with Trio."""
 
     async def readable(self, fileno: int) -> None:
         if fileno < 0:
@@ -66,8 +66,8 @@ class TlsWire:
         self._ended = False
 
     async def handshake(self, turnstile: trio.Lock | None = None, waits: Waits = _TRIO) -> None:
-        """All handshakes with strangers share `turnstile`: one at a time takes the milliseconds of a
-        signature, and others have their turns in between. Raises ssl.SSLError, OSError.
+        """All handshakes with strangers share `turnstile`: only one at a time computes a signature, which
+        takes milliseconds, and other tasks run in between. Raises ssl.SSLError, OSError.
         """
         while True:
             try:

@@ -17,7 +17,7 @@ def packed(numbers: array[int]) -> bytes:
 
 
 def unpacked(typecode: str, data: bytes | memoryview) -> array[int]:
-    """Return the numbers of these bytes. Raises ValueError where they are not a whole number of them."""
+    """Return the numbers in these bytes. Raises ValueError if they are not a whole number of elements."""
     # Of bytes, in one call.
     numbers: array[int] = array(typecode, data if isinstance(data, bytes) else bytes(data))
     if _SWAPS:

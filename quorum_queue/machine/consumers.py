@@ -13,7 +13,7 @@ UNLIMITED: Final = 1 << 62
 
 
 class Window(Protocol):
-    """Room that several consumers share: the channel-wide prefetch of `basic.qos global=true`."""
+    """Prefetch that several consumers share: the channel-wide prefetch of `basic.qos global=true`."""
 
     def room(self) -> int: ...
 
@@ -155,7 +155,7 @@ class Consumer:
         if self.paused:
             return 0
         if self.no_ack:
-            # It takes no room, but waits until there is room, as in RabbitMQ.
+            # It uses no prefetch, but waits until some is free, as in RabbitMQ.
             return UNLIMITED if self.window is None or self.window.room() > 0 else 0
         room = self.prefetch - self.checkout.count if self.prefetch else UNLIMITED
         if self.window is not None:

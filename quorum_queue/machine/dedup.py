@@ -201,7 +201,7 @@ def is_name(name: bytes) -> bool:
 
 
 def _bounded(name: bytes) -> bytes:
-    """Return a name of bounded length. The first byte tells how it was made, so that no two names become
+    """Return a name of bounded length. The first byte says how it was made, so that no two names become
     equal.
     """
     if len(name) <= NAME_BYTES_MAX:

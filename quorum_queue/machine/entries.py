@@ -37,7 +37,7 @@ CHANNEL_FIELDS: Final = 4
 #: verb, origin + 1 (0 none), first, messages, flags, priority, ttl_ms (-1 none), channel, frame_bytes,
 #: overhead, bytes of heads, of ids
 _ENQUEUE: Final = struct.Struct(">BQQIBBqHIIII")
-#: The same with all from the flags to the overhead as they are, and these by themselves.
+#: The same, with everything from the flags to the overhead as raw bytes, and these fields separately.
 _ENQUEUED: Final = struct.Struct(">BQQI20sII")
 _ENQUEUE_BYTES: Final = 49
 _ATTRIBUTES: Final = struct.Struct(">BBqHII")
@@ -46,7 +46,7 @@ _PERSISTENT: Final = 2
 _WITH_IDS: Final = 4
 _WITH_SEQUENCE: Final = 8
 _WITH_LETTER: Final = 16
-#: Place of the level of confirmation in these flags. Only batches for a queue's home have it, not the log.
+#: Position of the level of confirmation in these flags. Only batches for a queue's home have it, not the log.
 _LEVEL_SHIFT: Final = 5
 _LEVEL_MASK: Final = 3
 #: verb, key, first and last delivery id
@@ -89,7 +89,7 @@ _VALUE_NAMES = {verb: name for name, verb in _VALUES.items()}
 _PLAIN_COMMANDS: dict[int, Command] = {_V_TICK: ("tick",), _V_TOUCH: ("touch",)}
 _PLAIN_VERBS = {"tick": _V_TICK, "touch": _V_TOUCH}
 
-#: Of a consumer on a replica.
+#: Flags of a consumer on a replica.
 Key = tuple[Any, ...]
 
 _key_decoder: Final = msgspec.msgpack.Decoder(tuple[bool | int | str | None, ...])
@@ -280,8 +280,8 @@ def decode_entry(data: bytes | memoryview) -> DecodedEntry:
 _named: Final[dict[tuple[int, int, bytes], tuple[str, list[Key]]]] = {}
 #: Attributes by their bytes. Runs with the same ones share an object.
 _attributes: Final[dict[bytes, Attributes]] = {}
-#: Batches, and attributes, that are remembered; and the longest names of a batch, in bytes: one of very many
-#: consumers is hardly ever the same again.
+#: Number of cached batches, and of cached attributes; and the longest cached names of a batch, in bytes: a
+#: batch of very many consumers hardly ever comes again.
 MEMO_MAX: Final = 4096
 MEMO_BYTES_MAX: Final = 512
 

@@ -60,7 +60,7 @@ class Letters:
             self._taken = {}
         self._taken[source] = bounds
         at = bisect_left(bounds, position)
-        # The stretch before ends here, and the one behind begins with the next position.
+        # The stretch before ends here, and the one after begins with the next position.
         joins_before = at < len(bounds) and bounds[at] == position
         behind = at + 1 if joins_before else at
         joins_behind = behind < len(bounds) and bounds[behind] == position + 1

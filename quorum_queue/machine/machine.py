@@ -107,7 +107,7 @@ class Machine:
 
     @property
     def due_ms(self) -> int | None:
-        """When the next message expires; the effects of the last batch have it, too."""
+        """The time when the next message expires; the effects of the last batch have it, too."""
         head = self.ready.head()
         return None if head is None else head.expires_at
 
@@ -242,7 +242,7 @@ class Machine:
                 self._discard(ready.drop_head(1), "maxlen", effects)
 
     def _enqueue_or_refuse(self, meta: Meta, run: Run, origin: Any, first: int, effects: Effects) -> None:
-        """Take what fits, message by message where it gets tight, and refuse the rest."""
+        """Take the messages that fit, one by one near the limit, and refuse the rest."""
         settings, ready = self.settings, self.ready
         rest: Run | None = run
         while rest is not None:
@@ -269,7 +269,7 @@ class Machine:
     # -- handing out -----------------------------------------------------------------------------------------
 
     def _assign(self, meta: Meta, effects: Effects, hands_max: int = 1 << 62) -> None:
-        """Hand ready messages to consumers with room, in turns, and drop what has expired."""
+        """Hand ready messages to consumers with room, in turns, and drop expired ones."""
         ready, consumers = self.ready, self.consumers
         while ready.count:
             hands_left = hands_max - len(effects.deliveries)

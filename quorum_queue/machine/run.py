@@ -199,9 +199,7 @@ class Run:
 
 
 class LargeRun(Run):
-    """New messages of which some were made ready before, because they are large: by the identity of their
-    contents.
-    """
+    """New messages of which some large ones were prepared before; these are identified by their contents."""
 
     __slots__ = ("made",)
 

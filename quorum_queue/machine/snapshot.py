@@ -97,7 +97,7 @@ def encode(machine: Machine) -> bytes:
 
 
 def decode(data: bytes | memoryview) -> Machine:
-    """Build a machine from what `encode` returned; sinks and windows are the host's to put back. Raises
+    """Build a machine from the result of `encode`; the host has to restore sinks and windows. Raises
     CodecError.
     """
     try:

@@ -1,4 +1,4 @@
-"""Raft for one group, without I/O: calls in, `Ready` out. After etcd/raft in manner; see the Raft paper and
+"""Raft for one group, without I/O: calls in, `Ready` out. In the style of etcd/raft; see the Raft paper and
 thesis.
 
 Two things differ from the textbook. Groups have no heartbeats: the driver knows for each pair of nodes
@@ -28,7 +28,7 @@ from quorum_queue.raft.ready import Ready
 from quorum_queue.raft.roles import CANDIDATE, FOLLOWER, LEADER, PRE_CANDIDATE
 from quorum_queue.raft.timeouts import election_timeout, lost_timeout
 
-#: Stands in place of a vote while the member has no memory, followed by the number of its new disk.
+#: Replaces the vote while the member has no memory; followed by the number of its new disk.
 _AMNESIAC: Final = "?"
 
 
@@ -98,11 +98,12 @@ class Raft:
         self.set_hard(hard.term, "" if self.amnesiac else hard.vote)
         self.role = self._told_role = FOLLOWER
         self.leader = self._told_leader = ""
-        #: The commit index that a leader told, whether or not the entries are here.
+        #: The commit index that a leader has sent, whether or not the entries are here.
         self.leader_commit = 0
         self.leadership: Leadership | None = None
         self.commit = self._applied = log.snapshot_index
-        #: The log equals that of this term's leader up to this index, and the index that the leader was told.
+        #: The log equals that of this term's leader up to this index; and the index that was reported to the
+        #: leader.
         self.verified = 0
         self.acked = 0
         #: The last entry of an append that could not be checked, because an unreadable entry may be among its
@@ -246,7 +247,7 @@ class Raft:
             election.start_pre_vote(self)
 
     def reform(self) -> tuple[str, ...]:
-        """For an operator: let the group go on without the voters that have no memory.
+        """For an operator: let the group continue without the voters that have no memory.
 
         Return the known ones, if the others are no majority.
 
@@ -412,7 +413,7 @@ class Raft:
             self._messages.append(message)
 
     def rest(self, message: Message) -> None:
-        """Send as soon as term and vote are durable: a restart must not contradict the message."""
+        """Send the message as soon as term and vote are durable: a restart must not contradict it."""
         if self._resting is None:
             self._resting = [message]
         else:

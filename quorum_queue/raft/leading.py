@@ -206,7 +206,7 @@ class Leadership:
         if target is not None and target.match == self.raft.log.last_index:
             self.raft.send(Message(TIMEOUT_NOW, self.raft.node, self.transferring, self.raft.term))
         if self.raft.members_index <= self.raft.commit and self.raft.node not in self.raft.members.voters:
-            # The change that removes this node is committed, and the others were told above.
+            # The change that removes this node is committed, and the others were informed above.
             self.raft.step_down()
 
     def _send_to(self, name: str, peer: Progress) -> None:

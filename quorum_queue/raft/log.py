@@ -96,8 +96,8 @@ class Log:
         #: term, the index up to which the write still counts after truncations).
         self._handed = self.last_index
         self._writing: tuple[tuple[int, int, int], ...] = ()
-        #: Spans (first and last index) that were requested and not given yet; that were not reported to the
-        #: host yet; and that the disk has given and nobody has read to the end.
+        #: Spans (first and last index) that were requested and not read yet; that were not reported to the
+        #: host yet; and that the disk has read and the readers have not used up.
         self._asked: tuple[tuple[int, int], ...] = ()
         self.newly_asked: tuple[tuple[int, int], ...] = ()
         self._at_hand: tuple[tuple[int, int], ...] = ()

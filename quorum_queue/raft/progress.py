@@ -43,14 +43,14 @@ class Progress:
         #: Unanswered appends: (last index, bytes).
         self.inflight: list[tuple[int, int]] = []
         self.inflight_bytes = 0
-        #: The highest commit that it was told.
+        #: The highest commit that was sent to it.
         self.told = 0
         #: True if it may hear of the commit a tick late.
         self.patient = False
         #: Ticks without an answer.
         self.silent = 0
         self.snapshot_sent = False
-        #: The number of its new disk, if it lost its memory; it counts for nothing until it is admitted
+        #: The number of its new disk, if it lost its memory; the follower does not count until it is admitted
         #: again.
         self.amnesiac = 0
         #: Index from which it may count again; -1 while that is not decided.

@@ -44,7 +44,7 @@ class Ready:
     ) -> None:
         #: To be made durable, in one transaction with `entries`.
         self.hard = hard
-        #: To be made durable: consecutive; the first replaces what is stored at its index and after.
+        #: To be made durable: consecutive; the first one replaces the stored entries at its index and after.
         self.entries = entries
         #: To be sent at once.
         self.messages = messages

@@ -33,8 +33,8 @@ def election_timeout(
 def lost_timeout(
     options: Options, node: str, voters: tuple[str, ...], lost: str, group: int, term: int
 ) -> int:
-    """Return ticks to wait after the leader's node was lost: one member campaigns first, the others give it
-    time.
+    """Return the ticks to wait after the leader's node was lost: one member campaigns first, the others give
+    it time.
     """
     survivors = [name for name in voters if name != lost]
     place = (survivors.index(node) + mix(group, term)) % len(survivors)

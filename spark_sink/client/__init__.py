@@ -1,4 +1,5 @@
 """A small blocking AMQP 0-9-1 client: one connection, a thread for its socket, frames encoded in blocks.
 
-pika's codec does the control frames; what comes a hundred thousand times a second is encoded and parsed here.
+pika's codec does the control frames; frames that come a hundred thousand times a second are encoded and
+parsed here.
 """

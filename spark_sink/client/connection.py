@@ -1,8 +1,8 @@
-"""A connection and its thread: the thread reads, answers heartbeats, and hands each frame to whom it
-concerns.
+"""A connection and its thread: the thread reads, answers heartbeats, and hands each frame to its receiver.
 
-The caller's methods block until the broker has answered. What comes in masses (confirms, deliveries) never
-becomes an object here: an *intake* is offered the received bytes first and takes what it knows by offset.
+The caller's methods block until the broker has answered. Frames that come in large numbers (confirms,
+deliveries) never become objects here: an *intake* gets the received bytes first and takes the frames that it
+knows by offset.
 """
 
 from __future__ import annotations
@@ -55,18 +55,20 @@ class Intake(Protocol):
     """All methods run on the connection's thread, and must not block."""
 
     def take(self, data: bytes, start: int, end: int) -> int:
-        """Take whole frames from `start` on, and return where the first
-        stands that is not for this intake.
+        """Take whole frames from `start` on, and return the position of the first frame that is not for this
+        intake.
         """
 
     def content(self, method: Any, properties: Any, body: bytes) -> None:
-        """A message that `take` has left: a return, a delivery, an answer to basic.get is not among them."""
+        """Handle a message that `take` has left: a return, or a delivery. Answers to basic.get are not among
+        them.
+        """
 
     def answered(self) -> None:
-        """An answer has come: the broker has sent before it what was taken until now, and nothing else."""
+        """An answer has come: the broker has sent exactly the frames taken until now before it."""
 
     def ended(self) -> None:
-        """The connection or the channel is gone."""
+        """The connection or the channel is closed."""
 
 
 class Connection:
@@ -145,8 +147,8 @@ class Connection:
         self.call(spec.Channel.Open(), spec.Channel.OpenOk)
 
     def send(self, data: bytes) -> None:
-        """Never blocks: what the kernel does not take at once, the thread sends. Raises what ended the
-        connection.
+        """Never blocks: the thread sends the bytes that the kernel does not take at once. Raises the error
+        that ended the connection.
         """
         if self.error is not None:
             raise self.error
@@ -191,7 +193,7 @@ class Connection:
         )
 
     def close(self) -> None:
-        """Say goodbye, as far as there is somebody to hear it. Never raises."""
+        """Close the connection, with connection.close if it is still open. Never raises."""
         if not self._closing:
             self._closing = True
             if self.error is None or isinstance(self.error, ChannelClosed):
@@ -321,7 +323,7 @@ class Connection:
                 self.changed.notify_all()
 
     def _end(self, error: AmqpError) -> None:
-        """The first reason is the one that stands; but a lost connection outdoes a closed channel."""
+        """The first reason is kept, but a lost connection replaces a closed channel."""
         with self.changed:
             if self.error is None or isinstance(self.error, ChannelClosed):
                 self.error = error

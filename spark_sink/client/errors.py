@@ -1,10 +1,12 @@
-"""What can go wrong between a Spark task and a broker. Every text says what to do about it."""
+"""Errors between a Spark task and a broker. Every text says what to do about it."""
 
 from __future__ import annotations
 
 
 class AmqpError(Exception):
-    """Whatever the broker, or the way to it, refuses. Takes one text, so that it survives pickling."""
+    """Base of all errors of the broker and of the connection to it. Takes one text, so that it survives
+    pickling.
+    """
 
 
 class ConnectFailed(AmqpError):
@@ -12,7 +14,7 @@ class ConnectFailed(AmqpError):
 
 
 class LoginRefused(ConnectFailed):
-    """A broker answered and said no: another attempt with the same credentials is of no use."""
+    """A broker refused the login: another attempt with the same credentials is useless."""
 
 
 class ConnectionLost(AmqpError):
@@ -24,7 +26,7 @@ class ConnectionClosed(ConnectionLost):
 
 
 class ChannelClosed(AmqpError):
-    """The broker closed the channel: a queue that is missing, a permission that lacks."""
+    """The broker closed the channel, for example because of a missing queue or permission."""
 
     def __init__(self, text: str, code: int = 0) -> None:
         super().__init__(text)

@@ -28,7 +28,7 @@ def method_frame(channel: int, method: Method) -> bytes:
 
 
 def decode_method(payload: bytes) -> Any:
-    """Return a method of pika.spec. Raises ValueError for what is none."""
+    """Return a method of pika.spec. Raises ValueError if the payload is no method."""
     (index,) = _METHOD_ID.unpack_from(payload)
     kind = spec.methods.get(index)
     if kind is None:

@@ -124,7 +124,7 @@ class _Handshake:
 
     def _hung_up(self, step: str) -> ConnectFailed:
         if step == "login":
-            # What brokers do that cannot say it: RabbitMQ before 3.2, and others since.
+            # Brokers that cannot report a refused login do this: RabbitMQ before 3.2, and others since.
             return LoginRefused(f"{self._host}: {self._login_refused()}: the broker hung up during the login")
         return ConnectFailed(
             f"{self._host}: hung up during the handshake: is it an AMQP 0-9-1 broker, and is TLS right?"

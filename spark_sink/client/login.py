@@ -1,4 +1,4 @@
-"""Where the broker is and who is asking: made of options on the driver, pickled to the tasks."""
+"""The broker's address and the credentials: made from options on the driver, pickled to the tasks."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def parse_url(url: str) -> Login:
 
 
 def _whole_urls(url: str) -> Iterable[str]:
-    """Cut at the commas that a scheme follows; the others stand between hosts."""
+    """Cut at the commas that are followed by a scheme; the others separate hosts."""
     cut: list[str] = []
     for part in url.split(","):
         if not cut or "://" in part:

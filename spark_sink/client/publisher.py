@@ -1,5 +1,5 @@
-"""Messages out, with a window of confirms; over another connection, if this one is lost, what was not
-confirmed.
+"""Publishes messages with a window of confirms; if the connection is lost, sends unconfirmed messages again
+over another one.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from spark_sink.client.window import Returned, Window
 
 #: Messages that are joined and sent at once: long enough that a call to the kernel costs little for each.
 CHUNK = 500
-#: Bodies that wait for their confirms are kept, to be sent again.
+#: Limit of the bodies that wait for their confirms: they are kept, to be sent again.
 IN_FLIGHT_BYTES_MAX = 64 << 20
-#: What may wait for the kernel to take it, where no confirms limit it.
+#: Bytes that may wait for the kernel, if no confirms limit them.
 UNSENT_BYTES_MAX = 8 << 20
 UNSENT_POLL_S = 0.002
 PAUSE_MIN_S, PAUSE_MAX_S = 0.05, 1.0
-#: Closes that another attempt may well survive: the node is shutting down, or failed in itself.
+#: Reply codes after which another attempt may succeed: the node shuts down, or had an internal error.
 PASSING_CLOSES = ("320 ", "541 ")
-#: How a broker begins to say that a body is too long.
+#: The beginning of a broker's text about a body that is too long.
 PRECONDITION_FAILED, MESSAGE_SIZE = 406, "message size"
 
 
@@ -96,8 +96,8 @@ class Publisher:
         return window
 
     def send(self, messages: Sequence[bytes], first_row: int) -> None:
-        """Returns when all are sent and no more than the window are unconfirmed. Raises AmqpError; Refused
-        names the first.
+        """Returns when all messages are sent and at most a window of them is unconfirmed. Raises AmqpError;
+        Refused names the first.
         """
         chunk = min(CHUNK, self._terms.in_flight_max)
         for start in range(0, len(messages), chunk):
@@ -121,7 +121,7 @@ class Publisher:
         try:
             self.connection.send(data)
         except ConnectionLost as error:
-            # It stands among the unconfirmed, and goes out again with them.
+            # It is among the unconfirmed messages, and is sent again with them.
             self._reconnect(error)
 
     @property
@@ -153,12 +153,13 @@ class Publisher:
             raise self._explained(error) from None
 
     def flush(self) -> None:
-        """Wait until all is settled. Raises AmqpError."""
+        """Wait until all messages are settled. Raises AmqpError."""
         if self._terms.confirms:
             self._wait(lambda: self.in_flight == 0)
             self._in_flight_bytes()
         else:
-            # The answer to anything says that all before it has been taken, and brings what was returned.
+            # The answer to any method means that the broker has taken everything before it, and returned
+            # messages come before the answer.
             try:
                 self.connection.call(
                     spec.Basic.Qos(prefetch_count=1),
@@ -172,7 +173,7 @@ class Publisher:
         self.check_refused()
 
     def settle(self) -> None:
-        """Wait until all is settled, whatever became of it. Raises AmqpError, but not Refused."""
+        """Wait until all messages are settled, with any outcome. Raises AmqpError, but not Refused."""
         self._wait(lambda: self.in_flight == 0, refusals=False)
 
     def check_refused(self) -> None:
@@ -225,7 +226,9 @@ class Publisher:
         )
 
     def _reconnect(self, error: AmqpError) -> None:
-        """Send what is not confirmed over a new connection, in order. Raises what makes that pointless."""
+        """Send the unconfirmed messages over a new connection, in order. Raises an error that makes another
+        attempt useless.
+        """
         deadline = time.monotonic() + self._terms.timeout_ms / 1000
         while True:
             if not _passing(error):
@@ -254,7 +257,7 @@ class Publisher:
             for offset, message in enumerate(sent.messages):
                 if not old.is_settled(sent.first_tag + offset):
                     unsettled.append((sent.first_row + offset, message))
-        # Numbered anew before anything is sent: if this connection is lost too, all of them are still
+        # Number them again before sending anything: if this connection is lost too, all of them are still
         # unconfirmed.
         self._sent = deque(
             _Sent(tag, row, (message,), len(message)) for tag, (row, message) in enumerate(unsettled, 1)

@@ -1,9 +1,10 @@
-"""A socket that two threads use: the caller writes what goes at once, the socket's own thread does all else.
+"""A socket that two threads use: the caller writes what the socket takes at once, the socket's own thread
+does everything else.
 
 The caller encodes and would hold the interpreter's lock; handing every block to the other thread would cost a
-switch of threads for each. So it tries to send by itself, and leaves to the other only what the kernel did
-not take. Every use of the socket is under one lock and never blocks, which is what TLS asks for: an SSL
-object must not be read and written at once.
+switch of threads for each. So the caller tries to send by itself, and leaves only the rest to the other
+thread. Every use of the socket is under one lock and never blocks, as TLS requires: an SSL object must not be
+read and written at the same time.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Transport:
                 self._wake()
 
     def receive(self, timeout_s: float) -> bytes | None:
-        """Wait for bytes, and write what is left to write meanwhile. None: nothing came. Raises OSError."""
+        """Wait for bytes, and meanwhile write the rest of the output. None: nothing came. Raises OSError."""
         with self._lock:
             writers = [self._sock] if self._unsent else []
         readable, writable, _ = select.select([self._sock, self._wake_read], writers, [], timeout_s)
@@ -86,7 +87,7 @@ class Transport:
     def _read(self) -> bytes | None:
         try:
             data = self._sock.recv(READ_BYTES)
-            # A TLS record is decoded whole: what the socket no longer holds, select does not see.
+            # TLS decodes whole records: select does not see bytes that are no longer in the socket.
             while isinstance(self._sock, ssl.SSLSocket) and (more := self._sock.pending()):
                 data += self._sock.recv(more)
         except _AGAIN:

@@ -1,6 +1,7 @@
-"""Confirms: which of the messages that were sent are settled, and which came back.
+"""Confirms: which of the sent messages are settled, and which were returned.
 
-Confirms come in order but for a few, so what is settled is a low mark and a set of tags above it.
+Confirms come in order with a few exceptions, so the settled messages are stored as a low mark and a set of
+tags above it.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ ACK, NACK = 0x003C0050, 0x003C0078
 _CONFIRM = struct.Struct(">BHIIQBB")
 _CONFIRM_SIZE = 13
 MULTIPLE = 1
-#: Enough to say what is wrong; a million returned messages need not be kept.
+#: Enough to show the problem; there is no need to keep a million returned messages.
 RETURNED_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """A message that no queue took."""
+    """A message that reached no queue."""
 
     code: int
     text: str
@@ -37,7 +38,7 @@ class Returned:
 
 class Window:
     """An intake for a connection that publishes. Written by the connection's thread, read by the publishing
-    one.
+    thread.
     """
 
     def __init__(self, changed: threading.Condition) -> None:
@@ -101,7 +102,7 @@ class Window:
         return tag <= self.low or tag in self._above
 
     def content(self, method: Any, properties: Any, body: bytes) -> None:
-        """A basic.return: it stands before the confirm of its message."""
+        """A basic.return: it comes before the confirm of its message."""
         if len(self.returned) < RETURNED_MAX:
             self.returned.append(
                 Returned(
@@ -120,4 +121,4 @@ class Window:
         """Confirms count by themselves."""
 
     def ended(self) -> None:
-        """Whoever waits is told by the connection."""
+        """The connection wakes waiting threads."""

@@ -1,8 +1,8 @@
 """A range of offsets of one partition, as a task reads it: from a consumer of its own, which begins at the
 first offset.
 
-An ack is nothing but room for more messages. So a lost connection costs nothing: the next one begins where
-this one was.
+An ack only makes room for more messages. So a lost connection does no harm: the next one begins where this
+one was.
 """
 
 from __future__ import annotations
@@ -38,18 +38,16 @@ from spark_sink.streams.placed import OFFSET, offset_at
 from spark_sink.streams.probe import CAPABILITY, Bounds, NotKnown, count_from, refusal
 
 PREFETCH = 20_000
-#: Received and not yet decoded; past it the socket is left unread.
+#: Maximum number of bytes received and not yet decoded; beyond it the socket is not read.
 BUFFER_BYTES_MAX = 64 << 20
 #: Of one Arrow batch.
 ROWS_PER_BATCH, BATCH_BYTES_MAX = 20_000, 16 << 20
-#: How often the broker is asked about messages that are due.
+#: How often to ask the broker about expected messages.
 LOOK_S = 0.2
 
 
 def nearest_host(hosts: Sequence[Host], number: int) -> int:
-    """Return which host to begin with: one on this machine if there is any, and each task another one of
-    those.
-    """
+    """Return the host to begin with: one on this machine if there is any; tasks begin with different ones."""
     local = {"localhost", "127.0.0.1", "::1", socket.gethostname(), socket.getfqdn()}
     near = [index for index, host in enumerate(hosts) if host.name in local] or range(len(hosts))
     return near[number % len(near)]
@@ -75,7 +73,7 @@ class _Intake(RunIntake):
             self.changed.notify_all()
 
     def pop(self) -> Run | None:
-        """What has come, as much as makes a batch."""
+        """Return received messages, as many as make a batch."""
         with self.changed:
             taken: list[Run] = []
             count = size = 0
@@ -147,7 +145,7 @@ class Fetch:
             pause_s = min(2 * pause_s, RECONNECT_PAUSE_MAX_S)
 
     def _received(self) -> Iterator[Run]:
-        """What the consumer brings, until the range or the connection ends."""
+        """Yield the consumer's messages until the range or the connection ends."""
         connection, intake = self._connection, self._intake
         assert connection is not None
         patience = Patience(self._options.redelivery_timeout_ms / 1_000)
@@ -169,7 +167,7 @@ class Fetch:
                 yield found
 
     def _of_range(self, run: Run) -> Run | None:
-        """Cut off what is before and behind the range, and note how far it has come."""
+        """Cut off messages before and after the range, and note the progress."""
         first, last = offset_at(run, 0), offset_at(run, len(run) - 1)
         if first < self._next:
             # RabbitMQ begins with the chunk that has the offset.
@@ -189,8 +187,8 @@ class Fetch:
         return run
 
     def _begins_late(self, found: int) -> None:
-        """The first message has a later offset: compaction leaves gaps, and what retention takes is lost to
-        the query.
+        """The first message has a later offset: either compaction left a gap, or retention deleted messages,
+        which are lost for the query.
         """
         first = found
         if self._connection is not None and self._connection.capabilities.get(CAPABILITY):
@@ -204,7 +202,7 @@ class Fetch:
             lost(self._options, self._queue, self._wanted.start, gone)
 
     def _is_over(self, connection: Connection, patience: Patience) -> bool:
-        """Nothing has come for a while: whether nothing more is to come. Raises AmqpError, DataLoss."""
+        """After a while without messages: return whether no more will come. Raises AmqpError, DataLoss."""
         end = self._wanted.end
         if not connection.capabilities.get(CAPABILITY):
             connection.call(spec.Queue.Declare(queue=self._queue, passive=True), spec.Queue.DeclareOk)
@@ -218,7 +216,7 @@ class Fetch:
                 self._next = gone
                 return gone == end
             if (found.next if isinstance(found, Bounds) else self._next + found) < end:
-                # This node is behind the one that told the end.
+                # This node is behind the one that reported the end.
                 patience.sign()
                 return False
             over = patience.over()
@@ -243,7 +241,7 @@ class Fetch:
 
 
 def lost(options: SourceOptions, queue: str, low: int, stop: int) -> None:
-    """Messages are gone. Raises DataLoss unless the query is to go on."""
+    """Report lost messages. Raises DataLoss unless the query should continue."""
     text = (
         f"stream '{queue}' has no offsets {low} to {stop - 1} any more, and they were to be read: "
         "retention was faster (x-max-age, x-max-length-bytes)"

@@ -1,5 +1,5 @@
-"""Offsets of partitions: what a checkpoint holds, how a limit is shared out, how a range is cut for tasks.
-Pure.
+"""Offsets of partitions: the content of a checkpoint, the division of a limit, the cutting of ranges for
+tasks. Pure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from spark_sink.options import EARLIEST, BadOption, StartingOffsets
 
 #: Offsets by the number of the partition; a range ends before its end.
 Offsets = dict[int, int]
-#: Offsets of one task of a batch read, where nothing else is said.
+#: Offsets of one task of a batch read, unless an option says otherwise.
 RANGE_MAX = 1_000_000
 
 
@@ -38,7 +38,7 @@ def to_json(stream: str, offsets: Mapping[int, int]) -> dict[str, Any]:
 
 
 def from_json(offset: Mapping[str, Any], stream: str) -> Offsets:
-    """Read what a checkpoint holds. Raises BadCheckpoint."""
+    """Read the content of a checkpoint. Raises BadCheckpoint."""
     try:
         named = str(offset["stream"])
         offsets = {int(partition): int(value) for partition, value in offset["offsets"].items()}
@@ -86,14 +86,14 @@ def _numbers(partitions: Mapping[int, int]) -> str:
 
 
 def limited(start: Offsets, end: Offsets, most: int | None) -> Offsets:
-    """Return an end with no more than `most` messages, each partition's share by what it has."""
+    """Return an end with no more than `most` messages, divided in proportion to the partitions' messages."""
     due = {partition: end[partition] - start[partition] for partition in end}
     total = sum(due.values())
     if most is None or total <= most:
         return dict(end)
     shares = {partition: most * count // total for partition, count in due.items()}
-    # What rounding has left goes to those that lost most by it, so that something is read whenever there is
-    # something.
+    # The remainder of the rounding goes to the partitions that lost most by it, so that something is read
+    # whenever there is something.
     left = most - sum(shares.values())
     for partition in sorted(due, key=lambda each: (-(most * due[each] % total), each))[:left]:
         shares[partition] += 1
@@ -108,7 +108,7 @@ def cut(start: Offsets, end: Offsets, least: int | None, longest: int | None = N
     whole = [each for each in whole if len(each) > 0]
     counts = [1 if longest is None else -(-len(each) // longest) for each in whole]
     due = min(least or 0, sum(map(len, whole))) - sum(counts)
-    # One more each time for what has the longest parts.
+    # Each time, cut the range with the longest parts once more.
     longer = [
         (-len(each) / count, index) for index, (each, count) in enumerate(zip(whole, counts, strict=True))
     ]

@@ -1,4 +1,4 @@
-"""Where messages stand in a stream: the broker adds a header with the offset to each of them."""
+"""The offsets of messages in a stream: the broker adds a header with the offset to each message."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def offset_at(run: Run, index: int) -> int:
 
 
 def _value_at(properties: bytes) -> int:
-    """Where the offset stands. Raises BadMessage."""
+    """Position of the offset. Raises BadMessage."""
     at = properties.rfind(MARK)
     if at >= 0 and properties.find(MARK) == at:
         return at + len(MARK)
-    # Another header, or a property, has the same bytes in its text: only decoding tells them apart.
+    # Another header, or a property, has the same bytes in its text: only decoding distinguishes them.
     table_at, table_end = _table(properties)
     place = table_at + U32.size
     while place < table_end:
@@ -39,7 +39,7 @@ def _value_at(properties: bytes) -> int:
 
 
 def _table(properties: bytes) -> tuple[int, int]:
-    """Where the headers begin, with their size, and where they end. Raises BadMessage."""
+    """Positions where the headers begin, with their size, and where they end. Raises BadMessage."""
     if not properties[0] & HEADERS_BIT:
         raise BadMessage(f"a message of a stream came without headers: {properties[:200]!r}")
     at = FLAGS_BYTES
@@ -50,7 +50,7 @@ def _table(properties: bytes) -> tuple[int, int]:
 
 
 def before_offset(properties: bytes) -> tuple[bytes, int]:
-    """Return what comes before the offset, as it was published, and where the offset stands. Raises
+    """Return the bytes before the offset, as they were published, and the position of the offset. Raises
     BadMessage.
     """
     at = _value_at(properties)
@@ -66,7 +66,7 @@ def without_offsets(properties: Sequence[bytes]) -> tuple[list[int], list[bytes]
     if all(each.startswith(before) for each in properties):
         rest = _without(before, properties[0])
         ends = [each[after:] for each in properties]
-        # Mostly there is one; then all are the same object, whose hash is known.
+        # Usually there is only one; then all are the same object, whose hash is cached.
         whole = {end: rest + end for end in set(ends)}
         return [unpack(each, at)[0] for each in properties], list(map(whole.__getitem__, ends))
     offsets: list[int] = []
@@ -82,8 +82,8 @@ def without_offsets(properties: Sequence[bytes]) -> tuple[list[int], list[bytes]
 
 
 def _without(before: bytes, properties: bytes) -> bytes:
-    """Return what comes before the offset's value, without its header; nothing is left of a table that it had
-    alone.
+    """Return the bytes before the offset's value, without its header; a table with only this header is
+    removed.
     """
     table_at, table_end = _table(properties)
     size = table_end - table_at - U32.size - len(MARK) - VALUE_BYTES

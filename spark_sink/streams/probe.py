@@ -1,9 +1,9 @@
-"""What a driver asks of a stream: its partitions, and which offsets each has.
+"""A driver's questions about a stream: its partitions, and the offsets of each.
 
-mqd counts the messages behind an offset in the answer to a passive declare (capability stream_offsets), and
-refuses an offset that is not there with those that are; so one question tells how far a query may read and
-whether retention was faster. RabbitMQ's count of a stream is seldom right. There a consumer looks: from
-`first`, and from `last` on until nothing more comes.
+mqd counts the messages from an offset on in the answer to a passive declare (capability stream_offsets), and
+refuses an offset that does not exist with a text that has the existing ones; so one question is enough to
+learn how far a query may read and whether retention was faster. RabbitMQ's count of a stream is seldom right.
+There a consumer finds out: from `first`, and from `last` on until nothing more comes.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from spark_sink.intake import RunIntake
 from spark_sink.streams.offsets import Offsets
 from spark_sink.streams.placed import OFFSET, offset_at
 
-#: What a broker announces that counts the messages of a stream from an offset on.
+#: The capability of a broker that counts the messages of a stream from an offset on.
 CAPABILITY = "stream_offsets"
 COUNT_MAX = 2**32 - 1
-#: How often it is looked whether a super stream has got more partitions.
+#: How often to check whether a super stream has more partitions.
 DISCOVERY_S = 5.0
-#: A broker without the capability: a chunk has come when nothing came for so long, and a look takes no longer
-#: than that.
+#: For a broker without the capability: a chunk is complete when nothing has come for so long; and the time
+#: limit of one check.
 QUIET_S, LOOK_MAX_S = 0.3, 2.0
-#: How long a first message, or one of a time, may take to come from a cold disk.
+#: How long a first message, or one for a time, may take to come from a slow disk.
 FIRST_MAX_S, MOMENT_MAX_S = 30.0, 10.0
 
 _NOT_THERE = re.compile(r"its first is (\d+) and its next is (\d+)")
@@ -56,18 +56,18 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The first offset that is there, and the next one that will be given."""
+    """The first existing offset, and the next offset that will be assigned."""
 
     first: int
     next: int
 
 
 class NotKnown(AmqpError):
-    """A node cannot say now, and will be able to."""
+    """A node cannot answer now, but will be able to later."""
 
 
 def refusal(error: ChannelClosed, queue: str) -> AmqpError:
-    """The broker's words and ours."""
+    """The error text: the broker's words and ours."""
     if error.code == NOT_FOUND:
         hint = "create it first (nothing is declared here), or correct the options stream and vhost"
         return QueueRefused(f"stream '{queue}' is missing: {error}. To read from it, {hint}")
@@ -81,8 +81,8 @@ def refusal(error: ChannelClosed, queue: str) -> AmqpError:
 
 
 def count_from(connection: Connection, queue: str, offset: int) -> int | Bounds:
-    """How many messages consumers can have from an offset on; what is there if the offset is not. Raises
-    AmqpError.
+    """Number of messages that consumers can get from an offset on; the existing offsets if this one does not
+    exist. Raises AmqpError.
     """
     declare = spec.Queue.Declare(queue=queue, passive=True, arguments={OFFSET: offset})
     try:
@@ -98,7 +98,7 @@ def count_from(connection: Connection, queue: str, offset: int) -> int | Bounds:
 
 def discovered(connection: Connection, stream: str, known: Mapping[int, str]) -> tuple[dict[int, str], bool]:
     """Return a stream's partitions by number, and whether it is a single stream. Raises AmqpError."""
-    # Before anything is known, a stream of that very name counts more.
+    # As long as nothing is known, a stream with exactly that name takes precedence.
     if not known and _is_there(connection, stream):
         return {0: stream}, True
     found = dict(known)
@@ -169,7 +169,7 @@ class Probe:
         return first, {number: bounds.next for number, bounds in found.items()}
 
     def behind(self, offsets: Offsets) -> dict[int, Bounds]:
-        """Look behind offsets that were given out before: `first` is the offset itself unless it is gone."""
+        """Count from offsets that were given out before: `first` is the offset itself unless it is gone."""
         if not self.counts:
             ends = self._patiently(self._seen_ends)
             return {
@@ -202,7 +202,7 @@ class Probe:
         while True:
             found = self._patiently(lambda connection: count_from(connection, queue, at))  # noqa: B023
             if isinstance(found, Bounds):
-                # What is beyond the end is told as what is before the beginning is.
+                # Offsets beyond the end are reported like offsets before the beginning.
                 return found
             at += found
             if found < COUNT_MAX:
@@ -264,7 +264,7 @@ class Probe:
                 raise connection.error
             return seen.offsets
         finally:
-            # What it holds goes with it.
+            # Closing it releases its messages.
             self.close()
 
     # All.
@@ -288,7 +288,7 @@ class Probe:
             except AmqpError as error:
                 if not isinstance(error, NotKnown):
                     self.close()
-                # Where nobody has ever answered, the options are wrong rather than the broker away.
+                # If no broker has ever answered, the options are probably wrong.
                 if not self._answered or time.monotonic() > deadline:
                     raise
                 log.warning("stream '%s': asking again: %s", self._stream, error)

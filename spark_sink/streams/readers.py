@@ -1,8 +1,8 @@
 """Streams and super streams, as Spark reads them: a partition is a task, or several, and offsets are Spark's
 own.
 
-The driver looks at how far each partition has come (`probe`), and tasks read ranges of offsets (`fetch`).
-Nothing is taken away by that, so any range can be read again, by a task or a query that is repeated.
+The driver finds the end of each partition (`probe`), and tasks read ranges of offsets (`fetch`). Reading
+removes nothing, so a repeated task or query can read any range again.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ from spark_sink.streams.fetch import Fetch, lost
 from spark_sink.streams.offsets import RANGE_MAX, Offsets, Range, cut, from_json, limited, resolved, to_json
 from spark_sink.streams.probe import Bounds, Probe
 
-#: A trigger that finds nothing waits so long before it says so; an idle query would ask all the time.
+#: A trigger that finds nothing waits so long before it returns; otherwise an idle query would ask all the
+#: time.
 IDLE_S = 0.05
-#: The same where a look costs a connection and a consumer for each partition.
+#: The same if each check costs a connection and a consumer for each partition.
 IDLE_LOOK_S = 1.0
 
 
 class Slice(InputPartition):
-    """What one task reads."""
+    """The range that one task reads."""
 
     def __init__(self, queue: str, wanted: Range, number: int) -> None:
         super().__init__(number)
@@ -52,7 +53,7 @@ def slices(partitions: Mapping[int, str], ranges: Sequence[Range]) -> list[Input
 
 def rows(options: SourceOptions, schema: StructType, piece: InputPartition) -> Iterator[pa.RecordBatch]:
     if not isinstance(piece, Slice):
-        # Spark's own, where there is nothing to read.
+        # Spark's own value, if there is nothing to read.
         return
     freeze_modules()
     decoder = Decoder(schema, piece.queue)
@@ -118,9 +119,9 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._opened: Probe | None = None
         #: `availableNow`: where to stop.
         self._target: Offsets | None = None
-        #: Since when a partition ends before what was read of it.
+        #: Since when a partition ends before offsets that were read from it.
         self._short_since: dict[int, float] = {}
-        #: What was told of messages that are gone.
+        #: Losses that were reported already.
         self._told: set[tuple[int, int]] = set()
 
     @property
@@ -129,7 +130,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._opened = Probe(self._options.login, self._stream, f"spark source {self._stream}")
         return self._opened
 
-    # What Spark calls beside the driver.
+    # Methods that Spark calls beside the driver.
 
     def initialOffset(self) -> dict[str, Any]:
         return to_json(self._stream, starts(self._options, self._probe, "latest")[0])
@@ -175,7 +176,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._opened is not None:
             self._opened.close()
 
-    # What a task calls.
+    # Methods that a task calls.
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return rows(self._options, self._schema, partition)
@@ -194,7 +195,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
 
     def _with_new(self, offsets: Offsets) -> Offsets:
-        """A partition that has come since begins at its beginning."""
+        """A new partition is read from its beginning."""
         self._check_there(offsets)
         return {partition: offsets.get(partition, 0) for partition in self._probe.partitions()}
 
@@ -207,8 +208,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 lost(self._options, queue, begin, min(found.first, found.next))
                 self._told.add((partition, found.first))
             return found.next
-        # A node of a cluster may be behind for a while; else the stream is another one than that which was
-        # read.
+        # A node of a cluster may be behind for a while; otherwise the stream is not the one that was read.
         since = self._short_since.setdefault(partition, time.monotonic())
         if (time.monotonic() - since) * 1_000 > self._options.redelivery_timeout_ms:
             text = (

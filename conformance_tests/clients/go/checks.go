@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// The frame of the program: named checks, one line each, and the broker's restart.
+// The framework of the program: named checks, one line each, and the broker's restart.
 
 const (
 	programTime = 230 * time.Second
@@ -45,7 +45,7 @@ func randomHex() string {
 
 func name(noun string) string { return prefix + "." + noun }
 
-// failure is what a check panics with: it keeps the checks free of error plumbing.
+// failure is the value with which a check panics: so checks need no error handling.
 type failure struct{ reason string }
 
 func fail(format string, values ...any) { panic(failure{fmt.Sprintf(format, values...)}) }

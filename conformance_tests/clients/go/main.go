@@ -1,4 +1,4 @@
-// Stock amqp091-go against any broker; after a restart it comes back by hand and by the client's own recovery.
+// Stock amqp091-go against any broker; after a restart it reconnects by hand and by the client's own recovery.
 // With the argument `management`, rabbit-hole against its management API.
 package main
 
@@ -317,7 +317,7 @@ func prefetchBoundsUnacked() {
 	equal(ready(other, queue), 0, "after all acks")
 }
 
-// streamWith declares a stream with so many messages, each with its number.
+// streamWith declares a stream with so many numbered messages.
 func streamWith(count int) string {
 	channel := confirming()
 	defer channel.Close()
@@ -329,7 +329,7 @@ func streamWith(count int) string {
 	return stream
 }
 
-// read consumes so many messages on a channel of their own, and acks the first ones. It is closed with the rest.
+// read consumes so many messages on a separate channel, and acks the first ones. The channel is closed with the rest.
 func read(queue string, count, acks int, arguments amqp.Table) []amqp.Delivery {
 	channel := openChannel()
 	ok(channel.Qos(10, 0, false), "basic.qos")
@@ -346,7 +346,7 @@ func read(queue string, count, acks int, arguments amqp.Table) []amqp.Delivery {
 	return got
 }
 
-// inOrder wants messages whose bodies are their offsets, from one offset on.
+// inOrder expects messages whose bodies are their offsets, from one offset on.
 func inOrder(got []amqp.Delivery, first int) {
 	for n, message := range got {
 		equal(message.Headers["x-stream-offset"], int64(first+n), "x-stream-offset")
@@ -479,7 +479,7 @@ func transactionsCommitAndRollBack() {
 	equal(getAll(other, queue), []string{"committed"}, "after the commit")
 }
 
-// expectClose wants the act to close its own channel with this code and text, and the connection to go on.
+// expectClose expects the act to close its own channel with this code and text, and the connection to stay open.
 func expectClose(code int, part string, act func(*amqp.Channel) error) {
 	channel := openChannel()
 	closes := channel.NotifyClose(make(chan *amqp.Error, 1))

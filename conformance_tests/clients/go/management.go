@@ -13,7 +13,7 @@ import (
 )
 
 // rabbit-hole, RabbitMQ's Go client of the management API, also called as Terraform's provider calls it: each
-// thing is read anew after each change, and a binding is known by the key at the end of its location.
+// object is read again after each change, and a binding is identified by the key at the end of its location.
 
 const slash = "/"
 
@@ -48,7 +48,7 @@ func amqpPort() int {
 	return must(strconv.Atoi(port))
 }
 
-// done tells whether a change was made, and that it was new, or was not.
+// done says whether a change was made, and whether it was a new one.
 func done(response *http.Response, err error, status int) {
 	ok(err, "change")
 	equal(response.StatusCode, status, "status")
@@ -65,7 +65,7 @@ func answered(err error, status int, part string) {
 	contains(answer.Reason, part)
 }
 
-// eventually waits for what RabbitMQ's statistics show after some seconds.
+// eventually waits for values that RabbitMQ's statistics show after some seconds.
 func eventually[T any](what string, ask func() (T, bool)) T {
 	for end := time.Now().Add(waitTime); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
 		if found, is := ask(); is {
@@ -285,7 +285,7 @@ func vhostsAndLimits() {
 	settings := rabbithole.VhostSettings{Description: "told", Tags: tags}
 	response, err := client.PutVhost(vhost, settings)
 	done(response, err, 201)
-	// None are set: nothing is asked.
+	// None are set: nothing is requested.
 	_, err = client.PutVhostLimits(vhost, rabbithole.VhostLimitsValues{})
 	ok(err, "no limits")
 	equal(len(must(client.GetVhostLimits(vhost))), 0, "limits")
@@ -301,7 +301,7 @@ func vhostsAndLimits() {
 	wanted := []rabbithole.VhostLimitsInfo{{Vhost: vhost, Value: limits}}
 	equal(must(client.GetVhostLimits(vhost)), wanted, "limits")
 	for range []int{1, 2} {
-		// As often as one likes.
+		// It may be repeated.
 		_, err = client.DeleteVhostLimits(vhost, rabbithole.VhostLimits{"max-connections", "max-queues"})
 		ok(err, "limits are cleared")
 	}

@@ -1,5 +1,5 @@
 'use strict';
-// The frame of the program: named checks, one line each, and the broker's restart.
+// The framework of the program: named checks, one line each, and the broker's restart.
 
 const { execFile } = require('node:child_process');
 const { randomBytes } = require('node:crypto');
@@ -57,7 +57,7 @@ function restartBroker() {
 
 const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
-// A queue that messages can be awaited from one by one.
+// A queue from which messages can be awaited one by one.
 class Inbox {
   constructor() {
     this.messages = [];

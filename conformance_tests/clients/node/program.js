@@ -1,5 +1,5 @@
 'use strict';
-// Stock amqplib (promise API) against any broker; its recovery must come back after a restart.
+// Stock amqplib (promise API) against any broker; its recovery must work after a restart.
 
 const { once } = require('node:events');
 const amqplib = require('amqplib');
@@ -227,7 +227,7 @@ async function prefetchBoundsUnacked() {
   });
 }
 
-// A stream with so many messages, each with its number.
+// Declares a stream with so many numbered messages.
 async function streamWith(count) {
   const stream = name(`stream-${count}`);
   await withConfirms(async (channel) => {
@@ -238,7 +238,7 @@ async function streamWith(count) {
   return stream;
 }
 
-// Consumes so many messages on a channel of their own, and acks the first ones. It is closed with the rest.
+// Consumes so many messages on a separate channel, and acks the first ones. The channel is closed with the rest.
 async function read(queue, count, args, acks = count) {
   return withChannel(async (channel) => {
     const inbox = new Inbox();
@@ -254,7 +254,7 @@ async function read(queue, count, args, acks = count) {
   });
 }
 
-// Of messages whose bodies are their offsets.
+// Offsets of messages whose bodies are their offsets.
 function offsets(got) {
   const found = got.map((message) => message.properties.headers['x-stream-offset']);
   assert.deepEqual(got.map((message) => Number(message.content)), found);
@@ -348,7 +348,7 @@ async function largeMessageIsWhole() {
   });
 }
 
-// The act closes its own channel with this code and text, and the connection goes on.
+// The act closes its own channel with this code and text, and the connection stays open.
 async function expectClose(code, text, act) {
   const channel = await connection.createChannel();
   const closed = once(channel, 'error', { signal: AbortSignal.timeout(40000) }).catch((error) => [error]);
@@ -391,7 +391,7 @@ async function disagreementGives406() {
   });
 }
 
-// The client's own recovery: setup() runs on every connect, the durable queue kept what was confirmed.
+// The client's own recovery: setup() runs on every connect, the durable queue has kept the confirmed messages.
 async function recoveryComesBackAfterARestart() {
   const queue = name('durable');
   let inbox;

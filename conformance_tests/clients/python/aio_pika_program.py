@@ -212,7 +212,7 @@ async def prefetch_bounds_unacked() -> None:
 
 
 async def stream_with(channel: AbstractChannel, count: int) -> AbstractQueue:
-    """A stream with so many messages, each with its number."""
+    """Declare a stream with so many numbered messages."""
     stream = await channel.declare_queue(name(f"stream-{count}"), durable=True, arguments=dict(checks.STREAM))
     for n in range(count):
         await publish(channel, stream.name, b"%d" % n)
@@ -222,8 +222,8 @@ async def stream_with(channel: AbstractChannel, count: int) -> AbstractQueue:
 async def read(
     queue: str, count: int, arguments: Any = None, *, acks: int | None = None
 ) -> list[AbstractIncomingMessage]:
-    """Consume so many messages on a channel of their own, and ack the first ones, or all. It is closed with
-    the rest.
+    """Consume so many messages on a separate channel, and ack the first ones, or all. The channel is closed
+    with the unacked rest.
     """
     async with client.connection.channel() as channel:
         await channel.set_qos(prefetch_count=checks.STREAM_PREFETCH)
@@ -239,7 +239,7 @@ async def read(
 
 
 def offsets(got: list[AbstractIncomingMessage]) -> list[Any]:
-    """Of messages whose bodies are their offsets."""
+    """Offsets of messages whose bodies are their offsets."""
     found = [message.headers["x-stream-offset"] for message in got]
     equal([message.body for message in got], [str(offset).encode() for offset in found], "bodies and offsets")
     return found
@@ -344,7 +344,8 @@ async def properties_come_back_as_sent() -> None:
         equal(got.body, sent.body, "body")
         want: dict[str, Any] = {**sent.info()}
         have: dict[str, Any] = {**got.info()}
-        # Of the rest, cluster_id None comes back as "", and a tag and a key come with the delivery.
+        # Of the other properties, cluster_id None comes back as "", and a tag and a key come with the
+        # delivery.
         for key in PROPERTIES:
             equal(have[key], want[key], key)
 
@@ -417,8 +418,8 @@ async def disagreement_gives_406() -> None:
 
 
 async def robust_connection_comes_back() -> None:
-    """Queues, bindings, a consumer: all restored by the client; what it held
-    unacked arrives again, flagged.
+    """Queues, bindings, a consumer: the client restores all of them; its unacked messages arrive again,
+    flagged.
     """
     connection = await aio_pika.connect_robust(AMQP_URL, reconnect_interval=0.3)
     async with connection:

@@ -208,7 +208,7 @@ def prefetch_bounds_unacked() -> None:
 
 
 def stream_with(count: int) -> str:
-    """A stream with so many messages, each with its number."""
+    """Declare a stream with so many numbered messages."""
     channel = client.connection.channel()
     channel.confirm_deliveries()
     stream = name(f"stream-{count}")
@@ -222,8 +222,8 @@ def stream_with(count: int) -> str:
 def read(
     queue: str, count: int, arguments: dict[str, Any] | None = None, *, acks: int | None = None
 ) -> list[Message]:
-    """Consume so many messages on a channel of their own, and ack the first ones, or all. It is closed with
-    the rest.
+    """Consume so many messages on a separate channel, and ack the first ones, or all. The channel is closed
+    with the unacked rest.
     """
     channel = client.connection.channel()
     channel.basic.qos(checks.STREAM_PREFETCH)
@@ -252,7 +252,7 @@ def header(message: Message, key: str) -> Any:
 
 
 def offsets(got: list[Message]) -> list[int]:
-    """Of messages whose bodies are their offsets."""
+    """Offsets of messages whose bodies are their offsets."""
     found = [header(message, "x-stream-offset") for message in got]
     equal([message.body for message in got], list(map(str, found)), "bodies and offsets")
     return found
@@ -420,7 +420,7 @@ def disagreement_gives_406() -> None:
 
 
 def durable_messages_survive_a_restart() -> None:
-    """By hand, as AMQPStorm has no recovery."""
+    """Reconnects by hand, because AMQPStorm has no recovery."""
     old = connect()
     channel = old.channel()
     channel.confirm_deliveries()
@@ -430,7 +430,7 @@ def durable_messages_survive_a_restart() -> None:
         channel.basic.publish(str(n), queue, properties=PERSISTENT, mandatory=True)
     equal(get_one(channel, queue, no_ack=False).body, "0", "held over the restart")
     checks.restart_broker()
-    # Nothing is asked of the old connection: this client sees a socket's bare end only at its next write.
+    # The old connection is not used: this client notices the end of a socket only at its next write.
     fresh = reconnect()
     channel = fresh.channel()
     message = get_one(channel, queue)

@@ -1,4 +1,4 @@
-"""The frame of every Python client program: named checks, one line each, and the broker's restart."""
+"""The framework of every Python client program: named checks, one line each, and the broker's restart."""
 
 import asyncio
 import faulthandler
@@ -20,12 +20,12 @@ PROGRAM_SECONDS = 230
 WAIT_SECONDS = 40
 RESTART_SECONDS = 130
 
-# What must not outlive a program that hangs, such as a worker process of its own.
+# Processes that must not outlive a program that hangs, such as its own workers.
 at_timeout: list[Callable[[], None]] = []
 
 
 def _give_up() -> None:
-    """A client that hangs is a failed client: tell where it hung, then die."""
+    """A client that hangs has failed: report where it hung, then exit."""
     print(f"FAIL program timed out after {PROGRAM_SECONDS} s", flush=True)
     faulthandler.dump_traceback()
     for end in at_timeout:
@@ -67,8 +67,8 @@ def wait_until(done: Callable[[], object], step: Callable[[], object], what: str
 
 
 STREAM = {"x-queue-type": "stream"}
-#: What the programs publish into a stream, how much of it the first member of a group acks, and the members'
-#: prefetch.
+#: The number of messages that the programs publish to a stream, how many of them the first member of a group
+#: acks, and the members' prefetch.
 STREAM_MESSAGES, GROUP_ACKS, STREAM_PREFETCH = 50, 30, 10
 
 
@@ -94,7 +94,7 @@ def restart_broker() -> None:
 
 
 class Names:
-    """Names of this run alone, so that programs can share a broker."""
+    """Names for this run only, so that programs can share a broker."""
 
     def __init__(self, client: str) -> None:
         self.prefix = f"clients.{client}.{uuid.uuid4().hex[:8]}"
@@ -168,6 +168,6 @@ class Checks:
 
 
 def exit_with(code: int) -> None:
-    """Leave without joining what a client's threads still hold after a failed check."""
+    """Exit without joining a client's threads, which may hang after a failed check."""
     sys.stdout.flush()
     os._exit(code)

@@ -180,7 +180,7 @@ def prefetch_and_acks() -> None:
 
 
 def stream_with(count: int) -> Any:
-    """A stream with so many messages, each with its number."""
+    """Declare a stream with so many numbered messages."""
     stream = Queue(name(f"stream-{count}"), durable=True, queue_arguments=dict(checks.STREAM))
     with client.connection.channel() as channel:
         stream.bind(channel).declare()
@@ -191,8 +191,8 @@ def stream_with(count: int) -> Any:
 
 
 def read(queue: Any, count: int, *, acks: int | None = None) -> list[Any]:
-    """Consume so many messages on a channel of their own, and ack the first ones, or all. It is closed with
-    the rest.
+    """Consume so many messages on a separate channel, and ack the first ones, or all. The channel is closed
+    with the unacked rest.
     """
     got: list[Any] = []
 
@@ -217,7 +217,7 @@ def read(queue: Any, count: int, *, acks: int | None = None) -> list[Any]:
 
 
 def offsets(got: list[Any]) -> list[int]:
-    """Of messages whose bodies are their offsets."""
+    """Offsets of messages whose bodies are their offsets."""
     found = [message.headers["x-stream-offset"] for message in got]
     equal([message.decode() for message in got], found, "bodies and offsets")
     return found
@@ -420,7 +420,7 @@ def celery_late_ack_outlives_a_killed_worker() -> None:
 
 
 def celery_worker_comes_back_after_a_restart() -> None:
-    """The worker reconnects by itself, and a task that lay in a durable queue meanwhile runs."""
+    """The worker reconnects by itself, and runs a task that was in a durable queue meanwhile."""
     with connect() as connection:
         answers = Queue(name("answers"), durable=True, channel=connection.default_channel)
         answers.declare()
@@ -460,7 +460,7 @@ def delete_what_is_left() -> None:
         channel = connection.default_channel
         for queue in (f"{name.prefix}.tasks", celery_tasks.LATER_QUEUE):
             Queue(queue).bind(channel).delete()
-            # Celery declares an exchange of the same name for a queue that it is given by name.
+            # For a queue given by name, Celery declares an exchange with the same name.
             Exchange(queue).bind(channel).delete()
 
 

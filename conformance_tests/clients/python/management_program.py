@@ -27,7 +27,7 @@ from rabbitmq_admin import AdminAPI
 from conformance_tests.clients.python import checks
 from conformance_tests.clients.python.checks import CheckFailed, Checks, Names, contains, equal, that
 
-#: Debian's package has it here, whatever its version.
+#: Debian's package has it here, in all versions.
 RABBITMQADMIN = next(
     iter(Path("/usr/lib/rabbitmq/lib").glob("rabbitmq_server-*/plugins/rabbitmq_management-*/priv/www/cli/rabbitmqadmin")),
     None,
@@ -214,7 +214,7 @@ def flower_shows_queues() -> None:
 
 
 def admin(*arguments: str) -> str:
-    """Run rabbitmqadmin; an error of it is one of the check."""
+    """Run rabbitmqadmin; its error is an error of the check."""
     command = [sys.executable, str(RABBITMQADMIN), "-H", host, "-P", str(port), "-u", user, "-p", password]
     done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=60, check=False)
     if done.returncode:

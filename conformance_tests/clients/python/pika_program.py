@@ -53,7 +53,7 @@ def temporary_queue(channel: Any, **arguments: Any) -> str:
 
 
 def get_one(channel: Any, queue: str) -> tuple[Any, Any, bytes]:
-    """A message which is on its way to the queue, taken with an ack."""
+    """Get and ack a message which is on its way to the queue."""
     got: list[tuple[Any, Any, bytes]] = []
 
     def look() -> None:
@@ -296,7 +296,7 @@ def prefetch_bounds_unacked() -> None:
             lambda: client.connection.process_data_events(0.1),
             f"{count} deliveries",
         )
-        # A synchronous method after the deliveries: whatever was to come has come.
+        # A synchronous method after the deliveries: all expected deliveries have come.
         equal(ready(channel, queue), 10 - count, "ready behind the prefetch")
         client.connection.process_data_events(0)
         equal(len(got), count, "deliveries")
@@ -317,7 +317,7 @@ def prefetch_bounds_unacked() -> None:
 
 
 def stream_with(count: int) -> str:
-    """A stream with so many messages, each with its number."""
+    """Declare a stream with so many numbered messages."""
     channel = client.connection.channel()
     channel.confirm_delivery()
     stream = name(f"stream-{count}")
@@ -331,8 +331,8 @@ def stream_with(count: int) -> str:
 def read(
     queue: str, count: int, arguments: dict[str, Any] | None = None, *, acks: int | None = None
 ) -> list[tuple[Any, Any, bytes]]:
-    """Consume so many messages on a channel of their own, and ack the first ones, or all. It is closed with
-    the rest.
+    """Consume so many messages on a separate channel, and ack the first ones, or all. The channel is closed
+    with the unacked rest.
     """
     channel = client.connection.channel()
     channel.basic_qos(prefetch_count=checks.STREAM_PREFETCH)
@@ -349,7 +349,7 @@ def read(
 
 
 def offsets(got: list[tuple[Any, Any, bytes]]) -> list[int]:
-    """Of messages whose bodies are their offsets."""
+    """Offsets of messages whose bodies are their offsets."""
     for _, properties, body in got:
         equal(body, b"%d" % properties.headers["x-stream-offset"], "body and offset")
     return [properties.headers["x-stream-offset"] for _, properties, _ in got]
@@ -473,7 +473,7 @@ def transactions_commit_and_roll_back() -> None:
 
 
 def expect_close(code: int, text: str, provoke: Callable[[Any], object]) -> None:
-    """The act closes its own channel with this code and text, and the connection goes on."""
+    """The act closes its own channel with this code and text, and the connection stays open."""
     channel = client.connection.channel()
     try:
         provoke(channel)
@@ -487,7 +487,7 @@ def expect_close(code: int, text: str, provoke: Callable[[Any], object]) -> None
 
 
 def connection_step(channel: Any) -> None:
-    # A synchronous method raises what an asynchronous one caused.
+    # A synchronous method raises the error that an asynchronous one caused.
     channel.basic_qos(prefetch_count=1)
     channel.connection.sleep(0.02)
 
@@ -551,8 +551,8 @@ def disagreement_gives_406() -> None:
 
 
 def durable_messages_survive_a_restart() -> None:
-    """By hand, as pika has no recovery: what was confirmed is there, in
-    order; what was held is redelivered.
+    """Reconnects by hand, because pika has no recovery: confirmed messages are there, in order; unacked ones
+    are redelivered.
     """
     old = connect()
     channel = old.channel()

@@ -4,7 +4,7 @@ import java.util.UUID;
 import java.util.concurrent.BlockingQueue;
 import java.util.concurrent.TimeUnit;
 
-/** The frame of the program: named checks, one line each, and the broker's restart. */
+/** The framework of the program: named checks, one line each, and the broker's restart. */
 final class Checks {
     static final String AMQP_URL = environment("AMQP_URL", "amqp://guest:guest@127.0.0.1:5672/%2F");
     static final String RESTART_CMD = environment("RESTART_CMD", "");

@@ -107,7 +107,7 @@ public final class Program {
         idle.close();
     }
 
-    // What the checks share
+    // Shared by the checks
 
     private Channel confirming() throws IOException {
         Channel channel = connection.createChannel();
@@ -372,7 +372,7 @@ public final class Program {
         Checks.that(arrived.isEmpty(), "a delivery beyond the prefetch");
     }
 
-    /** Declare a stream with so many messages, each with its number. */
+    /** Declare a stream with so many numbered messages. */
     private String streamWith(int count) throws Exception {
         Channel channel = confirming();
         String stream = Checks.name("stream-" + count);
@@ -384,7 +384,7 @@ public final class Program {
         return stream;
     }
 
-    /** Consume so many messages on a channel of their own, and ack the first ones. It is closed with the rest. */
+    /** Consume so many messages on a separate channel, and ack the first ones. It is closed with the unacked rest. */
     private List<Delivery> read(String queue, int count, int acks, Map<String, Object> arguments) throws Exception {
         Channel channel = connection.createChannel();
         channel.basicQos(10);
@@ -570,7 +570,7 @@ public final class Program {
 
     // Errors
 
-    /** The act closes its own channel with this code and text, and the connection goes on. */
+    /** The act closes its own channel with this code and text, and the connection stays open. */
     private void expectClose(int code, String part, Act act) throws Exception {
         Channel channel = connection.createChannel();
         BlockingQueue<ShutdownSignalException> closes = new LinkedBlockingQueue<>();
