@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from textwrap import fill
 from typing import Any
 
 from .plot import write_plot
@@ -23,6 +24,8 @@ from .scenarios.scenario import CPU_US
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- figures: python -m benchmarks.publish -->", "<!-- end of figures -->"
+#: Lines of prose are at most this long.
+COLUMNS = 110
 #: Scenario, figure and its title in the README: good figures, and bad ones.
 README_ROWS = (
     ("transient-128", "deliveries/s", "transient messages, auto-ack, 128 B (msg/s)"),
@@ -117,9 +120,10 @@ def _cpu(document: Document, scenario: str) -> str:
 
 def _run(document: Document) -> str:
     machine, settings = document["machine"], document["settings"]
-    return (
+    return fill(
         f"One run of {machine['date']}, medians: {machine['cores']} cores, CPython {machine['python']}, client and brokers"
-        f" on the same machine in turns, {settings['seconds'] / 60:.0f} minutes."
+        f" on the same machine in turns, {settings['seconds'] / 60:.0f} minutes.",
+        COLUMNS,
     )
 
 
@@ -128,7 +132,7 @@ def _missed(document: Document) -> str:
     if not missed:
         return "All figures are as wanted."
     names = "; ".join(f"{record['title']}, {record['figure']} ({record['bar']})" for record in missed)
-    return f"Not as wanted, {len(missed)} in number, red in the picture: {names}."
+    return fill(f"Not as wanted, {len(missed)} in number, red in the picture: {names}.", COLUMNS)
 
 
 def replaced(text: str, figures: str) -> str:
