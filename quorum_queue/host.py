@@ -10,7 +10,7 @@ from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.machine import ENQUEUES, Command
 from quorum_queue.machine.settings import Settings
 from quorum_queue.nothing import NO_DICT, NO_LIST
-from quorum_queue.ports import EXCLUSIVE, Got, Hosted, InParts, Refused, Turn
+from quorum_queue.ports import EXCLUSIVE, Got, Hosted, Preparing, Refused, Turn
 
 Key = tuple[Any, ...]
 
@@ -111,7 +111,7 @@ class QueueHost:
 
     # -- commands --------------------------------------------------------------------------------------------
 
-    def begin_large(self, content: bytes, head: bytes, channel: int) -> InParts | None:
+    def begin_large(self, content: bytes, head: bytes, channel: int) -> Preparing | None:
         """See quorum_queue.ports.Recipient."""
         return None
 

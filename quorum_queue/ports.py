@@ -227,7 +227,7 @@ class Hosted(Named, Protocol):
         """Its host raised while it applied commands: the host must stop, and its state cannot be trusted."""
 
 
-class InParts(Protocol):
+class Preparing(Protocol):
     """A large object that is made piece by piece, so that other work can run in between."""
 
     #: Number of bytes that it takes.
@@ -258,7 +258,7 @@ class Recipient(Protocol):
     def wants_ids(self) -> bool:
         """True if the queue drops messages that it has taken before: then it needs their ids."""
 
-    def begin_large(self, content: bytes, head: bytes, channel: int) -> InParts | None:
+    def begin_large(self, content: bytes, head: bytes, channel: int) -> Preparing | None:
         """Begin to prepare a large message before it is enqueued, in a LargeRun: preparing it during the
         enqueue would be one long step. None if the queue takes it as it is.
         """

@@ -18,6 +18,7 @@ from amqp_server.channel.confirms import Confirms, Copies, Lane, Mixed
 from amqp_server.channel.deduplication import enqueue_named
 from amqp_server.channel.tracing import trace_publish
 from amqp_server.errors import AccessRefused, AMQPError, NotFound, NotImplemented_, PreconditionFailed
+from amqp_server.streams.large import LARGE_CONTENT_BYTES
 from amqp_server.wire import confirm_level, content, frames, methods, tables
 from amqp_server.wire.deliver import LARGE_BYTES
 from amqp_server.wire.frames import short_string
@@ -26,7 +27,7 @@ from exchanges.router import Depends
 from quorum_queue.machine import versions
 from quorum_queue.machine.attributes import MAJORITY
 from quorum_queue.machine.run import LargeRun, Run
-from quorum_queue.ports import InParts, Recipient
+from quorum_queue.ports import Preparing, Recipient
 
 if TYPE_CHECKING:
     from amqp_server.broker.queue import Target
@@ -36,9 +37,8 @@ if TYPE_CHECKING:
 #: A wide publish goes to this many queues, or makes this many copies of messages, before the turn may end.
 PART_QUEUES = 64
 PART_COPIES = 64 * 1024
-#: Messages with larger contents are encoded a piece at a time; segments with more messages are not searched
-#: for them.
-LARGE_CONTENT, LARGE_AMONG = 1 << 20, 16
+#: Large messages, which are prepared a piece at a time, are looked for among at most this many.
+LARGE_AMONG = 16
 #: Routes cached for one publish frame of an exchange that looks at headers.
 RESOLVED_MAX = 4096
 #: Routes of messages with longer headers are not cached.
@@ -401,7 +401,7 @@ def hand_over(
     count, size = len(targets), sum(map(len, segment.contents))
     if has_large(segment):
         for index, target in enumerate(targets):
-            made: dict[int, InParts] = {}
+            made: dict[int, Preparing] = {}
             for _ in _make_ready(segment, target, made):
                 yield ()
             yield _give(segment, [target], origin, first, size, last=index + 1 == count, made=made)
@@ -416,15 +416,15 @@ def has_large(segment: Segment) -> bool:
     contents = segment.contents
     # Most messages come with others of the same read; large ones are assembled, and come alone or almost
     # alone.
-    return len(contents) <= LARGE_AMONG and max(map(len, contents)) > LARGE_CONTENT
+    return len(contents) <= LARGE_AMONG and max(map(len, contents)) > LARGE_CONTENT_BYTES
 
 
-def _make_ready(segment: Segment, target: Target, made: dict[int, InParts]) -> Iterator[None]:
+def _make_ready(segment: Segment, target: Target, made: dict[int, Preparing]) -> Iterator[None]:
     """Let the host of a target encode the large messages, a piece at a time; put the results into `made`."""
     route, host = segment.route, target.host
     incoming = route.publisher.connection.incoming
     for number, framed in enumerate(segment.contents):
-        if len(framed) <= LARGE_CONTENT:
+        if len(framed) <= LARGE_CONTENT_BYTES:
             continue
         head = route.head if segment.heads is None else segment.heads[number]
         ready = host.begin_large(framed, head, segment.attributes.channel)
@@ -447,7 +447,7 @@ def _give(
     size: int = -1,
     *,
     last: bool = True,
-    made: dict[int, InParts] | None = None,
+    made: dict[int, Preparing] | None = None,
 ) -> list[Recipient]:
     """Hand the messages to the current hosts of these targets, and return the hosts. The last target of all
     gets the messages without a copy. `made` has the messages that these hosts have encoded.

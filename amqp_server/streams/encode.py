@@ -13,7 +13,7 @@ from itertools import chain, repeat
 from operator import itemgetter
 from typing import Final
 
-from amqp_server.streams.large import LARGE_BYTES, LargeItem
+from amqp_server.streams.large import LARGE_CONTENT_BYTES, LargeItem
 from amqp_server.streams.taken import last_names
 from amqp_server.wire import content, tables
 from amqp_server.wire.content import Properties
@@ -360,7 +360,7 @@ class Encoder:
         """
         head = heads[0]
         layout = self._layouts.of(front[7:-1])
-        if len(contents[0]) > LARGE_BYTES:
+        if len(contents[0]) > LARGE_CONTENT_BYTES:
             for number, each in enumerate(contents):
                 self._add_large(each, head if len(heads) == 1 else heads[number], channel, layout)
             return

@@ -22,7 +22,7 @@ from zlib import crc32
 import msgspec
 
 from amqp_server.streams.encode import Encoded
-from amqp_server.streams.large import LARGE_BYTES
+from amqp_server.streams.large import LARGE_CONTENT_BYTES
 from persistence.streams import batch as batches
 from persistence.streams import checksum, compression
 from persistence.streams.batch import Damaged, Shape
@@ -117,7 +117,7 @@ def encode_batch(
         head, meta, items = each.parts
         named = [_named_messages(start, names) for start, names in each.named]
         packed = None
-        if len(items) > LARGE_BYTES:
+        if len(items) > LARGE_CONTENT_BYTES:
             packed = each.packed if codec == compression.ZSTD else None
         elif codec != NONE and not batches.decode_head(head).flags & batches.DENSE:
             packed = compression.compress(codec, items)
@@ -167,7 +167,7 @@ def decode_entry(data: bytes | memoryview) -> tuple[int, list[NodeBatch]]:
 
 def stamped(items: bytes | memoryview, stamps: list[tuple[int, int, int]], base: int) -> bytes:
     """Return the items with their offsets."""
-    if len(items) > LARGE_BYTES and len(stamps) == 1 and stamps[0][0] == 1:
+    if len(items) > LARGE_CONTENT_BYTES and len(stamps) == 1 and stamps[0][0] == 1:
         # This way needs only one copy.
         at = stamps[0][2]
         view = memoryview(items)
@@ -208,7 +208,7 @@ def placed(append: Append, base: int, time_ms: int) -> Encoded:
 
 def _items_crc(before: int, append: Append, items: bytes) -> int:
     """Return the checksum of these items; `before` is their checksum without the offsets."""
-    if len(items) <= LARGE_BYTES or len(append.stamps) != 1 or append.stamps[0][0] != 1:
+    if len(items) <= LARGE_CONTENT_BYTES or len(append.stamps) != 1 or append.stamps[0][0] != 1:
         return crc32(items)
     # Of a large message only the bytes up to its offset are checked: the publisher's node has checked the
     # rest.

@@ -34,7 +34,7 @@ from amqp_server.streams.taking_over import take_over
 from persistence.streams.compression import NONE
 from persistence.streams.retention import Limits
 from quorum_queue.cluster.frames import StreamWord
-from quorum_queue.cluster.group import InParts as GroupInParts
+from quorum_queue.cluster.group import InParts
 from quorum_queue.cluster.guests import GuestOrigin
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.errors import Unreadable
@@ -42,7 +42,7 @@ from quorum_queue.host import DELETED, MOVED
 from quorum_queue.machine.attributes import LEADER
 from quorum_queue.machine.machine import ENQUEUES, Command
 from quorum_queue.machine.settings import Settings
-from quorum_queue.ports import Hosted, InParts, Refused
+from quorum_queue.ports import Hosted, Preparing, Refused
 from quorum_queue.raft.members import Members
 
 logger = logging.getLogger("mqd.streams")
@@ -52,7 +52,7 @@ class StreamGroupHost(MemberReaders):
     """The host of a stream, and the state machine of its group."""
 
     single = False
-    in_parts: GroupInParts | None = None
+    in_parts: InParts | None = None
     #: The state of the group has the names that the stream has taken.
     knows_taken = False
     shares_names = True
@@ -303,7 +303,7 @@ class StreamGroupHost(MemberReaders):
         self._pending_barriers.append(done)
         self._turn.schedule(self)
 
-    def begin_large(self, content: bytes, head: bytes, channel: int) -> InParts | None:
+    def begin_large(self, content: bytes, head: bytes, channel: int) -> Preparing | None:
         return begin_large(self._services.layouts, content, head, channel, self._sent_codec)
 
     def _enqueue(self, commands: list[Command]) -> None:

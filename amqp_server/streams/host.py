@@ -33,7 +33,7 @@ from persistence.streams.retention import Limits, due_ms, outdated
 from quorum_queue.host import DELETED, Key, answer_publishes
 from quorum_queue.machine.machine import ENQUEUES, Command
 from quorum_queue.machine.settings import Settings
-from quorum_queue.ports import Hosted, InParts, Refused
+from quorum_queue.ports import Hosted, Preparing, Refused
 
 #: Error for a client that asks a stream for an unsupported operation; the channel has better texts.
 NOT_FOR_STREAMS = Refused("not supported by stream queues")
@@ -267,7 +267,7 @@ class StreamHost(StreamReaders):
 
     # -- publishing ------------------------------------------------------------------------------------------
 
-    def begin_large(self, content: bytes, head: bytes, channel: int) -> InParts | None:
+    def begin_large(self, content: bytes, head: bytes, channel: int) -> Preparing | None:
         return begin_large(self._services.layouts, content, head, channel)
 
     def _enqueue(self, commands: list[Command]) -> None:

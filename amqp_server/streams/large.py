@@ -15,7 +15,7 @@ from persistence.streams import checksum
 from persistence.streams.compression import Growing
 
 #: Contents with more than this many bytes are encoded separately.
-LARGE_BYTES: Final = 1 << 20
+LARGE_CONTENT_BYTES: Final = 1 << 20
 #: Maximum number of bytes of a piece, and of frames that begin in it.
 PIECE_BYTES: Final = 256 * 1024
 PIECE_FRAMES: Final = 4096
@@ -23,7 +23,7 @@ _CHANNEL: Final = b"\x00\x01"
 
 
 class LargeItem:
-    """One message for one stream. See quorum_queue.ports.InParts."""
+    """One message for one stream. See quorum_queue.ports.Preparing."""
 
     __slots__ = (
         "_at",
@@ -118,4 +118,4 @@ class LargeItem:
         return items.getvalue(), checksum.joined(crc32(front), self._crc, self.size - self._begin)
 
 
-__all__ = ["LARGE_BYTES", "LargeItem"]
+__all__ = ["LARGE_CONTENT_BYTES", "LargeItem"]

@@ -15,7 +15,7 @@ from pamqp import commands
 from amqp_server.broker.broker import Broker
 from amqp_server.streams.encode import Encoded, Encoder, Layouts, begin_large
 from amqp_server.streams.entries import decode_entry, encode_batch, encode_entry
-from amqp_server.streams.large import LARGE_BYTES, PIECE_BYTES, PIECE_FRAMES, LargeItem
+from amqp_server.streams.large import LARGE_CONTENT_BYTES, PIECE_BYTES, PIECE_FRAMES, LargeItem
 from amqp_server.streams.replicated import Replica
 from amqp_server.turn import NoPeers, Turn
 from amqp_server.wire import content, frames
@@ -63,7 +63,7 @@ def split_item(encoded: Encoded) -> tuple[bytes, list[bytes]]:
 @pytest.mark.parametrize("sizes", [[131_064], [4088], [4 * MIB], [40, 300_000, 1, 262_137], [9]])
 @pytest.mark.parametrize("made", [True, False], ids=["in pieces", "at once"])
 def test_what_is_made_in_pieces_is_what_was_published(channel: int, sizes: list[int], made: bool) -> None:
-    body = body_of(LARGE_BYTES + 12_345)
+    body = body_of(LARGE_CONTENT_BYTES + 12_345)
     payload = content.header_of(framed({"message_id": "m"}, body, channel, 131_072))
     item = irregular(payload, body, channel, sizes)
     layouts = Layouts()
