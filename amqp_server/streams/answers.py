@@ -52,6 +52,8 @@ class Answers:
             host.names.note_for(data, reply)
         elif what in (frames.ASK_READ, frames.ASK_FOLLOW):
             self._answer_read(peer, what, value, reply)
+        elif what == frames.ASK_SOUND:
+            reply(host.word(frames.TOLD_FOUND, host.log.sound_stop))
         elif not host.group.informed or (what in (frames.ASK_LAST, frames.ASK_FIND) and host.missing_count):
             reply(ABSENT)
         elif what == frames.ASK_LAST:

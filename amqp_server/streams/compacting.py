@@ -13,7 +13,7 @@ from outcome import Error, Outcome
 
 from amqp_server.streams.keys import keys_of
 from persistence.streams import compaction
-from persistence.streams.compaction import Ended, Plan, Stopped, Throttle
+from persistence.streams.compaction import EVERYTHING, Ended, Pass, Stopped, Throttle
 from persistence.streams.log import Segment, StreamLog
 
 logger = logging.getLogger("mqd.streams")
@@ -30,6 +30,18 @@ class Store(Protocol):
     def compact(self, call: Callable[[Throttle], Any], done: Callable[[Outcome[Any]], None]) -> None: ...
 
     def write(self, call: Callable[[], Any], done: Callable[[Any], None]) -> None: ...
+
+
+class Copies(Protocol):
+    """The other copies of the stream, on other nodes."""
+
+    def ask_sound_stop(self, then: Callable[[int], None]) -> None:
+        """Call `then` with the offset before which no copy has a message that a later one replaces."""
+
+
+class NoCopies:
+    def ask_sound_stop(self, then: Callable[[int], None]) -> None:
+        then(EVERYTHING)
 
 
 class Compaction:
@@ -50,6 +62,7 @@ class Compacting:
 
     __slots__ = (
         "_codec",
+        "_copies",
         "_failed_at",
         "_log",
         "_name",
@@ -71,7 +84,9 @@ class Compacting:
         codec: str,
         now_ms: Callable[[], int],
         name: str,
+        copies: Copies,
     ) -> None:
+        self._copies = copies
         self._log = log
         self._store = store
         self._settings = settings
@@ -111,41 +126,46 @@ class Compacting:
             self._planned,
         )
 
-    def _planned(self, outcome: Outcome[Plan]) -> None:
+    def _planned(self, outcome: Outcome[Pass]) -> None:
         plan = self._result(outcome)
         if plan is not None:
-            self._next(plan, 0)
+            self._copies.ask_sound_stop(lambda stop: self._next(plan, 0, stop))
 
-    def _next(self, plan: Plan, number: int) -> None:
+    def _next(self, plan: Pass, number: int, sound_elsewhere: int) -> None:
         """Rewrite the next group of segments; after the last one, record that all were compacted."""
         if number == len(plan.groups):
-            self._store.write(partial(self._log.compacted, plan.latest.stop), self._finished)
+            stop = plan.latest.stop
+            self._store.write(partial(self._log.compacted, stop, plan.sound_stop, plan.mends), self._finished)
             return
         settings, group = self._settings, plan.groups[number]
         keys, until_ms = keys_of(settings.by), self._now_ms() - settings.tombstone_age_ms
         self._store.compact(
             lambda throttle: compaction.rewrite(
-                self._log, group, plan.latest, keys, until_ms, self._codec, throttle
+                *(self._log, group, plan, keys, until_ms, self._codec, throttle),
+                sound_elsewhere=sound_elsewhere,
             ),
-            partial(self._written, plan, number),
+            partial(self._written, plan, number, sound_elsewhere),
         )
 
-    def _written(self, plan: Plan, number: int, outcome: Outcome[Segment | None]) -> None:
+    def _written(
+        self, plan: Pass, number: int, sound_elsewhere: int, outcome: Outcome[Segment | None]
+    ) -> None:
         if isinstance(outcome, Error):
             self._result(outcome)
             return
         # The step succeeded; None means that the old segments stay.
         new = outcome.unwrap()
         if new is None:
-            self._next(plan, number + 1)
+            self._next(plan, number + 1, sound_elsewhere)
         else:
             self._store.write(
-                partial(self._log.replace, plan.groups[number], new), partial(self._replaced, plan, number)
+                partial(self._log.replace, plan.groups[number], new),
+                partial(self._replaced, plan, number, sound_elsewhere),
             )
 
-    def _replaced(self, plan: Plan, number: int, there: bool) -> None:
+    def _replaced(self, plan: Pass, number: int, sound_elsewhere: int, there: bool) -> None:
         if there:
-            self._next(plan, number + 1)
+            self._next(plan, number + 1, sound_elsewhere)
         else:
             # Retention or a repair has changed the segments first: look at the current ones. Or the stream is
             # deleted.
@@ -177,4 +197,4 @@ class Compacting:
         return None
 
 
-__all__ = ["Compacting", "Compaction"]
+__all__ = ["Compacting", "Compaction", "Copies", "NoCopies"]

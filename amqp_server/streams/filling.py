@@ -66,6 +66,11 @@ class Filling:
         """Return whether a snapshot of the leader is being installed."""
         return self._fill is not None and self._fill.wanted()
 
+    @property
+    def asking(self) -> bool:
+        """Return whether another member was asked for messages and has not answered."""
+        return self._asking
+
     def begin(self, fill: Fill) -> None:
         """Fill the segments up to the end of a snapshot of the leader."""
         self._rests_until = 0

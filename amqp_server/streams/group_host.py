@@ -18,7 +18,8 @@ from typing import Any
 
 from amqp_server.streams.answers import Answers
 from amqp_server.streams.asks import Asks, Done
-from amqp_server.streams.compacting import Compaction
+from amqp_server.streams.compacting import Compaction, Copies
+from amqp_server.streams.copies import MemberCopies
 from amqp_server.streams.encode import Encoded, Encoder, begin_large
 from amqp_server.streams.entries import CodecError, Note, decode_entry, encode_batch, encode_entry
 from amqp_server.streams.filling import Fill, Filling
@@ -100,6 +101,9 @@ class StreamGroupHost(MemberReaders):
         asks.members[queue_id] = self
 
     # -- at start --------------------------------------------------------------------------------------------
+
+    def _copies(self) -> Copies:
+        return MemberCopies(self, self._asks)
 
     def _recover(self) -> None:
         """Does nothing: the log is opened when its expected end is known."""

@@ -14,7 +14,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
-from amqp_server.streams.compacting import Compacting, Compaction
+from amqp_server.streams.compacting import Compacting, Compaction, Copies, NoCopies
 from amqp_server.streams.encode import Encoded, Encoder, begin_large
 from amqp_server.streams.leftover import Leftover
 from amqp_server.streams.named import Names, Progress
@@ -87,6 +87,7 @@ class StreamHost(StreamReaders):
                 self.codec,
                 services.queue_time.now_ms,
                 f"stream '{queue.name}' in vhost '{queue.vhost.name}'",
+                self._copies(),
             )
         self._last_ms = 0
         #: True while a thread has messages to write, which may have to wait for disk space; and while it has
@@ -95,6 +96,9 @@ class StreamHost(StreamReaders):
         #: Offsets kept by name.
         self._names = Names(services.options.names_max)
         self._recover()
+
+    def _copies(self) -> Copies:
+        return NoCopies()
 
     def _limits_of(self, limits: Limits) -> Limits:
         default = self._services.options.limits

@@ -13,6 +13,12 @@ reader looks up its offset in the new one.
 A message with an empty body is a tombstone: it says that the key has no value. It is removed when it is old
 enough, after the messages that it replaces. Batches with tombstones are not merged with others: they would
 get the time of later ones.
+
+A group of segments with damage stays as it is, with messages that later ones replace. So tombstones after it
+stay, too, until it can be read or retention has deleted it: without them its keys would come back.
+`StreamLog.sound_stop` is the offset before which no replaced message is left. Where other nodes have the same
+stream, a tombstone stays until this holds for all of them, because a member that repairs its segments takes
+messages from any other member.
 """
 
 from __future__ import annotations
@@ -20,7 +26,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from persistence.streams import batch as batches
 from persistence.streams.batch import COUNT_MAX, Batch, Shape
@@ -30,6 +36,8 @@ from persistence.streams.rewritten import Rewritten
 #: A batch is closed when it has so many bytes; so many are written at once.
 BATCH_BYTES = 256 * 1024
 WRITE_BYTES = 1024 * 1024
+#: An offset after all others.
+EVERYTHING = 1 << 63
 
 
 class Stopped(Exception):
@@ -79,11 +87,24 @@ class Latest:
         return len(self.offsets) < self._keys_max
 
 
-class Plan(NamedTuple):
+class Pass:
     """The work of one pass: these segments are rewritten, each group as one segment."""
 
-    latest: Latest
-    groups: list[tuple[Segment, ...]]
+    __slots__ = ("groups", "latest", "mends", "sound_stop")
+
+    def __init__(
+        self, latest: Latest, groups: list[tuple[Segment, ...]], sound_stop: int, mends: int
+    ) -> None:
+        self.latest = latest
+        self.groups = groups
+        #: Before this offset no replaced message is left once the groups up to there were rewritten.
+        self.sound_stop = sound_stop
+        #: Number of repairs of the log before the pass began.
+        self.mends = mends
+
+    def left_alone(self, group: Sequence[Segment]) -> None:
+        """A group stays as it is, with the messages that later ones replace."""
+        self.sound_stop = min(self.sound_stop, group[0].base)
 
 
 def is_due(log: StreamLog, dirty_percent: int) -> bool:
@@ -93,13 +114,18 @@ def is_due(log: StreamLog, dirty_percent: int) -> bool:
     return bool(dirty) and dirty * 100 >= dirty_percent * sum([segment.size for segment in sealed])
 
 
-def plan(log: StreamLog, keys: Keys, keys_max: int, segment_bytes: int, throttle: Throttle) -> Plan:
+def plan(log: StreamLog, keys: Keys, keys_max: int, segment_bytes: int, throttle: Throttle) -> Pass:
     """Find the last offset of each key. Raises Stopped, OSError."""
-    sealed = log.sealed
+    mends, sealed = log.mends, log.sealed
+    begin = log.clean_stop
+    if log.sound_stop < begin and _is_readable(log, log.sound_stop, throttle):
+        # The last passes have left segments alone that can be read again, or are gone.
+        begin = log.sound_stop
+    sound = begin <= log.sound_stop
     latest = Latest(keys_max)
-    latest.stop = log.clean_stop
+    latest.stop = begin
     stop = sealed[-1].stop if sealed else 0
-    place, offset = None, log.clean_stop
+    place, offset = None, begin
     while offset < stop:
         read = log.read(offset, place)
         throttle.spent(read.read_bytes)
@@ -115,7 +141,27 @@ def plan(log: StreamLog, keys: Keys, keys_max: int, segment_bytes: int, throttle
     if latest.stop < stop:
         # Its end is damaged, or all its messages were compacted away.
         latest.stop = stop
-    return Plan(latest, _groups([each for each in sealed if each.base < latest.stop], segment_bytes))
+    groups = _groups([each for each in sealed if each.base < latest.stop], segment_bytes)
+    return Pass(latest, groups, latest.stop if sound else log.sound_stop, mends)
+
+
+def _is_readable(log: StreamLog, offset: int, throttle: Throttle) -> bool:
+    """Return whether the first segment with offsets from this one on has no damage. Raises Stopped,
+    OSError.
+    """
+    segment = next((each for each in log.sealed if each.stop > offset), None)
+    if segment is None:
+        return True
+    place, offset = None, segment.base
+    while offset < segment.stop:
+        read = log.read(offset, place)
+        throttle.spent(read.read_bytes)
+        if any(each.low < segment.stop for each in read.lost):
+            return False
+        place, offset = read.place, read.place.offset
+        if place.base < 0:
+            break
+    return True
 
 
 def _groups(segments: Sequence[Segment], segment_bytes: int) -> list[tuple[Segment, ...]]:
@@ -136,20 +182,23 @@ def _groups(segments: Sequence[Segment], segment_bytes: int) -> list[tuple[Segme
 def rewrite(
     log: StreamLog,
     group: Sequence[Segment],
-    latest: Latest,
+    present: Pass,
     keys: Keys,
     tombstones_until_ms: int,
     codec: str,
     throttle: Throttle,
+    *,
+    sound_elsewhere: int = EVERYTHING,
 ) -> Segment | None:
-    """Rewrite a group of segments; return the segment that should replace them, None if they should stay.
+    """Rewrite the next group of a pass; return the segment that should replace it, None if it should stay.
 
-    Removes tombstones that are as old as `tombstones_until_ms`. Raises Stopped, Ended, OSError, and leaves
-    nothing on the disk then.
+    Removes tombstones that are as old as `tombstones_until_ms`, up to the offset `sound_elsewhere`: the least
+    `sound_stop` of other copies. Raises Stopped, Ended, OSError, and leaves nothing on the disk then.
     """
     new = log.rewritten(group[0].base, group[-1].stop)
+    kept = _Kept(present, keys, tombstones_until_ms, min(present.sound_stop, sound_elsewhere))
     try:
-        if _is_rewritten(log, group, new, latest, keys, tombstones_until_ms, codec, throttle):
+        if _is_rewritten(log, group, new, present, kept, codec, throttle):
             return new.finish()
         new.drop()
     except Exception:
@@ -164,9 +213,8 @@ def _is_rewritten(
     log: StreamLog,
     group: Sequence[Segment],
     new: Rewritten,
-    latest: Latest,
-    keys: Keys,
-    tombstones_until_ms: int,
+    present: Pass,
+    kept_of: _Kept,
     codec: str,
     throttle: Throttle,
 ) -> bool:
@@ -184,12 +232,14 @@ def _is_rewritten(
     while offset < stop:
         read = log.read(offset, place)
         throttle.spent(read.read_bytes)
-        if read.lost or any(each not in log.segments for each in group):
-            # Damage has to stay visible.
+        changed = log.mends != present.mends or any(each not in log.segments for each in group)
+        if read.lost or changed:
+            # Damage has to stay visible. What another node has sent may not be compacted.
+            present.left_alone(group)
             return False
         for batch in read.batches:
             if batch.base < stop:
-                kept, dead = _kept(batch, keys, latest, tombstones_until_ms)
+                kept, dead = kept_of(batch)
                 gone += batch.count - len(kept)
                 writer.add(batch, kept, alone=dead)
         place, offset = read.place, read.place.offset
@@ -201,34 +251,41 @@ def _is_rewritten(
     return True
 
 
-def _kept(batch: Batch, keys: Keys, latest: Latest, tombstones_until_ms: int) -> tuple[list[int], bool]:
-    """Return which messages of a batch stay, and whether a tombstone is among them."""
-    offsets = range(batch.count) if batch.offsets is None else batch.offsets
-    newest, base = latest.offsets, batch.base
-    tombstones = _tombstones(batch, keys)
-    old = batch.time_ms <= tombstones_until_ms and batch.stop <= latest.stop
-    kept: list[int] = []
-    dead = False
-    for number, (key, offset) in enumerate(zip(keys.keys(batch), offsets, strict=True)):
-        if key is not None:
-            if newest.get(key, -1) > base + offset:
-                continue
-            if number in tombstones:
-                if old:
+class _Kept:
+    """Tells which messages of a batch stay."""
+
+    def __init__(self, present: Pass, keys: Keys, tombstones_until_ms: int, tombstones_stop: int) -> None:
+        self._newest = present.latest.offsets
+        self._keys = keys
+        self._until_ms, self._stop = tombstones_until_ms, tombstones_stop
+
+    def __call__(self, batch: Batch) -> tuple[list[int], bool]:
+        """Return which messages of a batch stay, and whether a tombstone is among them."""
+        offsets = range(batch.count) if batch.offsets is None else batch.offsets
+        newest, base = self._newest, batch.base
+        tombstones = self._tombstones(batch)
+        old = batch.time_ms <= self._until_ms and batch.stop <= self._stop
+        kept: list[int] = []
+        dead = False
+        for number, (key, offset) in enumerate(zip(self._keys.keys(batch), offsets, strict=True)):
+            if key is not None:
+                if newest.get(key, -1) > base + offset:
                     continue
-                dead = True
-        kept.append(number)
-    return kept, dead
+                if number in tombstones:
+                    if old:
+                        continue
+                    dead = True
+            kept.append(number)
+        return kept, dead
 
-
-def _tombstones(batch: Batch, keys: Keys) -> set[int]:
-    found: set[int] = set()
-    number = 0
-    for shape in batch.shapes:
-        if keys.is_tombstone(shape):
-            found.update(range(number, number + shape.count))
-        number += shape.count
-    return found
+    def _tombstones(self, batch: Batch) -> set[int]:
+        found: set[int] = set()
+        number = 0
+        for shape in batch.shapes:
+            if self._keys.is_tombstone(shape):
+                found.update(range(number, number + shape.count))
+            number += shape.count
+        return found
 
 
 class _Writer:
@@ -322,10 +379,11 @@ class _Writer:
 
 
 __all__ = [
+    "EVERYTHING",
     "Ended",
     "Keys",
     "Latest",
-    "Plan",
+    "Pass",
     "Stopped",
     "Throttle",
     "is_due",

@@ -9,6 +9,8 @@
     sealed                          what a start needs to know of all segments except the last one; see
                                     summaries.py
     first                           offset of the first segment; earlier segments are about to be removed
+    compacted                       the offset up to which the stream was compacted
+    sound                           the offset before which compaction has left no replaced message
     names                           the messages that were taken up to an offset, if the stream drops
                                     duplicates; see names.py
 
@@ -65,7 +67,7 @@ logger = logging.getLogger("mqd.streams")
 
 T = TypeVar("T")
 
-_FIRST, _CLEAN = "first", "compacted"
+_FIRST, _CLEAN, _SOUND = "first", "compacted", "sound"
 #: An offset and its checksum.
 _NOTE = struct.Struct(">QI")
 
@@ -96,9 +98,12 @@ class StreamLog(SegmentReader):
         #: Messages before this offset were deleted on purpose: that is no damage.
         self.first_kept = 0
         self._ended = False
-        #: The newest compaction, and the offset up to which everything was compacted.
+        #: The newest compaction, and the offset up to which everything was compacted, but for what it left
+        #: alone; before `sound_stop` it left nothing alone.
         self._generation = 0
-        self.clean_stop = 0
+        self.clean_stop = self.sound_stop = 0
+        #: Number of repairs.
+        self.mends = 0
         self._mending = Mending(self)
         self._summaries = Summaries(files, directory)
 
@@ -127,6 +132,7 @@ class StreamLog(SegmentReader):
                 self.writing = self.writing._replace(sealed=True)
         self.segments = tuple(found.segments)
         self.clean_stop = self._noted(_CLEAN)
+        self.sound_stop = min(self._noted(_SOUND), self.clean_stop)
         if self._names is not None:
             self._names.open(self._named_from)
         return found.lost
@@ -264,16 +270,20 @@ class StreamLog(SegmentReader):
 
     def _note(self, name: str, offset: int) -> bool:
         """Store an offset, such as that of the first segment; return False if the disk is full."""
-        noted = offset.to_bytes(8, "big")
         try:
-            self.files.write(self.directory / name, 0, [noted, crc32(noted).to_bytes(4, "big")])
-            self.files.sync(self.directory / name)
-            self.files.sync_names(self.directory)
+            self._store_note(name, offset)
         except OSError as error:
             if error.errno not in FULL:
                 raise
             return False
         return True
+
+    def _store_note(self, name: str, offset: int) -> None:
+        noted = offset.to_bytes(8, "big")
+        self.files.make(self.directory)
+        self.files.write(self.directory / name, 0, [noted, crc32(noted).to_bytes(4, "big")])
+        self.files.sync(self.directory / name)
+        self.files.sync_names(self.directory)
 
     def _noted(self, name: str) -> int:
         """Return a stored offset; 0 if there is none."""
@@ -337,8 +347,20 @@ class StreamLog(SegmentReader):
         `low` and `stop` are the damaged range; without them it is the range of the batches. Raises Damaged,
         OSError.
         """
-        if not self._ended:
-            self._mending.mend(data, low, stop)
+        if self._ended:
+            return
+        self.mends += 1
+        self._mixed_from(low if low >= 0 else next(heads_of(data))[1].base)
+        self._mending.mend(data, low, stop)
+
+    def _mixed_from(self, offset: int) -> None:
+        """The other node may not have compacted the messages from this offset on. Raises OSError."""
+        if offset < self.sound_stop:
+            self._store_note(_SOUND, offset)
+            self.sound_stop = offset
+        if offset < self.clean_stop:
+            self._store_note(_CLEAN, offset)
+            self.clean_stop = offset
 
     def abandon(self) -> None:
         """Another log owns this directory from now on: stop writing. Called by the loop."""
@@ -392,11 +414,18 @@ class StreamLog(SegmentReader):
         self._summaries.tidy(self.sealed)
         return True
 
-    def compacted(self, stop: int) -> None:
-        """Store that everything up to this offset was compacted. Raises OSError."""
-        if not self._ended:
+    def compacted(self, stop: int, sound_stop: int, mends: int) -> None:
+        """Store that everything up to `stop` was compacted, and everything before `sound_stop` without
+        exception. `mends` is the number of repairs before that: what was repaired since then may be as it was
+        before. Raises OSError.
+        """
+        if self._ended or mends != self.mends:
+            return
+        if stop > self.clean_stop:
             self._note(_CLEAN, stop)
             self.clean_stop = stop
+        self._note(_SOUND, sound_stop)
+        self.sound_stop = sound_stop
 
 
 def _compressed(stored: Stored, codec: str) -> Stored:

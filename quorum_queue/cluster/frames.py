@@ -170,6 +170,9 @@ ASK_READ, ASK_FOLLOW, ASK_OFFSETS = 0, 1, 2
 ASK_LAST, ASK_FIND = 3, 4
 #: Asks to write something about names to the log, and then for information about names; data has both.
 ASK_NAMES = 5
+#: Asks for the offset before which the member's compaction has left no replaced message; members of a version
+#: before 7 answer 0.
+ASK_SOUND = 6
 # Answers. Only the first one brings something.
 #: Answer with the messages; empty if the offset is that of the next message.
 TOLD_FOUND = 0

@@ -58,15 +58,22 @@ def fill(log: StreamLog, messages: list[Message], each: int = 3) -> None:
 
 
 def compact(
-    log: StreamLog, keys_max: int = 1000, until_ms: int = -1, segment_bytes: int = 2000, codec: str = "none"
+    log: StreamLog,
+    keys_max: int = 1000,
+    until_ms: int = -1,
+    segment_bytes: int = 2000,
+    codec: str = "none",
+    sound_elsewhere: int = compaction.EVERYTHING,
 ) -> None:
     throttle = Throttle(1 << 40)
     plan = compaction.plan(log, Keys(), keys_max, segment_bytes, throttle)
     for group in plan.groups:
-        new = compaction.rewrite(log, group, plan.latest, Keys(), until_ms, codec, throttle)
+        new = compaction.rewrite(
+            log, group, plan, Keys(), until_ms, codec, throttle, sound_elsewhere=sound_elsewhere
+        )
         if new is not None:
             assert log.replace(group, new)
-    log.compacted(plan.latest.stop)
+    log.compacted(plan.latest.stop, plan.sound_stop, plan.mends)
 
 
 def read(log: StreamLog, offset: int = 0) -> dict[int, bytes]:
@@ -245,7 +252,7 @@ def test_a_reader_goes_on_undisturbed() -> None:
             place = result.place if result.place.offset == offset else None
             step += 1
             if step > stop_at and (group := next(groups, None)) is not None:
-                new = compaction.rewrite(log, group, plan.latest, Keys(), -1, "none", throttle)
+                new = compaction.rewrite(log, group, plan, Keys(), -1, "none", throttle)
                 assert new is None or log.replace(group, new)
             if result.place.base < 0:
                 break
@@ -305,7 +312,7 @@ def test_retention_is_faster() -> None:
     fill(log, some(1, 120))
     throttle = Throttle(1 << 40)
     plan = compaction.plan(log, Keys(), 1000, 2000, throttle)
-    new = compaction.rewrite(log, plan.groups[0], plan.latest, Keys(), -1, "none", throttle)
+    new = compaction.rewrite(log, plan.groups[0], plan, Keys(), -1, "none", throttle)
     assert new is not None
     log.trim(1)
     assert not log.replace(plan.groups[0], new)
@@ -324,7 +331,7 @@ def test_retention_deletes_no_more_than_it_wanted_before_a_pass() -> None:
     first = log.segments[0]
     plan = compaction.plan(log, Keys(), 1000, 2000, throttle)
     assert len(plan.groups[0]) > 1
-    new = compaction.rewrite(log, plan.groups[0], plan.latest, Keys(), -1, "none", throttle)
+    new = compaction.rewrite(log, plan.groups[0], plan, Keys(), -1, "none", throttle)
     assert new is not None and log.replace(plan.groups[0], new)
     before = read(log)
     log.trim_to(first.stop)
@@ -340,7 +347,7 @@ def test_a_log_that_is_gone_is_not_written() -> None:
     plan = compaction.plan(log, Keys(), 1000, 2000, throttle)
     log.delete()
     with pytest.raises(compaction.Ended):
-        compaction.rewrite(log, plan.groups[0], plan.latest, Keys(), -1, "none", throttle)
+        compaction.rewrite(log, plan.groups[0], plan, Keys(), -1, "none", throttle)
     assert not log.files.now  # type: ignore[attr-defined]
 
 

@@ -89,7 +89,7 @@ def keeps_its_rate(size: int, codec: str = "none") -> None:
     files.begin()
     plan = compaction.plan(log, Keys(), 1000, 4 * SEGMENT_BYTES, throttle)
     for group in plan.groups:
-        new = compaction.rewrite(log, group, plan.latest, Keys(), -1, codec, throttle)
+        new = compaction.rewrite(log, group, plan, Keys(), -1, codec, throttle)
         assert new is not None and log.replace(group, new)
     assert files.ahead_bytes <= AHEAD_BYTES < files.bytes
     # And it is not slower than necessary.
@@ -144,6 +144,6 @@ def test_a_node_that_ends_waits_for_no_pass() -> None:
     plan = compaction.plan(log, Keys(), 1000, 4 * SEGMENT_BYTES, throttle)
     waits.ends_s = waits.now_s + 2
     with pytest.raises(Stopped):
-        compaction.rewrite(log, plan.groups[0], plan.latest, Keys(), -1, "none", throttle)
+        compaction.rewrite(log, plan.groups[0], plan, Keys(), -1, "none", throttle)
     assert waits.now_s < waits.ends_s + AHEAD_BYTES / BYTES_PER_S
     assert set(files.now) == there
