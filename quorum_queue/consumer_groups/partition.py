@@ -90,6 +90,15 @@ class Spans:
             self.count -= sum([span.stop - span.low for span in taken])
         return taken
 
+    def count_from(self, offset: int) -> int:
+        """Return the number of these offsets that are not before the given one."""
+        spans = self._spans
+        if not spans or spans[0].low >= offset:
+            return self.count
+        start = bisect_right(self._lows, offset) - 1
+        first = max(spans[start].stop - offset, 0)
+        return first + sum([span.stop - span.low for span in spans[start + 1 :]])
+
     def clear(self) -> None:
         self._lows, self._spans, self.count = [], [], 0
 
@@ -192,7 +201,8 @@ class Partition:
         """Return the number of undelivered messages of a stream with these offsets."""
         if self.cursor < 0:
             return 0
-        return max(stop - max(self.cursor, first), 0) + self.returned.count
+        # Retention may have deleted messages that were returned.
+        return max(stop - max(self.cursor, first), 0) + self.returned.count_from(first)
 
     def pending(self) -> list[Span]:
         """Return the delivered offsets that are not settled, in order."""
