@@ -97,6 +97,8 @@ FIRST_USER_OVERDUE_S = 3.0
 FIRST_PERMISSION_WAIT_S = 1.0
 #: Time for clients to take their last bytes when the node stops, s.
 STOP_TIMEOUT_S = 5.0
+#: What the log says of the alarm of a full disk.
+WRITES_FAIL = "the data directory's file system has no room for what is to be written"
 #: Exit code after an internal error (EX_SOFTWARE).
 INTERNAL_ERROR = 70
 
@@ -118,7 +120,7 @@ class Node:
         self.commits = Commit(
             environment,
             self.marks,
-            on_full=lambda full: alarms.set("disk", full),
+            on_full=lambda full: alarms.set("disk", full, WRITES_FAIL if full else ""),
             ack_wait_s=config.ack_wait_us / 1e6,
         )
         self._spill_commits = Commit(environment.spill)
@@ -203,7 +205,7 @@ class Node:
             self.environment.directory,
             readers=config.stream_readers,
             compaction_bytes_per_s=config.stream_compaction_bytes_per_s,
-            on_full=lambda full: alarms.set("disk for streams", full),
+            on_full=lambda full: alarms.set("disk for streams", full, WRITES_FAIL if full else ""),
         )
         return StreamServices(
             clock=services.clock,

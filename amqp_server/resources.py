@@ -96,8 +96,10 @@ class ResourceWatch:
             self.memory_bytes = private_memory_bytes()
         space = os.statvfs(self._directory)
         self.disk_free_bytes = space.f_bavail * space.f_frsize + self._reusable_bytes()
-        self._alarms.set("memory", self.memory_bytes > self.memory_limit_bytes)
-        self._alarms.set("disk space", self.disk_free_bytes < self.disk_free_min_bytes)
+        used, limit = self.memory_bytes, self.memory_limit_bytes
+        self._alarms.set("memory", used > limit, f"{used} bytes used, limit {limit} (memory_limit)")
+        free, least = self.disk_free_bytes, self.disk_free_min_bytes
+        self._alarms.set("disk space", free < least, f"{free} bytes free, limit {least} (disk_free_min_bytes)")
 
     def _collect(self) -> bool:
         """Collect old garbage before publishers are blocked; return False if that was done recently."""

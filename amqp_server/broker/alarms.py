@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+
+logger = logging.getLogger("mqd.alarms")
 
 
 class Alarms:
@@ -28,13 +31,23 @@ class Alarms:
     def names(self) -> list[str]:
         return sorted(self._raised)
 
-    def set(self, resource: str, raised: bool) -> None:
-        """Raise or clear the alarm of a resource (memory, disk)."""
+    def set(self, resource: str, raised: bool, measured: str = "") -> None:
+        """Raise or clear the alarm of a resource (memory, disk), and log that. `measured` is what was found,
+        for the log.
+        """
         if raised is (resource in self._raised):
             return
+        name = resource.removesuffix(" space")
+        found = f": {measured}" if measured else ""
         if raised:
             self._raised[resource] = None
+            # In RabbitMQ's words, because operators' tools look for them.
+            logger.warning(
+                "%s resource limit alarm set on this node%s. Publishers will be blocked until this alarm clears",
+                *(name, found),
+            )
         else:
             del self._raised[resource]
+            logger.warning("%s resource limit alarm cleared on this node%s", name, found)
         for changed in self._subscribers:
             changed()

@@ -77,6 +77,33 @@ async def test_memory_that_runs_out_is_noticed_at_once(
     assert raised[0] - 1.01 <= INTERVAL_S / 5
 
 
+def test_alarms_are_logged_when_they_are_set_and_cleared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory = 500 * MIB
+    monkeypatch.setattr(resources, "private_memory_bytes", lambda: memory)
+    watch = ResourceWatch(Config(memory_limit="1 GB", disk_free_min_bytes=0), Alarms(), tmp_path)
+    assert not caplog.messages
+    memory = 1_100 * MIB
+    watch.look()
+    # Only changes are logged.
+    watch.look()
+    memory = 400 * MIB
+    watch.disk_free_min_bytes = 1 << 62
+    watch.look()
+    watch.disk_free_min_bytes = 0
+    watch.look()
+    assert [message.partition(":")[0] for message in caplog.messages] == [
+        "memory resource limit alarm set on this node",
+        "memory resource limit alarm cleared on this node",
+        "disk resource limit alarm set on this node",
+        "disk resource limit alarm cleared on this node",
+    ]
+    assert f"{1_100 * MIB} bytes used, limit 1000000000 (memory_limit)" in caplog.messages[0]
+    assert "Publishers will be blocked" in caplog.messages[0]
+    assert f"limit {1 << 62} (disk_free_min_bytes)" in caplog.messages[2]
+
+
 def times(heap: Heap, memory: list[int], given_back: int) -> list[int]:
     """Return the looks at which a return is due, if this much is left each time."""
     found = []
