@@ -99,7 +99,9 @@ class ResourceWatch:
         used, limit = self.memory_bytes, self.memory_limit_bytes
         self._alarms.set("memory", used > limit, f"{used} bytes used, limit {limit} (memory_limit)")
         free, least = self.disk_free_bytes, self.disk_free_min_bytes
-        self._alarms.set("disk space", free < least, f"{free} bytes free, limit {least} (disk_free_min_bytes)")
+        self._alarms.set(
+            "disk space", free < least, f"{free} bytes free, limit {least} (disk_free_min_bytes)"
+        )
 
     def _collect(self) -> bool:
         """Collect old garbage before publishers are blocked; return False if that was done recently."""

@@ -58,9 +58,6 @@ class _DataFile:
             # The process ended between making the file and writing its first page.
             return
         metas = self._metas()
-        if metas is None:
-            # Another version's file, or not LMDB's: LMDB reports that itself.
-            return
         last_page, free_root = max(metas)[1:]
         wanted = (last_page + 1) * self._page_bytes
         if self._size >= wanted:
@@ -73,8 +70,8 @@ class _DataFile:
     def _cut_off(self, wanted: str) -> StoreCorrupt:
         return StoreCorrupt(self._name, f"it was cut off, it has {self._size} bytes of {wanted}")
 
-    def _metas(self) -> list[tuple[int, int, int]] | None:
-        """Transaction, last page and root of the free list, by both meta pages."""
+    def _metas(self) -> list[tuple[int, int, int]]:
+        """Transaction, last page and root of the free list, by both meta pages. Raises StoreCorrupt."""
         found: list[tuple[int, int, int]] = []
         for number in (0, 1):
             raw = os.pread(self._file, _META.size, number * self._page_bytes + _PAGE.size)
@@ -82,7 +79,8 @@ class _DataFile:
                 raise self._cut_off("at least two pages")
             meta = _META.unpack(raw)
             if meta[:2] != (_MAGIC, _DATA_VERSION):
-                return None
+                what = f"page {number} is not the first one of an LMDB file of format {_DATA_VERSION}"
+                raise StoreCorrupt(self._name, what)
             self._page_bytes = self._page_bytes or meta[4]
             found.append((meta[-1], meta[-2], meta[11]))
         return found

@@ -18,6 +18,7 @@ from persistence.errors import StoreCorrupt
 #: struct.error: a key has the wrong length for its table. SystemError: py-lmdb's cursors raise only this for
 #: some damaged pages. BadTxnError follows any of the others.
 DAMAGE = (
+    lmdb.BadDbiError,
     lmdb.BadTxnError,
     lmdb.CorruptedError,
     lmdb.CursorFullError,

@@ -14,7 +14,7 @@ from pamqp import commands
 
 from amqp_server.connection.handshake_failures import is_hello
 from amqp_server.connection.state import State
-from amqp_server.errors import AMQPError, ConnectionForced, LoginRefused
+from amqp_server.errors import AMQPError, ConnectionForced, LoginRefused, NotFound
 
 if TYPE_CHECKING:
     from amqp_server.connection.session import Session
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("mqd.connection")
 
 NAME_CHARS_MAX = 255
+
+#: Class and method of exchange.declare and queue.declare.
+_DECLARES = ((40, 10), (50, 10))
 
 #: Reason in the log for a connection that ended without a close.
 LOST = "client unexpectedly closed TCP connection"
@@ -153,7 +156,9 @@ def channel_failed(session: Session, channel: int, error: AMQPError, where: tupl
         f"Channel error on connection {_about(session)}{_where(session)}), channel {channel}: "
         f"operation {operation(where)} caused a channel exception {error.name.lower()}: {error.text}"
     )
-    _log(session, logging.ERROR, "channel exception", text, channel=channel)
+    # A passive declare asks whether something exists; no is an answer.
+    level = logging.INFO if isinstance(error, NotFound) and where in _DECLARES else logging.ERROR
+    _log(session, level, "channel exception", text, channel=channel)
 
 
 def closing(session: Session, reason: str = "") -> None:

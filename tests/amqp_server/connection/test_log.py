@@ -89,7 +89,7 @@ async def test_vhost_that_is_not_there(tmp_path: Path, caplog: pytest.LogCapture
 
 async def test_channel_and_connection_exceptions(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with served(tmp_path) as node, client(node) as made:
-        await made.ask(1, commands.Queue.Declare(queue="nope", passive=True), commands.Channel.Close)
+        await made.ask(1, commands.Queue.Purge(queue="nope"), commands.Channel.Close)
         await made.ask(2, commands.Channel.Open(), commands.Channel.OpenOk)
         wrong = commands.Exchange.Declare(exchange="e", exchange_type="nonesuch")
         await made.ask(2, wrong, commands.Connection.Close)
@@ -97,13 +97,30 @@ async def test_channel_and_connection_exceptions(tmp_path: Path, caplog: pytest.
     assert channel == connection == "ERROR"
     assert of_channel.startswith("Channel error on connection <0.")
     assert of_channel.endswith(
-        ", vhost: '/', user: 'guest'), channel 1: operation queue.declare caused a channel exception not_found: "
+        ", vhost: '/', user: 'guest'), channel 1: operation queue.purge caused a channel exception not_found: "
         "no queue 'nope' in vhost '/'"
     )
     assert of_connection.endswith(
         ", vhost: '/', user: 'guest', state: running), channel 2: operation exchange.declare caused a "
         "connection exception command_invalid: \"unknown exchange type 'nonesuch'\""
     )
+
+
+async def test_a_probe_for_what_is_not_there_is_no_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A passive declare is a question: many programs ask for the next partition until there is none."""
+    caplog.set_level("INFO")
+    async with served(tmp_path) as node, client(node) as made:
+        await made.ask(1, commands.Queue.Declare(queue="nope", passive=True), commands.Channel.Close)
+        await made.send(method(1, commands.Channel.CloseOk()))
+        await made.ask(1, commands.Channel.Open(), commands.Channel.OpenOk)
+        await made.ask(1, commands.Exchange.Declare(exchange="nope", passive=True), commands.Channel.Close)
+        await made.send(method(1, commands.Channel.CloseOk()))
+        await made.ask(1, commands.Channel.Open(), commands.Channel.OpenOk)
+        await made.ask(1, commands.Basic.Get(queue="nope"), commands.Channel.Close)
+    found = [level for level, line in lines(caplog) if line.startswith("Channel error")]
+    assert found == ["INFO", "INFO", "ERROR"]
 
 
 async def test_client_that_leaves_without_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -137,7 +154,7 @@ async def test_lines_of_one_address_are_bounded(tmp_path: Path, caplog: pytest.L
     async with served(tmp_path, log_lines_max=3) as node, client(node) as made:
         for number in range(2, 12):
             await made.ask(number, commands.Channel.Open(), commands.Channel.OpenOk)
-            await made.ask(number, commands.Queue.Declare(queue="nope", passive=True), commands.Channel.Close)
+            await made.ask(number, commands.Queue.Purge(queue="nope"), commands.Channel.Close)
             await made.send(method(number, commands.Channel.CloseOk()))
         assert len(lines(caplog)) == 3
         caplog.clear()
