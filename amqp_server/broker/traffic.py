@@ -108,7 +108,9 @@ class Ended:
         "queues_declared",
         "queues_deleted",
         "received_bytes",
+        "received_count",
         "sent_bytes",
+        "sent_count",
         "traffic",
     )
 
@@ -120,6 +122,8 @@ class Ended:
         #: Messages that were handed to queues deleted since.
         self.published = 0
         self.received_bytes = self.sent_bytes = 0
+        #: Reads and writes of sockets.
+        self.received_count = self.sent_count = 0
         #: Messages published in confirm mode.
         self.expecting = 0
         self.amqp_logins, self.http_logins = Logins(), Logins()

@@ -703,6 +703,8 @@ class Session:
         ended.connections_closed += 1
         ended.received_bytes += received
         ended.sent_bytes += sent
+        ended.received_count += self.incoming.received_count
+        ended.sent_count += self.outbox.sent_count
         vhost.received_bytes += received
         vhost.sent_bytes += sent
 

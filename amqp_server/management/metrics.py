@@ -568,6 +568,9 @@ class Scrape:
     async def _look_at_queues(
         self, queues: Table, raft: Table, published: Table, by_type: dict[str, Traffic]
     ) -> None:
+        if not self._per_object:
+            # The counts of deleted queues stay in the sum.
+            published.sum_up((self._measures.ended.published,))
         for queue, is_home in self._measures.queues():
             await self._slices.rest()
             if queue.traffic is not None:
@@ -591,7 +594,8 @@ class Scrape:
             # The counts of closed channels and connections stay in the sums.
             traffic.sum_up(traffic_values(self._measures.ended.traffic))
             ended = self._measures.ended
-            connections.sum_up((ended.received_bytes, ended.sent_bytes, 0, 0, 0, 0))
+            counts = (ended.received_bytes, ended.sent_bytes, ended.received_count, ended.sent_count)
+            connections.sum_up((*counts, 0, 0))
         for session in self._measures.sessions():
             await self._slices.rest()
             self._looked.at_session(session)
