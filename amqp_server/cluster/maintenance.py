@@ -59,6 +59,8 @@ class Maintenance:
         #: Changes of members that were proposed and not applied yet.
         self._changing: dict[int, None] = {}
         self._founded = False
+        #: True if the topology has the present address of this node, or was asked to take it.
+        self._address_is_told = False
         #: When nodes went down, by this node's clock, and nodes that the topology counts as lost.
         self._down_since: dict[str, int] = {}
         self._lost: dict[str, None] = {}
@@ -68,6 +70,7 @@ class Maintenance:
         group = self._replicas.groups.get(GROUP)
         if group is not None and group.is_leader:
             self._look_after_nodes(group)
+        self._tell_address()
         moved = 0
         for queue_id, host in self._hosts.grouped.items():
             if not host.group.is_leader:
@@ -105,6 +108,22 @@ class Maintenance:
         for node in nodes:
             self._look_after_lost(node)
         self._raise_version(nodes)
+
+    def _tell_address(self) -> None:
+        """This start of the node may have another address than the last one."""
+        own = self._replicas.node
+        known, present = self._roster.nodes.get(own), self._addresses().get(own)
+        # A node without an address leaves the cluster.
+        if self._address_is_told or not known or present is None:
+            return
+        self._address_is_told = True
+        if known != present:
+            self._replication.submit(PutNode(own, present), self._told_address)
+
+    def _told_address(self, result: object) -> None:
+        """The topology has the address, or the proposal has failed: then the next round tries again."""
+        own = self._replicas.node
+        self._address_is_told = self._roster.nodes.get(own) == self._addresses().get(own)
 
     def _raise_version(self, nodes: Collection[str]) -> None:
         """Raise queues to a version when all nodes know it. An unreachable node may come back with the old

@@ -162,6 +162,28 @@ def test_shrunk_to_one_and_grown_again(ring: Ring) -> None:
         channel.queue_delete("small")
 
 
+def test_a_node_that_moves_has_its_new_address_in_the_status(empty: Ring) -> None:
+    ring = empty
+    ring.start(*ring.names)
+    before = dict(ring.links)
+    (ring.links["n2"],) = free_ports(1)
+    for name in ring.names:
+        assert ring.nodes[name].stop() == 0
+        ring.place(name)
+        ring.start(name)
+    assert ring.links["n2"] != before["n2"]
+
+    def addresses(name: str) -> dict[str, str]:
+        return {node["name"]: node["address"] for node in ring.status(name)["nodes"]}
+
+    wanted = {name: f"{HOST}:{port}" for name, port in ring.links.items()}
+    wait_until(
+        "all nodes know the new address",
+        lambda: all(addresses(name) == wanted for name in ring.names),
+        state=ring.state,
+    )
+
+
 def test_a_dead_node_is_forgotten(empty: Ring) -> None:
     ring = empty
     ring.start(*NAMES)

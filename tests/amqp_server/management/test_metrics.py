@@ -197,7 +197,9 @@ async def test_no_counter_falls_when_clients_and_queues_go(node: ManagedNode, pe
         assert all(now[told] >= value for told, value in was.items()), name
         moved += any(was.values())
     assert moved > 10
-    assert "rabbitmq_queue_messages_published" in counted and "rabbitmq_connection_outgoing_packets" in counted
+    assert (
+        "rabbitmq_queue_messages_published" in counted and "rabbitmq_connection_outgoing_packets" in counted
+    )
 
 
 async def test_other_paths(node: ManagedNode) -> None:
