@@ -19,6 +19,7 @@ from amqp_server.management import parameters, policies
 from amqp_server.management.answer import NO_CONTENT, Answer, encode, plain
 from amqp_server.management.call import Call
 from amqp_server.management.definitions_file import decoded
+from amqp_server.management.for_rabbitmq import ForRabbitMQ
 from amqp_server.management.importing import Import
 from amqp_server.management.parameters import vhost_to_set
 from amqp_server.management.views import BindingView, ExchangeView, QueueView
@@ -30,8 +31,11 @@ Row = dict[str, Any]
 async def definitions(call: Call) -> Any:
     """Definitions of the whole broker or of the path's vhost. Definitions of a vhost have no users and
     similar sections, and their objects do not name the vhost.
+
+    `for-rabbitmq`: RabbitMQ imports them whole; the list `left_out` has what it could not read.
     """
     broker = call.broker
+    rabbitmq = ForRabbitMQ() if call.flag("for-rabbitmq") else None
     own = [call.vhost()] if "vhost" in call.path else [vhost.name for vhost in broker.vhosts]
     told: Row = {"rabbit_version": broker.announced_version}
     if "vhost" not in call.path:
@@ -39,10 +43,18 @@ async def definitions(call: Call) -> Any:
             "rabbitmq_version": broker.announced_version,
             "product_name": broker.product,
             "product_version": broker.version,
-            "users": await _rows(call, broker.users, lambda user: _user(call, user)),
+            "users": await _rows(
+                call, broker.users, _only(rabbitmq, ForRabbitMQ.user, lambda user: _user(call, user))
+            ),
             "vhosts": await _rows(call, broker.vhosts, _vhost),
-            "permissions": await _rows(call, broker.permissions.all(), msgspec.structs.asdict),
-            "topic_permissions": await _rows(call, broker.permissions.topics(), msgspec.structs.asdict),
+            "permissions": await _rows(
+                call, broker.permissions.all(), _only(rabbitmq, ForRabbitMQ.of_user, msgspec.structs.asdict)
+            ),
+            "topic_permissions": await _rows(
+                call,
+                broker.permissions.topics(),
+                _only(rabbitmq, ForRabbitMQ.of_user, msgspec.structs.asdict),
+            ),
             "global_parameters": await _rows(
                 call, broker.parameters.of(GLOBAL, GLOBAL), parameters.shown_global
             ),
@@ -50,7 +62,9 @@ async def definitions(call: Call) -> Any:
     told |= {
         "parameters": await _rows(call, _parameters(call, own), parameters.shown),
         "policies": await _rows(
-            call, (each for vhost in own for each in broker.parameters.of(vhost, POLICY)), policies.shown
+            call,
+            (each for vhost in own for each in broker.parameters.of(vhost, POLICY)),
+            _only(rabbitmq, ForRabbitMQ.policy, policies.shown),
         ),
         "queues": [],
         "exchanges": [],
@@ -62,16 +76,41 @@ async def definitions(call: Call) -> Any:
         default = broker.default_queue_type(vhost)
         names: set[str] = set()
         told["queues"] += await _rows(
-            call, broker.queues.views(vhost), partial(_queue, default, names), short=short
+            call,
+            broker.queues.views(vhost),
+            _only(rabbitmq, ForRabbitMQ.queue, partial(_queue, default, names)),
+            short=short,
         )
-        told["exchanges"] += await _rows(call, broker.exchanges.views(vhost), _exchange, short=short)
+        told["exchanges"] += await _rows(
+            call, broker.exchanges.views(vhost), _only(rabbitmq, ForRabbitMQ.exchange, _exchange), short=short
+        )
         bindings = (
             binding
             for binding in broker.bindings.views(vhost)
             if binding.source and (binding.destination_type != "queue" or binding.destination in names)
         )
-        told["bindings"] += await _rows(call, bindings, _binding, short=short)
+        told["bindings"] += await _rows(
+            call, bindings, _only(rabbitmq, ForRabbitMQ.binding, _binding), short=short
+        )
+    if rabbitmq is not None:
+        told["left_out"] = rabbitmq.left_out
     return told
+
+
+def _only(
+    rabbitmq: ForRabbitMQ | None,
+    check: Callable[[ForRabbitMQ, Row], Row | None],
+    shown: Callable[[T], Row | None],
+) -> Callable[[T], Row | None]:
+    """Return `shown`, for RabbitMQ with this check of each row."""
+    if rabbitmq is None:
+        return shown
+
+    def checked(item: T) -> Row | None:
+        row = shown(item)
+        return None if row is None else check(rabbitmq, row)
+
+    return checked
 
 
 async def _rows(

@@ -29,11 +29,22 @@ def _private(path: str, flags: int) -> int:
     "export_definitions", help="Writes definitions, with password hashes, to a file; - for stdout."
 )
 @_VHOST
+@click.option(
+    "--for-rabbitmq",
+    is_flag=True,
+    help="Leaves out what RabbitMQ cannot import, such as users with Argon2id hashes, and lists it on stderr.",
+)
 @click.argument("file", default=STDIO)
 @pass_invocation
-def export_definitions(invocation: Invocation, vhost: str | None, file: str) -> None:
+def export_definitions(
+    invocation: Invocation, vhost: str | None, file: str, *, for_rabbitmq: bool = False
+) -> None:
+    query = {"for-rabbitmq": "true"} if for_rabbitmq else {}
     with progress("Exporting"):
-        told = json.dumps(invocation.client.get(*_path(vhost)), ensure_ascii=False, indent=1) + "\n"
+        found = invocation.client.get(*_path(vhost), **query)
+    for left_out in found.pop("left_out", ()):
+        click.echo(f"left out: {left_out['type']} '{left_out['name']}': {left_out['reason']}", err=True)
+    told = json.dumps(found, ensure_ascii=False, indent=1) + "\n"
     if file == STDIO:
         click.echo(told, nl=False)
         return

@@ -17,6 +17,7 @@ from amqp_server.broker.password import from_rabbitmq, hash_password, to_rabbitm
 from amqp_server.connection.password_checks import PasswordChecks
 from amqp_server.load_definitions import DefinitionsError, load_definitions
 from amqp_server.management.direct import Direct
+from amqp_server.management.for_rabbitmq import ForRabbitMQ
 from amqp_server.management.managed_broker import ManagedBroker
 from amqp_server.management.measures import Measures
 from amqp_server.management.slices import Slices
@@ -25,6 +26,7 @@ from .conftest import Connect, ManagedNode
 
 pytestmark = pytest.mark.trio
 
+SOME_EXCHANGES = {"hash": "x-consistent-hash", "sup": "x-super-stream", "topic": "topic"}
 ALL = {"configure": ".*", "write": ".*", "read": ".*"}
 
 
@@ -109,6 +111,63 @@ async def test_export_import_export(connect: Connect, node: ManagedNode, tmp_pat
             # The node declares several at a time, so their order may differ.
             told[section].sort(key=json.dumps)
     assert after == before
+
+
+async def test_for_rabbitmq_what_it_cannot_read_is_left_out_and_named(
+    connect: Connect, node: ManagedNode
+) -> None:
+    client = connect("admin")
+    sha = {"password_hash": rabbitmq("b", "sha256"), "hashing_algorithm": "rabbit_password_hashing_sha256"}
+    for path, body in (
+        ("users/ann", {"password": "secret", "tags": ""}),
+        ("users/bob", {**sha, "tags": ""}),
+        ("permissions/%2F/ann", ALL),
+        ("permissions/%2F/bob", ALL),
+        ("topic-permissions/%2F/ann", {"exchange": "amq.topic", "write": "^a", "read": ""}),
+        ("queues/%2F/q", {"durable": True}),
+        ("policies/%2F/both", {"pattern": "^q", "definition": {"max-length": 9, "deduplication": True}}),
+        ("policies/%2F/own", {"pattern": "^r", "definition": {"deduplication": True}}),
+    ):
+        answer = await client.put(path, json=body)
+        assert answer.status_code in (201, 204), (path, answer.text)
+    whole = (await client.get("definitions")).json()
+    found = (await client.get("definitions", params={"for-rabbitmq": "true"})).json()
+    assert "left_out" not in whole
+    left_out = {(each["type"], each["name"]): each["reason"] for each in found.pop("left_out")}
+    own = {user["name"] for user in whole["users"] if user["hashing_algorithm"] == "argon2id"}
+    assert "ann" in own
+    assert left_out.keys() == {
+        *(("user", name) for name in own),
+        ("policy", "both"),
+        ("policy", "own"),
+    }
+    assert left_out["user", "ann"] == "RabbitMQ cannot read its password hash (Argon2id)"
+    left = {user["name"] for user in whole["users"]} - own
+    assert {user["name"] for user in found["users"]} == left >= {"bob"}
+    assert {each["user"] for each in found["permissions"]} <= left and not found["topic_permissions"]
+    assert {each["name"]: each["definition"] for each in found["policies"]} == {"both": {"max-length": 9}}
+    assert [each["name"] for each in found["queues"]] == ["q"]
+
+
+async def test_for_rabbitmq_groups_and_super_streams_go_with_their_bindings() -> None:
+    out = ForRabbitMQ()
+    rows = [queue("q"), queue("s", queue_type="stream"), queue("g", queue_type="stream-group")]
+    assert [row["name"] for row in rows if out.queue(row)] == ["q", "s"]
+    exchanges = [{"name": name, "vhost": "/", "type": kind} for name, kind in SOME_EXCHANGES.items()]
+    assert [row["name"] for row in exchanges if out.exchange(row)] == ["hash", "topic"]
+    bindings = [
+        {"vhost": vhost, "source": source, "destination_type": kind, "destination": destination}
+        for vhost, source, kind, destination in (
+            ("/", "sup", "queue", "s"),
+            ("/", "topic", "exchange", "sup"),
+            ("/", "topic", "queue", "g"),
+            ("/", "topic", "queue", "sup"),
+            ("/", "topic", "exchange", "g"),
+            ("v", "sup", "queue", "g"),
+        )
+    ]
+    assert [out.binding(row) is not None for row in bindings] == [False] * 3 + [True] * 3
+    assert [each["name"] for each in out.left_out] == ["g", "sup"]
 
 
 async def test_the_id_of_a_cluster_goes_with_definitions(connect: Connect, node: ManagedNode) -> None:
