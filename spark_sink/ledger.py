@@ -20,7 +20,7 @@ from spark_sink.client.errors import AmqpError, ChannelClosed
 from spark_sink.client.frames import BODY, END, HEAD, HEADER, method_frame
 
 LEDGER, LOCK = "spark_sink.ledger.", "spark_sink.lock."
-NOT_FOUND, RESOURCE_LOCKED = 404, 405
+RESOURCE_LOCKED = 405
 LOCK_PAUSE_S = 0.1
 PERSISTENT = 2
 VERSION = 1
@@ -104,31 +104,41 @@ class Ledger:
             spec.Queue.DeclareOk,
         )
 
-    def exists(self) -> bool:
-        try:
-            self._connection.call(spec.Queue.Declare(queue=self.queue, passive=True), spec.Queue.DeclareOk)
-        except ChannelClosed as error:
-            if error.code != NOT_FOUND:
-                raise
-            self._connection.open_channel()
-            return False
-        return True
-
     def read(self) -> Marker | None:
-        """The marker stays unacked: the transaction that replaces it acks it, or it returns to its queue."""
-        reply, _, body = self._connection.call_for_content(
-            spec.Basic.Get(queue=self.queue), spec.Basic.GetOk, spec.Basic.GetEmpty
-        )
-        if isinstance(reply, spec.Basic.GetEmpty):
-            return None
-        self._found_tag = reply.delivery_tag
-        return Marker.decode(body)
+        """The marker stays unacked: the transaction that replaces it acks it, or it returns to its queue.
+
+        There may be an older one in front of it, which its attempt had no time to ack.
+        """
+        found: Marker | None = None
+        while True:
+            reply, _, body = self._connection.call_for_content(
+                spec.Basic.Get(queue=self.queue), spec.Basic.GetOk, spec.Basic.GetEmpty
+            )
+            if isinstance(reply, spec.Basic.GetEmpty):
+                return found
+            self._found_tag = reply.delivery_tag
+            marker = Marker.decode(body)
+            if found is None or marker.batch >= found.batch:
+                found = marker
+
+    def message(self, marker: Marker) -> bytes:
+        """Return the frames that publish a marker outside of a transaction."""
+        return self._publish(marker.encode())
+
+    def forget(self, connection: Connection) -> None:
+        """The new marker is confirmed: ack the old ones, unless their connection was lost."""
+        if self._found_tag and connection is self._connection:
+            connection.send(self._ack())
+        self._found_tag = 0
+
+    def _ack(self) -> bytes:
+        return method_frame(1, spec.Basic.Ack(delivery_tag=self._found_tag, multiple=True))
 
     def begin(self) -> None:
         """Begin a transaction that removes the old marker."""
         self._connection.call(spec.Tx.Select(), spec.Tx.SelectOk)
         if self._found_tag:
-            self._connection.send(method_frame(1, spec.Basic.Ack(delivery_tag=self._found_tag)))
+            self._connection.send(self._ack())
             self._found_tag = 0
 
     def commit(self, marker: Marker, timeout_ms: int) -> None:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
+import logging
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any
 
-from pika import data as field_table
-
+from spark_sink import field_table
 from spark_sink.deliveries import U64
 from spark_sink.rows import PROPERTIES
 
-#: The largest time in a signed 64-bit count of microseconds; some publishers write milliseconds instead of
-#: seconds.
-SECONDS_MAX = (2**63 - 1) // 1_000_000
+#: The last second of the year 9999, the last year of Python's and of SQL's dates; some publishers write
+#: milliseconds instead of seconds.
+SECONDS_MAX = 253_402_300_799
 
 COLUMNS = tuple(each.column for each in PROPERTIES)
 NO_PROPERTIES: tuple[Any, ...] = (None,) * len(PROPERTIES)
@@ -25,7 +23,12 @@ BITS = tuple((1 << each.bit, place) for place, each in enumerate(PROPERTIES))
 MESSAGE_ID_FLAG = BITS[MESSAGE_ID][0]
 FLAGS_BYTES, LENGTH_BYTES, TIMESTAMP_BYTES = 2, 4, 8
 
+#: Name of the header that holds, as hexadecimal digits, a table of headers that cannot be read.
+UNREADABLE = "x-unreadable-headers"
+
 Properties = tuple[Any, ...]
+
+log = logging.getLogger("spark_sink")
 
 
 class BadMessage(Exception):
@@ -44,8 +47,7 @@ def decode_properties(data: bytes) -> Properties:
             if not flags & bit:
                 continue
             if place == HEADERS:
-                table, at = field_table.decode_table(data, at)
-                found[place] = [(name, as_text(value)) for name, value in table.items()]
+                found[place], at = _headers(data, at)
             elif place == TIMESTAMP:
                 (seconds,) = U64.unpack_from(data, at)
                 found[place] = seconds * 1_000_000 if seconds <= SECONDS_MAX else None
@@ -62,6 +64,22 @@ def decode_properties(data: bytes) -> Properties:
             f"the properties of a message cannot be decoded: {error!r}: {data[:200]!r}"
         ) from error
     return tuple(found)
+
+
+def _headers(data: bytes, at: int) -> tuple[list[tuple[str, str | None]], int]:
+    """Return the headers as text, and the position after them. A table that cannot be read is one header with
+    its bytes: one bad message must not stop a query for ever.
+    """
+    try:
+        table, after = field_table.decode(data, at)
+    except field_table.BadTable as error:
+        after = at + LENGTH_BYTES + int.from_bytes(data[at : at + LENGTH_BYTES], "big")
+        if after > len(data):
+            raise
+        raw = data[at + LENGTH_BYTES : after]
+        log.warning("the headers of a message are left as they are in '%s': %s", UNREADABLE, error)
+        return [(UNREADABLE, raw.hex())], after
+    return [(name, field_table.as_text(value)) for name, value in table.items()], after
 
 
 def message_id_at(data: bytes) -> int | None:
@@ -96,14 +114,3 @@ def without_ids(raws: Sequence[bytes]) -> tuple[list[bytes], list[bytes]] | None
     start = at + 1
     ids = [raw[start : start + raw[at]] for raw in raws]
     return ids, [empty + raw[start + len(each) :] for raw, each in zip(raws, ids, strict=True)]
-
-
-def as_text(value: Any) -> str | None:
-    """A header's value: text unchanged, everything else as JSON."""
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, bytes):
-        return value.decode(errors="replace")
-    if isinstance(value, datetime):
-        return value.isoformat()
-    return json.dumps(value, default=as_text, ensure_ascii=False)

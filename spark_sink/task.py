@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -167,6 +167,26 @@ def send_all(publisher: Publisher, encoder: Encoder, batches: Iterable[Any]) -> 
     return rows
 
 
+def superseded(run: _Run, marker: Marker, encoder: Encoder, batches: Iterable[Any]) -> int:
+    """The producer has written a later batch already. Raises AmqpError."""
+    if run.options.txn_app_id is not None:
+        return _drain(encoder, batches)[0]  # a version that is not above the last was written before
+    raise AmqpError(
+        f"the ledger of {run.task.producer} is at batch {marker.batch}, and this is batch {run.task.batch}: "
+        "was an older checkpoint put back? A query that starts over needs a new checkpoint directory"
+    )
+
+
+def check_replay(task: Task, marker: Marker, rows: int, digest: str) -> None:
+    """Raises AmqpError if a batch that was written before has other rows now."""
+    if (rows, digest) != (marker.rows, marker.digest):
+        raise AmqpError(
+            f"the replay of batch {marker.batch} gives other rows in {task.producer} than were written "
+            f"({rows}, then {marker.rows}): exactly-once needs a plan that gives the same rows in the same order. "
+            "Sort within partitions, keep the number of partitions, and use no random or time functions"
+        )
+
+
 class _TxRun(_Run):
     """All rows of the attempt become visible at once, or none."""
 
@@ -196,7 +216,7 @@ class _LedgerRun(_Run):
             if marker is None or marker.batch < task.batch:
                 return self._first_time(connection, ledger, encoder, batches)
             if marker.batch > task.batch:
-                return self._superseded(marker, encoder, batches)
+                return superseded(self, marker, encoder, batches)
             return self._again(connection, ledger, encoder, marker, batches)
 
     def _first_time(
@@ -242,14 +262,6 @@ class _LedgerRun(_Run):
             rows.add(int(each.message_id.removeprefix(prefix)))
         return tuple(sorted(rows))
 
-    def _superseded(self, marker: Marker, encoder: Encoder, batches: Iterable[Any]) -> int:
-        if self.options.txn_app_id is not None:
-            return _drain(encoder, batches)[0]  # a version that is not above the last was written before
-        raise AmqpError(
-            f"the ledger of {self.task.producer} is at batch {marker.batch}, and this is batch {self.task.batch}: "
-            "was an older checkpoint put back? A query that starts over needs a new checkpoint directory"
-        )
-
     def _again(
         self,
         connection: Connection,
@@ -267,12 +279,7 @@ class _LedgerRun(_Run):
             )
         wanted = set(marker.refused)
         rows, digest, refused = _drain(encoder, batches, wanted)
-        if (rows, digest) != (marker.rows, marker.digest):
-            raise AmqpError(
-                f"the replay of batch {marker.batch} gives other rows in {self.task.producer} than were written "
-                f"({rows}, then {marker.rows}): exactly-once needs a plan that gives the same rows in the same order. "
-                "Sort within partitions, keep the number of partitions, and use no random or time functions"
-            )
+        check_replay(self.task, marker, rows, digest)
         if refused:
             ledger.begin()
             publisher = self.publisher(connection, confirms=False)
@@ -299,32 +306,67 @@ class _BrokerRun(_Run):
     """The queues drop duplicates: every row has a producer and an increasing sequence number.
 
     A refused number comes too late as soon as the queue has taken a later one. So an attempt that sees a
-    refusal records these rows, and the next attempt sends them with an id of their own.
+    refusal records these rows, and the next attempt sends them with an id of their own. An attempt that is
+    done records the digest of its rows, because the queues would drop other rows of the same batch, too.
     """
 
     def write(self, batches: Iterable[Any]) -> int:
         task = self.task
         connection = self.connect()
         ledger = Ledger(connection, task.producer, self.options.ledger_expires_ms)
-        refused = self._refused_before(ledger)
-        publisher = self.publisher(connection, confirms=True)
-        identity = replace(
-            self.identity(), producer=task.producer.encode(), sequence=task.first_sequence, refused=refused
-        )
+        refused: frozenset[int] | None = None
         try:
-            rows = send_all(publisher, self.encoder(connection, identity), batches)
-            publisher.flush()
-        except Refused:
-            publisher.settle()
-            self._write_down(refused | self._rows_refused(publisher))
-            raise
+            ledger.declare()
+            marker = ledger.read()
+            if marker is not None and marker.batch > task.batch:
+                return superseded(self, marker, self.encoder(connection, self.identity()), batches)
+            before = marker if marker is not None and marker.batch == task.batch else None
+            sent_anew = frozenset(before.refused or ()) if before is not None else frozenset()
+            identity = replace(
+                self.identity(),
+                producer=task.producer.encode(),
+                sequence=task.first_sequence,
+                refused=sent_anew,
+            )
+            encoder = self.encoder(connection, identity)
+            if before is not None and before.digest:
+                rows, digest, _ = _drain(encoder, batches)
+                check_replay(task, before, rows, digest)
+                return rows
+            publisher = self.publisher(connection, confirms=True)
+            try:
+                return self._send(publisher, encoder, batches, ledger, sorted(sent_anew))
+            except Refused:
+                publisher.settle()
+                refused = sent_anew | self._rows_refused(publisher)
+                raise
+            finally:
+                connection = publisher.connection
         finally:
-            publisher.close()
-        return rows
+            connection.close()
+            if refused is not None:
+                self._write_down(refused)
 
-    def _refused_before(self, ledger: Ledger) -> frozenset[int]:
-        marker = ledger.read() if ledger.exists() else None
-        return frozenset(marker.refused or ()) if marker and marker.batch == self.task.batch else frozenset()
+    def _send(
+        self,
+        publisher: Publisher,
+        encoder: Encoder,
+        batches: Iterable[Any],
+        ledger: Ledger,
+        sent_anew: Sequence[int],
+    ) -> int:
+        digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+        rows = 0
+        for batch in batches:
+            messages = encoder.encode(batch, rows)
+            digest.update(b"".join(messages))
+            publisher.send(messages, rows)
+            rows += len(messages)
+        publisher.flush()
+        publisher.send([ledger.message(Marker(self.task.batch, rows, digest.hexdigest(), sent_anew))], rows)
+        publisher.flush()
+        ledger.forget(publisher.connection)
+        return rows
 
     def _rows_refused(self, publisher: Publisher) -> set[int]:
         rows = set(publisher.nacked_rows())
@@ -336,10 +378,11 @@ class _BrokerRun(_Run):
             rows.add(int(number) - self.task.first_sequence)
         return rows
 
-    def _write_down(self, rows: frozenset[int]) -> None:
+    def _write_down(self, refused: frozenset[int]) -> None:
         with self.connect() as connection:
             ledger = Ledger(connection, self.task.producer, self.options.ledger_expires_ms)
             ledger.declare()
+            ledger.read()
             ledger.begin()
-            marker = Marker(self.task.batch, 0, "", tuple(sorted(rows)))
+            marker = Marker(self.task.batch, 0, "", sorted(refused))
             ledger.commit(marker, self.options.confirm_timeout_ms)

@@ -147,6 +147,13 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = {
             partition: self._end(partition, begin[partition], found) for partition, found in self._look(begin)
         }
+        while self._target is not None and self._short_since and self._options.fail_on_data_loss:
+            # This query ends with what there is, so it waits now for what was read before.
+            time.sleep(IDLE_LOOK_S)
+            end |= {
+                partition: self._end(partition, begin[partition], found)
+                for partition, found in self._look(begin)
+            }
         if self._target is not None:
             end = {
                 partition: max(begin[partition], min(offset, self._target.get(partition, 0)))

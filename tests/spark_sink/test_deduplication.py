@@ -12,7 +12,7 @@ import pytest
 
 from conformance_tests.ports import free_port
 from spark_sink.client.connection import Connection
-from spark_sink.client.errors import Refused
+from spark_sink.client.errors import AmqpError, Refused
 from spark_sink.ledger import LEDGER
 from spark_sink.options import BadOption, sink_options
 from spark_sink.target import mechanism
@@ -49,12 +49,31 @@ def test_batches_and_partitions_follow_one_another(
 ) -> None:
     application = name("query")
     one = plan(mqd_url, "broker", queue)
-    for batch in (0, 0, 1, 0, 2, 1):
+    for batch in (0, 0, 1, 1, 2):
         for partition in (0, 1):
             values = bodies(20, f"{batch}-{partition}-")
             write(one, Task(application, batch, partition), batches(values))
+    # An older batch comes from a driver that is not quite dead, or from a checkpoint that was put back.
+    with pytest.raises(
+        AmqpError, match="is at batch 2, and this is batch 1: was an older checkpoint put back"
+    ):
+        write(one, Task(application, 1, 0), batches(bodies(20, "1-0-")))
     expected = [body for b in (0, 1, 2) for p in (0, 1) for body in bodies(20, f"{b}-{p}-")]
     assert mqd_peer.bodies(queue, 120) == once(expected)
+
+
+def test_other_rows_of_a_batch_that_was_written_are_refused(
+    mqd_url: str, mqd_peer: Peer, queue: str, task: Task
+) -> None:
+    """The queue would drop them as duplicates, and nobody would know."""
+    one = plan(mqd_url, "broker", queue)
+    assert write(one, task, batches(bodies())).rows == ROWS
+    for other in (bodies()[:-1], [*bodies(), "more"], list(reversed(bodies()))):
+        with pytest.raises(AmqpError, match="gives other rows in .* than were written"):
+            write(one, task, batches(other))
+    assert write(one, task, batches(bodies())).rows == ROWS
+    assert [body for _, _, body in mqd_peer.take(queue, ROWS)] == [body.encode() for body in bodies()]
+    assert mqd_peer.count(f"{LEDGER}{task.producer}") == 1
 
 
 def test_two_attempts_at_the_same_time(mqd_url: str, mqd_peer: Peer, queue: str, task: Task) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,8 +13,9 @@ from pamqp import commands, frame, heartbeat
 
 from spark_sink.columns import Decoder, check_schema
 from spark_sink.deliveries import OVERHEAD_BYTES, Garbled, Run, Splitter, digest
+from spark_sink.field_table import as_text
 from spark_sink.pieces import PIECE_MESSAGES, Deliveries, cut
-from spark_sink.properties import COLUMNS, BadMessage, as_text, decode_properties, without_ids
+from spark_sink.properties import COLUMNS, UNREADABLE, BadMessage, decode_properties, without_ids
 from spark_sink.rows import BadColumn, source_schema
 from tests.spark_sink.wire import Message, Reader, delivery, run_of
 
@@ -251,9 +253,71 @@ def test_text_that_is_not_utf8() -> None:
     assert decode_properties(b"\x80\x00\x02\xff\xfe")[0] == "��"
 
 
-def test_headers_that_cannot_be_decoded_are_an_error() -> None:
+def headers_of(*entries: bytes) -> list[tuple[str, str | None]]:
+    table = b"".join(b"\x01h" + entry for entry in entries)
+    found: list[tuple[str, str | None]] = decode_properties(
+        b"\x20\x00" + len(table).to_bytes(4, "big") + table
+    )[COLUMNS.index("headers")]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("entry", "text"),
+    [
+        (b"d" + struct.pack(">d", 21.7), "21.7"),
+        (b"f" + struct.pack(">f", 0.5), "0.5"),
+        (b"d" + struct.pack(">d", float("nan")), "nan"),
+        (b"d" + struct.pack(">d", float("-inf")), "-inf"),
+        (b"D" + struct.pack(">BI", 2, 314), "3.14"),
+        (b"D" + struct.pack(">BI", 255, 1), "0." + "0" * 254 + "1"),
+        (b"D" + struct.pack(">BI", 0, 2**32 - 5), "-5"),
+        (b"b\xff", "-1"),
+        (b"B\xff", "255"),
+        (b"s" + struct.pack(">h", -5), "-5"),
+        (b"u" + struct.pack(">H", 65535), "65535"),
+        (b"I" + struct.pack(">i", -5), "-5"),
+        (b"i" + struct.pack(">I", 2**32 - 1), "4294967295"),
+        (b"l" + struct.pack(">q", -(2**63)), "-9223372036854775808"),
+        (b"L" + struct.pack(">q", -5), "-5"),
+        (b"t\x01", "true"),
+        (b"V", None),
+        (b"S" + struct.pack(">I", 2) + b"\xff\x00", "\ufffd\x00"),
+        (b"x" + struct.pack(">I", 2) + b"\xff\x00", "\ufffd\x00"),
+        (b"T" + struct.pack(">Q", 1_709_208_000), "2024-02-29T12:00:00+00:00"),
+        # Milliseconds where seconds belong.
+        (b"T" + struct.pack(">Q", 1_700_000_000_000), "1700000000000"),
+        (b"T" + b"\xff" * 8, str(2**64 - 1)),
+        (b"A" + struct.pack(">I", 9) + b"d" + struct.pack(">d", 1.5), "[1.5]"),
+        (b"A" + struct.pack(">I", 6) + b"D\x02" + struct.pack(">i", 314), '["3.14"]'),
+        (b"A" + struct.pack(">I", 9) + b"d" + struct.pack(">d", float("nan")), '["nan"]'),
+        (b"F" + struct.pack(">I", 3) + b"\x01av"[:2] + b"V", '{"a": null}'),
+    ],
+)
+def test_every_value_of_a_header_becomes_text(entry: bytes, text: str | None) -> None:
+    assert headers_of(entry) == [("h", text)]
+
+
+def test_headers_that_cannot_be_read_are_kept_as_they_are() -> None:
+    """One bad message must not stop a query for ever."""
+    deep = b"A" + struct.pack(">I", 0)
+    for _ in range(130):
+        deep = b"A" + struct.pack(">I", len(deep)) + deep
+    for entry in (
+        b"?",
+        b"l\x00",
+        b"S" + struct.pack(">I", 99) + b"a",
+        b"A" + struct.pack(">I", 2) + b"l\x00",
+        deep,
+    ):
+        assert headers_of(entry) == [(UNREADABLE, (b"\x01h" + entry).hex())]
+    # The other properties of such a message are there.
+    found = decode_properties(b"\x28\x00" + b"\x00\x00\x00\x03\x01a?" + b"\x07")
+    assert found[COLUMNS.index("priority")] == 7
+
+
+def test_properties_that_are_cut_off_are_an_error() -> None:
     with pytest.raises(BadMessage, match="cannot be decoded"):
-        decode_properties(b"\x20\x00\x00\x00\x00\x03\x01a?")
+        decode_properties(b"\x20\x00\x00\x00\x00\x09\x01a?")
 
 
 @given(st.lists(st.tuples(texts, st.sampled_from(["", "a/b"]), st.integers(1, 2)), min_size=1, max_size=9))

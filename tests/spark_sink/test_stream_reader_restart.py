@@ -99,6 +99,31 @@ def test_death_between_commit_and_ack(url: str, peer: Peer, name: Name, ids: boo
     assert peer.take(queue) == []
 
 
+@pytest.mark.parametrize("before", [False, True])
+def test_an_empty_batch_that_was_not_committed_is_no_loss(
+    url: str, peer: Peer, name: Name, before: bool
+) -> None:
+    """Spark's first batch has no data if the queue is empty, and others have none, either; the sink may fail,
+    or the driver die, before such a batch is committed.
+    """
+    queue = peer.queue(name())
+    first = Driver(url, queue)
+    start = first.start
+    if before:
+        filled(peer, queue, False)
+        start = first.plan(first.start)
+        assert len(first.rows(first.start, start)) == 20
+        first.plan(start)
+    assert first.rows(start, start) == []
+    first.die()
+    if not before:
+        filled(peer, queue, False)
+    again = Driver(url, queue)
+    assert again.rows(start, start) == []
+    assert len(again.rest(start)) >= 40
+    again.die()
+
+
 def test_a_planned_batch_is_found_again(url: str, peer: Peer, name: Name) -> None:
     queue = peer.queue(name(), x_queue_type="quorum")
     sent = filled(peer, queue, False)

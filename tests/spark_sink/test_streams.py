@@ -280,6 +280,31 @@ def test_a_stream_that_was_declared_anew(mqd_url: str, mqd_peer: Peer, name: Nam
             driver.plan(end)
 
 
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_with_available_now_a_stream_that_was_declared_anew_is_no_end(
+    mqd_url: str, mqd_peer: Peer, name: Name, comes_back: bool
+) -> None:
+    """The query ends with this look, so it waits for what was read before, and says that it is gone."""
+    stream = stream_of(mqd_peer, name())
+    published(mqd_peer, stream, numbered(20))
+    with Driver(mqd_url, stream) as driver:
+        end = driver.plan(driver.reader.initialOffset())
+    mqd_peer.channel.queue_delete(stream)
+    stream_of(mqd_peer, stream)
+    timeout_ms = 60_000 if comes_back else 200
+    with Driver(mqd_url, stream, redeliveryTimeoutMs=timeout_ms) as driver:
+        driver.reader.prepareForTriggerAvailableNow()
+        if comes_back:
+            # As a node of a cluster does that was behind.
+            later = threading.Timer(0.5, lambda: published(mqd_peer, stream, numbered(20)))
+            later.start()
+            assert driver.plan(end) == end
+            later.join()
+        else:
+            with pytest.raises(DataLoss, match="ends at offset 0, and 20 was reached before"):
+                driver.plan(end)
+
+
 def test_gaps_of_compaction_are_no_loss(mqd_url: str, mqd_peer: Peer, name: Name) -> None:
     arguments = {"x_stream_compaction": "header:key", "x_stream_max_segment_size_bytes": 20_000}
     stream = stream_of(mqd_peer, name(), **arguments)
