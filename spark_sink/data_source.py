@@ -4,7 +4,7 @@ needed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -17,6 +17,7 @@ from pyspark.sql.types import StructType
 
 from spark_sink.options import batch_options, query_options, read_options, sink_options, source_options
 from spark_sink.rows import source_schema
+from spark_sink.shipped import load, zip_of
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceStreamWriter
@@ -30,6 +31,12 @@ class AmqpDataSource(DataSource):
     @classmethod
     def name(cls) -> str:
         return "amqp"
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        zip_path = zip_of(__file__)
+        if zip_path is None:
+            return super().__reduce_ex__(protocol)
+        return load, (zip_path, __name__, type(self).__name__, self.options)
 
     def schema(self) -> StructType:
         options = source_options(self.options)
