@@ -163,7 +163,9 @@ class CommitTask:
             and not pending.is_held_back
             and (last or last.told() or pending.unsynced or more)
         ):
-            if not (pending.oldest or more or commit.store.has_erasures()):
+            # A layer without changes is in the store when the log has nothing that the store lacks.
+            behind = pending.oldest.to_store and pending.logged is not None
+            if not (pending.oldest or behind or more or commit.store.has_erasures()):
                 commit.durable(pending.take())
                 continue
             more = False

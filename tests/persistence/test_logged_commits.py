@@ -118,6 +118,30 @@ async def test_a_small_commit_is_durable_before_lmdb_has_it(path: Path) -> None:
     assert list(recovered(path)) == [0, 1, 2]
 
 
+async def test_what_only_the_log_has_is_in_the_store_when_that_was_asked_for(path: Path) -> None:
+    """A queue that is restarted reads only the store; it has submitted nothing since its last confirm."""
+
+    def nothing() -> None: ...
+
+    async with running(open_at(path)) as turns:
+        groups = Groups(turns.environment)
+        await turns.append(0)
+        await turns.turn(nothing, to_store=True)
+        assert turns.stored() == [0]
+        await turns.append(1)
+        await turns.turn(groups.append, 7, [(1, 2, 0, b"x")])
+        await turns.turn(groups.hard, 7, 2, "b")
+        turns.commit.request(to_store=True)
+        await turns.turn(nothing, to_store=True)
+        queue, group = turns.journal.recover_queue(1), groups.recover_one(7)
+        assert queue is not None and [record.first_seq for record in queue.records] == [0, 1]
+        assert group is not None and (group.term, group.vote, group.last_index) == (2, "b", 1)
+        # Nothing is left: it is answered at once.
+        before = turns.environment.written
+        await turns.turn(nothing, to_store=True)
+        assert turns.environment.written == before
+
+
 async def test_what_was_acked_meanwhile_never_comes_to_lmdb(path: Path) -> None:
     async with running(open_at(path)) as turns:
         await turns.append(0, 1, 2)
