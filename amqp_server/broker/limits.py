@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from amqp_server.broker.parameters import GLOBAL, USER_LIMITS, VHOST_LIMITS, Parameters
 from amqp_server.broker.sessions import CHANNELS_OF, IN_VHOST, OF_USER
-from amqp_server.errors import NotAllowed, PreconditionFailed
+from amqp_server.errors import NotAllowed
 from exchanges.field import erlang_term
 
 if TYPE_CHECKING:
@@ -103,13 +103,9 @@ class Limits:
                 f"number of channels opened for user '{user}' has reached the maximum allowed user limit of ({limit})"
             )
 
-    def check_queue(self, vhost: str, name: str, count: int) -> None:
-        """Check that the vhost may have one queue more than `count`."""
-        limit = self.of_vhost(vhost).get(QUEUES, -1)
-        if 0 <= limit <= count:
-            raise PreconditionFailed(
-                f"cannot declare queue '{name}': queue limit in vhost '{vhost}' ({limit}) is reached"
-            )
+    def queues_of_vhost(self, vhost: str) -> int:
+        """Return the number of queues that the vhost may have, below zero for any number. See room."""
+        return self.of_vhost(vhost).get(QUEUES, -1)
 
 
 def _limited(parameters: Parameters) -> bool:

@@ -68,8 +68,7 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
     channel.broker.access.permissions.check(
         connection.client.access, channel.vhost.name, "queue", name, "read"
     )
-    if len(channel.subscriptions) >= connection.config.consumers_per_channel_max:
-        raise NotAllowed(f"{len(channel.subscriptions)} consumers on this channel, no more are allowed")
+    _check_count(channel)
     queue = channel.vhost.queues.get(name)
     if queue is None:
         raise NotFound(f"no queue '{name}' in vhost '{channel.vhost.name}'")
@@ -137,6 +136,13 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
     connection.after(begin, attached)
 
 
+def _check_count(channel: Channel) -> None:
+    """Check that the channel may have another consumer; that of direct replies counts. Raises NotAllowed."""
+    most = channel.connection.config.consumers_per_channel_max
+    if len(channel.subscriptions) + (channel.reply_host is not None) >= most:
+        raise NotAllowed(f"reached maximum ({most}) of consumers per channel")
+
+
 def _check_stream_consumer(
     channel: Channel, method: commands.Basic.Consume, queue: Queue, arguments: dict[str, object]
 ) -> None:
@@ -194,6 +200,7 @@ def _consume_replies(channel: Channel, method: commands.Basic.Consume, tag: str)
         raise PreconditionFailed("reply consumer cannot acknowledge")
     if tag in channel.subscriptions:
         raise NotAllowed(f"attempt to reuse consumer tag '{tag}'")
+    _check_count(channel)
     replies = _Replies(channel, tag)
     channel.reply_host = ReplyHost(channel.broker.turn, replies, channel.broker.replication.node)
     channel.reply_tag = tag

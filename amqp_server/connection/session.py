@@ -315,7 +315,8 @@ class Session:
             )
         if self.broker.counts.channels >= self.config.channels_max:
             raise NotAllowed(
-                f"{self.broker.counts.channels} channels are open, no more are allowed (channels_max)"
+                f"number of channels opened on node '{self.config.node}' has reached the maximum allowed limit of "
+                f"({self.config.channels_max})"
             )
         assert self.vhost is not None
         self.broker.runtime.limits.check_channel(self.client.username)
