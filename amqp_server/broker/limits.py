@@ -83,22 +83,24 @@ class Limits:
             found = self._known[at] = {} if record is None else dict(record.decoded)
         return found
 
-    def check_connection(self, user: str, vhost: str) -> None:
-        """Check that the user may open one more connection to the vhost."""
+    def check_connection(self, user: str, identity: str, vhost: str) -> None:
+        """Check that the user may open one more connection to the vhost. Limits of users are those of the
+        broker's own users.
+        """
         limit = self.of_vhost(vhost).get(CONNECTIONS, -1)
         if 0 <= limit <= self._sessions.counted(IN_VHOST, vhost):
             raise NotAllowed(
                 f"access to vhost '{vhost}' refused for user '{user}': connection limit ({limit}) is reached"
             )
-        limit = self.of_user(user).get(CONNECTIONS, -1)
-        if 0 <= limit <= self._sessions.counted(OF_USER, user):
+        limit = self.of_user(identity).get(CONNECTIONS, -1)
+        if 0 <= limit <= self._sessions.counted(OF_USER, identity):
             raise NotAllowed(
                 f"connection refused for user '{user}': user connection limit ({limit}) is reached"
             )
 
-    def check_channel(self, user: str) -> None:
-        limit = self.of_user(user).get(CHANNELS, -1)
-        if 0 <= limit <= self._sessions.counted(CHANNELS_OF, user):
+    def check_channel(self, user: str, identity: str) -> None:
+        limit = self.of_user(identity).get(CHANNELS, -1)
+        if 0 <= limit <= self._sessions.counted(CHANNELS_OF, identity):
             raise NotAllowed(
                 f"number of channels opened for user '{user}' has reached the maximum allowed user limit of ({limit})"
             )

@@ -151,6 +151,11 @@ class Permissions:
             return RemoteGrant(self._remote, user, scopes)
         return Grant(scopes)
 
+    def identity(self, access: str) -> str:
+        """Return who has this key of permissions; see `identity_of`."""
+        grant = self._grants.get(access)
+        return access if grant is None else _identity(_name(access), isinstance(grant, RemoteGrant))
+
     def add_grant(self, user: str, grant: Grant | RemoteGrant) -> str:
         """Return a key that stands in for the user's name in checks: the grant decides them."""
         self._last_grant += 1
@@ -298,6 +303,18 @@ class Permissions:
         self._topic_matchers.clear()
         self._answers.clear()
         self._changed()
+
+
+def identity_of(user: str, scopes: Sequence[str] | None) -> str:
+    """Return who a user is: the name, and where the user comes from. A token's user is another one than the
+    broker's user of the same name. `scopes` are those of a token or from the HTTP backend; None for a user of
+    the broker, whose name is the identity.
+    """
+    return user if scopes is None else _identity(user, bool(scopes) and scopes[0] == ASKED)
+
+
+def _identity(user: str, remote: bool) -> str:
+    return f"{user}{KEY_MARK}{'http' if remote else 'token'}"
 
 
 def _name(user: str) -> str:

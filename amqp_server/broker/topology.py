@@ -228,7 +228,7 @@ class Topology:
         broker.access.users.delete(name)
         self._tell("user.deleted", name=name)
         for session in broker.sessions:
-            if session.client.username == name:
+            if session.client.identity == name:
                 session.force_close(f"user '{name}' is deleted")
         return Result(True)
 
