@@ -1,9 +1,9 @@
 """Heads of requests that two programs may read differently are refused: 400, and the connection is closed.
 
-A proxy in front of the listener decides by the head where a request ends. If the broker decides otherwise, the
-rest of one client's request becomes the beginning of another client's request (request smuggling). h11 already
-refuses lengths that contradict each other, NULs and bare CRs, blanks before a colon, and a missing or a second
-Host. It serves what is refused here, as RFC 9112 permits.
+A proxy in front of the listener decides by the head where a request ends. If the broker decides otherwise,
+the rest of one client's request becomes the beginning of another client's request (request smuggling). h11
+already refuses lengths that contradict each other, NULs and bare CRs, blanks before a colon, and a missing
+or a second Host. It serves what is refused here, as RFC 9112 permits.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""Heads that a proxy and the broker may read differently: each is refused, and nothing behind it is served."""
+"""Heads that a proxy and the broker may read differently are refused, and nothing behind them is served."""
 
 from __future__ import annotations
 
 import pytest
 
 from amqp_server.management.heads import problem
+from amqp_server.management.managed_broker import ManagedBroker
 
-from .test_server import ManagedBroker, serving
+from .test_server import serving
 
 #: Served if the broker goes on behind the refused request.
 NEXT = b"GET /health HTTP/1.1\r\nhost: broker\r\n\r\n"
