@@ -75,6 +75,8 @@ class Permissions:
         """
         self._metadata = metadata
         self._changed = changed
+        #: Called with the vhost in which a user's permissions have changed.
+        self.changed_in: Callable[[str], None] = _ignored
         self._answers_max = answers_max
         self._pattern_bytes_max = pattern_bytes_max
         self._match_ms = match_ms
@@ -110,6 +112,7 @@ class Permissions:
         self._permissions[user, vhost] = permission
         self._metadata.put(TABLE, _key(user, vhost), encode(permission))
         self._forget()
+        self.changed_in(vhost)
 
     def set(self, user: str, vhost: str, configure: str, write: str, read: str) -> None:
         """Check and store permissions."""
@@ -120,6 +123,7 @@ class Permissions:
         if self._permissions.pop((user, vhost), None):
             self._metadata.delete(TABLE, _key(user, vhost))
             self._forget()
+            self.changed_in(vhost)
 
     def clear_user(self, user: str) -> None:
         for permission in self.of_user(user):
@@ -324,6 +328,9 @@ def _name(user: str) -> str:
 
 def _nothing(name: str) -> bool:
     return False
+
+
+def _ignored(vhost: str) -> None: ...
 
 
 def _expanded(pattern: str, permission: TopicPermission) -> str:

@@ -473,6 +473,10 @@ class VHost:
         if groups:
             self.broker.background.changed_streams.tell(groups.values())
 
+    def is_read_by_groups(self, name: str) -> bool:
+        """True if consumer groups read the stream or the exchange of this name."""
+        return name in self._groups_over
+
     def _make_host(self, queue: Queue, machine: Machine | None) -> None:
         queue.host = self.broker.hosts.make(queue, machine)
 

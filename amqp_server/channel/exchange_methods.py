@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pamqp import base, commands
 
 from amqp_server.broker.arguments import Declaration, equivalence_error
-from amqp_server.broker.consumer_groups import refuse_publish
+from amqp_server.broker.consumer_groups import feeds_groups, refuse_publish
 from amqp_server.broker.operations import Bind, DeclareExchange, DeleteExchange, Operation, Unbind
 from amqp_server.broker.queue import Queue
 from amqp_server.broker.records import ExchangeRecord, encoded
@@ -258,6 +258,8 @@ def change_binding(channel: Channel, binding: Binding, answer: base.Frame | None
         key = binding.routing_key
         permissions.check_topic(connection.client.access, vhost.name, binding.source, key, "read")
     _check_ends(channel, binding, add=add)
+    if add and feeds_groups(vhost, binding.source, binding.kind, binding.destination):
+        permissions.check(connection.client.access, vhost.name, "queue", binding.destination, "read")
     if has_partitions(vhost.router.get(binding.source)):
         raise PreconditionFailed(
             f"exchange '{binding.source}' in vhost '{vhost.name}' is a super stream that was declared with "

@@ -578,6 +578,8 @@ class Session:
             return
         self._take(token)
         log.secret_updated(self)
+        for channel in list(self.channels.values()):
+            channel.check_consumers()
         self.send(commands.Connection.UpdateSecretOk())
 
     def check_grant(self, now_ms: int) -> None:
