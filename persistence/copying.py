@@ -28,7 +28,6 @@ from persistence.guard import WRITE_ERRORS
 from persistence.metadata import table_prefix
 from persistence.store import DATA_FILE, TABLES_MAX
 
-
 #: ioctl of Linux: share the blocks of another file.
 FICLONE = 0x40049409
 #: Interval between two checks whether a process stands still, s.
