@@ -452,9 +452,9 @@ class Config:
     parameters_bytes_max: int = option(
         64 * MIB, "All values of runtime parameters and policies.", unit="bytes", low=64 * KIB, high=64 * GIB
     )
-    queues_max: int = option(100_000, "Queues of the node.", low=1, high=10_000_000)
-    exchanges_max: int = option(100_000, "Exchanges of the node.", low=1, high=10_000_000)
-    bindings_max: int = option(1_000_000, "Bindings of the node.", low=1, high=100_000_000)
+    queues_max: int = option(100_000, "Queues of all virtual hosts, on all nodes.", low=1, high=10_000_000)
+    exchanges_max: int = option(100_000, "Exchanges of all virtual hosts.", low=1, high=10_000_000)
+    bindings_max: int = option(1_000_000, "Bindings of all virtual hosts.", low=1, high=100_000_000)
     declared_bytes_max: int = option(
         0,
         "Memory for queues, exchanges, bindings and consumers with their arguments, estimated; no more are made when it is"

@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import pika
 import pytest
+from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import (
     AMQPConnectionError,
     ChannelClosedByBroker,
@@ -325,6 +327,77 @@ def test_topic_permissions(api: Api, connect: Connect, vhost: str, user: str) ->
     assert api.ask("DELETE", path).status == 204
     assert api.ask("GET", path).status in (200, 404)
     assert api.ask("PUT", path, told | {"write": "("}).status == 400
+
+
+@pytest.mark.parametrize("header", ["CC", "BCC"])
+def test_topic_permissions_apply_to_further_keys(
+    api: Api, connect: Connect, vhost: str, user: str, header: str
+) -> None:
+    told = {"exchange": "amq.topic", "write": "^a", "read": ".*"}
+    assert api.ask("PUT", f"topic-permissions/{vhost}/{user}", told).status == 201
+    connection = connect(user=user, vhost=vhost)
+    channel = connection.channel()
+    queue = channel.queue_declare("q").method.queue
+    channel.queue_bind(queue, "amq.topic", "#")
+    channel.confirm_delivery()
+    properties = pika.BasicProperties(headers={header: ["a.1", "a.2"]})
+    channel.basic_publish("amq.topic", "a", b"permitted", properties)
+    # Other exchanges have no such permission.
+    channel.queue_bind(queue, "amq.direct", "b")
+    channel.basic_publish("amq.direct", "a", b"direct", pika.BasicProperties(headers={header: ["b"]}))
+    assert [channel.basic_get(queue, auto_ack=True)[2] for _ in range(2)] == [b"permitted", b"direct"]
+    with pytest.raises(ChannelClosedByBroker) as refused:
+        channel.basic_publish("amq.topic", "a", b"", pika.BasicProperties(headers={header: ["a.1", "b"]}))
+    assert (refused.value.reply_code, refused.value.reply_text) == (
+        403,
+        f"ACCESS_REFUSED - access to topic 'b' in exchange 'amq.topic' in vhost '{vhost}' "
+        f"refused for user '{user}'",
+    )
+    assert connection.channel().queue_declare(queue, passive=True).method.message_count == 0
+
+
+def _by_exchange(channel: BlockingChannel) -> str:
+    channel.exchange_bind("amq.topic", "amq.fanout")
+    channel.basic_publish("amq.fanout", "b", b"tea")
+    return "b"
+
+
+def _by_alternate(channel: BlockingChannel) -> str:
+    channel.exchange_declare("x", "direct", arguments={"alternate-exchange": "amq.topic"})
+    channel.basic_publish("x", "b", b"tea")
+    return "b"
+
+
+def _by_dead_letter(channel: BlockingChannel) -> str:
+    arguments = {"x-dead-letter-exchange": "amq.topic", "x-dead-letter-routing-key": "b", "x-message-ttl": 0}
+    channel.queue_declare("dying", arguments=arguments)
+    channel.basic_publish("", "dying", b"tea")
+    return "b"
+
+
+@pytest.mark.parametrize("way", [_by_exchange, _by_alternate, _by_dead_letter])
+def test_topic_permissions_end_at_the_exchange_of_the_publish(
+    api: Api, connect: Connect, vhost: str, user: str, way: Callable[[BlockingChannel], str]
+) -> None:
+    """The topology decides where a message goes from there; who made it needed permissions of his own."""
+    told = {"exchange": "amq.topic", "write": "^a", "read": ".*"}
+    assert api.ask("PUT", f"topic-permissions/{vhost}/{user}", told).status == 201
+    channel = connect(user=user, vhost=vhost).channel()
+    channel.queue_declare("q")
+    channel.queue_bind("q", "amq.topic", "#")
+    channel.confirm_delivery()
+    key = way(channel)
+    method, _, body = eventually(lambda: _got(channel))
+    assert (method.exchange, method.routing_key, body) == (
+        {"_by_exchange": "amq.fanout", "_by_alternate": "x"}.get(way.__name__, "amq.topic"),
+        key,
+        b"tea",
+    )
+
+
+def _got(channel: BlockingChannel) -> Any:
+    found = channel.basic_get("q", auto_ack=True)
+    return found if found[0] is not None else None
 
 
 # -- parameters ------------------------------------------------------------------------------------

@@ -22,12 +22,11 @@ from pathlib import Path
 import lmdb
 
 from persistence.datafile import check_length
-from persistence.environment import LOG_FILE, MARKS_FILE
+from persistence.environment import LOG_FILE, MARKS_FILE, STREAMS
 from persistence.errors import PersistenceError, StoreCorrupt
 from persistence.guard import WRITE_ERRORS
 from persistence.metadata import table_prefix
 from persistence.store import DATA_FILE, TABLES_MAX
-from persistence.streams.store import DIRECTORY as STREAMS
 
 #: ioctl of Linux: share the blocks of another file.
 FICLONE = 0x40049409

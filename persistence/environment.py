@@ -35,7 +35,7 @@ from persistence.flush import flush
 from persistence.layer import Layer
 from persistence.metadata import Metadata, unpack_entry
 from persistence.record import seal, unseal
-from persistence.store import DATA_FILE, LmdbStore
+from persistence.store import BALLAST_FILE, DATA_FILE, LmdbStore
 from persistence.transaction import LOGGED, LmdbTransaction
 from persistence.wal import BLOCK_BYTES, LogDamaged, WriteAheadLog
 
@@ -49,6 +49,26 @@ LOG_COMMIT_BYTES_MAX = 64 * 1024
 RESIDENT_BYTES_MAX = 64 * 1024 * 1024
 #: Beside the stores: see persistence/marks.py.
 MARKS_FILE = "marks"
+STREAMS = "streams"
+#: What the node opens in its directory; True: a directory.
+_KINDS = (
+    ("lock", False),
+    (MARKS_FILE, False),
+    ("main", True),
+    (f"main/{DATA_FILE}", False),
+    ("main/lock.mdb", False),
+    (f"main/{LOG_FILE}", False),
+    (f"main/{BALLAST_FILE}", False),
+    ("spill", True),
+    (STREAMS, True),
+)
+_FOUND = (
+    (stat.S_ISLNK, "a symbolic link"),
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISREG, "a file"),
+)
 
 
 class Environment(Metadata, LmdbStore):
@@ -330,13 +350,7 @@ class Environment(Metadata, LmdbStore):
 def _lock(directory: Path) -> int:
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for name in ("lock", MARKS_FILE):
-            # The file that such a link names would be overwritten.
-            if (directory / name).is_symlink():
-                raise DataDirectoryUnusable(
-                    f"the data directory {directory} can't be used: {name} in it is a symbolic link. "
-                    f"Find out who made it, and remove it."
-                )
+        _check_kinds(directory)
         lock = os.open(
             directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600
         )
@@ -357,6 +371,30 @@ def _lock(directory: Path) -> int:
     os.ftruncate(lock, 0)
     os.pwrite(lock, b"%d\n" % os.getpid(), 0)
     return lock
+
+
+def _check_kinds(directory: Path) -> None:
+    """Check that everything in the directory that the node opens is a file or a directory of its own: a link
+    would be followed, and the files that it names overwritten or deleted; a FIFO would be waited for.
+    """
+    streams = directory / STREAMS
+    kinds = [*_KINDS]
+    if streams.is_dir() and not streams.is_symlink():
+        with os.scandir(streams) as entries:
+            others = [entry.name for entry in entries if not entry.is_dir(follow_symlinks=False)]
+        kinds += [(f"{STREAMS}/{name}", True) for name in others if not (streams / name).is_file()]
+        kinds += [(f"{STREAMS}/{name}", True) for name in others if (streams / name).is_symlink()]
+    for name, is_directory in kinds:
+        try:
+            mode = os.lstat(directory / name).st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        if not (stat.S_ISDIR(mode) if is_directory else stat.S_ISREG(mode)):
+            found = next((what for test, what in _FOUND if test(mode)), "something else")
+            raise DataDirectoryUnusable(
+                f"the data directory {directory} can't be used: {name} in it is {found}, and no "
+                f"{'directory' if is_directory else 'file'}. Find out who made it, and remove it."
+            )
 
 
 def _close_to_others(directory: Path) -> None:

@@ -53,6 +53,7 @@ from persistence.transaction import Erasures, LmdbTransaction, unpack_mask
 log = logging.getLogger("mqd.persistence")
 
 DATA_FILE = "data.mdb"
+BALLAST_FILE = "ballast"
 TABLES_MAX = 16
 STAT_BLOCK_BYTES = 512  # the unit of stat, whatever the size of the file system's blocks
 ENLARGE_BYTES = 4 * 1024 * 1024
@@ -111,7 +112,7 @@ class LmdbStore:
         self._enlarged_bytes = 0
         self._touched_bytes = 0
         # Deletions of a store that does not last need no room of their own.
-        self._ballast = Ballast(directory / "ballast") if lasts else None
+        self._ballast = Ballast(directory / BALLAST_FILE) if lasts else None
         self._snapshot: lmdb.Transaction[memoryview] | None = None
         self._writing = False
         self._written: int | None = None

@@ -80,6 +80,7 @@ class Broker:
         #: go there.
         self.generation = 0
         self.access = Access(config, metadata, clock, self.changed)
+        self.access.permissions.changed_in = self._permissions_changed
         self.vhost_records = Vhosts(metadata, vhosts_max=config.vhosts_max, changed=self.changed)
         self.vhosts: dict[str, VHost] = {}
         #: None if events are turned off.
@@ -102,6 +103,12 @@ class Broker:
     def changed(self) -> None:
         """The topology or a permission has changed: memos that depend on it are invalid."""
         self.generation += 1
+
+    def _permissions_changed(self, vhost: str) -> None:
+        """Members of consumer groups may no longer be permitted to read the groups' streams."""
+        found = self.vhosts.get(vhost)
+        if found is not None and found.groups:
+            self.turn.run(self.background.changed_streams.tell, list(found.groups.values()))
 
     def _tell_sessions(self) -> None:
         """An alarm was raised or cleared."""

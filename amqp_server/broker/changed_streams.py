@@ -1,11 +1,12 @@
-"""Tells consumer groups that their streams have changed: some in each turn, because one stream may have
-thousands of groups.
+"""Tells consumer groups that their streams, or the permissions for these, have changed: some in each turn, as
+one stream may have thousands of groups.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from amqp_server.broker.group_members import check_members
 from quorum_queue.boundary import Fatal
 from quorum_queue.host import QueueHost
 
@@ -36,6 +37,7 @@ class ChangedStreams:
         while untold:
             group = next(iter(untold))
             del untold[group]
+            check_members(group)
             host = group.host
             if isinstance(host, QueueHost):
                 host.partitions_changed()

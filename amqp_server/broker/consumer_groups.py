@@ -58,6 +58,14 @@ def check(vhost: VHost, name: str, parsed: QueueArguments) -> list[Queue]:
     return found
 
 
+def feeds_groups(vhost: VHost, source: str, kind: str, destination: str) -> bool:
+    """True if groups will read a stream because of this binding. Then the client that binds needs the
+    permission to read the stream, too.
+    """
+    queue = vhost.queues.get(destination) if kind == "queue" else None
+    return queue is not None and queue.type.is_stream and vhost.is_read_by_groups(source)
+
+
 def options_of(queue: Queue) -> GroupOptions:
     """Return the declared options of a group."""
     parsed, config = queue.parsed, queue.vhost.broker.config
@@ -82,4 +90,4 @@ def refuse_publish(queue: Queue) -> PreconditionFailed:
     )
 
 
-__all__ = ["check", "options_of", "refuse_publish", "streams_of"]
+__all__ = ["check", "feeds_groups", "options_of", "refuse_publish", "streams_of"]

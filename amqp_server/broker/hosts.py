@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from amqp_server.broker import consumer_groups, stored_queues
 from amqp_server.broker.arguments import QueueArguments
+from amqp_server.broker.group_members import GroupStreams
 from amqp_server.broker.metadata import Metadata, encode
 from amqp_server.broker.records import MARKS, MarksRecord
 from amqp_server.streams.consumer_group import ConsumerGroupHost
@@ -96,7 +97,7 @@ class LocalHosts:
             self._services,
             consumer_groups.options_of(queue),
             queue.settings,
-            streams=lambda: consumer_groups.streams_of(queue.vhost, queue.parsed.stream),
+            streams=GroupStreams(queue),
             slots=queue.marks,
             keep_slots=lambda: self._keep_marks(queue),
         )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from amqp_server.broker.parameters import GLOBAL, USER_LIMITS, VHOST_LIMITS, Parameters
 from amqp_server.broker.sessions import CHANNELS_OF, IN_VHOST, OF_USER
-from amqp_server.errors import NotAllowed, PreconditionFailed
+from amqp_server.errors import NotAllowed
 from exchanges.field import erlang_term
 
 if TYPE_CHECKING:
@@ -83,33 +83,31 @@ class Limits:
             found = self._known[at] = {} if record is None else dict(record.decoded)
         return found
 
-    def check_connection(self, user: str, vhost: str) -> None:
-        """Check that the user may open one more connection to the vhost."""
+    def check_connection(self, user: str, identity: str, vhost: str) -> None:
+        """Check that the user may open one more connection to the vhost. Limits of users are those of the
+        broker's own users.
+        """
         limit = self.of_vhost(vhost).get(CONNECTIONS, -1)
         if 0 <= limit <= self._sessions.counted(IN_VHOST, vhost):
             raise NotAllowed(
                 f"access to vhost '{vhost}' refused for user '{user}': connection limit ({limit}) is reached"
             )
-        limit = self.of_user(user).get(CONNECTIONS, -1)
-        if 0 <= limit <= self._sessions.counted(OF_USER, user):
+        limit = self.of_user(identity).get(CONNECTIONS, -1)
+        if 0 <= limit <= self._sessions.counted(OF_USER, identity):
             raise NotAllowed(
                 f"connection refused for user '{user}': user connection limit ({limit}) is reached"
             )
 
-    def check_channel(self, user: str) -> None:
-        limit = self.of_user(user).get(CHANNELS, -1)
-        if 0 <= limit <= self._sessions.counted(CHANNELS_OF, user):
+    def check_channel(self, user: str, identity: str) -> None:
+        limit = self.of_user(identity).get(CHANNELS, -1)
+        if 0 <= limit <= self._sessions.counted(CHANNELS_OF, identity):
             raise NotAllowed(
                 f"number of channels opened for user '{user}' has reached the maximum allowed user limit of ({limit})"
             )
 
-    def check_queue(self, vhost: str, name: str, count: int) -> None:
-        """Check that the vhost may have one queue more than `count`."""
-        limit = self.of_vhost(vhost).get(QUEUES, -1)
-        if 0 <= limit <= count:
-            raise PreconditionFailed(
-                f"cannot declare queue '{name}': queue limit in vhost '{vhost}' ({limit}) is reached"
-            )
+    def queues_of_vhost(self, vhost: str) -> int:
+        """Return the number of queues that the vhost may have, below zero for any number. See room."""
+        return self.of_vhost(vhost).get(QUEUES, -1)
 
 
 def _limited(parameters: Parameters) -> bool:

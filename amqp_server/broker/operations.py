@@ -1,7 +1,7 @@
 """Changes of the topology as data: a node proposes them, and all nodes apply them in the same order.
 
 The proposer has checked the operation, limits included. When it is applied, only conditions that may have
-changed in between are checked again.
+changed in between are checked again; limits of declarations are among these (see room).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import msgspec
 from amqp_server.broker.parameters import ParameterRecord
 from amqp_server.broker.permissions import Permission, TopicPermission
 from amqp_server.broker.records import BindingRecord, ExchangeRecord, QueueRecord
+from amqp_server.broker.room import Room
 from amqp_server.broker.users import User
 from amqp_server.broker.vhosts import VhostRecord
 
@@ -34,6 +35,8 @@ class DeleteVhost(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 class DeclareExchange(msgspec.Struct, frozen=True, array_like=True, tag=3):
     record: ExchangeRecord
+    #: From version ROOM on: limits that are checked again when it is applied; None: no limits.
+    room: Room | None = None
 
 
 class DeleteExchange(msgspec.Struct, frozen=True, array_like=True, tag=4):
@@ -44,6 +47,8 @@ class DeleteExchange(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 class Bind(msgspec.Struct, frozen=True, array_like=True, tag=5):
     record: BindingRecord
+    #: See DeclareExchange.
+    room: Room | None = None
 
 
 class Unbind(msgspec.Struct, frozen=True, array_like=True, tag=6):
@@ -54,6 +59,8 @@ class DeclareQueue(msgspec.Struct, frozen=True, array_like=True, tag=7):
     """The record's id is ignored: the operation's index becomes the queue's id."""
 
     record: QueueRecord
+    #: See DeclareExchange.
+    room: Room | None = None
 
 
 class DeleteQueue(msgspec.Struct, frozen=True, array_like=True, tag=8):
@@ -117,6 +124,8 @@ class DeclareSuperStream(msgspec.Struct, frozen=True, array_like=True, tag=15):
     first: int
     #: Their ids are ignored: the operation's index gives them.
     partitions: tuple[QueueRecord, ...]
+    #: See DeclareExchange.
+    room: Room | None = None
 
 
 class PutParameter(msgspec.Struct, frozen=True, array_like=True, tag=16):

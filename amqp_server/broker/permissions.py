@@ -75,6 +75,8 @@ class Permissions:
         """
         self._metadata = metadata
         self._changed = changed
+        #: Called with the vhost in which a user's permissions have changed.
+        self.changed_in: Callable[[str], None] = _ignored
         self._answers_max = answers_max
         self._pattern_bytes_max = pattern_bytes_max
         self._match_ms = match_ms
@@ -110,6 +112,7 @@ class Permissions:
         self._permissions[user, vhost] = permission
         self._metadata.put(TABLE, _key(user, vhost), encode(permission))
         self._forget()
+        self.changed_in(vhost)
 
     def set(self, user: str, vhost: str, configure: str, write: str, read: str) -> None:
         """Check and store permissions."""
@@ -120,6 +123,7 @@ class Permissions:
         if self._permissions.pop((user, vhost), None):
             self._metadata.delete(TABLE, _key(user, vhost))
             self._forget()
+            self.changed_in(vhost)
 
     def clear_user(self, user: str) -> None:
         for permission in self.of_user(user):
@@ -150,6 +154,11 @@ class Permissions:
         if scopes and scopes[0] == ASKED and self._remote is not None:
             return RemoteGrant(self._remote, user, scopes)
         return Grant(scopes)
+
+    def identity(self, access: str) -> str:
+        """Return who has this key of permissions; see `identity_of`."""
+        grant = self._grants.get(access)
+        return access if grant is None else _identity(_name(access), isinstance(grant, RemoteGrant))
 
     def add_grant(self, user: str, grant: Grant | RemoteGrant) -> str:
         """Return a key that stands in for the user's name in checks: the grant decides them."""
@@ -300,6 +309,18 @@ class Permissions:
         self._changed()
 
 
+def identity_of(user: str, scopes: Sequence[str] | None) -> str:
+    """Return who a user is: the name, and where the user comes from. A token's user is another one than the
+    broker's user of the same name. `scopes` are those of a token or from the HTTP backend; None for a user of
+    the broker, whose name is the identity.
+    """
+    return user if scopes is None else _identity(user, bool(scopes) and scopes[0] == ASKED)
+
+
+def _identity(user: str, remote: bool) -> str:
+    return f"{user}{KEY_MARK}{'http' if remote else 'token'}"
+
+
 def _name(user: str) -> str:
     """Return the user's name, also for the key of a grant."""
     return user.partition(KEY_MARK)[0]
@@ -307,6 +328,9 @@ def _name(user: str) -> str:
 
 def _nothing(name: str) -> bool:
     return False
+
+
+def _ignored(vhost: str) -> None: ...
 
 
 def _expanded(pattern: str, permission: TopicPermission) -> str:

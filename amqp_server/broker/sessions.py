@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from amqp_server.broker.vhost import VHost
 
 
-#: Kinds of counts: connections per user, connections per vhost, channels per user.
+#: Kinds of counts: connections per user, connections per vhost, channels per user. A user is an identity.
 OF_USER, IN_VHOST, CHANNELS_OF = range(3)
 
 #: Counts by kind and by name of the user or the vhost.
@@ -21,6 +21,7 @@ Counts = dict[tuple[int, str], int]
 class Client(Protocol):
     name: str
     username: str
+    identity: str
 
 
 class BrokerSession(Protocol):
@@ -74,7 +75,7 @@ class Sessions:
 
     def opened(self, session: BrokerSession) -> None:
         """A client has opened a vhost."""
-        user, vhost = session.client.username, session.vhost
+        user, vhost = session.client.identity, session.vhost
         if vhost is not None:
             self._opened[session.number] = user, vhost.name
             self._count(OF_USER, user, 1)

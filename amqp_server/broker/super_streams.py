@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from amqp_server.broker import room, weights
 from amqp_server.broker.arguments import QueueArguments
 from amqp_server.broker.operations import DeclareSuperStream
 from amqp_server.broker.queue_types import STREAM, not_replicated
 from amqp_server.broker.records import BindingRecord, ExchangeRecord, QueueRecord, encoded
-from amqp_server.errors import NotFound, NotImplemented_, PreconditionFailed, ResourceError
+from amqp_server.errors import NotFound, NotImplemented_, PreconditionFailed
 from amqp_server.wire import tables
 from amqp_server.wire.frames import SHORT_STRING_MAX
 from exchanges.field import erlang_term, type_name
@@ -163,11 +164,8 @@ def _operation(
     taken = first_taken(vhost, name, numbers)
     if taken is not None:
         raise PreconditionFailed(taken)
-    vhost.check_queue(told, len(numbers))
-    if broker.counts.bindings + len(numbers) > broker.config.bindings_max:
-        raise ResourceError(
-            f"there are {broker.counts.bindings} bindings, {len(numbers)} more are not allowed (bindings_max)"
-        )
+    room.check(room.super_stream_refused(vhost, name, room.room_of(vhost), len(numbers)))
+    broker.check_declared(len(numbers) * (weights.of_queue(told) + weights.of_binding("", {ORDER: 0})))
     table = tables.encode(told)
     placed = broker.hosts.place_all(parsed, len(numbers))
     records = tuple(
@@ -185,7 +183,7 @@ def _operation(
         )
         for number, members in zip(numbers, placed, strict=True)
     )
-    return DeclareSuperStream(exchange, numbers.start, records)
+    return DeclareSuperStream(exchange, numbers.start, records, room.told_room(vhost))
 
 
 def first_taken(vhost: VHost, name: str, numbers: range) -> str | None:

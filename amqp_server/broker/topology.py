@@ -1,7 +1,8 @@
 """The topology as a state machine: vhosts, exchanges, queues, bindings, users and permissions.
 
 Every node applies the same operations in the same order and so gets the same records. Side effects on hosts
-of queues and on clients of this node change no record. The proposer checks limits.
+of queues and on clients of this node change no record. The proposer checks limits; those of declarations are
+checked again here, see room.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from amqp_server.broker import operations, super_streams
+from amqp_server.broker import operations, room, super_streams
 from amqp_server.broker.event_headers import of_parameter
 from amqp_server.broker.metadata import Metadata, decode, encode
 from amqp_server.broker.operations import Operation
@@ -28,6 +29,7 @@ from amqp_server.broker.topology_snapshot import (
     decoded,
 )
 from amqp_server.broker.users import last_administrator
+from amqp_server.broker.vhost import binding_of
 from exchanges.router import InvalidArgument, UnknownExchangeType
 from quorum_queue.boundary import Fatal
 from quorum_queue.machine import versions
@@ -226,7 +228,7 @@ class Topology:
         broker.access.users.delete(name)
         self._tell("user.deleted", name=name)
         for session in broker.sessions:
-            if session.client.username == name:
+            if session.client.identity == name:
                 session.force_close(f"user '{name}' is deleted")
         return Result(True)
 
@@ -281,8 +283,13 @@ class Topology:
         vhost = self._vhost(operation.record.vhost)
         if vhost is None:
             return Result(False)
+        record = operation.record
+        if operation.room is not None and vhost.router.get(record.name) is None:
+            refused = room.exchanges_refused(vhost, record.name, operation.room)
+            if refused is not None:
+                return Result(False, refused)
         try:
-            return Result(vhost.put_exchange(operation.record))
+            return Result(vhost.put_exchange(record))
         except (InvalidArgument, UnknownExchangeType) as error:
             return Result(False, str(error))
 
@@ -305,6 +312,10 @@ class Topology:
         taken = super_streams.first_taken(vhost, name, numbers)
         if taken is not None:
             return Result(False, taken)
+        if operation.room is not None:
+            refused = room.super_stream_refused(vhost, name, operation.room, len(partitions))
+            if refused is not None:
+                return Result(False, refused)
         try:
             vhost.put_exchange(exchange)
         except (InvalidArgument, UnknownExchangeType) as error:
@@ -326,6 +337,10 @@ class Topology:
             return Result(
                 False, f"{super_streams.place_of(vhost, operation.record.source)} is a super stream"
             )
+        if operation.room is not None and not vhost.router.has(binding_of(operation.record)):
+            refused = room.bindings_refused(vhost, operation.record.source, operation.room)
+            if refused is not None:
+                return Result(False, refused)
         try:
             return Result(vhost.put_binding(operation.record))
         except InvalidArgument as error:
@@ -348,7 +363,13 @@ class Topology:
     def _declare_queue(self, index: int, operation: operations.DeclareQueue) -> Result:
         record = msgspec.structs.replace(operation.record, queue_id=index)
         vhost = self._vhost(record.vhost)
-        return Result(vhost is not None and vhost.put_queue(record))
+        if vhost is None:
+            return Result(False)
+        if operation.room is not None and record.name not in vhost.queues:
+            refused = room.queues_refused(vhost, record.name, operation.room)
+            if refused is not None:
+                return Result(False, refused)
+        return Result(vhost.put_queue(record))
 
     def _queue(self, vhost_name: str, name: str, queue_id: int) -> Queue | None:
         vhost = self._vhost(vhost_name)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from amqp_server.broker import weights
+from amqp_server.broker import room, weights
 from amqp_server.broker.arguments import QueueArguments, parse_queue_arguments
 from amqp_server.broker.event_headers import of_binding, of_exchange, of_queue
 from amqp_server.broker.metadata import encode
@@ -34,7 +34,7 @@ from amqp_server.broker.records import (
 )
 from amqp_server.broker.super_streams import has_partitions, partitions_of
 from amqp_server.broker.traffic import Traffic
-from amqp_server.errors import PreconditionFailed, ResourceError
+from amqp_server.errors import PreconditionFailed
 from amqp_server.wire import tables
 from amqp_server.wire.content import Properties
 from amqp_server.wire.frames import SHORT_STRING_MAX
@@ -114,14 +114,10 @@ class VHost:
 
     # -- exchanges -------------------------------------------------------------------------------------------
 
-    def check_exchange(self, arguments: Mapping[str, object]) -> None:
-        """Check that one more exchange is allowed. Raises ResourceError."""
-        broker = self.broker
-        broker.check_declared(weights.of_exchange(arguments))
-        if broker.counts.exchanges >= broker.config.exchanges_max:
-            raise ResourceError(
-                f"there are {broker.counts.exchanges} exchanges, no more are allowed (exchanges_max)"
-            )
+    def check_exchange(self, name: str, arguments: Mapping[str, object]) -> None:
+        """Check that one more exchange is allowed. Raises PreconditionFailed, ResourceError."""
+        room.check(room.exchanges_refused(self, name, room.room_of(self)))
+        self.broker.check_declared(weights.of_exchange(arguments))
 
     def put_exchange(self, record: ExchangeRecord) -> bool:
         """Make an exchange; return whether it is new. Raises UnknownExchangeType, InvalidArgument."""
@@ -226,12 +222,9 @@ class VHost:
     # -- bindings --------------------------------------------------------------------------------------------
 
     def check_binding(self, binding: Binding) -> None:
-        """Check a new binding. Raises InvalidArgument, ResourceError."""
+        """Check a new binding. Raises InvalidArgument, PreconditionFailed, ResourceError."""
         broker = self.broker
-        if broker.counts.bindings >= broker.config.bindings_max:
-            raise ResourceError(
-                f"there are {broker.counts.bindings} bindings, no more are allowed (bindings_max)"
-            )
+        room.check(room.bindings_refused(self, binding.source, room.room_of(self)))
         broker.check_declared(weights.of_binding(binding.routing_key, binding.arguments))
         source = self.router.get(binding.source)
         if source is not None and source.type == "topic":
@@ -360,15 +353,9 @@ class VHost:
             default_type=default_type,
         )
 
-    def check_queue(self, arguments: Mapping[str, object], count: int = 1) -> None:
-        """Check that `count` more queues are allowed. Raises ResourceError."""
-        broker = self.broker
-        broker.check_declared(count * weights.of_queue(arguments))
-        if broker.counts.queues + count > broker.config.queues_max:
-            more = "no" if count == 1 else f"{count}"
-            raise ResourceError(
-                f"there are {broker.counts.queues} queues, {more} more are {'' if count == 1 else 'not '}allowed (queues_max)"
-            )
+    def check_queue(self, name: str) -> None:
+        """Check that one more queue is allowed. Raises PreconditionFailed."""
+        room.check(room.queues_refused(self, name, room.room_of(self)))
 
     def put_queue(self, record: QueueRecord, *, unknown: bool = True, of_many: bool = False) -> bool:
         """Make a queue; return whether it is new. `unknown`: this node has never had it.
@@ -485,6 +472,10 @@ class VHost:
         groups = self._groups_over.get(name, _NO_GROUPS)
         if groups:
             self.broker.background.changed_streams.tell(groups.values())
+
+    def is_read_by_groups(self, name: str) -> bool:
+        """True if consumer groups read the stream or the exchange of this name."""
+        return name in self._groups_over
 
     def _make_host(self, queue: Queue, machine: Machine | None) -> None:
         queue.host = self.broker.hosts.make(queue, machine)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pamqp import commands
 
-from amqp_server.broker import weights
+from amqp_server.broker import group_members, weights
 from amqp_server.broker.queue import Queue
 from amqp_server.broker.reply import PSEUDO_QUEUE, ReplyHost
 from amqp_server.broker.traffic import Traffic
@@ -68,8 +68,7 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
     channel.broker.access.permissions.check(
         connection.client.access, channel.vhost.name, "queue", name, "read"
     )
-    if len(channel.subscriptions) >= connection.config.consumers_per_channel_max:
-        raise NotAllowed(f"{len(channel.subscriptions)} consumers on this channel, no more are allowed")
+    _check_count(channel)
     queue = channel.vhost.queues.get(name)
     if queue is None:
         raise NotFound(f"no queue '{name}' in vhost '{channel.vhost.name}'")
@@ -81,6 +80,7 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
         _check_stream_consumer(channel, method, queue, arguments)
     elif queue.type.is_group:
         _check_member(method, queue, arguments)
+        group_members.check(queue, connection.client.access)
     priority = _consumer_priority(channel, queue.name, arguments)
     if "x-stream-offset" in arguments and not queue.type.is_stream:
         raise PreconditionFailed(
@@ -117,7 +117,7 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
 
     def begin(done: Callable[[str | None], None]) -> None:
         def attached(refused: str | None) -> None:
-            if refused is None and not channel.closed:
+            if refused is None and not channel.closed and not subscription.revoked:
                 subscription.attached = True
                 connection.consumer_event(subscription, created=True)
                 if not method.nowait:
@@ -128,6 +128,10 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
         queue.host.attach(consumer, attached)
 
     def attached(refused: str | None) -> None:
+        if subscription.revoked:
+            # Its permission ended while it was being attached.
+            queue.host.submit(("detach", subscription.key, True))
+            raise AccessRefused(subscription.revoked)
         if refused is not None:
             channel.forget(subscription)
             if refused == EXCLUSIVE:
@@ -135,6 +139,13 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
             raise Unavailable(refused)
 
     connection.after(begin, attached)
+
+
+def _check_count(channel: Channel) -> None:
+    """Check that the channel may have another consumer; that of direct replies counts. Raises NotAllowed."""
+    most = channel.connection.config.consumers_per_channel_max
+    if len(channel.subscriptions) + (channel.reply_host is not None) >= most:
+        raise NotAllowed(f"reached maximum ({most}) of consumers per channel")
 
 
 def _check_stream_consumer(
@@ -194,6 +205,7 @@ def _consume_replies(channel: Channel, method: commands.Basic.Consume, tag: str)
         raise PreconditionFailed("reply consumer cannot acknowledge")
     if tag in channel.subscriptions:
         raise NotAllowed(f"attempt to reuse consumer tag '{tag}'")
+    _check_count(channel)
     replies = _Replies(channel, tag)
     channel.reply_host = ReplyHost(channel.broker.turn, replies, channel.broker.replication.node)
     channel.reply_tag = tag
@@ -250,6 +262,8 @@ def get(channel: Channel, method: commands.Basic.Get) -> None:
     getter = channel.getters.get((queue, no_ack))
     if getter is None:
         getter = channel.getters[queue, no_ack] = Getter(channel, queue, no_ack=no_ack)
+    if queue.type.is_group:
+        _check_getter(channel, queue, getter)
     consumer = Consumer(getter.key, no_ack=no_ack, sink=getter)
     # A getter is forgotten while it holds nothing. A new one continues its numbers, so that ids never repeat.
     consumer.next_id = channel.next_tag
@@ -265,6 +279,16 @@ def get(channel: Channel, method: commands.Basic.Get) -> None:
             _send_got(channel, got.run, getter.take(got), queue.host.ready_count)
 
     channel.connection.after(lambda done: queue.host.get(consumer, done), got)
+
+
+def _check_getter(channel: Channel, queue: Queue, getter: Getter) -> None:
+    """Check that a client may get messages of a group, unless nothing has changed since the last time. Raises
+    AccessRefused.
+    """
+    client, generation = channel.connection.client, channel.broker.generation
+    if getter.checked != generation or client.access != client.username:
+        group_members.check(queue, client.access)
+        getter.checked = generation
 
 
 def _send_got(channel: Channel, run: Run, tag: int, ready: int) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pamqp import base, commands
 
-from amqp_server.broker import weights
+from amqp_server.broker import group_members, weights
 from amqp_server.broker.queue import Queue
 from amqp_server.broker.reply import ReplyHost
 from amqp_server.broker.traffic import Traffic
@@ -20,7 +20,7 @@ from amqp_server.channel.subscription import Getter, Subscription
 from amqp_server.channel.tx import WHOLE_BYTES_MAX, LargeEnd, Transaction
 from amqp_server.channel.unacked import Piece, Unacked, UnknownTag, by_holder
 from amqp_server.channel.window import ChannelWindow
-from amqp_server.errors import PreconditionFailed
+from amqp_server.errors import AccessRefused, PreconditionFailed
 from amqp_server.wire.frames import OVERHEAD, method_frame
 from amqp_server.wire.intake import PublishRoute, Segment
 
@@ -368,6 +368,24 @@ class Channel:
     def forget(self, subscription: Subscription) -> None:
         self.drop(subscription)
         subscription.queue.subscriptions.pop(subscription.key, None)
+
+    def check_consumers(self) -> None:
+        """The client has other permissions: cancel the consumers that it may no longer have, as RabbitMQ 4.3
+        does. Deliveries that they hold stay unacked, but those of a group return to it.
+        """
+        permissions, access = self.broker.access.permissions, self.connection.client.access
+        for subscription in list(self.subscriptions.values()):
+            queue = subscription.queue
+            try:
+                permissions.check(access, self.vhost.name, "queue", queue.name, "read")
+                if queue.type.is_group:
+                    group_members.check(queue, access)
+            except AccessRefused as refused:
+                subscription.revoked = refused.text
+                self.forget(subscription)
+                queue.host.submit(("detach", subscription.key, queue.type.is_group))
+                if subscription.attached and self.connection.client.can("consumer_cancel_notify"):
+                    self.cancelled_by_broker(subscription)
 
     def cancelled_by_broker(self, subscription: Subscription) -> None:
         """Tell the client that a consumer is gone; a client that waits for delete-ok hears it afterwards."""

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 from pamqp import base, commands
 
 from amqp_server.broker.arguments import Declaration, equivalence_error
-from amqp_server.broker.consumer_groups import refuse_publish
+from amqp_server.broker.consumer_groups import feeds_groups, refuse_publish
 from amqp_server.broker.operations import Bind, DeclareExchange, DeleteExchange, Operation, Unbind
 from amqp_server.broker.queue import Queue
 from amqp_server.broker.records import ExchangeRecord, encoded
+from amqp_server.broker.room import told_room
 from amqp_server.broker.super_streams import (
     COMPARED,
     PARTITIONS,
@@ -127,7 +128,7 @@ def _declare(channel: Channel, method: commands.Exchange.Declare, name: str) -> 
     if isinstance(alternate, str):
         permissions.check(user, vhost.name, "exchange", name, "read")
         permissions.check(user, vhost.name, "exchange", alternate, "write")
-    vhost.check_exchange(arguments)
+    vhost.check_exchange(name, arguments)
     replication = channel.broker.replication
     record = ExchangeRecord(
         vhost.name,
@@ -147,7 +148,7 @@ def _declare(channel: Channel, method: commands.Exchange.Declare, name: str) -> 
         _check_equivalent(channel, name, received)
         _declared(channel, method)
 
-    operation: Operation = DeclareExchange(record)
+    operation: Operation = DeclareExchange(record, told_room(vhost))
     if method.exchange_type == SUPER_STREAM:
         check_known(vhost, name)
     if method.exchange_type == SUPER_STREAM and PARTITIONS in arguments:
@@ -257,6 +258,8 @@ def change_binding(channel: Channel, binding: Binding, answer: base.Frame | None
         key = binding.routing_key
         permissions.check_topic(connection.client.access, vhost.name, binding.source, key, "read")
     _check_ends(channel, binding, add=add)
+    if add and feeds_groups(vhost, binding.source, binding.kind, binding.destination):
+        permissions.check(connection.client.access, vhost.name, "queue", binding.destination, "read")
     if has_partitions(vhost.router.get(binding.source)):
         raise PreconditionFailed(
             f"exchange '{binding.source}' in vhost '{vhost.name}' is a super stream that was declared with "
@@ -284,7 +287,7 @@ def change_binding(channel: Channel, binding: Binding, answer: base.Frame | None
             vhost.check_binding(binding)
         except InvalidArgument as invalid:
             raise PreconditionFailed(str(invalid)) from None
-        connection.propose(Bind(vhost.binding_record(binding)), applied)
+        connection.propose(Bind(vhost.binding_record(binding), told_room(vhost)), applied)
     else:
         connection.propose(Unbind(vhost.binding_record(binding)), applied)
 

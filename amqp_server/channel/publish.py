@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pamqp import commands
 
+from amqp_server.broker.answers import AnswerAwaited
 from amqp_server.broker.arguments import TIME_MS_MAX
 from amqp_server.broker.consumer_groups import refuse_publish
 from amqp_server.broker.dead_letter import carbon_copies, parse_head
@@ -206,7 +207,7 @@ def slow_segment(channel: Channel, assembly: Assembly) -> Segment:
     """Make a segment of one message that was assembled frame by frame.
 
     Raises PreconditionFailed for a bad user-id, expiration, CC, BCC or x-confirm, FrameError for malformed
-    properties.
+    properties, AccessRefused and AnswerAwaited for keys in CC and BCC.
     """
     connection, vhost = channel.connection, channel.vhost
     username, frame_max = connection.client.username, connection.limits.frame_max
@@ -224,6 +225,8 @@ def slow_segment(channel: Channel, assembly: Assembly) -> Segment:
     ttl_ms = expiration_ms(properties.text("expiration"))
     headers = properties.headers
     copies = _copies(headers)
+    if copies and route.counted is not None and route.counted.type == "topic":
+        _check_topics(channel, route.exchange, copies)
     level = _confirm_level(channel, properties)
     changed = _change(channel, properties, headers)
     if copies:
@@ -326,6 +329,21 @@ def _copies(headers: dict[str, object] | None) -> list[str]:
             kind = tables.type_name(headers[name])
             raise PreconditionFailed(f'invalid message: {{unacceptable_type_in_header,"{name}",{kind}}}')
     return carbon_copies(headers, "CC") + carbon_copies(headers, "BCC")
+
+
+def _check_topics(channel: Channel, exchange: str, keys: list[str]) -> None:
+    """Check the keys in CC and BCC like the routing key, as RabbitMQ does from 4.0 on. Raises AccessRefused,
+    AnswerAwaited.
+    """
+    permissions, access = channel.broker.access.permissions, channel.connection.client.access
+    awaited: list[AnswerAwaited] = []
+    for key in keys:
+        try:
+            permissions.check_topic(access, channel.vhost.name, exchange, key, "write")
+        except AnswerAwaited as question:
+            awaited.append(question)
+    if awaited:
+        raise awaited[0].with_(awaited[1:])
 
 
 def publish(segment: Segment, transaction: Transaction | None = None) -> Sequence[Recipient]:

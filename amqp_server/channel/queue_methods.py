@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 from pamqp import base, commands
 
-from amqp_server.broker import consumer_groups
+from amqp_server.broker import consumer_groups, weights
 from amqp_server.broker.arguments import Declaration, equivalence_error
 from amqp_server.broker.operations import DeclareQueue, DeleteQueue
 from amqp_server.broker.queue import Queue
 from amqp_server.broker.queue_types import not_replicated
 from amqp_server.broker.records import QueueRecord, encoded
 from amqp_server.broker.reply import PSEUDO_QUEUE
+from amqp_server.broker.room import told_room
 from amqp_server.broker.super_streams import super_stream_of
 from amqp_server.channel.exchange_methods import (
     argument_types,
@@ -210,7 +211,7 @@ def _declare(channel: Channel, method: commands.Queue.Declare) -> None:
     if name in vhost.queues:
         declared()
         return
-    broker.runtime.limits.check_queue(vhost.name, name, len(vhost.queues))
+    vhost.check_queue(name)
     parsed = vhost.check_arguments(
         name,
         arguments,
@@ -228,7 +229,7 @@ def _declare(channel: Channel, method: commands.Queue.Declare) -> None:
     if parsed.type.is_group:
         for stream in consumer_groups.check(vhost, name, parsed):
             permissions.check(connection.client.access, vhost.name, "queue", stream.name, "read")
-    vhost.check_queue(arguments)
+    broker.check_declared(weights.of_queue(arguments))
     replication = broker.replication
     if parsed.type.is_stream and not replication.has_streams:
         raise NotImplemented_(
@@ -266,7 +267,7 @@ def _declare(channel: Channel, method: commands.Queue.Declare) -> None:
         declared()
 
     channel.generated_name = ""
-    connection.propose(DeclareQueue(record), applied)
+    connection.propose(DeclareQueue(record, told_room(vhost)), applied)
 
 
 def _existing(channel: Channel, name: str) -> Queue:

@@ -36,6 +36,7 @@ class Subscription:
         "no_ack",
         "prefetch",
         "queue",
+        "revoked",
         "start",
         "tag",
         "template",
@@ -53,6 +54,8 @@ class Subscription:
         self.exclusive = exclusive
         self.prefetch = prefetch
         self.traffic = queue.counted()
+        #: Text of the refusal if the client may not consume any more; then it gets no further message.
+        self.revoked = ""
         #: True if the queue has accepted the consumer and the client has consume-ok.
         self.attached = False
         self.arguments: dict[str, object] = {}
@@ -67,6 +70,11 @@ class Subscription:
     @property
     def user(self) -> str:
         return self.channel.connection.client.username
+
+    @property
+    def access(self) -> str:
+        """The key of the client's permissions."""
+        return self.channel.connection.client.access
 
     def deliver(self, consumer: Any, run: Run, first_id: int) -> None:
         """Tag the run, note it as unacked, and send it. See quorum_queue.ports.Sink."""
@@ -111,7 +119,8 @@ class Subscription:
     ) -> None:
         """Like `deliver`, for messages of a stream. See amqp_server.streams.host.Sink."""
         channel = self.channel
-        if channel.closed:
+        if channel.closed or self.revoked:
+            # Messages of a revoked consumer return when its queue hears of it.
             return
         tag = channel.next_tag
         channel.next_tag = tag + count
@@ -168,10 +177,12 @@ class Subscription:
 class Getter:
     """Holds the deliveries of `basic.get` on one queue of a channel."""
 
-    __slots__ = ("channel", "key", "no_ack", "queue", "traffic")
+    __slots__ = ("channel", "checked", "key", "no_ack", "queue", "traffic")
 
     def __init__(self, channel: Channel, queue: Queue, *, no_ack: bool) -> None:
         self.channel = channel
+        #: Generation of the topology and the permissions at the last check of a group's streams.
+        self.checked = -1
         self.queue = queue
         self.no_ack = no_ack
         self.traffic = queue.counted()

@@ -373,13 +373,13 @@ class Catalog:
         if isinstance(record, QueueRecord) and self._roster.version == versions.FIRST:
             # A node of the previous version would use its fixed number of producers.
             record = replace(record, deduplication_producers=DEDUPLICATION_PRODUCERS)
-            operation = DeclareQueue(record)
+            operation = DeclareQueue(record, operation.room)
         if self._roster.nodes.get(record.node) == "":
             return Result(False, f"node '{record.node}' is about to leave the cluster")
         if isinstance(record, ExchangeRecord) or not record.members:
             return operation
         placed = self._placed(record)
-        return placed if isinstance(placed, Result) else DeclareQueue(placed)
+        return placed if isinstance(placed, Result) else DeclareQueue(placed, operation.room)
 
     def _admissible_partitions(self, operation: DeclareSuperStream) -> DeclareSuperStream | Result:
         """Place all partitions or none."""

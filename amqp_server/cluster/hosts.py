@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from amqp_server.broker import consumer_groups
 from amqp_server.broker.arguments import QueueArguments
+from amqp_server.broker.group_members import GroupStreams
 from amqp_server.broker.hosts import LocalHosts, limits_of
 from amqp_server.broker.metadata import Metadata
 from amqp_server.broker.queue import Queue
@@ -240,7 +241,7 @@ class ClusterHosts:
             consumer_groups.options_of(queue),
             queue.settings,
             groups.replicas,
-            streams=lambda: consumer_groups.streams_of(queue.vhost, queue.parsed.stream),
+            streams=GroupStreams(queue),
             has_heard_of=lambda queue_id: index_of(queue_id) <= groups.replicas.unopened.topology_index,
         )
         groups.open(host, queue, late=late)

@@ -23,6 +23,7 @@ class Client:
         "expires_at_ms",
         "given_name",
         "grant",
+        "identity",
         "mechanism",
         "name",
         "peer",
@@ -47,6 +48,8 @@ class Client:
         self.acting = ""
         #: The key of its permissions: the user's name, or the key of a token's grant.
         self.access = ""
+        #: Who it is: another one than the user of the same name from elsewhere; see Permissions.identity.
+        self.identity = ""
         #: The grant of its token or of the HTTP backend; None for a user of this broker.
         self.grant: Grant | RemoteGrant | None = None
         #: When its token expires, by the wall clock; 0 means never.

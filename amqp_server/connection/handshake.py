@@ -132,7 +132,8 @@ def open_vhost(session: Session, method: commands.Connection.Open) -> None:
     """Open a vhost. Raises NotAllowed if it does not exist or if the user may not open it."""
     broker = session.broker
     broker.vhost_records.check_open(method.virtual_host)
-    broker.runtime.limits.check_connection(session.client.username, method.virtual_host)
+    client = session.client
+    broker.runtime.limits.check_connection(client.username, client.identity, method.virtual_host)
     broker.access.permissions.check_open(session.client.access, method.virtual_host)
     session.vhost = broker.vhost(method.virtual_host)
     broker.sessions.opened(session)

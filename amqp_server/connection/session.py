@@ -145,7 +145,9 @@ class Session:
         `access` is the key of another user's grant, if not the user's own permissions apply.
         """
         session = cls(broker, outbox, edge, peer, name)
-        session.client.username, session.client.access = user, access or user
+        client = session.client
+        client.username, client.access = user, access or user
+        client.identity = broker.access.permissions.identity(client.access)
         session.vhost = vhost
         session.tuned(frame_max, channel_max, 0)
         session.state = State.RUNNING
@@ -315,13 +317,14 @@ class Session:
             )
         if self.broker.counts.channels >= self.config.channels_max:
             raise NotAllowed(
-                f"{self.broker.counts.channels} channels are open, no more are allowed (channels_max)"
+                f"number of channels opened on node '{self.config.node}' has reached the maximum allowed limit of "
+                f"({self.config.channels_max})"
             )
         assert self.vhost is not None
-        self.broker.runtime.limits.check_channel(self.client.username)
+        self.broker.runtime.limits.check_channel(self.client.username, self.client.identity)
         self.channels[number] = channel = Channel(self, self.vhost, number)
         self.broker.counts.channels += 1
-        self.broker.sessions.channel_opened(self.client.username)
+        self.broker.sessions.channel_opened(self.client.identity)
         self.broker.counts.ended.channels_created += 1
         events.channel_opened(self, channel)
         channel.send(methods.make(commands.Channel.OpenOk))
@@ -329,7 +332,7 @@ class Session:
     def _drop_channel(self, channel: Channel) -> None:
         if self.channels.pop(channel.number, None) is not None:
             self.broker.counts.channels -= 1
-            self.broker.sessions.channel_gone(self.client.username)
+            self.broker.sessions.channel_gone(self.client.identity)
             events.channel_closed(self, channel)
         self._handling = None
         self.incoming.drop_channel(channel)
@@ -542,6 +545,7 @@ class Session:
             self.client.access = self.client.trusted_as
         if token is not None:
             self._take(token)
+        self.client.identity = self.broker.access.permissions.identity(self.client.access)
         self.state = State.TUNING
         handshake.tune(self)
         self.incoming.go_on()
@@ -574,6 +578,8 @@ class Session:
             return
         self._take(token)
         log.secret_updated(self)
+        for channel in list(self.channels.values()):
+            channel.check_consumers()
         self.send(commands.Connection.UpdateSecretOk())
 
     def check_grant(self, now_ms: int) -> None:

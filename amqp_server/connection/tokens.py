@@ -34,6 +34,8 @@ logger = logging.getLogger("mqd.connection")
 
 #: Algorithms with public keys. Tokens signed with a shared secret are not accepted.
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
+#: The end of the year 9999, in seconds since 1970. A token that is valid for longer is valid until then.
+LATEST_S = 253_402_300_799
 DISCOVERY = "/.well-known/openid-configuration"
 
 
@@ -255,7 +257,22 @@ def token_of(claims: Mapping[str, Any], config: Config) -> Token:
                 found[scope[len(prefix) :]] = None
     if len(found) > SCOPES_MAX:
         raise TokenRefused(f"it has more than {SCOPES_MAX} scopes")
-    return Token(name, tuple(found), float(claims["exp"]) + config.oauth_leeway_s)
+    expires_at_s = _seconds(claims, "exp")
+    if "nbf" in claims:
+        # The library has compared it, but takes texts and switches for numbers.
+        _seconds(claims, "nbf")
+    return Token(name, tuple(found), expires_at_s + config.oauth_leeway_s)
+
+
+def _seconds(claims: Mapping[str, Any], claim: str) -> float:
+    """Return a time in seconds from 1970 to LATEST_S: JSON has numbers of any size. Raises
+    TokenRefused.
+    """
+    told = claims[claim]
+    if isinstance(told, bool) or not isinstance(told, int | float):
+        raise TokenRefused(f"it is malformed: '{claim}' is no number")
+    # NaN and infinity are refused before: they are no whole numbers.
+    return float(max(0, min(told, LATEST_S)))
 
 
 async def fetch_keys(config: Config) -> dict[str, Any]:

@@ -88,6 +88,8 @@ async def post_binding(call: Call) -> Answer:
     source, type_, destination = _ends(call)
     _require_ends(call, vhost)
     _require_topic(call, vhost, asked.routing_key)
+    if call.broker.bindings.feeds_groups(vhost, source, type_, destination):
+        call.require(vhost, "queue", destination, "read")
     await call.broker.bindings.add(
         vhost,
         BindingView(

@@ -9,7 +9,7 @@ import msgspec
 import trio
 
 from amqp_server.broker.answers import AnswerAwaited
-from amqp_server.broker.permissions import Access, Kind
+from amqp_server.broker.permissions import Access, Kind, identity_of
 from amqp_server.broker.users import ADMINISTRATOR, MANAGEMENT, MONITORING, POLICYMAKER, User
 from amqp_server.broker.vhosts import VhostRecord
 from amqp_server.errors import AMQPError
@@ -79,6 +79,8 @@ class Call:
         if scopes is not None:
             grant = broker.permissions.grant_of(user.name, scopes)
             self.access = broker.permissions.add_grant(user.name, grant)
+        #: Who asks; see permissions.identity_of.
+        self.identity = identity_of(user.name, scopes)
         self.path = path
         self.query = query
         self.body = body

@@ -29,8 +29,8 @@ def visible_channels(call: Call) -> Iterator[ChannelView]:
 
 
 def _whose(call: Call) -> str | None:
-    """Return the only user whose connections may be seen; None: all of them."""
-    return None if call.may(MONITORING) else call.user.name
+    """Return the identity of the only user whose connections may be seen; None: all of them."""
+    return None if call.may(MONITORING) else call.identity
 
 
 def _shown(connection: ConnectionView) -> dict[str, Any]:
@@ -93,10 +93,7 @@ async def _elsewhere(call: Call) -> Any:
 
 def _connection(call: Call) -> ConnectionView | None:
     """Return the path's connection, None if this node has none that the user may see."""
-    found = call.broker.connections.find(call.path["name"], call.stats)
-    if found is None or (not call.may(MONITORING) and found.user != call.user.name):
-        return None
-    return found
+    return call.broker.connections.find(call.path["name"], call.stats, _whose(call))
 
 
 async def close_connection(call: Call) -> Answer:
@@ -105,19 +102,22 @@ async def close_connection(call: Call) -> Answer:
     if found is None:
         await _elsewhere(call)
         return NO_CONTENT
-    if found.user != call.user.name and not call.may(ADMINISTRATOR):
+    own = call.broker.connections.find(found.name, identity=call.identity) is not None
+    if not own and not call.may(ADMINISTRATOR):
         raise not_authorised("Not administrator user")
     call.broker.connections.close(found.name, _reason(call))
     return NO_CONTENT
 
 
 async def close_connections_of_user(call: Call) -> Answer:
-    name = call.path["user"]
-    if name != call.user.name and not call.may(ADMINISTRATOR):
+    """An administrator closes those of all users with this name, wherever they come from."""
+    name, administrates = call.path["user"], call.may(ADMINISTRATOR)
+    if name != call.user.name and not administrates:
         raise not_authorised("Not administrator user")
-    for each in list(call.broker.connections.views(name)):
+    for each in list(call.broker.connections.views(None if administrates else call.identity)):
         await call.slices.rest()
-        call.broker.connections.close(each.name, _reason(call))
+        if each.user == name:
+            call.broker.connections.close(each.name, _reason(call))
     await ask_others(call)
     return NO_CONTENT
 
@@ -152,8 +152,8 @@ async def channels_of_connection(call: Call) -> Any:
 
 async def channel(call: Call) -> Any:
     connection, _, _ = call.path["name"].rpartition(" (")
-    for each in call.broker.connections.channels_of(connection, call.stats):
-        if each.name == call.path["name"] and _whose(call) in (None, each.user):
+    for each in call.broker.connections.channels_of(connection, call.stats, _whose(call)):
+        if each.name == call.path["name"]:
             consumers = await consumer_rows(call, call.broker.consumers.of_channel(each.name))
             return channel_row(each) | {"consumer_details": consumers, "deliveries": [], "publishes": []}
     return await _elsewhere(call)

@@ -182,7 +182,7 @@ class Api:
             return
         try:
             caller = await self._caller(endpoint, request)
-            with self._slots.taken(caller.user.name), _protected(request):
+            with self._slots.taken(caller.identity), _protected(request):
                 await respond(await self._respond(endpoint, request, caller))
         except Refusal as refusal:
             # Sent without a slot: the refusal is small, and the client may read it slowly.

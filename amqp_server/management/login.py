@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from amqp_server.broker.grants import Grant
+from amqp_server.broker.permissions import identity_of
 from amqp_server.broker.users import MANAGEMENT, User
 from amqp_server.connection.password_checks import Outcome, source_of
 from amqp_server.connection.tokens import Tokens, is_token
@@ -32,6 +33,10 @@ class Caller(NamedTuple):
     scopes: tuple[str, ...] | None = None
     #: When that token expires, in seconds since 1970.
     expires_at_s: float = math.inf
+
+    @property
+    def identity(self) -> str:
+        return identity_of(self.user.name, self.scopes)
 
 
 class Login:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pamqp import base, commands
 
 from amqp_server.broker.broker import Broker
+from amqp_server.broker.consumer_groups import feeds_groups
 from amqp_server.broker.permissions import ITSELF
 from amqp_server.management.direct import Direct
 from amqp_server.management.managed_queues import ManagedQueues
@@ -40,6 +41,10 @@ class ManagedBindings:
             yield _default_binding(vhost, destination)
         for binding in topology.router.bindings(kind=kind, destination=destination):
             yield _binding(vhost, binding)
+
+    def feeds_groups(self, vhost: str, source: str, kind: DestinationKind, destination: str) -> bool:
+        """See broker.consumer_groups."""
+        return feeds_groups(self._broker.vhost(vhost), source, kind, destination)
 
     async def add(self, vhost: str, binding: BindingView) -> bool:
         return await self._change(vhost, binding, commands.Queue.Bind, commands.Exchange.Bind)

@@ -24,13 +24,13 @@ class ManagedConnections:
         self._broker = node.broker
         self._name = node.broker.config.node
 
-    def sessions(self, user: str | None = None) -> Iterator[Session]:
-        """Yield connections that are logged in, those of one user only if it is given."""
+    def sessions(self, identity: str | None = None) -> Iterator[Session]:
+        """Yield connections that are logged in, those of one user only if its identity is given."""
         states = (State.OPENING, State.RUNNING, State.CLOSING)
         for session in list(self._broker.sessions):
             if not isinstance(session, Session) or session.state not in states:
                 continue
-            if user is None or session.client.username == user:
+            if identity is None or session.client.identity == identity:
                 yield session
 
     @property
@@ -41,11 +41,13 @@ class ManagedConnections:
     def count(self) -> int:
         return len(self._broker.sessions)
 
-    def views(self, user: str | None = None, stats: Stats | None = None) -> Iterator[ConnectionView]:
-        return (self._connection(session, stats) for session in self.sessions(user))
+    def views(self, identity: str | None = None, stats: Stats | None = None) -> Iterator[ConnectionView]:
+        return (self._connection(session, stats) for session in self.sessions(identity))
 
-    def find(self, name: str, stats: Stats | None = None) -> ConnectionView | None:
-        found = (session for session in self.sessions() if session.client.name == name)
+    def find(
+        self, name: str, stats: Stats | None = None, identity: str | None = None
+    ) -> ConnectionView | None:
+        found = (session for session in self.sessions(identity) if session.client.name == name)
         session = next(found, None)
         return None if session is None else self._connection(session, stats)
 
@@ -93,9 +95,9 @@ class ManagedConnections:
             self._broker.turn.run(session.force_close, reason)
         return bool(found)
 
-    def clients(self, user: str | None = None) -> Iterator[list[Channel]]:
+    def clients(self, identity: str | None = None) -> Iterator[list[Channel]]:
         """Yield the channels of each connection, those of one user only if it is given."""
-        return (list(session.channels.values()) for session in self.sessions(user))
+        return (list(session.channels.values()) for session in self.sessions(identity))
 
     def ended_traffic(self) -> Traffic:
         """Return the counts of this node's closed channels, in separate counters."""
@@ -103,17 +105,19 @@ class ManagedConnections:
         total.add(self._broker.counts.ended.traffic)
         return total
 
-    def channels(self, user: str | None = None, stats: Stats | None = None) -> Iterator[ChannelView]:
+    def channels(self, identity: str | None = None, stats: Stats | None = None) -> Iterator[ChannelView]:
         return (
             self._channel(session, channel, stats)
-            for session in self.sessions(user)
+            for session in self.sessions(identity)
             for channel in list(session.channels.values())
         )
 
-    def channels_of(self, connection: str, stats: Stats | None = None) -> Iterator[ChannelView]:
+    def channels_of(
+        self, connection: str, stats: Stats | None = None, identity: str | None = None
+    ) -> Iterator[ChannelView]:
         return (
             self._channel(session, channel, stats)
-            for session in self.sessions()
+            for session in self.sessions(identity)
             if session.client.name == connection
             for channel in list(session.channels.values())
         )

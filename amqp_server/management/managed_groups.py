@@ -141,6 +141,11 @@ class ManagedGroups:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
+    def read_by(self, vhost: str, name: str) -> list[str]:
+        """Return the streams that the queue of this name reads; none unless it is a group."""
+        queue = self._broker.vhost(vhost).groups.get(name)
+        return [] if queue is None else self.streams_of(vhost, queue.parsed.stream)
+
     def streams_of(self, vhost: str, name: str) -> list[str]:
         """Return the names of the streams that a group over this one would read."""
         return [each.name for each in consumer_groups.streams_of(self._broker.vhost(vhost), name)]

@@ -114,10 +114,17 @@ class GetRequest(msgspec.Struct):
     truncate: int | None = None
 
 
+def _require_read(call: Call, vhost: str, name: str) -> None:
+    """Refuse unless the user may read the queue, and the streams that it reads as a group."""
+    call.require_own(vhost, "queue", name, "read")
+    for each in call.broker.groups.read_by(vhost, name):
+        call.require_own(vhost, "queue", each, "read")
+
+
 async def get(call: Call) -> Any:
     vhost, name = call.own_vhost(), call.path["name"]
     asked = call.read(GetRequest)
-    call.require_own(vhost, "queue", name, "read")
+    _require_read(call, vhost, name)
     if not call.broker.queues.has(vhost, name):
         raise Refusal(404, "not_found", f"NOT_FOUND - no queue '{name}' in vhost '{vhost}'")
     if not 1 <= asked.count <= COUNT_MAX:
@@ -165,7 +172,7 @@ async def read(call: Call) -> Any:
     """Return messages of a stream, which does not change."""
     vhost, name = call.own_vhost(), call.path["name"]
     asked = call.read(ReadRequest)
-    call.require_own(vhost, "queue", name, "read")
+    _require_read(call, vhost, name)
     if not 1 <= asked.count <= COUNT_MAX:
         raise bad_request(f"count must be 1 to {COUNT_MAX}")
     if asked.truncate is not None and asked.truncate < 0:
@@ -203,7 +210,7 @@ async def move(call: Call) -> Any:
     asked = call.read(MoveRequest)
     # The user needs the same permissions as a client that consumes from the queue and publishes by the
     # default exchange.
-    call.require_own(vhost, "queue", name, "read")
+    _require_read(call, vhost, name)
     call.require_own(vhost, "exchange", "", "write")
     queue = call.broker.queues.find(vhost, name)
     if queue is None:

@@ -115,7 +115,7 @@ async def _look_at_clients(call: Call) -> tuple[int, int, Traffic]:
     """
     channels = connections = 0
     traffic = call.broker.connections.ended_traffic()
-    for opened in call.broker.connections.clients(None if call.may(MONITORING) else call.user.name):
+    for opened in call.broker.connections.clients(None if call.may(MONITORING) else call.identity):
         await call.slices.rest()
         connections += 1
         channels += len(opened)

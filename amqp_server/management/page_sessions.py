@@ -33,10 +33,21 @@ class SessionLimits(NamedTuple):
 
 
 class PageSession:
-    __slots__ = ("bytes", "csrf", "ends", "expires_at_s", "password_hash", "scopes", "used", "user")
+    __slots__ = (
+        "bytes",
+        "csrf",
+        "ends",
+        "expires_at_s",
+        "identity",
+        "password_hash",
+        "scopes",
+        "used",
+        "user",
+    )
 
     def __init__(self, caller: Caller, ends: float, now: float) -> None:
         self.user = caller.user.name
+        self.identity = caller.identity
         self.scopes = caller.scopes
         #: A new password ends the sessions that began with the old one.
         self.password_hash = caller.user.password_hash
@@ -75,8 +86,8 @@ class PageSessions:
         used one ends.
         """
         self._forget_ended()
-        limits, name = self._limits, caller.user.name
-        own = [key for key, session in self._sessions.items() if session.user == name]
+        limits, identity = self._limits, caller.identity
+        own = [key for key, session in self._sessions.items() if session.identity == identity]
         for key in own[: max(0, len(own) - limits.per_user_max + 1)]:
             self._drop(key)
         now = self._now()

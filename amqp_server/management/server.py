@@ -33,6 +33,7 @@ from amqp_server.connection.handshake_failures import is_hello
 from amqp_server.connection.proxy_protocol import BadProxyHeader, Proxies, ProxyHeader, plain_host
 from amqp_server.connection.proxy_reader import read_header
 from amqp_server.logs import LineLimit
+from amqp_server.management.heads import check_heads
 from amqp_server.management.slices import Slices
 
 log = logging.getLogger("mqd.management")
@@ -276,6 +277,8 @@ class Connection:
                 here,
                 self._handle,
             )
+            assert isinstance(self._protocol.connection, h11.Connection)
+            check_heads(self._protocol.connection)
             self._wait_for_request()
             await self._read()
 

@@ -14,6 +14,8 @@ from typing import Protocol
 #: Errors of a full disk.
 FULL = (errno.ENOSPC, errno.EDQUOT)
 #: Maximum number of buffers that the kernel takes in one call.
+#: No link is followed, and no FIFO waited for.
+_OWN = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 PARTS_MAX = 512
 #: The unit in which a disk can or cannot read.
 SECTOR_BYTES = 4096
@@ -74,7 +76,7 @@ class DiskFiles:
         return path.stat().st_size
 
     def read(self, path: Path, position: int, size: int) -> bytes:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        file = os.open(path, os.O_RDONLY | _OWN)
         try:
             return _read(file, position, size)
         except OSError as error:
@@ -85,7 +87,7 @@ class DiskFiles:
             os.close(file)
 
     def write(self, path: Path, position: int, parts: Sequence[bytes]) -> None:
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | _OWN, 0o600)
         try:
             for start in range(0, len(parts), PARTS_MAX):
                 some = parts[start : start + PARTS_MAX]
@@ -102,7 +104,7 @@ class DiskFiles:
             os.close(file)
 
     def sync(self, path: Path) -> None:
-        file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        file = os.open(path, os.O_RDWR | _OWN)
         try:
             os.fdatasync(file)
         finally:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import trio
 from outcome import Outcome, Value, capture
 
+from persistence.environment import STREAMS
 from persistence.errors import CommitFailed
 from persistence.reports import to_this_loop
 from persistence.streams.compaction import Throttle
@@ -25,8 +26,6 @@ from persistence.streams.log import StreamLog
 from persistence.streams.names import Keeper
 from persistence.worker import Worker
 
-#: The directory in the data directory, beside the journal.
-DIRECTORY = "streams"
 #: Pause between two tries to write on a full disk.
 RETRY_SECONDS = 1.0
 #: Time for reporting finished jobs before other tasks run.
@@ -70,7 +69,7 @@ class StreamStore:
     ) -> None:
         """`on_full` is called when the disk becomes full, and when it no longer is."""
         self._files = files or DiskFiles()
-        self._directory = data_directory / DIRECTORY
+        self._directory = data_directory / STREAMS
         self._readers_count = readers
         self._compaction_bytes_per_s = compaction_bytes_per_s
         self._compactor: Worker[_Job] | None = None

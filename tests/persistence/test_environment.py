@@ -2,8 +2,11 @@
 
 import fcntl
 import os
+import shutil
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -62,16 +65,85 @@ def test_an_unusable_directory_is_refused(tmp_path: Path) -> None:
         Environment.open(tmp_path / "file")
 
 
-@pytest.mark.parametrize("name", ["lock", "marks"])
-def test_a_link_in_the_directory_is_not_followed(tmp_path: Path, name: str) -> None:
-    """Otherwise a user who can make a link would choose a file for the node to overwrite."""
-    victim = tmp_path / "victim"
+def _to_file(place: Path, victim: Path) -> None:
+    place.symlink_to(victim)
+
+
+def _to_directory(place: Path, victim: Path) -> None:
+    place.symlink_to(victim.parent)
+
+
+def _to_nothing(place: Path, victim: Path) -> None:
+    place.symlink_to(victim.parent / "nothing")
+
+
+def _fifo(place: Path, victim: Path) -> None:
+    os.mkfifo(place)
+
+
+def _socket(place: Path, victim: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listening:
+        here = Path.cwd()
+        os.chdir(place.parent)
+        try:
+            # A path of a socket is short.
+            listening.bind(place.name)
+        finally:
+            os.chdir(here)
+
+
+FILES = ("lock", "marks", "main/data.mdb", "main/lock.mdb", "main/log", "main/ballast")
+DIRECTORIES = ("main", "spill", "streams", "streams/7")
+
+
+@pytest.mark.parametrize("made", [False, True], ids=["new", "made before"])
+@pytest.mark.parametrize("what", [_to_file, _to_directory, _to_nothing, _fifo, _socket])
+@pytest.mark.parametrize("name", [*FILES, *DIRECTORIES])
+def test_what_is_no_file_of_the_nodes_own_is_refused(
+    tmp_path: Path, name: str, what: Callable[[Path, Path], None], made: bool
+) -> None:
+    """Otherwise a user who can make a link would choose a file for the node to overwrite, or a directory to
+    delete; and the node would wait for the other end of a FIFO.
+    """
+    victim = tmp_path / "elsewhere" / "victim"
+    victim.parent.mkdir()
     victim.write_text("precious")
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / name).symlink_to(victim)
-    with pytest.raises(DataDirectoryUnusable, match=f"{name} in it is a symbolic link"):
+    data = tmp_path / "data"
+    if made:
+        open_environment(tmp_path).close()
+    (data / name).parent.mkdir(parents=True, exist_ok=True)
+    if (data / name).is_dir():
+        shutil.rmtree(data / name)
+    else:
+        (data / name).unlink(missing_ok=True)
+    what(data / name, victim)
+    before = sorted(victim.parent.iterdir())
+    found = {"_fifo": "a FIFO", "_socket": "a socket"}.get(what.__name__, "a symbolic link")
+    with pytest.raises(DataDirectoryUnusable, match=f"{name} in it is {found}, and no "):
         open_environment(tmp_path)
     assert victim.read_text() == "precious"
+    assert sorted(victim.parent.iterdir()) == before
+
+
+@pytest.mark.parametrize("name", [*FILES, *DIRECTORIES[:3]])
+def test_a_directory_instead_of_a_file_and_a_file_instead_of_a_directory(tmp_path: Path, name: str) -> None:
+    place = tmp_path / "data" / name
+    place.parent.mkdir(parents=True)
+    if name in FILES:
+        place.mkdir()
+    else:
+        place.write_text("")
+    with pytest.raises(
+        DataDirectoryUnusable, match=f"{name} in it is a (directory, and no file|file, and no)"
+    ):
+        open_environment(tmp_path)
+
+
+def test_a_data_directory_may_be_a_link_itself(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "data").symlink_to(tmp_path / "disk")
+    open_environment(tmp_path).close()
+    assert (tmp_path / "disk" / "main").is_dir()
 
 
 def test_a_directory_that_others_can_write_to_is_closed_to_them(

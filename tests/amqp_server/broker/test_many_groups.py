@@ -4,7 +4,7 @@ then, and no single turn does that for all of them.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import pytest
 
@@ -40,6 +40,9 @@ class GroupHost(QueueHost):
 
 
 class Group:
+    #: It has no members.
+    subscriptions: Final[dict[Any, Any]] = {}
+
     def __init__(self, turn: Turn) -> None:
         self.host = GroupHost(turn)
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import pika
 import pytest
-from pika.exceptions import AMQPError
+from pika.exceptions import AMQPError, ChannelClosedByBroker
 
 from amqp_server.mqctl.client import Failure
 from conformance_tests.patience import PATIENCE_S
@@ -379,3 +379,55 @@ def test_a_node_that_stood_alone_brings_its_groups(tmp_path_factory: pytest.Temp
             empty.equal(group, *NAMES)
     finally:
         empty.close()
+
+
+def test_a_member_may_not_read_what_is_bound_later(ring: Ring) -> None:
+    """The member is on another node than the client that binds, and than the one that changes permissions."""
+    arguments = {"x-super-stream": True}
+    order = {"x-stream-partition-order": 0}
+    ring.ask("PUT", "n1", "/api/users/low", {"password": "low", "tags": ""})
+    ring.ask(
+        "PUT", "n1", "/api/permissions/%2F/low", {"configure": "^low", "write": "^low", "read": "^(low|open)"}
+    )
+    login = pika.PlainCredentials("low", "low")
+    with ring.channel("n3") as owner, ring.connection("n2", credentials=login) as connection:
+        owner.exchange_declare("lowx", "direct", durable=True, arguments=arguments)
+        for name in ("open", "lows", "closed"):
+            owner.queue_declare(name, durable=True, arguments=STREAM)
+        owner.queue_bind("lows", "lowx", "0", arguments=order)
+        group = {"x-queue-type": "stream-group", "x-stream": "lowx", "x-stream-offset": "first"}
+        owner.queue_declare("lowg", durable=True, arguments=group)
+        for name in ("open", "closed"):
+            owner.basic_publish("", name, name.encode(), PERSISTENT)
+        channel = connection.channel()
+        channel.basic_qos(prefetch_count=10)
+        cancelled: list[str] = []
+        channel.add_on_cancel_callback(lambda frame: cancelled.append(frame.method.consumer_tag))
+        bodies: list[bytes] = []
+
+        def until(what: str, reached: Callable[[], bool]) -> None:
+            def looked() -> bool:
+                connection.process_data_events(0.05)
+                return reached()
+
+            wait_until(what, looked, state=ring.state)
+
+        channel.basic_consume("lowg", lambda *it: bodies.append(it[3]), consumer_tag="member")
+        owner.queue_bind("open", "lowx", "1", arguments=order)
+        until("what the member may read comes", lambda: bodies == [b"open"])
+        assert not cancelled
+        owner.queue_bind("closed", "lowx", "2", arguments=order)
+        until("the member is cancelled", lambda: cancelled == ["member"])
+        assert bodies == [b"open"]
+        with pytest.raises(ChannelClosedByBroker, match="access to queue 'closed' in vhost '/' refused"):
+            channel.basic_consume("lowg", lambda *it: None)
+        # Without that stream it may become a member again, until its permission changes.
+        owner.queue_unbind("closed", "lowx", "2", arguments=order)
+        channel = connection.channel()
+        channel.basic_qos(prefetch_count=10)
+        channel.add_on_cancel_callback(lambda frame: cancelled.append(frame.method.consumer_tag))
+        channel.basic_consume("lowg", lambda *it: None, consumer_tag="again")
+        ring.ask(
+            "PUT", "n1", "/api/permissions/%2F/low", {"configure": "^low", "write": "^low", "read": "^low"}
+        )
+        until("the member is cancelled", lambda: cancelled == ["member", "again"])

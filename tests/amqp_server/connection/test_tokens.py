@@ -394,6 +394,36 @@ async def test_renewed_and_expired(tmp_path: Path, issuer: Issuer, caplog: pytes
         assert "token refused: it is too long" in caplog.text
 
 
+async def test_a_new_token_without_a_permission_ends_the_consumers_that_need_it(
+    tmp_path: Path, issuer: Issuer
+) -> None:
+    scope = "mqd.configure:*/* mqd.write:*/* mqd.read:*/{}"
+    async with (
+        served(tmp_path, **issuer.options) as node,
+        logged_in(node, issuer.token(scope.format("*"))) as client,
+    ):
+        for queue in ("kept", "lost"):
+            await client.ask(1, commands.Queue.Declare(queue=queue), commands.Queue.DeclareOk)
+            consume = commands.Basic.Consume(queue=queue, consumer_tag=queue)
+            await client.ask(1, consume, commands.Basic.ConsumeOk)
+        await client.send(message(routing_key="lost", body=b"tea").encode(1))
+        (delivered,) = await client.deliveries(1)
+        lost = node.broker.vhost("/").queues["lost"].host
+        renewed = commands.Connection.UpdateSecret(issuer.token(scope.format("kept")), "renewal")
+        await client.ask(0, renewed, commands.Connection.UpdateSecretOk)
+        cancel = await client.wait_for(commands.Basic.Cancel)
+        assert cancel.consumer_tag == "lost"
+        await until(lambda: lost.consumer_count == 0)
+        # As after a cancel by the client, what it holds is still its own to ack.
+        assert lost.unacked_count == 1
+        await client.send(frame.marshal(commands.Basic.Ack(delivered.method.delivery_tag), 1))
+        await until(lambda: lost.unacked_count == 0)
+        client.received.clear()
+        await client.send(message(routing_key="kept", body=b"tea").encode(1))
+        (delivered,) = await client.deliveries(1)
+        assert delivered.method.consumer_tag == "kept"
+
+
 async def test_an_issuer_that_is_away_and_one_that_is_asked_for_its_keys(
     tmp_path: Path, issuer: Issuer, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -56,6 +56,11 @@ class Client:
             self._data = self._data[length:]
         return int(head.split()[1])
 
+    @property
+    def left(self) -> bytes:
+        """What has come behind the last answer."""
+        return self._data
+
     async def _fill(self) -> bool:
         try:
             more = await self.stream.receive_some(65_536)

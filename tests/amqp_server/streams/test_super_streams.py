@@ -190,9 +190,8 @@ def test_a_taken_name(node: StreamNode, peer: Peer) -> None:
 def test_no_room_for_all_of_it(limit: str) -> None:
     config: dict[str, Any] = {limit: 2}
     node = StreamNode(**config)
-    ((_, close),) = declare(opened(node))
-    assert isinstance(close, commands.Connection.Close) and close.reply_code == 506
-    assert limit in close.reply_text
+    why = refused(declare(opened(node)))
+    assert why.endswith("is reached"), why
     assert_nothing_made(node)
 
 

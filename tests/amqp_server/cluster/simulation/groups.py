@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from amqp_server.broker.operations import DeclareQueue, SetMembers
+from amqp_server.broker.permissions import ITSELF
 from amqp_server.broker.queue import Queue
 from amqp_server.broker.records import QueueRecord, encoded
 from amqp_server.streams.deliver import BatchReader
@@ -366,6 +367,8 @@ class _Subscribed:
 
     exclusive = False
     tag = ""
+    #: Workers may read all streams.
+    access = ITSELF
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker

@@ -13,6 +13,7 @@ from amqp_server.broker import operations
 from amqp_server.broker.broker import Broker
 from amqp_server.broker.operations import Operation
 from amqp_server.broker.records import BindingRecord, ExchangeRecord, QueueRecord
+from amqp_server.broker.room import Room
 from amqp_server.wire import tables
 from quorum_queue.machine import versions
 
@@ -89,24 +90,29 @@ class Model:
                 return known and _put(self.permissions, (permission.user, permission.vhost), permission)
             case operations.ClearPermission(user, vhost):
                 return self.permissions.pop((user, vhost), None) is not None
-            case operations.DeclareExchange(exchange):
+            case operations.DeclareExchange(exchange, room):
                 at = (exchange.vhost, exchange.name)
                 free = exchange.vhost in self.vhosts and not self._is_exchange(at)
-                free = free and not self._leaves(exchange.node)
+                free = (
+                    free and not self._leaves(exchange.node) and self._fits(exchange.vhost, room, exchanges=1)
+                )
                 return free and _put(self.exchanges, at, exchange)
             case operations.DeleteExchange(vhost, name, if_unused):
                 used = any(each[:2] == (vhost, name) for each in self.bindings)
                 return not (if_unused and used) and self._delete_whole((vhost, name))
-            case operations.Bind(binding):
-                return not self._is_whole((binding.vhost, binding.source)) and self._bind(binding)
+            case operations.Bind(binding, room):
+                fits = bound(binding) in self.bindings or self._fits(binding.vhost, room, bindings=1)
+                return fits and not self._is_whole((binding.vhost, binding.source)) and self._bind(binding)
             case operations.Unbind(binding):
                 whole = self._is_whole((binding.vhost, binding.source))
                 return not whole and self._unbind([bound(binding)])
-            case operations.DeclareQueue(queue):
+            case operations.DeclareQueue(queue, room):
                 at = (queue.vhost, queue.name)
                 members, leader = self._staying(queue.members, queue.leader)
                 nowhere = self._leaves(queue.node) or (queue.members and not members)
                 if queue.vhost not in self.vhosts or at in self.queues or nowhere:
+                    return False
+                if not self._fits(queue.vhost, room, queues=1):
                     return False
                 queue = msgspec.structs.replace(queue, queue_id=index, members=members, leader=leader)
                 if self.version == versions.FIRST:
@@ -146,8 +152,28 @@ class Model:
                 for each in gone:
                     del self.topics[each]
                 return bool(gone)
-            case operations.DeclareSuperStream(exchange, first, partitions):
-                return self._declare_super_stream(index, exchange, first, partitions)
+            case operations.DeclareSuperStream(exchange, first, partitions, room):
+                count = len(partitions)
+                fits = self._fits(
+                    exchange.vhost, room, exchanges=0 if first else 1, queues=count, bindings=count
+                )
+                return fits and self._declare_super_stream(index, exchange, first, partitions)
+
+    def _fits(
+        self, vhost: str, room: Room | None, *, exchanges: int = 0, queues: int = 0, bindings: int = 0
+    ) -> bool:
+        """Return whether there is room for so many more."""
+        if room is None:
+            return True
+        limits = self.parameters.get((vhost, "vhost-limits", "limits"))
+        most = -1 if limits is None else limits.decoded.get("max-queues", -1)
+        there = len([at for at in self.queues if at[0] == vhost])
+        return (
+            (not queues or most < 0 or there + queues <= most)
+            and (not queues or len(self.queues) + queues <= room.queues)
+            and (not exchanges or len(self.exchanges) + exchanges <= room.exchanges)
+            and (not bindings or len(self.bindings) + bindings <= room.bindings)
+        )
 
     def _declare_super_stream(
         self, index: int, exchange: ExchangeRecord, first: int, partitions: tuple[QueueRecord, ...]
