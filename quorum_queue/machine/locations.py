@@ -24,13 +24,13 @@ from quorum_queue.machine.codec import CodecError
 from quorum_queue.machine.states import LocationsState
 
 #: A block is closed with the first entry after this number of spans.
-BLOCK_SPANS: Final = 512
+BLOCK_SPANS = 512
 #: Spans of released entries are removed from the last block when there are this many.
 SWEEP_SPANS_MIN = 64
 #: Blocks that are made smaller at once.
 SWEEP_BLOCKS_MAX: Final = 4
 #: Positions up to this number are forgotten span by span.
-FEW: Final = 4096
+FEW = 4096
 
 
 class Block:
@@ -256,6 +256,8 @@ class Locations:
                 if at == len(firsts):
                     break
                 if step > 1 and seq >= first + firsts[at] + counts[at]:
+                    if seq >= block.stop:
+                        break
                     at = bisect_right(firsts, seq - first) - 1
             number += 1
             if left and number < len(self._lows) and step > 1:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
@@ -81,8 +83,25 @@ class LocationsComparison(RuleBasedStateMachine):
             assert self.locations.find(range(seq, seq + 1)) == [(place[0], range(place[1], place[1] + 1))]
 
 
+class SmallBlocksComparison(LocationsComparison):
+    """Many blocks, which are swept often."""
+
+    SIZES: ClassVar = {"BLOCK_SPANS": 4, "SWEEP_SPANS_MIN": 2, "FEW": 6}
+
+    @initialize()
+    def start(self) -> None:
+        super().start()
+        self.before = {name: getattr(locations_module, name) for name in self.SIZES}
+        vars(locations_module).update(self.SIZES)
+
+    def teardown(self) -> None:
+        vars(locations_module).update(self.before)
+
+
 TestLocations = LocationsComparison.TestCase
-TestLocations.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestSmallBlocks = SmallBlocksComparison.TestCase
+for each in (TestLocations, TestSmallBlocks):
+    each.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
 
 
 def test_neighbours_of_one_entry_are_one_span() -> None:
