@@ -37,8 +37,8 @@ from quorum_queue.ports import (
     Turn,
 )
 
-#: Most runs of messages that expire in one batch.
-EXPIRES_MAX: Final = 100
+#: Most messages that expire in one batch.
+EXPIRES_MAX: Final = 2_048
 #: Most deliveries of one batch. Each is a run: consumers of one channel get messages one by one.
 HANDS_MAX: Final = 512
 #: Confirms to give: channel, first and last message.

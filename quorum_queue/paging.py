@@ -126,7 +126,7 @@ class Paging(QueueHost):
         run.spilled = True
         # Deliveries of consumers may have gaps; records have none.
         whole = run.seqs.step == 1
-        parts = parts_of(run) if whole else [_part(run, at, at + 1) for at in range(len(run.seqs))]
+        parts = parts_of(run) if whole else [run.part(at, at + 1) for at in range(len(run.seqs))]
         for part in parts:
             encoded = codec.encode([part])
             self.services.spill.append(
@@ -337,15 +337,8 @@ def parts_of(run: Run) -> list[Run]:
     for index, content in enumerate(run.contents):
         more = len(content) + codec.head_size(run, index)
         if index > start and size + more > RECORD_BYTES_MAX:
-            parts.append(_part(run, start, index))
+            parts.append(run.part(start, index))
             start, size = index, 0
         size += more
-    parts.append(_part(run, start, len(run.contents)))
+    parts.append(run.part(start, len(run.contents)))
     return parts
-
-
-def _part(run: Run, start: int, stop: int) -> Run:
-    assert run.contents is not None
-    part = Run(run.seqs[start:stop], run.contents[start:stop], run.head, run.attributes, run.expires_at)
-    part.heads = run.heads and run.heads[start:stop]
-    return part

@@ -98,7 +98,7 @@ class DeadLetterSender:
         routed = True
         for index, item in enumerate(run.contents):
             exchange, routing_key = parse_head(run.head_of(index))
-            sent = self._made(queue, item, run.attributes, exchange, routing_key, reason)
+            sent = self._made(queue, item, run.attributes_of(index), exchange, routing_key, reason)
             targets = sent.targets
             routed = routed and bool(targets)
             wide = len(targets) > PART_QUEUES

@@ -222,13 +222,14 @@ def count_deliveries(run: Run, frame_max: int) -> None:
     """Add the x-delivery-count header that quorum queues give to messages that were delivered before."""
     assert run.contents is not None
     counted: list[bytes] = []
-    for item in run.contents:
+    for index, item in enumerate(run.contents):
+        attributes = run.attributes_of(index)
         payload, body = content.split(item)
         properties = content.Properties.parse(payload)
         value = b"l" + run.attempts.to_bytes(8, "big")
         properties.raw["headers"] = tables.replaced(
             properties.raw.get("headers", b""), {b"x-delivery-count": value}
         )
-        size = max(run.attributes.frame_bytes, frames.FRAME_BYTES_MIN)
-        counted.append(content.build(properties.encode(len(body)), body, run.attributes.channel, size))
+        size = max(attributes.frame_bytes, frames.FRAME_BYTES_MIN)
+        counted.append(content.build(properties.encode(len(body)), body, attributes.channel, size))
     run.contents = counted

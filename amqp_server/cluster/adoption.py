@@ -446,10 +446,9 @@ class _Bodies:
                 continue
             low = seq - self._first
             contents = self._contents[low : low + stop - seq]
-            part = Run(range(seq, seq + len(contents)), contents, run.head, run.attributes, run.expires_at)
-            if run.heads is not None:
-                part.heads = run.heads[seq - start : seq - start + len(contents)]
-            yield part
+            part = run.part(seq - start, seq - start + len(contents))
+            part.page_in(contents)
+            yield from part.uniform()
             seq += len(contents)
 
     def _find(self, seq: int) -> bool:

@@ -445,16 +445,16 @@ class Catalog:
         version, given_up = roster.version, roster.given_up
         return lambda topology: _encode(_CatalogState(topology, nodes, batches, begun, version, given_up))
 
-    def kept(self) -> list[int]:
+    def kept(self, low: int) -> list[range]:
         return []
 
-    def kept_in(self, state: bytes) -> list[int]:
+    def kept_in(self, state: bytes) -> list[range]:
         return []
 
     def wanted(self, index: int) -> bool:
         return True
 
-    def released(self) -> list[int]:
+    def released(self) -> list[range]:
         return []
 
     def last_own_batch(self) -> int:

@@ -5,7 +5,7 @@ that others fill after a disk loss.
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
@@ -15,6 +15,7 @@ from persistence.errors import CorruptSnapshot
 from persistence.group_record import RecoveredGroup
 from quorum_queue.cluster.group import Group, StateMachine
 from quorum_queue.cluster.group_host import GroupHost
+from quorum_queue.cluster.ranges import holds, joined, without
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.cluster.state import unpack_state
 from quorum_queue.queue_ids import index_of
@@ -235,30 +236,29 @@ class Groups:
 
     def _sweep(self, group: Group, found: RecoveredGroup, snapshot_index: int) -> None:
         """Delete entries below the snapshot that are not needed; note needed ones that are missing."""
-        wanted = [index for index in group.machine.kept() if index <= snapshot_index]
-        here = dict.fromkeys(wanted, False)
+        below = range(1, snapshot_index + 1)
+        wanted = [range(each.start, min(each.stop, below.stop)) for each in group.machine.kept(1)]
+        wanted = [each for each in wanted if each]
         aside = self._recovered.pop(group.id | ASIDE, None)
-        for stored in (*found.stored, *(aside.stored if aside is not None else ())):
-            at, stop = stored.start, min(stored.stop, snapshot_index + 1)
-            spans: list[range] = []
-            first = bisect_left(wanted, at)
-            for index in wanted[first : bisect_left(wanted, stop)]:
-                here[index] = True
-                if index > at:
-                    spans.append(range(at, index))
-                at = index + 1
-            if stop > at:
-                spans.append(range(at, stop))
-            if spans:
-                self._store.drop_entries(group.id, spans)
+        here = joined((*found.stored, *(aside.stored if aside is not None else ())))
+        spans: list[range] = []
+        for stored in here:
+            first = bisect_right(wanted, stored.start, key=lambda each: each.start) - 1
+            spans += without(range(stored.start, min(stored.stop, below.stop)), wanted[max(first, 0) :])
+        if spans:
+            self._store.drop_entries(group.id, spans)
         damaged = (*found.lost, *(aside.lost if aside is not None else ()))
         unwanted = [
-            range(index, index + 1) for index in damaged if index <= snapshot_index and index not in here
+            range(index, index + 1)
+            for index in damaged
+            if index <= snapshot_index and not holds(wanted, index)
         ]
         self._store.drop_entries(group.id, unwanted)
-        for index, found_here in here.items():
-            if not found_here:
-                self.replicas.lost_entries.add(group, index)
+        for each in wanted:
+            first = bisect_right(here, each.start, key=lambda stored: stored.start) - 1
+            for missing in without(each, here[max(first, 0) :]):
+                for index in missing:
+                    self.replicas.lost_entries.add(group, index)
 
     def drop_unclaimed(self, applied: int) -> None:
         """Drop groups whose queue was deleted while this node was away."""

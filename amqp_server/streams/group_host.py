@@ -243,16 +243,16 @@ class StreamGroupHost(MemberReaders):
         self._passed(last_own)
         self._fresh = self.names.fresh = True
 
-    def kept(self) -> list[int]:
+    def kept(self, low: int) -> list[range]:
         return []
 
-    def kept_in(self, state: bytes) -> list[int]:
+    def kept_in(self, state: bytes) -> list[range]:
         return []
 
     def wanted(self, index: int) -> bool:
         return index > self.group.core.log.snapshot_index
 
-    def released(self) -> list[int]:
+    def released(self) -> list[range]:
         return []
 
     def last_own_batch(self) -> int:

@@ -320,16 +320,16 @@ class ReplicatedGroupHost(GroupEffects):
     def fill(self, state: bytes, peer: str, wanted: Callable[[], bool], then: Callable[[], None]) -> None:
         then()
 
-    def kept(self) -> list[int]:
+    def kept(self, low: int) -> list[range]:
         return []
 
-    def kept_in(self, state: bytes) -> list[int]:
+    def kept_in(self, state: bytes) -> list[range]:
         return []
 
     def wanted(self, index: int) -> bool:
         return index > self.group.core.log.snapshot_index
 
-    def released(self) -> list[int]:
+    def released(self) -> list[range]:
         return []
 
     def begin(self) -> None:

@@ -49,11 +49,11 @@ class DeliverTemplate:
     def parts(self, tag: int, run: Run) -> list[bytes | memoryview]:
         """Encode a run's deliveries like `encode`, but leave the contents, which are large, uncopied."""
         flag = b"\x01" if run.redelivered else b"\x00"
-        attributes = run.attributes
-        fits = attributes.channel == self.channel and attributes.frame_bytes <= self.frame_max
         assert run.contents is not None
         parts: list[bytes | memoryview] = []
         for index, item in enumerate(run.contents):
+            attributes = run.attributes_of(index)
+            fits = attributes.channel == self.channel and attributes.frame_bytes <= self.frame_max
             head = run.head_of(index)
             parts.append(b"".join((self.prefix(len(head)), tag.to_bytes(8, "big"), flag, head, b"\xce")))
             if fits:
@@ -68,6 +68,8 @@ class DeliverTemplate:
         contents = run.contents
         assert contents is not None
         attributes = run.attributes
+        if run.kinds is not None:
+            return [stamped for part in run.uniform() for stamped in self._stamped(part)]
         if attributes.frame_bytes > self.frame_max:
             return [content.restamp(item, self.channel, self.frame_max) for item in contents]
         if attributes.channel != self.channel:

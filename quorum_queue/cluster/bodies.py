@@ -43,6 +43,21 @@ class BodyCache:
             if not indexes:
                 del self._indexes[group]
 
+    def drop_range(self, group: int, entries: range) -> None:
+        """These entries are no longer needed."""
+        if len(entries) == 1:
+            self.drop(group, entries.start)
+            return
+        held = self._indexes.get(group)
+        if held is None:
+            return
+        if len(held) < len(entries):
+            for index in [index for index in held if index in entries]:
+                self.drop(group, index)
+        else:
+            for index in entries:
+                self.drop(group, index)
+
     def drop_group(self, group: int) -> None:
         """No entry of the group is needed any more. Touches no other group's entries."""
         for index in list(self._indexes.get(group, ())):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from quorum_queue.cluster.ranges import without
 from quorum_queue.cluster.state import pack_state
 
 if TYPE_CHECKING:
@@ -90,16 +91,7 @@ def compact(group: Group) -> None:
     if index < at:
         return
     group.core.compact(index)
-    spans: list[range] = []
-    for keep in group.machine.kept():
-        if keep > index:
-            break
-        if keep >= at:
-            if keep > at:
-                spans.append(range(at, keep))
-            at = keep + 1
-    if at <= index:
-        spans.append(range(at, index + 1))
+    spans = without(range(at, index + 1), group.machine.kept(at))
     group.cleaned = index
     if index == group.snapshot_index:
         group.snapshot_log_bytes = 0
@@ -126,7 +118,8 @@ def _drop_released(group: Group) -> None:
     above it wait for the next one.
     """
     released, group.released = group.released, ()
-    spans = [range(index, index + 1) for index in released if index <= group.cleaned]
+    stop = group.cleaned + 1
+    spans = [range(each.start, min(each.stop, stop)) for each in released if each.start < stop]
     if spans:
         group.replicas.store.drop_entries(group.id, spans)
         group.replicas.commits.request()

@@ -97,20 +97,22 @@ class StateMachine(Protocol):
 
     def restore(self, state: bytes) -> None: ...
 
-    def kept_in(self, state: bytes) -> list[int]:
+    def kept_in(self, state: bytes) -> list[range]:
         """The same as `kept` of a machine restored from this state."""
 
     def last_own_batch(self) -> int:
         """The last batch of this node (of its present incarnation) that was applied."""
 
-    def kept(self) -> list[int]:
-        """Indexes of the applied entries whose bodies are still needed, in order."""
+    def kept(self, low: int) -> list[range]:
+        """Indexes, from `low` on, of the applied entries whose bodies are still needed, in order."""
 
     def wanted(self, index: int) -> bool:
         """Return whether the log or a body still needs this entry."""
 
-    def released(self) -> list[int]:
-        """Indexes of the entries that are no longer needed since the last call."""
+    def released(self) -> list[range]:
+        """Indexes of the entries that are no longer needed since the last call. There may be others among
+        them that are not needed either.
+        """
 
     def leader_changed(self) -> None: ...
 
@@ -245,7 +247,7 @@ class Group:
         #: True while a snapshot is being made or written.
         self.snapshotting = False
         #: Entries that are no longer needed, to be deleted with the next snapshot.
-        self.released: list[int] | tuple[()] = ()
+        self.released: list[range] | tuple[()] = ()
         self.sending: dict[str, Sending] | None = None
         self.receiving: Receiving | None = None
         #: Number of entries under preparation: until it is 0, none is applied.

@@ -19,6 +19,7 @@ from quorum_queue.cluster import contents, dead_letters
 from quorum_queue.cluster.deferred_host import DeferredHost, cut
 from quorum_queue.cluster.group import Group, InParts
 from quorum_queue.cluster.last_letters import LastLetters
+from quorum_queue.cluster.ranges import joined, parted
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.cluster.warming import DeliveryWarming, LetterWarming, spans
 from quorum_queue.errors import Unreadable
@@ -104,7 +105,7 @@ class GroupHost(DeferredHost):
         #: locations of their bodies.
         self.deliveries_waiting: list[tuple[Consumer, Run, int, contents.Places]] = []
         self._warming = DeliveryWarming(self)
-        self._released: list[int] = NO_LIST
+        self._released: list[range] = NO_LIST
         #: The leader looks for consumers of nodes that are gone once it has applied this entry.
         self._gone_after = 0
         #: Dead letters on their way to their targets, by position.
@@ -328,9 +329,13 @@ class GroupHost(DeferredHost):
     def snapshot(self) -> bytes:
         return self.replica.snapshot()
 
-    def kept(self) -> list[int]:
-        pinned = self.replica.locations.pinned()
-        return sorted({*pinned, *self._awaited_entries()}) if self._reads_later else pinned
+    def kept(self, low: int) -> list[range]:
+        pinned = list(self.replica.locations.pinned_from(low))
+        if not self._reads_later:
+            return pinned
+        return joined(
+            [*pinned, *(range(index, index + 1) for index in self._awaited_entries() if index >= low)]
+        )
 
     def wanted(self, index: int) -> bool:
         return index > self.group.core.log.snapshot_index or self.replica.locations.holds(index)
@@ -347,18 +352,17 @@ class GroupHost(DeferredHost):
             awaited.update(dict.fromkeys(index for index, _ in each.places))
         return awaited
 
-    def kept_in(self, state: bytes) -> list[int]:
-        return _restored(state).locations.pinned()
+    def kept_in(self, state: bytes) -> list[range]:
+        return list(_restored(state).locations.pinned_from(0))
 
-    def released(self) -> list[int]:
+    def released(self) -> list[range]:
         # `apply` gets them from every entry.
         released, self._released = self._released, NO_LIST
         if released and self._reads_later:
-            awaited = self._awaited_entries()
-            self._released = [index for index in released if index in awaited]
-            released = [index for index in released if index not in awaited]
-        for index in released:
-            self.replicas.bodies.drop(self.queue_id, index)
+            awaited = joined(range(index, index + 1) for index in self._awaited_entries())
+            released, self._released = parted(released, awaited)
+        for entries in released:
+            self.replicas.bodies.drop_range(self.queue_id, entries)
         return released
 
     def last_own_batch(self) -> int:

@@ -69,7 +69,9 @@ class Guest:
     def deliver(self, consumer: Any, run: Run, first_id: int) -> None:
         if self.gone:
             return
-        self._guests.events_for(self.peer, self.queue_id).deliver(consumer.key[-4:], first_id, run)
+        for part in run.uniform():
+            self._guests.events_for(self.peer, self.queue_id).deliver(consumer.key[-4:], first_id, part)
+            first_id += len(part.seqs)
 
     def failed(self, error: Exception) -> None:
         """A delivery could not be encoded: the state of this guest cannot be trusted."""

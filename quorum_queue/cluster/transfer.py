@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from quorum_queue.cluster import compaction, frames
+from quorum_queue.cluster.ranges import taken, without
 from quorum_queue.cluster.state import pack_state
 from quorum_queue.cluster.warming import spans
 from quorum_queue.raft.errors import EntryLost
@@ -83,9 +84,9 @@ class Receiving:
         self.members = piece.members
         self.state = bytearray()
         #: Entries that this node may have, and has not looked for on its disk yet.
-        self.unchecked: deque[int] = deque()
+        self.unchecked: deque[range] = deque()
         #: Entries to be requested, and requested ones.
-        self.wanted: deque[int] = deque()
+        self.wanted: deque[range] = deque()
         self.asked: dict[int, None] = {}
         #: Entries that the leader lacks, perhaps because they were settled: see frames.PERHAPS_SETTLED.
         self.missing: list[int] = []
@@ -268,9 +269,13 @@ def receive_state(group: Group, peer: str, piece: frames.StatePiece) -> None:
     receiving.moved_at = replicas.clock.monotonic_ms()
     if len(receiving.state) < piece.total:
         return
-    for index in group.machine.kept_in(bytes(receiving.state)):
+    for entries in group.machine.kept_in(bytes(receiving.state)):
         # A follower trusts only the committed part of its log; the rest may be another leader's.
-        (receiving.wanted if index > group.applied else receiving.unchecked).append(index)
+        behind = group.applied + 1
+        if entries.start < behind:
+            receiving.unchecked.append(range(entries.start, min(entries.stop, behind)))
+        if entries.stop > behind:
+            receiving.wanted.append(range(max(entries.start, behind), entries.stop))
     replicas.store.begin_aside(group.id, receiving.index, receiving.log_term)
     receiving.checking = True
 
@@ -289,8 +294,7 @@ def _check(group: Group, receiving: Receiving) -> None:
     """Look for the next entries on this disk, as soon as that needs no wait; then ask for those that are
     missing.
     """
-    count = min(CHECK_ENTRIES_MAX, len(receiving.unchecked))
-    indexes = [receiving.unchecked.popleft() for _ in range(count)]
+    indexes = taken(receiving.unchecked, CHECK_ENTRIES_MAX)
     receiving.checking = True
 
     def look() -> None:
@@ -298,7 +302,9 @@ def _check(group: Group, receiving: Receiving) -> None:
             receiving.checking = False
             receiving.moved_at = group.replicas.clock.monotonic_ms()
             receiving.wanted.extend(
-                index for index in indexes if read_entry(group.replicas, group, index) is None
+                range(index, index + 1)
+                for index in indexes
+                if read_entry(group.replicas, group, index) is None
             )
             _ask(group, receiving)
 
@@ -322,8 +328,7 @@ def _ask(group: Group, receiving: Receiving) -> None:
     if not receiving.wanted:
         _store(group, receiving)
         return
-    count = min(FETCH_ENTRIES_MAX, len(receiving.wanted))
-    indexes = [receiving.wanted.popleft() for _ in range(count)]
+    indexes = taken(receiving.wanted, FETCH_ENTRIES_MAX)
     receiving.asked = dict.fromkeys(indexes)
     group.replicas.send(receiving.leader, frames.fetch(group.id, indexes))
 
@@ -357,7 +362,7 @@ def receive_entries(group: Group, peer: str, found: list[frames.StoredEntry]) ->
         return
     receiving.moved_at = replicas.clock.monotonic_ms()
     # An answer holds as many entries as fit: request the others again.
-    receiving.wanted.extendleft(reversed(list(receiving.asked)))
+    receiving.wanted.extendleft(range(index, index + 1) for index in reversed(list(receiving.asked)))
     receiving.asked = {}
     replicas.commits.request()
     _ask(group, receiving)
@@ -382,9 +387,8 @@ def _store(group: Group, receiving: Receiving) -> None:
     # In one transaction: delete entries that were never committed, and store the snapshot.
     store.truncate(group.id, group.applied + 1)
     store.snapshot(group.id, index, term, pack_state(members, state))
-    kept = dict.fromkeys(group.machine.kept_in(state))
     # Also delete old entries that were kept for bodies which are no longer needed.
-    store.drop_entries(group.id, _outside(kept, 1, index))
+    store.drop_entries(group.id, without(range(1, index + 1), group.machine.kept_in(state)))
 
     def take_over() -> None:
         core.restore(index, term, members)
@@ -404,18 +408,3 @@ def _store(group: Group, receiving: Receiving) -> None:
             replicas.contain(group, take_over)
 
     replicas.commits.request(done)
-
-
-def _outside(kept: dict[int, None], low: int, high: int) -> list[range]:
-    """Return the spans of low … high without the entries to keep."""
-    spans: list[range] = []
-    at = low
-    for keep in sorted(kept):
-        if keep < at or keep > high:
-            continue
-        if keep > at:
-            spans.append(range(at, keep))
-        at = keep + 1
-    if at <= high:
-        spans.append(range(at, high + 1))
-    return spans

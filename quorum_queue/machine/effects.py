@@ -67,7 +67,7 @@ class Effects:
         self.configured = False
         #: Number of messages delivered in this batch.
         self.burst_messages = self.burst_bytes = 0
-        #: Number of runs that may still expire in this batch; the rest expires in the next one.
+        #: Number of messages that may still expire in this batch; the rest expires in the next one.
         self.expires_left = expires_max
         #: Number of deliveries, each of one run, after which the rest waits for the next batch.
         self.hands_max = hands_max

@@ -37,7 +37,7 @@ from quorum_queue.machine.consumers import Checkout, Consumer, Consumers
 from quorum_queue.machine.dedup import Dedup, Sequence
 from quorum_queue.machine.effects import Effects, Reason
 from quorum_queue.machine.letters import Letter, Letters
-from quorum_queue.machine.ready import Ready
+from quorum_queue.machine.ready import Level, Ready
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.settings import Settings
 from quorum_queue.nothing import NO_DICT
@@ -109,7 +109,7 @@ class Machine:
     def due_ms(self) -> int | None:
         """The time when the next message expires; the effects of the last batch have it, too."""
         head = self.ready.head()
-        return None if head is None else head.expires_at
+        return None if head is None else head.due
 
     def _use(self, meta: Meta, effects: Effects) -> None:
         self.last_used_ms = meta.now_ms
@@ -284,20 +284,23 @@ class Machine:
             assert level is not None
             head = level.head()
             assert head is not None
-            if head.expires_at is not None and head.expires_at <= meta.now_ms and self._is_over(head, meta):
-                if self._letter_waits(head, effects):
-                    break
-                if effects.expires_left <= 0:
-                    effects.more = True
-                    return
-                effects.expires_left -= 1
-                self._discard(ready.pop(level, len(head.seqs)), "expired", effects)
-                continue
+            length = len(head.seqs)
+            if head.expires_at is not None and head.expires_at <= meta.now_ms:
+                over = head.over(self._limit(head, meta))
+                if over:
+                    if self._letter_waits(head, effects):
+                        break
+                    if effects.expires_left <= 0:
+                        effects.more = True
+                        return
+                    self._pop_expired(level, over, effects)
+                    continue
+                length = head.before_over(self._limit(head, meta))
             if not consumers.count:
                 if head.expires_at is None:
                     return
                 break
-            length = min(len(head.seqs), BURST_MESSAGES - effects.burst_messages)
+            length = min(length, BURST_MESSAGES - effects.burst_messages)
             takers, one_by_one = consumers.takers(length)
             if not takers:
                 break
@@ -326,13 +329,19 @@ class Machine:
             consumers.served(takers[(count - 1) % len(takers)])
         self._expire(meta, effects)
 
-    def _is_over(self, head: Run, meta: Meta) -> bool:
-        """True if an expired head must not be delivered any more.
+    def _limit(self, head: Run, meta: Meta) -> int:
+        """Return the deadline up to which the messages of the head must not be delivered any more.
 
         A message with a TTL of 0 is delivered if a consumer waits for it when it arrives, but not when it is
         returned.
         """
-        return head.expires_at != meta.now_ms or (head.redelivered and self.version >= versions.RETURNED)
+        too_late = head.redelivered and self.version >= versions.RETURNED
+        return meta.now_ms if too_late else meta.now_ms - 1
+
+    def _pop_expired(self, level: Level, over: int, effects: Effects) -> None:
+        count = min(over, effects.expires_left)
+        effects.expires_left -= count
+        self._discard(self.ready.pop(level, count), "expired", effects)
 
     def _hand(self, consumer: Consumer, run: Run, effects: Effects) -> None:
         first_id = consumer.next_id
@@ -360,18 +369,22 @@ class Machine:
         while ready.count:
             level = ready.head_level()
             head = level.head() if level is not None else None
-            if level is None or head is None or head.expires_at is None:
+            due = None if head is None else head.due
+            if level is None or head is None or due is None:
                 return
-            if head.expires_at > meta.now_ms:
-                effects.wake_at = head.expires_at
+            if due > meta.now_ms:
+                effects.wake_at = due
                 return
             if self._letter_waits(head, effects):
                 return
-            if effects.expires_left <= 0 and not whole:
+            over = head.over(meta.now_ms)
+            if whole:
+                self._discard(ready.pop(level, over), "expired", effects)
+            elif effects.expires_left <= 0:
                 effects.more = True
                 return
-            effects.expires_left -= 1
-            self._discard(ready.pop(level, len(head.seqs)), "expired", effects)
+            else:
+                self._pop_expired(level, over, effects)
 
     def _letter_waits(self, head: Run, effects: Effects) -> bool:
         """True if an expired head becomes a dead letter whose body must be read first."""
@@ -614,6 +627,10 @@ def _as_delivered(run: Run) -> Run:
         copy.sizes = run.sizes[:]
     if run.heads is not None:
         copy.heads = run.heads[:]
+    if run.kinds is not None:
+        copy.kinds, copy.table = run.kinds[:], run.table
+    if run.deadlines is not None:
+        copy.deadlines = run.deadlines[:]
     copy.redelivered, copy.attempts = run.redelivered, run.attempts
     return copy
 

@@ -84,8 +84,8 @@ class Applied:
         self.dead_letters: list[tuple[Run, Reason]] = []
         #: Messages that left the queue for good.
         self.settled: list[Run] = []
-        #: Entries whose messages are all settled.
-        self.released: list[int] = []
+        #: Entries whose messages are all settled, and perhaps others between them without any.
+        self.released: list[range] = []
         self.accepted_bytes = 0
         #: True if more messages are to be delivered than one entry may: the leader proposes a tick at once.
         self.more = False

@@ -1,13 +1,15 @@
-"""Runs: consecutive messages that share everything but their content.
+"""Runs: consecutive messages that share everything but their content, and what columns have for each.
 
 A queue of a million messages is a few hundred runs. A prefetch window, an `ack multiple` and two hundred acks
 of one read are each one run. So the machine's work is per run, and the per-message work is slicing, which C
-does.
+does. Messages with different deadlines, attributes or routing are one run, too: then a column has these for
+each message.
 """
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 from typing import Any, Final
 
 from quorum_queue.machine.attributes import Attributes as Attributes
@@ -19,6 +21,10 @@ RUN_LENGTH_MAX: Final = 2048
 RUN_BYTES_MAX = 1 << 20
 #: A run at most this long joins a run with other heads, which then keeps one head per message.
 MIXED_LENGTH_MAX: Final = 16
+#: Most different attributes in one run: a byte says which a message has.
+KINDS_MAX: Final = 64
+#: The deadline, in a column, of a message that never expires.
+NEVER: Final = 1 << 62
 
 
 DEFAULT_ATTRIBUTES = Attributes()
@@ -29,22 +35,28 @@ class Run:
 
     `contents` holds one handle for each message (content frames as they travel), or None while the bodies are
     paged out; then `sizes` holds their lengths in bytes. `head` is the routing that all share; a mixed run
-    has `heads`.
+    has `heads`. All have the same attributes but where `kinds` says which of `table` each has; then
+    `attributes` has the largest frame of them, and what they never differ in: whether they are persistent,
+    and the priority level of the queue. All expire at `expires_at` but where `deadlines` has the time of
+    each; then none expires before `expires_at`.
     """
 
     __slots__ = (
         "attempts",
         "attributes",
         "contents",
+        "deadlines",
         "expires_at",
         "head",
         "heads",
+        "kinds",
         "ready",
         "redelivered",
         "seqs",
         "size",
         "sizes",
         "spilled",
+        "table",
     )
 
     def __init__(
@@ -62,8 +74,13 @@ class Run:
         self.head = head
         self.heads: list[bytes] | None = None
         self.attributes = attributes
+        #: The attributes of each message, as places in `table`; runs that were cut from one share the table,
+        #: which only grows.
+        self.kinds: bytearray | None = None
+        self.table: list[Attributes] | None = None
         #: Deadline in ms of the machine's time, None for never.
         self.expires_at = expires_at
+        self.deadlines: array[int] | None = None
         self.redelivered = False
         #: How often each message was delivered and returned (counted by a delivery limit).
         self.attempts = 0
@@ -84,7 +101,13 @@ class Run:
     @property
     def counted_bytes(self) -> int:
         """Bytes that a limit in bytes counts."""
-        return self.size - self.attributes.overhead * len(self.seqs)
+        if self.kinds is None or self.table is None:
+            return self.size - self.attributes.overhead * len(self.seqs)
+        counted = self.size
+        for kind, attributes in enumerate(self.table):
+            if attributes.overhead:
+                counted -= attributes.overhead * self.kinds.count(kind)
+        return counted
 
     def _like(self, seqs: range) -> Run:
         run = Run(seqs, None, self.head, self.attributes, self.expires_at, 0)
@@ -100,6 +123,12 @@ class Run:
         if self.heads is not None:
             front.heads = self.heads[:count]
             del self.heads[:count]
+        if self.deadlines is not None:
+            front.deadlines = self.deadlines[:count]
+            del self.deadlines[:count]
+        if self.kinds is not None:
+            front.kinds, front.table = self.kinds[:count], self.table
+            del self.kinds[:count]
         if self.contents is not None:
             front.contents = self.contents[:count]
             del self.contents[:count]
@@ -109,7 +138,20 @@ class Run:
             del self.sizes[:count]
             front.size = sum(front.sizes)
         self.size -= front.size
+        if count == 1:
+            front._be_one()
+        if len(self.seqs) == 1:
+            self._be_one()
         return front
+
+    def _be_one(self) -> None:
+        """Drop the columns of a run of one message."""
+        if self.kinds is not None and self.table is not None:
+            self.attributes = self.table[self.kinds[0]]
+            self.kinds = self.table = None
+        if self.deadlines is not None:
+            self.expires_at = self.due
+            self.deadlines = None
 
     def within(self, low: int, high: int) -> tuple[int, int]:
         """Return which messages have positions from `low` to `high`: the first of them and the one after the
@@ -123,15 +165,28 @@ class Run:
         """Return the messages first, first+step, … as a run of their own;
         this run is to be forgotten then.
         """
-        part = self._like(self.seqs[first::step])
+        return self._part(slice(first, None, step))
+
+    def part(self, start: int, stop: int) -> Run:
+        """Return a copy of some messages."""
+        return self._part(slice(start, stop))
+
+    def _part(self, which: slice) -> Run:
+        part = self._like(self.seqs[which])
         if self.heads is not None:
-            part.heads = self.heads[first::step]
+            part.heads = self.heads[which]
+        if self.deadlines is not None:
+            part.deadlines = self.deadlines[which]
+        if self.kinds is not None:
+            part.kinds, part.table = self.kinds[which], self.table
         if self.contents is not None:
-            part.contents = self.contents[first::step]
+            part.contents = self.contents[which]
             part.size = sum(map(len, part.contents))
         elif self.sizes is not None:
-            part.sizes = self.sizes[first::step]
+            part.sizes = self.sizes[which]
             part.size = sum(part.sizes)
+        if len(part.seqs) == 1:
+            part._be_one()
         return part
 
     def singles(self) -> list[Run]:
@@ -142,17 +197,71 @@ class Run:
             run.seqs = range(run.seqs.start, run.seqs.start + 1)
         return runs
 
+    def uniform(self) -> Iterator[Run]:
+        """Yield the run, or copies of its parts, so that all messages of each have the same attributes."""
+        kinds, table = self.kinds, self.table
+        if kinds is None or table is None:
+            yield self
+            return
+        for start, stop in stretches(kinds):
+            part = self.part(start, stop)
+            part.attributes, part.kinds, part.table = table[kinds[start]], None, None
+            yield part
+
     def head_of(self, index: int) -> bytes:
         """Return the routing of one message."""
         return self.head if self.heads is None else self.heads[index]
+
+    def attributes_of(self, index: int) -> Attributes:
+        """Return the attributes of one message."""
+        if self.kinds is None or self.table is None:
+            return self.attributes
+        return self.table[self.kinds[index]]
+
+    def due_of(self, index: int) -> int | None:
+        """Return the deadline of one message, None for never."""
+        if self.deadlines is None:
+            return self.expires_at
+        due = self.deadlines[index]
+        return None if due == NEVER else due
+
+    @property
+    def due(self) -> int | None:
+        """The deadline of the first message, None for never."""
+        return self.due_of(0)
+
+    def over(self, limit: int) -> int:
+        """Return how many of the first messages have a deadline up to this one."""
+        if self.deadlines is None:
+            return len(self.seqs) if self.expires_at is not None and self.expires_at <= limit else 0
+        count = 0
+        for due in self.deadlines:
+            if due > limit:
+                break
+            count += 1
+        return count
+
+    def before_over(self, limit: int) -> int:
+        """Return how many messages come before the first one with a deadline up to this one."""
+        if self.deadlines is None:
+            return 0 if self.expires_at is not None and self.expires_at <= limit else len(self.seqs)
+        least = min(self.deadlines)
+        # The one that it was known by may have left.
+        self.expires_at = least
+        if least > limit:
+            return len(self.seqs)
+        count = 0
+        for due in self.deadlines:
+            if due <= limit:
+                break
+            count += 1
+        return count
 
     def absorb(self, later: Run) -> bool:
         """Append a run that follows directly, if the two may be one; return whether they were joined."""
         if (
             (self.contents is None) is not (later.contents is None)
             or self.size + later.size > RUN_BYTES_MAX
-            or not (self.attributes == later.attributes or self._alike(later))
-            or self.expires_at != later.expires_at
             or self.attempts != later.attempts
             or self.redelivered != later.redelivered
             or self.spilled is not later.spilled
@@ -165,9 +274,21 @@ class Run:
         if self.heads is not None or later.heads is not None or self.head != later.head:
             if len(later.seqs) > MIXED_LENGTH_MAX and self.heads is None:
                 return False
+            differ = True
+        else:
+            differ = False
+        if (
+            self.kinds is not None
+            or later.kinds is not None
+            or not (self.attributes == later.attributes or self._alike(later))
+        ) and not self._join_kinds(later):
+            return False
+        if differ:
             if self.heads is None:
                 self.heads = [self.head] * len(self.seqs)
             self.heads += later.heads if later.heads is not None else [later.head] * len(later.seqs)
+        if self.deadlines is not None or later.deadlines is not None or self.expires_at != later.expires_at:
+            self._join_deadlines(later)
         self.seqs = range(self.seqs.start, later.seqs.stop)
         if self.contents is not None and later.contents is not None:
             self.contents += later.contents
@@ -175,7 +296,10 @@ class Run:
             self.sizes += later.sizes
         self.size += later.size
         if later.attributes.frame_bytes > self.attributes.frame_bytes:
-            self.attributes = later.attributes
+            if self.kinds is None:
+                self.attributes = later.attributes
+            else:
+                self.attributes = self.attributes._replace(frame_bytes=later.attributes.frame_bytes)
         return True
 
     def _alike(self, later: Run) -> bool:
@@ -183,6 +307,45 @@ class Run:
         which a run keeps the largest.
         """
         return self.attributes._replace(frame_bytes=later.attributes.frame_bytes) == later.attributes
+
+    def _join_kinds(self, later: Run) -> bool:
+        """Put the kinds of messages of a run behind those of this one, if their number allows it."""
+        if self.attributes.persistent is not later.attributes.persistent:
+            return False
+        table = self.table if self.table is not None else [self.attributes]
+        places: list[int] = []
+        fresh: list[Attributes] = []
+        for attributes in later.table if later.table is not None else (later.attributes,):
+            if attributes in table:
+                places.append(table.index(attributes))
+            else:
+                places.append(len(table) + len(fresh))
+                fresh.append(attributes)
+        if len(table) + len(fresh) > KINDS_MAX:
+            return False
+        table += fresh
+        if self.kinds is None:
+            self.kinds, self.table = bytearray(len(self.seqs)), table
+        if later.kinds is None:
+            self.kinds += bytes((places[0],)) * len(later.seqs)
+        else:
+            self.kinds += later.kinds.translate(bytes(places) + bytes(256 - len(places)))
+        return True
+
+    def _join_deadlines(self, later: Run) -> None:
+        if self.deadlines is None:
+            self.deadlines = self._all_deadlines()
+        if later.deadlines is None and len(later.seqs) == 1:
+            self.deadlines.append(NEVER if later.expires_at is None else later.expires_at)
+        else:
+            self.deadlines += later._all_deadlines()
+        mine, theirs = self.expires_at, later.expires_at
+        self.expires_at = theirs if mine is None else mine if theirs is None else min(mine, theirs)
+
+    def _all_deadlines(self) -> array[int]:
+        if self.deadlines is not None:
+            return self.deadlines
+        return array("q", (NEVER if self.expires_at is None else self.expires_at,)) * len(self.seqs)
 
     def page_out(self) -> int:
         """Drop the bodies, keep their sizes; return the bytes that this freed."""
@@ -196,6 +359,18 @@ class Run:
         """Put the bodies back."""
         self.contents = contents
         self.sizes = None
+
+
+def stretches(numbers: bytearray | array[int]) -> Iterator[tuple[int, int]]:
+    """Cut numbers wherever they change; yield the first place and the one after the last."""
+    start = 0
+    before = -1
+    for at, number in enumerate(numbers):
+        if number != before and at:
+            yield start, at
+            start = at
+        before = number
+    yield start, len(numbers)
 
 
 class LargeRun(Run):

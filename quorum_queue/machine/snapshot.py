@@ -22,7 +22,7 @@ from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.effects import Reason
 from quorum_queue.machine.letters import State as LettersState
 from quorum_queue.machine.machine import Machine
-from quorum_queue.machine.run import Run
+from quorum_queue.machine.run import Run, stretches
 from quorum_queue.machine.settings import Settings
 from quorum_queue.machine.states import DedupState
 
@@ -86,7 +86,7 @@ def encode(machine: Machine) -> bytes:
         machine.settings,
         machine.next_seq,
         machine.last_used_ms,
-        [_plain(run) for run in machine.ready.runs()],
+        [_plain(part) for run in machine.ready.runs() for part in _uniform(run)],
         [(reason, _plain(run)) for run, reason in machine.dead_lettering.values()],
         [_plain_consumer(consumer, consumer is consumers.active) for consumer in consumers.in_turn()],
         None if machine.dedup is None else machine.dedup.state(),
@@ -146,7 +146,21 @@ def sizes_of(run: Run) -> array[int]:
     return run.sizes
 
 
+def _uniform(run: Run) -> Iterator[Run]:
+    """Yield a run, or copies of its parts, so that its messages differ in their content and routing only."""
+    for part in run.uniform():
+        deadlines = part.deadlines
+        if deadlines is None:
+            yield part
+            continue
+        for start, stop in stretches(deadlines):
+            one = part.part(start, stop)
+            one.expires_at, one.deadlines = part.due_of(start), None
+            yield one
+
+
 def _plain(run: Run) -> _Run:
+    """Return a run whose messages differ in their content and routing only."""
     sizes = sizes_of(run)
     alike = sizes.count(sizes[0]) == len(sizes)
     return _Run(
@@ -180,7 +194,6 @@ def _run(plain: _Run) -> Run:
 
 
 def _plain_consumer(consumer: Consumer, active: bool) -> _Consumer:
-    checkout = consumer.checkout
     return _Consumer(
         consumer.key,
         consumer.channel,
@@ -193,8 +206,16 @@ def _plain_consumer(consumer: Consumer, active: bool) -> _Consumer:
         consumer.attached,
         active,
         consumer.next_id,
-        [(first, _plain(run)) for first, run in zip(checkout.starts, checkout.runs, strict=True)],
+        list(_plain_held(consumer)),
     )
+
+
+def _plain_held(consumer: Consumer) -> Iterator[tuple[int, _Run]]:
+    for first, run in zip(consumer.checkout.starts, consumer.checkout.runs, strict=True):
+        at = first
+        for part in _uniform(run):
+            yield at, _plain(part)
+            at += len(part.seqs)
 
 
 def _machine(state: _MachineWithLetters) -> Machine:
@@ -259,8 +280,8 @@ def _digest_ready(update: Callable[[bytes], None], runs: Iterable[Run]) -> None:
 
     for run in runs:
         sizes = packed(sizes_of(run))
-        for low, high in _same_heads(run):
-            fields = (run.head_of(low), *_shared(run))
+        for low, high in _alike(run):
+            fields = (run.head_of(low), *_shared(run, low))
             if fields != shared or run.seqs[low] != stop:
                 end()
                 shared, start, parts = fields, run.seqs[low], []
@@ -269,16 +290,20 @@ def _digest_ready(update: Callable[[bytes], None], runs: Iterable[Run]) -> None:
     end()
 
 
-def _same_heads(run: Run) -> Iterator[tuple[int, int]]:
-    """Cut a run wherever the routing changes."""
+def _alike(run: Run) -> Iterator[tuple[int, int]]:
+    """Cut a run wherever anything but the size changes."""
     count = len(run.seqs)
-    heads = run.heads
-    if heads is None:
+    heads, deadlines, kinds = run.heads, run.deadlines, run.kinds
+    if heads is None and deadlines is None and kinds is None:
         yield 0, count
         return
     low = 0
     for index in range(1, count):
-        if heads[index] != heads[low]:
+        if (
+            (heads is not None and heads[index] != heads[low])
+            or (deadlines is not None and deadlines[index] != deadlines[low])
+            or (kinds is not None and kinds[index] != kinds[low])
+        ):
             yield low, index
             low = index
     yield low, count
@@ -286,13 +311,17 @@ def _same_heads(run: Run) -> Iterator[tuple[int, int]]:
 
 def _digest_singly(update: Callable[[bytes], None], run: Run, first_id: int) -> None:
     """Feed messages one by one, each with its delivery id."""
-    shared = _shared(run)
     sizes = sizes_of(run)
-    for index, seq in enumerate(run.seqs):
-        update(repr((first_id + index, seq, sizes[index], run.head_of(index), *shared)).encode())
+    for low, high in _alike(run):
+        shared = _shared(run, low)
+        for index in range(low, high):
+            seq = run.seqs[index]
+            update(repr((first_id + index, seq, sizes[index], run.head_of(index), *shared)).encode())
 
 
-def _shared(run: Run) -> tuple[Any, ...]:
-    """The attributes without the frame size: a run keeps the largest, so it depends on the cut."""
-    attributes = tuple(run.attributes._replace(frame_bytes=0))
-    return attributes, run.expires_at, run.redelivered, run.attempts
+def _shared(run: Run, index: int) -> tuple[Any, ...]:
+    """The attributes of a message without the frame size: a run keeps the largest, so it depends on the
+    cut.
+    """
+    attributes = tuple(run.attributes_of(index)._replace(frame_bytes=0))
+    return attributes, run.due_of(index), run.redelivered, run.attempts

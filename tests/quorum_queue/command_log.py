@@ -131,7 +131,7 @@ def told(effects: Effects) -> dict[str, Any]:
     for consumer, run, first_id in effects.deliveries:
         deliveries.setdefault(consumer.key, []).extend(
             (first_id + index, seq, sizes_of(run)[index], run.head_of(index), run.redelivered,
-             run.attempts, run.expires_at)
+             run.attempts, run.due_of(index))
             for index, seq in enumerate(run.seqs)
         )  # fmt: skip
     return {

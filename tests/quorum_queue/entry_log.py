@@ -170,7 +170,7 @@ def told(applied: Applied) -> dict[str, Any]:
     for consumer, run, first_id in applied.deliveries:
         deliveries.setdefault(consumer.key, []).extend(
             (first_id + index, seq, sizes_of(run)[index], run.head_of(index), run.redelivered, run.attempts,
-             run.expires_at)
+             run.due_of(index))
             for index, seq in enumerate(run.seqs)
         )  # fmt: skip
     return {
@@ -188,7 +188,7 @@ def told(applied: Applied) -> dict[str, Any]:
             for index, seq in enumerate(run.seqs)
         ],
         "settled": sorted(seq for run in applied.settled for seq in run.seqs),
-        "released": sorted(applied.released),
+        "released": sorted(index for entries in applied.released for index in entries),
         "accepted_bytes": applied.accepted_bytes,
         "more": applied.more,
         "wake_at": applied.wake_at,

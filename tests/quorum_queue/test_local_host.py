@@ -266,8 +266,8 @@ def test_what_was_spilled_is_not_spilled_again() -> None:
     node = QueueNode()
     host = node.host(Settings(), journalled=False)
     publish(host, numbered(1, 3), attributes=TRANSIENT)
-    # A different time to live, so that these are runs of their own.
-    publish(host, numbered(4, 6), attributes=TRANSIENT._replace(ttl_ms=1_000))
+    # Persistent, so that these are runs of their own.
+    publish(host, numbered(4, 6), attributes=TRANSIENT._replace(persistent=True))
     publish(host, numbered(7, 9), attributes=TRANSIENT)
     assert host.page_out(1 << 30) == 6
     receiver = attach(host, prefetch=3)
@@ -315,12 +315,11 @@ def test_what_was_joined_is_paged_out_once() -> None:
     """Two runs that were apart only while one was on disk come back together and become one."""
     node = QueueNode()
     host = node.host(Settings(), journalled=True)
-    later = PERSISTENT._replace(ttl_ms=1_000)
-    publish(host, numbered(1, 3))
-    publish(host, numbered(4, 6), attributes=later)
+    publish(host, numbered(1, 3), attributes=TRANSIENT)
+    publish(host, numbered(4, 6))
     node.commit()
     assert host.page_out(1 << 30) == 3
-    publish(host, numbered(7, 9), attributes=later)
+    publish(host, numbered(7, 9))
     node.commit()
     receiver = attach(host, prefetch=3)
     host.submit(("prefetch", "c", 0))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
@@ -9,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from quorum_queue.machine import locations as locations_module
 from quorum_queue.machine.codec import CodecError
-from quorum_queue.machine.locations import Locations
+from quorum_queue.machine.locations import BLOCK_SPANS, FEW, Locations
 
 
 class LocationsComparison(RuleBasedStateMachine):
@@ -55,7 +57,9 @@ class LocationsComparison(RuleBasedStateMachine):
         for seq in seqs:
             self.late[seq] = self.places.pop(seq)
         after = {entry for entry, _ in self.places.values()}
-        assert sorted(self.locations.released()) == sorted(before - after)
+        released = {entry for entries in self.locations.released() for entry in entries}
+        assert before - after <= released
+        assert not released & after
 
     @rule()
     def restore(self) -> None:
@@ -79,8 +83,25 @@ class LocationsComparison(RuleBasedStateMachine):
             assert self.locations.find(range(seq, seq + 1)) == [(place[0], range(place[1], place[1] + 1))]
 
 
+class SmallBlocksComparison(LocationsComparison):
+    """Many blocks, which are swept often."""
+
+    SIZES: ClassVar = {"BLOCK_SPANS": 4, "SWEEP_SPANS_MIN": 2, "FEW": 6}
+
+    @initialize()
+    def start(self) -> None:
+        super().start()
+        self.before = {name: getattr(locations_module, name) for name in self.SIZES}
+        vars(locations_module).update(self.SIZES)
+
+    def teardown(self) -> None:
+        vars(locations_module).update(self.before)
+
+
 TestLocations = LocationsComparison.TestCase
-TestLocations.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestSmallBlocks = SmallBlocksComparison.TestCase
+for each in (TestLocations, TestSmallBlocks):
+    each.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
 
 
 def test_neighbours_of_one_entry_are_one_span() -> None:
@@ -111,7 +132,7 @@ def test_queues_that_are_empty_share_nothing_that_one_of_them_changes() -> None:
     other.add(1, 3, 2, 0)
     other.forget(range(1, 4))
     assert (one.pinned(), other.pinned(), Locations().pinned()) == ([1], [], [])
-    assert (one.released(), other.released(), other.released()) == ([], [2], [])
+    assert (one.released(), other.released(), other.released()) == ([], [range(2, 3)], [])
     assert Locations.restore(other.snapshot()).find(range(0)) == []
     assert Locations.restore(one.snapshot()).find(range(1, 6)) == [(1, range(5))]
     assert len(Locations()) == 0
@@ -126,7 +147,7 @@ def test_spans_of_released_entries_are_swept_out(monkeypatch: pytest.MonkeyPatch
             locations.forget(range(10 * entry, 10 * entry + 10))
     assert len(locations) == 1
     assert len(locations.snapshot()) < 100
-    assert len(locations._firsts) <= 10
+    assert sum(map(len, locations._blocks)) <= 10
     assert locations.find(range(70, 80)) == [(7, range(10))]
 
 
@@ -137,3 +158,40 @@ def test_damaged_locations_are_refused() -> None:
     for cut in range(len(state)):
         with pytest.raises(CodecError):
             Locations.restore(state[:cut])
+
+
+def test_whole_blocks_are_forgotten_at_once() -> None:
+    """A purge of very many messages that came alone."""
+    locations = Locations()
+    count = 3 * FEW
+    for entry in range(1, count + 1):
+        locations.add(entry, 1, 2 * entry, 0)
+    locations.forget(range(7, 8))
+    copies = locations.blocks()
+    locations.forget(range(8, count - 5))
+    released = locations.released()
+    assert len(released) < 3 * BLOCK_SPANS
+    assert {2 * seq for seq in range(7, count - 5)} <= {entry for each in released for entry in each}
+    assert locations.pinned() == [*range(2, 14, 2), *range(2 * (count - 5), 2 * count + 1, 2)]
+    assert not any(locations.holds(entry) for each in released for entry in each)
+    assert locations.find(range(8, 10)) == [(16, range(1)), (18, range(1))]
+    locations.add(count + 1, 1, 2 * count + 2, 0)
+    assert sum(map(len, locations._blocks)) < 3 * BLOCK_SPANS
+    assert sum(block.left for block in copies) == count - 1
+    with pytest.raises(KeyError):
+        locations.forget(range(count - 5, count + FEW))
+
+
+def test_what_a_block_has_of_old_entries_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few old messages stay of very many."""
+    locations = Locations()
+    count = 40 * BLOCK_SPANS
+    for entry in range(1, count + 1):
+        locations.add(entry, 1, entry, 0)
+        if entry % 64:
+            locations.forget(range(entry, entry + 1))
+    assert locations.pinned() == list(range(64, count + 1, 64))
+    assert sum(map(len, locations._blocks)) <= 4 * BLOCK_SPANS
+    assert len(locations._blocks) <= 6
+    for entry in range(64, count + 1, 64):
+        assert locations.find(range(entry, entry + 1)) == [(entry, range(1))]

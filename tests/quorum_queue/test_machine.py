@@ -72,9 +72,9 @@ def plain(runs: Iterable[Run]) -> list[Plain]:
         assert run.heads is None or len(run.heads) == len(run.seqs)
         assert run.size == sum(map(len, run.contents))
         for index, seq in enumerate(run.seqs):
-            flags = run.expires_at, run.redelivered, run.attempts
+            flags = run.due_of(index), run.redelivered, run.attempts
             # A run keeps the largest frame size of its messages.
-            attributes = run.attributes._replace(frame_bytes=0)
+            attributes = run.attributes_of(index)._replace(frame_bytes=0)
             found.append((seq, run.contents[index], run.head_of(index), attributes, *flags))
     return found
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import hypothesis.strategies as st
 from hypothesis import given
 
-from quorum_queue.machine.run import MIXED_LENGTH_MAX, RUN_LENGTH_MAX, Attributes, Run
+from quorum_queue.machine.run import KINDS_MAX, MIXED_LENGTH_MAX, NEVER, RUN_LENGTH_MAX, Attributes, Run
 
 Plain = tuple[int, bytes | int, bytes, Attributes, int | None, bool, int]
 
@@ -19,9 +20,39 @@ def plain(run: Run) -> list[Plain]:
     assert run.size == (sum(map(len, items)) if run.contents is not None else sum(items))
     assert run.heads is None or len(run.heads) == len(run)
     return [
-        (seq, items[index], run.head_of(index), run.attributes, run.expires_at, run.redelivered, run.attempts)
+        (
+            *(seq, items[index], run.head_of(index), run.attributes_of(index), run.due_of(index)),
+            *(run.redelivered, run.attempts),
+        )
         for index, seq in enumerate(run.seqs)
     ]
+
+
+def check(run: Run) -> None:
+    """What is known of all messages together holds for each."""
+    dues = [due for index in range(len(run)) if (due := run.due_of(index)) is not None]
+    assert not dues or (run.expires_at is not None and run.expires_at <= min(dues))
+    assert run.deadlines is None or len(run.deadlines) == len(run) > 1
+    assert run.kinds is None or len(run.kinds) == len(run) > 1
+    overheads = sum(run.attributes_of(index).overhead for index in range(len(run)))
+    assert run.counted_bytes == run.size - overheads
+    for index in range(len(run)):
+        attributes = run.attributes_of(index)
+        assert attributes.persistent is run.attributes.persistent
+        assert attributes.frame_bytes <= run.attributes.frame_bytes
+
+
+def attributes_of(persistent: bool) -> st.SearchStrategy[Attributes]:
+    return st.builds(
+        Attributes,
+        persistent=st.just(persistent),
+        priority=st.integers(0, 1),
+        frame_bytes=st.sampled_from([4096, 8192]),
+        overhead=st.integers(0, 1),
+    )
+
+
+deadlines = st.none() | st.integers(5, 9)
 
 
 @st.composite
@@ -30,12 +61,22 @@ def runs(draw: st.DrawFn, first: int | None = None) -> Run:
     start = draw(st.integers(1, 1000)) if first is None else first
     step = 1 if first is not None else draw(st.integers(1, 4))
     seqs = range(start, start + step * len(contents), step)
-    attributes = Attributes(priority=draw(st.integers(0, 1)))
-    run = Run(seqs, contents, draw(st.sampled_from([b"a", b"b"])), attributes, draw(st.none() | st.just(7)))
+    persistent = draw(st.booleans())
+    attributes = draw(attributes_of(persistent))
+    run = Run(seqs, contents, draw(st.sampled_from([b"a", b"b"])), attributes, draw(deadlines))
     run.redelivered = draw(st.booleans())
     run.attempts = draw(st.integers(0, 1))
     if draw(st.booleans()):
         run.heads = [draw(st.sampled_from([b"a", b"b", b"c"])) for _ in contents]
+    if len(contents) > 1 and draw(st.booleans()):
+        dues = [draw(deadlines) for _ in contents]
+        run.deadlines = array("q", [NEVER if due is None else due for due in dues])
+        run.expires_at = min(run.deadlines) - draw(st.integers(0, 1))
+    if len(contents) > 1 and draw(st.booleans()):
+        run.table = [draw(attributes_of(persistent)) for _ in range(3)]
+        run.kinds = bytearray(draw(st.integers(0, 2)) for _ in contents)
+        largest = max(each.frame_bytes for each in run.table)
+        run.attributes = run.table[0]._replace(frame_bytes=largest)
     if draw(st.integers(0, 3)) == 0:
         run.page_out()
     return run
@@ -48,6 +89,8 @@ def test_take(run: Run, data: st.DataObject) -> None:
         return
     count = data.draw(st.integers(1, len(run) - 1))
     front = run.take(count)
+    check(front)
+    check(run)
     assert plain(front) == before[:count]
     assert plain(run) == before[count:]
 
@@ -57,6 +100,7 @@ def test_every_deals_all_out(run: Run, turns: int) -> None:
     before = plain(run)
     hands = [run.every(index, turns) for index in range(min(turns, len(run)))]
     for index, hand in enumerate(hands):
+        check(hand)
         assert plain(hand) == before[index::turns]
 
 
@@ -73,17 +117,55 @@ def test_absorb(data: st.DataObject) -> None:
     run = data.draw(runs(first=data.draw(st.integers(1, 5))))
     later = data.draw(runs(first=run.seqs.stop + data.draw(st.sampled_from([0, 0, 0, 1]))))
     before, more = plain(run), plain(later)
-    same = before[0][3:] == more[0][3:] and (run.contents is None) is (later.contents is None)
+    same = before[0][5:] == more[0][5:] and (run.contents is None) is (later.contents is None)
+    same = same and run.attributes.persistent is later.attributes.persistent
     may = same and run.seqs.stop == later.seqs.start
     mixed = run.heads is not None or later.heads is not None or run.head != later.head
     long = mixed and run.heads is None and len(later) > MIXED_LENGTH_MAX
+    alike = run.kinds is None is later.kinds and run._alike(later)
     if run.absorb(later):
         assert may
-        assert plain(run) == before + more
+        check(run)
+        if alike:
+            # Such a run keeps the largest frame only.
+            before, more = ([without_frame(each) for each in plains] for plains in (before, more))
+            assert [without_frame(each) for each in plain(run)] == before + more
+        else:
+            assert plain(run) == before + more
     else:
         assert plain(run) == before
         assert plain(later) == more
         assert not may or long
+
+
+def without_frame(message: Plain) -> Plain:
+    return (*message[:3], message[3]._replace(frame_bytes=0), *message[4:])
+
+
+@given(runs(), st.integers(4, 10))
+def test_deadlines(run: Run, limit: int) -> None:
+    dues = [due for *_, due, _, _ in plain(run)]
+    is_over = [due is not None and due <= limit for due in dues]
+    assert run.over(limit) == (is_over.index(False) if False in is_over else len(run))
+    assert run.before_over(limit) == (is_over.index(True) if True in is_over else len(run))
+    check(run)
+
+
+@given(runs())
+def test_uniform(run: Run) -> None:
+    parts = list(run.uniform())
+    assert [message for part in parts for message in plain(part)] == plain(run)
+    assert all(part.kinds is None for part in parts)
+
+
+def test_the_table_of_kinds_has_an_end() -> None:
+    run = Run(range(1, 2), [b""], b"", Attributes(channel=1))
+    for seq in range(2, KINDS_MAX + 1):
+        assert run.absorb(Run(range(seq, seq + 1), [b""], b"", Attributes(channel=seq)))
+    end = KINDS_MAX + 1
+    assert not run.absorb(Run(range(end, end + 1), [b""], b"", Attributes(channel=end)))
+    assert run.absorb(Run(range(end, end + 1), [b""], b"", Attributes(channel=1)))
+    assert [run.attributes_of(index).channel for index in range(end)] == [*range(1, end), 1]
 
 
 @given(runs())

@@ -228,8 +228,8 @@ def _state(machine: Machine, bodies: Callable[[range], list[bytes]]) -> QueueSta
             seq,
             body,
             run.head_of(at),
-            run.attributes._replace(frame_bytes=0),
-            run.expires_at,
+            run.attributes_of(at)._replace(frame_bytes=0),
+            run.due_of(at),
             run.redelivered,
             run.attempts,
         )

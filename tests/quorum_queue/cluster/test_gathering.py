@@ -63,16 +63,16 @@ class Batches:
     def wanted(self, index: int) -> bool:
         return True
 
-    def kept_in(self, state: bytes) -> list[int]:
+    def kept_in(self, state: bytes) -> list[range]:
         return []
 
     def last_own_batch(self) -> int:
         return 0
 
-    def kept(self) -> list[int]:
+    def kept(self, low: int) -> list[range]:
         return []
 
-    def released(self) -> list[int]:
+    def released(self) -> list[range]:
         return []
 
     def failed(self, error: Exception) -> None:
