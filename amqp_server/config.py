@@ -192,11 +192,15 @@ class Config:
     cluster_tls_key_file: str = option("", "Its private key.", unit="PEM file")
     cluster_tls_ca_file: str = option("", "Authority that signed the nodes' certificates.", unit="PEM file")
     cluster_frame_bytes_max: int = option(
-        192 * MIB, "Largest frame between nodes.", unit="bytes", low=MIB, high=GIB
+        192 * MIB,
+        "Largest frame between nodes; less than 192 MiB has no effect.",
+        unit="bytes",
+        low=MIB,
+        high=GIB,
     )
     cluster_queue_bytes_max: int = option(
         GIB,
-        "Unsent bytes to one node; above it its link is closed.",
+        "Unsent bytes to one node; above it its link is closed. Less than 384 MiB has no effect.",
         unit="bytes",
         low=MIB,
         high=64 * GIB,

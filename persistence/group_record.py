@@ -29,7 +29,8 @@ CHUNK_KEY = Struct(">QQQH")  # group, index, term, chunk
 ENTRY_HEAD = Struct(">QBIH")  # term, kind, bytes of data, chunks
 SNAPSHOT_HEAD = Struct(">QQH")  # index, term, chunks
 INDEX_MAX: Final = (1 << 64) - 2
-ENTRY_BYTES_MAX: Final = 64 * 1024 * 1024
+#: More than the largest message takes with its frames and its content header (ADR 44).
+ENTRY_BYTES_MAX: Final = 184 * 1024 * 1024
 # LMDB keeps values up to a little under half a page beside their key; larger ones have pages of their own.
 INLINE_BYTES: Final = 1800
 

@@ -150,6 +150,9 @@ class DeadLettering(Paging):
     def _letters_can_go_on(self) -> bool:
         if self._letter_wide is not None:
             return self._letter_wide.may_begin
+        if self.machine.holds and not self.ended:
+            # They may be of a transaction that is not complete, and must not be seen before it is.
+            return False
         return bool(self._letters_waiting) and self._letters_are_at_hand()
 
     def _send_next(self) -> bool:

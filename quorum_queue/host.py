@@ -120,6 +120,12 @@ class QueueHost:
         self.pending += commands
         self._turn.schedule(self)
 
+    def hold(self) -> None:
+        """See quorum_queue.ports.Recipient."""
+
+    def unhold(self) -> None:
+        """See quorum_queue.ports.Recipient."""
+
     def apply_pending(self) -> None:
         raise NotImplementedError
 

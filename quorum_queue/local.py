@@ -226,9 +226,11 @@ class LocalHost(DeadLettering):
                 hands_max=HANDS_MAX,
                 wants_acked=bool(self._lone),
             )
-            now_ms = self.services.queue_time.now_ms()
+            now_ms, held = self.services.queue_time.now_ms(), self.machine.holds > 0
             self.machine.apply(Meta(now_ms), commands, effects)
             self._perform(effects, now_ms)
+            if held and not self.machine.holds:
+                self._send_waiting_letters()
             count = self.machine.consumers.count
             if count != self._consumer_count:
                 gone = count < self._consumer_count
@@ -262,6 +264,14 @@ class LocalHost(DeadLettering):
                 machine.dedup.next_position = FIRST_POSITION + (now_ms << 16)
                 self._names = NameJournal(self.services.journal, self.queue_id, machine.dedup)
         self._perform(effects, now_ms)
+
+    def hold(self) -> None:
+        if not self.ended:
+            self.machine.hold()
+
+    def unhold(self) -> None:
+        if not self.ended and self.machine.holds:
+            self.submit(("unhold",))
 
     def touch(self) -> None:
         self.queue.renew()

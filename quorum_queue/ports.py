@@ -266,6 +266,14 @@ class Recipient(Protocol):
     def submit(self, *commands: Any) -> None:
         """Submit these commands, to be applied after all pending ones."""
 
+    def hold(self) -> None:
+        """A transaction begins that brings its parts over several turns: consumers get nothing that is
+        submitted from now on. Queues in logs of their own take their part by itself, and hold nothing.
+        """
+
+    def unhold(self) -> None:
+        """That transaction is complete. Called once for each `hold`."""
+
     def apply_pending(self) -> None:
         """Only the turn calls this."""
 

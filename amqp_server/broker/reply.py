@@ -38,6 +38,7 @@ class ReplyHost:
         #: True if the consumer has ended.
         self.deleted = False
         self.published = 0
+        self._holds = 0
 
     @property
     def host(self) -> ReplyHost:
@@ -53,7 +54,16 @@ class ReplyHost:
     def barrier(self, done: Callable[..., None]) -> None:
         done()
 
+    def hold(self) -> None:
+        self._holds += 1
+
+    def unhold(self) -> None:
+        self._holds -= 1
+        self._turn.schedule(self)
+
     def apply_pending(self) -> None:
+        if self._holds and not self.deleted:
+            return
         commands, self.pending = self.pending, []
         for _, run, origin, first in commands:
             if not self.deleted:

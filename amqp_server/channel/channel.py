@@ -67,6 +67,7 @@ class Assembly:
         "_unfinished",
         "body_size",
         "framed",
+        "framed_bytes",
         "generation",
         "header",
         "oversized",
@@ -89,6 +90,8 @@ class Assembly:
         self.oversized = False
         self.body_size = 0
         self.received = 0
+        #: Bytes of all frames so far.
+        self.framed_bytes = 0
         self._memory = route.publisher.broker.services.memory
         self._unfinished = route.publisher.connection.incoming.unfinished
         self._bytes = 0
@@ -115,6 +118,7 @@ class Assembly:
                 self._make_room(0)
         before = self._bytes // RELIEF_BYTES
         self._bytes += size
+        self.framed_bytes += size
         self._unfinished.bytes += size
         memory.used += size
         if memory.used > memory.budget_bytes and self._bytes // RELIEF_BYTES > before:

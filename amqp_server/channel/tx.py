@@ -8,7 +8,7 @@ commit-ok follows their answers, and each queue takes its part separately.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -225,8 +225,10 @@ class Transaction:
                 self.partial = True
         self._channel.settle(verb, pieces)
 
-    def commit_in_parts(self, hosts: dict[Recipient, None], *, acks: bool = True) -> Iterator[None]:
-        """Like `commit`, some parts at a time; put the hosts into `hosts`."""
+    def commit_in_parts(
+        self, hosts: dict[Recipient, None], held: dict[Recipient, None], *, acks: bool = True
+    ) -> Iterator[None]:
+        """Like `commit`, some parts at a time. `hosts` gets the hosts, and `held` those that hold parts back."""
         segments, settlements = self._published(), self.settlements if acks else []
         if acks:
             self.settlements = []
@@ -238,6 +240,7 @@ class Transaction:
             yield from trace_publish(segment) or ()
             weight = max(len(targets), len(segment.contents) * PARTS_AT_ONCE // PART_MESSAGES_MAX)
             for found in hand_over(segment, targets, origin, first):
+                _hold(found, held)
                 if segment.attributes.confirm_level != LEADER:
                     hosts.update(dict.fromkeys(found))
                 given += weight
@@ -247,6 +250,8 @@ class Transaction:
                     yield
         for verb, pieces in settlements:
             for start in range(0, len(pieces), PARTS_AT_ONCE):
+                # Dead letters of rejected messages are parts, too.
+                _hold([piece.holder.queue.host for piece in pieces[start : start + PARTS_AT_ONCE]], held)
                 self._settle(verb, pieces[start : start + PARTS_AT_ONCE], hosts)
                 yield
 
@@ -280,6 +285,14 @@ class Transaction:
         settlements, self.settlements = self.settlements, []
         self._part_count, self._join_from = 0, JOIN_FROM
         return [(verb, joined(pieces) if verb == "settle" else pieces) for verb, pieces in settlements]
+
+
+def _hold(hosts: Iterable[Recipient], held: dict[Recipient, None]) -> None:
+    """Let hosts hold back what they have not applied yet, and what comes."""
+    for host in hosts:
+        if host not in held:
+            held[host] = None
+            host.hold()
 
 
 class LargeEnd:
@@ -325,12 +338,15 @@ class LargeEnd:
 
 
 class LargeCommit(LargeEnd):
-    __slots__ = ("hosts",)
+    """Consumers get nothing of a large transaction before all of it is on disk."""
+
+    __slots__ = ("_held", "hosts")
 
     def __init__(self, channel: Channel, transaction: Transaction, *, acks: bool = True) -> None:
         #: Hosts with a part in the transaction.
         self.hosts: dict[Recipient, None] = {}
-        super().__init__(channel, transaction.commit_in_parts(self.hosts, acks=acks))
+        self._held: dict[Recipient, None] = {}
+        super().__init__(channel, transaction.commit_in_parts(self.hosts, self._held, acks=acks))
 
     def begin(self, done: Callable[[], None]) -> None:
         self._done = done
@@ -341,8 +357,18 @@ class LargeCommit(LargeEnd):
         self._turn.later(self, self._go_on)
 
     def _end(self) -> None:
-        self._channel.broker.services.commits.release()
+        commits = self._channel.broker.services.commits
+        commits.release()
+        if self._held and commits.unsynced:
+            commits.request(self._unhold)
+        else:
+            self._unhold()
         super()._end()
+
+    def _unhold(self) -> None:
+        held, self._held = self._held, {}
+        for host in held:
+            host.unhold()
 
 
 def _nothing() -> None: ...

@@ -120,6 +120,8 @@ def make_parts(
         boundary=boundary,
         raft=Options(election_ticks=max(2, round(config.election_ms / 1000 / TICK_S))),
     )
+    roster = Roster(Zones(config.node, config.zone))
+    replicas.version = lambda: roster.version
     reach = Reach(config.node, mesh, clock, leads=lambda: replicas.takes_leaders, options=options)
     topology_progress = TopologyProgress(mesh, clock, reach)
     disk_progress = DiskProgress(mesh, lambda: environment.written)
@@ -132,7 +134,7 @@ def make_parts(
         store=store,
         replicas=replicas,
         groups=Groups(replicas, store, store.recovered(), lost_before=lost_before),
-        roster=Roster(Zones(config.node, config.zone)),
+        roster=roster,
         reach=reach,
         topology_progress=topology_progress,
         disk_progress=disk_progress,

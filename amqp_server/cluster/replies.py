@@ -50,6 +50,12 @@ class RemoteReply:
     def barrier(self, done: Callable[..., None]) -> None:
         done()
 
+    def hold(self) -> None:
+        """The reply is sent at once: its client is on another node."""
+
+    def unhold(self) -> None:
+        """It was not held."""
+
     def apply_pending(self) -> None:
         pending, self.pending = self.pending, []
         for command in pending:

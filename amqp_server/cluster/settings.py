@@ -7,7 +7,7 @@ import ssl
 from typing import TYPE_CHECKING
 
 from amqp_server.cluster.errors import ClusterError
-from amqp_server.config import Config
+from amqp_server.config import MIB, Config
 from amqp_server.connection.tls import (
     PEMFile,
     TLSFileError,
@@ -16,6 +16,7 @@ from amqp_server.connection.tls import (
     load_certificate,
 )
 from amqp_server.secret_files import SecretFileError, read_secret
+from persistence.group_record import ENTRY_BYTES_MAX
 from quorum_queue.cluster.options import ReplicationOptions
 from quorum_queue.links.ports import LinkOptions
 
@@ -96,10 +97,16 @@ class LinksTls:
             )
 
 
+#: An entry of the largest size, with small ones beside it, is one frame.
+FRAME_BYTES_MIN = ENTRY_BYTES_MAX + 8 * MIB
+#: While a large frame leaves, other frames wait for it, and perhaps another large one.
+QUEUE_BYTES_MIN = 2 * FRAME_BYTES_MIN
+
+
 def link_options(config: Config) -> LinkOptions:
     return LinkOptions(
-        frame_bytes_max=config.cluster_frame_bytes_max,
-        queue_bytes_max=config.cluster_queue_bytes_max,
+        frame_bytes_max=max(config.cluster_frame_bytes_max, FRAME_BYTES_MIN),
+        queue_bytes_max=max(config.cluster_queue_bytes_max, QUEUE_BYTES_MIN),
         read_bytes=config.receive_bytes,
         read_s=config.turn_ms / 1000,
         heartbeat_ms=config.cluster_heartbeat_ms,
@@ -115,6 +122,7 @@ def replication_options(config: Config) -> ReplicationOptions:
         snapshot_bytes=config.snapshot_bytes,
         log_bytes_max=config.log_bytes_max,
         transfer_bytes_max=config.transfer_bytes_max,
+        unsent_bytes_max=max(config.cluster_queue_bytes_max, QUEUE_BYTES_MIN) // 2,
         transfer_timeout_ms=config.transfer_timeout_ms,
         node_down_ms=config.node_down_ms,
         disk_stall_ms=config.disk_stall_ms,

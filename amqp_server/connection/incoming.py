@@ -34,6 +34,7 @@ from amqp_server.wire.intake import Outcome, Publisher, PublishRoute, Segment
 
 if TYPE_CHECKING:
     from amqp_server.broker.queue import Target
+    from amqp_server.config import Config
     from amqp_server.connection.session import Session
 
 #: Body frames from this size on are taken piece by piece, before they are complete.
@@ -41,6 +42,8 @@ LARGE_FRAME = 16 * 1024
 #: A piece of a body that is a smaller part of a read than this is copied out of the read.
 PIECE_SHARE = 4
 
+#: Room for the frames of a message beside its body.
+FRAMES_ROOM_BYTES = 1 << 20
 #: Bytes of publishes that are taken before the turn may end. A larger message is taken with the messages
 #: behind it.
 TAKEN_BYTES = 128 * 1024
@@ -548,11 +551,26 @@ class Incoming:
             if payload:
                 # There may be very many empty frames, and some clients treat them as an error.
                 assembly.add(whole)
+                if assembly.framed_bytes > framed_bytes_max(self.config):
+                    self._refuse_frames(channel, assembly)
+                    return
         if assembly.header is not None and assembly.received == assembly.body_size:
             channel.assembly = None
             self._assembled(channel, assembly)
         else:
             self._check_unfinished()
+
+    def _refuse_frames(self, channel: Channel, assembly: Assembly) -> None:
+        """Refuse a message whose body comes in frames of a few bytes: it is kept with them, and as many times
+        larger.
+        """
+        channel.assembly = None
+        assembly.release()
+        error = PreconditionFailed(
+            f"message size {assembly.framed_bytes} with its frames is larger than "
+            f"{framed_bytes_max(self.config)}: the frames are too small"
+        )
+        self._close_channel(channel, error, (60, 40))
 
     def _check_unfinished(self) -> None:
         if self.unfinished.bytes > self.config.unfinished_bytes_max:
@@ -761,6 +779,13 @@ class Incoming:
         self.clear()
         self._body_channel = None
         del self._session
+
+
+def framed_bytes_max(config: Config) -> int:
+    """Return how many bytes a message may take with its frames: the largest body in frames of 64 bytes, and
+    the largest header.
+    """
+    return config.message_bytes_max * 9 // 8 + config.frame_max_bytes + FRAMES_ROOM_BYTES
 
 
 def _piece(data: bytes, start: int, stop: int) -> bytes | memoryview:

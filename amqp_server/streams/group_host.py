@@ -34,6 +34,7 @@ from amqp_server.streams.start import Start
 from amqp_server.streams.taking_over import take_over
 from persistence.streams.compression import NONE
 from persistence.streams.retention import Limits
+from quorum_queue.cluster.deferred_host import without_larger
 from quorum_queue.cluster.frames import StreamWord
 from quorum_queue.cluster.group import InParts
 from quorum_queue.cluster.guests import GuestOrigin
@@ -315,7 +316,7 @@ class StreamGroupHost(MemberReaders):
         encoder = Encoder(self._services.layouts, 0, 0, stamped=True, codec=self._sent_codec)
         waiting: list[tuple[Any, int, int, int]] = []
         early = False
-        for command in commands:
+        for command in without_larger(commands, self.replicas.message_bytes_max):
             run, origin, first = command[1], command[2], command[3]
             named = command[0] == "enqueue_once" and self.replica.taken is not None
             encoder.add(run, command[4] if named else None)

@@ -301,6 +301,23 @@ class DeferredHost(QueueHost):
             done(why)
 
 
+def without_larger(commands: list[Command], size_max: int) -> list[Command]:
+    """Return the commands without messages of more than this size, which are refused: one entry of the log
+    could not hold them, and what a client sends must not become a failure of the queue.
+    """
+    kept: list[Command] = []
+    for command in commands:
+        if command[0] not in ENQUEUES or command[1].size <= size_max:
+            kept.append(command)
+            continue
+        for part in _pieces(command, 0):
+            if part[1].size <= size_max:
+                kept.append(part)
+            elif part[2] is not None:
+                part[2].refused(part[3], part[3])
+    return kept
+
+
 def cut(commands: Iterable[Command], size_max: int) -> Iterable[list[Command]]:
     """Cut commands into batches of about this size. A single message may be larger."""
     batch: list[Command] = []

@@ -20,6 +20,9 @@ DELIVERED, CONFIRMED, REFUSED, ATTACHED, GOT_NOTHING, PURGED, DONE, MOVED = rang
 #: Number of fields of each event, its kind included.
 _FIELDS = {CONFIRMED: 4, REFUSED: 4, ATTACHED: 3, GOT_NOTHING: 2, PURGED: 3, DONE: 6, MOVED: 2}
 
+#: Size of a frame, in bytes of bodies.
+FRAME_BYTES = 1 << 20
+
 _decoder = msgspec.msgpack.Decoder(list[tuple[Any, ...]])
 _encode = msgspec.msgpack.encode
 
@@ -34,41 +37,66 @@ class Stats(NamedTuple):
 
 
 class Events:
-    """Events for one node, gathered over a turn."""
+    """Events for one node, gathered over a turn. Frames have about FRAME_BYTES of them; one message may be
+    larger.
+    """
 
-    __slots__ = ("_bodies", "_events", "size")
+    __slots__ = ("_bodies", "_events", "_size", "_whole")
 
     def __init__(self) -> None:
+        #: Events and bodies of the frames that are full.
+        self._whole: list[tuple[list[tuple[Any, ...]], list[bytes]]] = []
+        #: Those of the last frame, and the bytes of the bodies.
         self._events: list[tuple[Any, ...]] = []
         self._bodies: list[bytes] = []
-        self.size = 0
+        self._size = 0
 
     def add(self, *event: Any) -> None:
         self._events.append(event)
 
     def deliver(self, key: tuple[Any, ...], first_id: int, run: Run) -> None:
         assert run.contents is not None
-        seqs = run.seqs
+        if self._size + run.size <= FRAME_BYTES:
+            self._deliver(key, first_id, run, 0, len(run.contents))
+            return
+        first, size = 0, 0
+        for index, content in enumerate(run.contents):
+            if self._size + size + len(content) > FRAME_BYTES:
+                if index > first:
+                    self._deliver(key, first_id, run, first, index)
+                if self._size:
+                    self._whole.append((self._events, self._bodies))
+                    self._events, self._bodies, self._size = [], [], 0
+                first, size = index, 0
+            size += len(content)
+        self._deliver(key, first_id, run, first, len(run.contents))
+
+    def _deliver(self, key: tuple[Any, ...], first_id: int, run: Run, first: int, stop: int) -> None:
+        """Add the messages from `first` to before `stop`."""
+        assert run.contents is not None
+        seqs, contents = run.seqs[first:stop], run.contents[first:stop]
         self._events.append(
             (
                 DELIVERED,
                 key,
-                first_id,
+                first_id + first,
                 (seqs.start, seqs.stop, seqs.step),
                 run.head,
-                run.heads,
+                None if run.heads is None else run.heads[first:stop],
                 tuple(run.attributes),
                 run.expires_at,
                 run.redelivered,
                 run.attempts,
-                list(map(len, run.contents)),
+                list(map(len, contents)),
             )
         )
-        self._bodies += run.contents
-        self.size += run.size
+        self._bodies += contents
+        self._size += sum(map(len, contents))
 
-    def encode(self, queue_id: int) -> list[bytes]:
-        return frames.events(queue_id, _encode(self._events), self._bodies)
+    def encode(self, queue_id: int) -> list[list[bytes]]:
+        """Return the parts of each frame."""
+        parts = [*self._whole, (self._events, self._bodies)]
+        return [frames.events(queue_id, _encode(found), bodies) for found, bodies in parts if found]
 
 
 def decode(head: memoryview, bodies: memoryview) -> list[tuple[Any, ...]]:

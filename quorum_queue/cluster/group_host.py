@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from quorum_queue.cluster import contents, dead_letters
-from quorum_queue.cluster.deferred_host import DeferredHost, cut
+from quorum_queue.cluster.deferred_host import DeferredHost, cut, without_larger
 from quorum_queue.cluster.group import Group, InParts
 from quorum_queue.cluster.last_letters import LastLetters
 from quorum_queue.cluster.ranges import joined, parted
@@ -158,6 +158,7 @@ class GroupHost(DeferredHost):
     def _send_pending(self) -> None:
         node, incarnation = self._own
         group = self.group
+        self.pending = without_larger(self.pending, self.replicas.message_bytes_max)
         for commands in cut(self._outgoing(), self.replicas.options.batch_bytes):
             number, early = group.next_number, False
             for command in commands:

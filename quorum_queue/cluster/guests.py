@@ -196,7 +196,8 @@ class Guests:
             return
         gathered, self._events = self._events, {}
         for (peer, queue_id), found in gathered.items():
-            self._links.send(peer, found.encode(queue_id))
+            for parts in found.encode(queue_id):
+                self._links.send(peer, parts)
             guest = self._guests.get((peer, queue_id))
             if guest is not None and not guest.paused and self._links.pending_bytes(peer) > HIGH_BYTES:
                 self._pause(guest, paused=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from persistence.group_record import ENTRY_BYTES_MAX
+
 KIB, MIB = 1 << 10, 1 << 20
 
 
@@ -11,6 +13,10 @@ KIB, MIB = 1 << 10, 1 << 20
 class ReplicationOptions:
     #: The batches of one turn make one entry; a larger turn makes several of about this size.
     entry_bytes: int = MIB
+    #: A message that takes more with its frames is refused, because no disk would take its entry; the second
+    #: limit holds while a node may run a version before versions.LARGE_ENTRIES.
+    message_bytes_max: int = ENTRY_BYTES_MAX - MIB
+    earlier_message_bytes_max: int = 63 * MIB
     #: Least time between two small entries of one queue whose messages come one by one, ms.
     gather_ms: int = 2
     #: Commands of one host in one turn are cut into batches of about this size.
@@ -27,12 +33,16 @@ class ReplicationOptions:
     piece_bytes: int = MIB
     #: Pieces of snapshots on their way to one peer.
     transfer_bytes_max: int = 8 * MIB
+    #: With more unsent bytes to a peer, its appends wait.
+    unsent_bytes_max: int = 512 * MIB
     #: A snapshot transfer without progress for so long is given up, and begins again, ms.
     transfer_timeout_ms: int = 10_000
     #: Time for a disconnected node to come back before its consumers count as gone, ms.
     node_down_ms: int = 1_500
     #: A write that takes longer makes this node give up leadership, ms.
     disk_stall_ms: int = 2_000
+    #: It may take longer for large entries, at this rate.
+    disk_bytes_per_s: int = 16 * MIB
     #: A change of the topology is refused when it has not been applied for so long, ms.
     change_timeout_ms: int = 10_000
     #: Time between two checks for leaders that should move, ms.

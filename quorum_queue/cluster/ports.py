@@ -48,6 +48,9 @@ class Links(Protocol):
 
     def pending_bytes(self, peer: str) -> int: ...
 
+    def arrived_bytes(self, peer: str) -> int:
+        """Return the bytes of a frame from the peer that has not come completely."""
+
     def connected(self) -> Collection[str]: ...
 
     def features_of(self, peer: str) -> Collection[str]:

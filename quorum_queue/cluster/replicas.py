@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +24,7 @@ from quorum_queue.cluster.lost_entries import LostEntries
 from quorum_queue.cluster.options import ReplicationOptions
 from quorum_queue.cluster.ports import Commits, Links, Store
 from quorum_queue.cluster.unopened_groups import UnopenedGroups
+from quorum_queue.machine import versions
 from quorum_queue.ports import Timers, Turn
 from quorum_queue.raft.core import Raft
 from quorum_queue.raft.errors import CodecError
@@ -105,6 +106,8 @@ class Replicas:
         self.timers = timers
         self.options = options
         self.raft_options = raft
+        #: The version that all nodes of the cluster know; see quorum_queue.machine.versions.
+        self.version: Callable[[], int] = lambda: versions.NEWEST
         #: All calls to a group go through it: an exception of one group stops only that group.
         self.contain = boundary.contain
         self.groups: dict[int, Group] = {}
@@ -119,6 +122,8 @@ class Replicas:
         #: The incarnation of each known node that is up, None for those that are down.
         self.incarnations: dict[str, int | None] = {node: incarnation}
         self._written: list[Written] = []
+        self._written_bytes = 0
+        #: For each commit under way, when it takes too long.
         self._writing: deque[int] = deque()
         #: True while the disk does not accept writes: this node leads nothing.
         self.stalled = self._full = False
@@ -251,6 +256,14 @@ class Replicas:
         """
         self._last_ticket += 1
         return self._last_ticket
+
+    @property
+    def message_bytes_max(self) -> int:
+        """The most that a message may take, with its frames, in the entry of a group."""
+        options = self.options
+        if self.version() < versions.LARGE_ENTRIES:
+            return options.earlier_message_bytes_max
+        return options.message_bytes_max
 
     def touch(self, group: Group) -> None:
         """Something happened in a group: process it at the end of the turn."""
@@ -415,9 +428,7 @@ class Replicas:
             self.touch(group)
 
     def _watch_disk(self) -> None:
-        slow = (
-            bool(self._writing) and self.clock.monotonic_ms() - self._writing[0] > self.options.disk_stall_ms
-        )
+        slow = bool(self._writing) and self.clock.monotonic_ms() > self._writing[0]
         self._set_stalled(slow or self._full)
 
     @property
@@ -518,6 +529,8 @@ class Replicas:
             store.hard(group_id, hard.term, hard.vote)
         if entries:
             store.append(group_id, entries)
+            for entry in entries:
+                self._written_bytes += len(entry.data)
             in_parts = group.machine.in_parts
             if in_parts is not None:
                 self._foresee(group, in_parts.foresee, entries)
@@ -554,6 +567,12 @@ class Replicas:
             self.post(group_id, message)
 
     def post(self, group_id: int, message: Message) -> None:
+        if message.entries and self.links.pending_bytes(message.to) > self.options.unsent_bytes_max:
+            # Its link would be closed, and the same would be sent again.
+            group = self.groups.get(group_id)
+            if group is not None:
+                group.core.unsent(message.to)
+            return
         self.links.send(message.to, encode_message(group_id, message, _RAFT))
 
     def write(self) -> None:
@@ -566,7 +585,10 @@ class Replicas:
         if not self._written:
             return
         written, self._written = self._written, []
-        self._writing.append(self.clock.monotonic_ms())
+        options = self.options
+        patience_ms = options.disk_stall_ms + 1000 * self._written_bytes // options.disk_bytes_per_s
+        self._writing.append(self.clock.monotonic_ms() + patience_ms)
+        self._written_bytes = 0
 
         def done() -> None:
             self._writing.popleft()

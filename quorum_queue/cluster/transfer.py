@@ -38,7 +38,7 @@ CHECK_ENTRIES_MAX = 64
 class Sending:
     """A snapshot on its way to one follower."""
 
-    __slots__ = ("index", "log_term", "members", "moved_at", "offset", "state")
+    __slots__ = ("index", "log_term", "members", "moved_at", "offset", "state", "unsent")
 
     def __init__(self, index: int, log_term: int, members: bytes, now_ms: int) -> None:
         self.index = index
@@ -48,12 +48,15 @@ class Sending:
         self.state: bytes | None = None
         self.offset = 0
         self.moved_at = now_ms
+        #: Bytes that waited for the link at the last look.
+        self.unsent = 0
 
 
 class Receiving:
     """A snapshot on its way to this node."""
 
     __slots__ = (
+        "arrived",
         "asked",
         "checking",
         "group",
@@ -94,6 +97,8 @@ class Receiving:
         self.checking = False
         self.storing = False
         self.moved_at = now_ms
+        #: Bytes of an incomplete frame at the last look.
+        self.arrived = 0
 
     def wake(self) -> None:
         if self.group.receiving is self:
@@ -153,11 +158,21 @@ def go_on(group: Group) -> None:
                 break
             sending.offset += len(data)
             sending.moved_at = now
+        # A large entry may take longer than a transfer may stand still.
+        unsent = replicas.links.pending_bytes(to)
+        if unsent != sending.unsent and unsent > options.piece_bytes:
+            sending.moved_at = now
+        sending.unsent = unsent
         if not group.is_leader or now - sending.moved_at > options.transfer_timeout_ms:
             ended(group, to, ok=False)
         elif group.core.leadership is not None and _matched(group, to) >= sending.index:
             ended(group, to, ok=True)
     receiving = group.receiving
+    if receiving is not None:
+        arrived = replicas.links.arrived_bytes(receiving.leader)
+        if arrived != receiving.arrived and arrived > options.piece_bytes:
+            receiving.moved_at = now
+        receiving.arrived = arrived
     if (
         receiving is not None
         and not (receiving.checking or receiving.storing)

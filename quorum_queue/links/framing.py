@@ -53,6 +53,11 @@ class FrameReader:
         #: Buffers, used in turn, for frames that are incomplete in the shared buffer.
         self._spare = self._other_spare = memoryview(b"")
 
+    @property
+    def arrived_bytes(self) -> int:
+        """Return how much of an incomplete frame has arrived."""
+        return 0 if self._frame is None else self._filled
+
     def buffers(self, most: int) -> list[memoryview]:
         """Return the buffers for the next bytes, in order. `most`: limit for bytes of many small frames."""
         if self._frame is not None:

@@ -90,6 +90,11 @@ class Mesh:
         session = self._sessions.open.get(peer)
         return 0 if session is None else session.pending_bytes
 
+    def arrived_bytes(self, peer: str) -> int:
+        """Return the bytes of a frame from the peer that has not come completely."""
+        session = self._sessions.open.get(peer)
+        return 0 if session is None else session.arrived_bytes
+
     def connected(self) -> Collection[str]:
         """Return the peers with a session."""
         return [name for name, session in self._sessions.open.items() if not session.closed]

@@ -25,9 +25,10 @@ class Peer:
 class LinkOptions:
     """Limits and intervals of all links of a node."""
 
-    #: Payload of one frame: an entry of 64 MiB and its fields.
-    frame_bytes_max: int = (64 << 20) + (64 << 10)
-    #: Bytes queued for one peer and not yet taken by its socket; with more the peer loses its session.
+    #: Payload of one frame: the largest entry and its fields.
+    frame_bytes_max: int = 192 << 20
+    #: Bytes queued for one peer and not yet taken by its socket. With more, the next frame ends the session.
+    #: One frame may be larger.
     queue_bytes_max: int = 256 << 20
     #: Bytes of one read from a socket; all links share the buffer.
     read_bytes: int = 1 << 20

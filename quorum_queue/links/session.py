@@ -106,6 +106,11 @@ class LinkSession:
     def pending_bytes(self) -> int:
         return self._queued_bytes + self._wire.pending_bytes
 
+    @property
+    def arrived_bytes(self) -> int:
+        """Bytes of a frame that has not come completely."""
+        return self._reader.arrived_bytes
+
     def begin(self) -> None:
         """Begin to read."""
         if not self.closed:
@@ -122,7 +127,7 @@ class LinkSession:
             size += len(part)
         if not 0 < size <= self._frame_bytes_max:
             raise ValueError(f"a frame of {size} bytes; it has to be from 1 to {self._frame_bytes_max}")
-        if self._queued_bytes + size > self._queue_bytes_max:
+        if self._queued_bytes > self._queue_bytes_max:
             self.close(f"takes too little: {self._queued_bytes} bytes wait for it")
             return False
         self._queue.extend(encode(parts, size))

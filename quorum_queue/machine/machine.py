@@ -22,6 +22,7 @@ Commands are tuples whose first field names them:
     ("node_down", node, incarnation)                  removes its consumers, up to this start of the node
     ("version", number)                               behave as this version does from now on; see versions
     ("lose", low, high)                               no disk has the bodies at these positions any more
+    ("unhold",)                                       on one node only: a transaction is complete
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ ENQUEUES = ("enqueue", "enqueue_once", "enqueue_letter")
 #: consumers.
 BURST_MESSAGES: Final = 4096
 BURST_BYTES: Final = 1 << 20
+#: Behind all positions.
+NEVER: Final = 1 << 62
 
 
 class Meta(NamedTuple):
@@ -66,6 +69,8 @@ class Machine:
         "consumers",
         "dead_lettering",
         "dedup",
+        "held_from",
+        "holds",
         "last_used_ms",
         "letters",
         "next_seq",
@@ -73,6 +78,7 @@ class Machine:
         "settings",
         "unacked_bytes",
         "unacked_count",
+        "unlimited",
         "version",
     )
 
@@ -90,6 +96,23 @@ class Machine:
         self.dedup = _dedup(settings)
         #: Dead letters that came from other queues.
         self.letters = Letters()
+        #: Messages from this position on are not handed out, and do not die, before the transactions of this
+        #: many holders are complete. Only on one node: never in a log.
+        self.held_from = NEVER
+        self.holds = 0
+        #: True if a limit was not enforced because of that.
+        self.unlimited = False
+
+    def hold(self) -> None:
+        """Hand out no messages that come from now on, until "unhold"."""
+        self.holds += 1
+        if self.holds == 1:
+            self.held_from = self.next_seq
+
+    def _unhold(self, meta: Meta, command: Command, effects: Effects) -> None:
+        self.holds -= 1
+        if not self.holds:
+            self.held_from = NEVER
 
     def apply(self, meta: Meta, commands: Iterable[Command], effects: Effects) -> None:
         """Apply a batch of commands in order."""
@@ -104,6 +127,11 @@ class Machine:
     def finish(self, meta: Meta, effects: Effects) -> None:
         """Hand out ready messages to consumers with room."""
         self._assign(meta, effects, effects.hands_max)
+        if self.unlimited and self.held_from == NEVER and not effects.more:
+            # Consumers have what they have room for.
+            self.unlimited = False
+            if self.settings.overflow == "drop-head":
+                self._drop_over_limit(effects)
 
     @property
     def due_ms(self) -> int | None:
@@ -230,10 +258,14 @@ class Machine:
         effects.accepted_bytes += run.size
         if effects.wants_enqueued:
             effects.enqueued.append(_as_accepted(run))
-        self.ready.push(run)
+        self.ready.push(run, self.held_from)
 
     def _drop_over_limit(self, effects: Effects) -> None:
         settings, ready = self.settings, self.ready
+        if self.holds:
+            # Consumers will take messages before the queue is too long.
+            self.unlimited = True
+            return
         if settings.max_length is not None:
             while ready.count > settings.max_length:
                 self._discard(ready.drop_head(ready.count - settings.max_length), "maxlen", effects)
@@ -248,7 +280,7 @@ class Machine:
         while rest is not None:
             room = len(rest.seqs)
             if settings.max_length is not None:
-                room = min(room, settings.max_length - ready.count)
+                room = min(room, settings.max_length - ready.count + self._awaited())
             if settings.max_length_bytes is not None:
                 room = min(room, 1 if ready.bytes < settings.max_length_bytes else 0)
             if room <= 0:
@@ -265,6 +297,13 @@ class Machine:
             effects.confirmed.append((origin, first, first + count - 1, part.attributes.persistent))
             first += count
             self._assign(meta, effects)
+
+    def _awaited(self) -> int:
+        """Return how many of the held messages consumers have room for."""
+        if not self.holds:
+            return 0
+        takers, _ = self.consumers.takers(1 << 30)
+        return min(self.ready.count, sum(taker.room() for taker in takers))
 
     # -- handing out -----------------------------------------------------------------------------------------
 
@@ -284,6 +323,8 @@ class Machine:
             assert level is not None
             head = level.head()
             assert head is not None
+            if head.seqs.start >= self.held_from:
+                return
             length = len(head.seqs)
             if head.expires_at is not None and head.expires_at <= meta.now_ms:
                 over = head.over(self._limit(head, meta))
@@ -369,7 +410,7 @@ class Machine:
         while ready.count:
             level = ready.head_level()
             head = level.head() if level is not None else None
-            due = None if head is None else head.due
+            due = None if head is None or head.seqs.start >= self.held_from else head.due
             if level is None or head is None or due is None:
                 return
             if due > meta.now_ms:
@@ -399,7 +440,7 @@ class Machine:
         consumer: Consumer = command[1]
         level = self.ready.head_level()
         head = level.head() if level is not None else None
-        if level is not None and head is not None:
+        if level is not None and head is not None and head.seqs.start < self.held_from:
             if head.contents is None and effects.in_memory:
                 effects.paged_out = True
                 effects.gets_waiting.append(command)
@@ -665,6 +706,7 @@ _APPLY: dict[str, Callable[[Machine, Meta, Command, Effects], None]] = {
     "node_down": Machine._node_down,
     "lose": Machine._lose,
     "version": Machine._raise_version,
+    "unhold": Machine._unhold,
 }
 
 __all__ = ["ENQUEUES", "Checkout", "Command", "Effects", "Letter", "Machine", "Meta", "Settings"]

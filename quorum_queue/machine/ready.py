@@ -53,10 +53,15 @@ class Level:
                 found.append(run)
         return found
 
-    def push(self, run: Run) -> None:
+    def push(self, run: Run, apart_from: int) -> None:
+        """Put the run at the end, where messages from the position `apart_from` on join no earlier ones."""
         main = self.main
         run.ready = True
-        if main and main[-1].absorb(run):
+        if (
+            main
+            and (run.seqs.start < apart_from or main[-1].seqs.start >= apart_from)
+            and main[-1].absorb(run)
+        ):
             return
         main.append(run)
         self.forget_gone()
@@ -193,10 +198,10 @@ class Ready:
             self.levels = [Level() for _ in range(self.priority_max + 1)]
         return self.levels[min(priority, self.priority_max)]
 
-    def push(self, run: Run) -> None:
+    def push(self, run: Run, apart_from: int = 1 << 62) -> None:
         self.count += len(run.seqs)
         self.bytes += run.counted_bytes
-        self._level(run.attributes.priority).push(run)
+        self._level(run.attributes.priority).push(run, apart_from)
 
     def put_back(self, runs: list[Run]) -> None:
         for run in runs:

@@ -22,7 +22,8 @@ node only begins with the newest.
     6   mqd 0.2: nothing new for quorum queues; publishers choose when they are confirmed (x-confirm), for
         which nodes send each other frames of their own; streams of a cluster keep offsets by name
 
-    7   mqd 0.2: limits of queues, exchanges and bindings hold when the topology applies a declaration
+    7   mqd 0.2: limits of queues, exchanges and bindings hold when the topology applies a declaration; entries
+        of more than 64 MiB
 
 A node that meets a newer version than its own in an entry or a snapshot can't know what the others do: the
 queue stops there, with a line that says so.
@@ -64,6 +65,8 @@ CONFIRM_LEVELS = 6
 STREAM_NAMES = 6
 #: The topology checks limits of queues, exchanges and bindings when it applies a declaration.
 ROOM = 7
+#: Nodes take entries of more than 64 MiB.
+LARGE_ENTRIES = 7
 
 NEWEST = 7
 
@@ -89,6 +92,7 @@ __all__ = [
     "FIRST",
     "FOUNDERS",
     "GROUPS",
+    "LARGE_ENTRIES",
     "LETTERS",
     "LOSSES",
     "NEWEST",

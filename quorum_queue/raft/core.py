@@ -207,6 +207,12 @@ class Raft:
         if self.leadership is not None:
             self.leadership.in_contact(node)
 
+    def unsent(self, node: str) -> None:
+        """An append to this node was not sent, because too much waits for the link."""
+        peer = self.leadership.peers.get(node) if self.leadership is not None else None
+        if peer is not None:
+            peer.unsent()
+
     def lose_leader(self) -> None:
         lost, self.leader = self.leader, ""
         self.elapsed = 0

@@ -158,7 +158,7 @@ class Leadership:
         options = self.raft.options
         peer.silent += 1
         if peer.silent >= (
-            options.snapshot_ticks if peer.state == NEEDS_SNAPSHOT else options.election_ticks
+            options.snapshot_ticks if peer.state == NEEDS_SNAPSHOT else peer.patience(options)
         ):
             peer.probe()
             self.due = True
@@ -221,9 +221,9 @@ class Leadership:
         elif peer.state == PROBE:
             if peer.due:
                 peer.due = False
-                self._append(
-                    name, peer, raft.log.read(peer.next, raft.log.last_index, options.probe_bytes_max)
-                )
+                entries = raft.log.read(peer.next, raft.log.last_index, options.probe_bytes_max)
+                peer.probe_bytes = sum(len(entry.data) for entry in entries)
+                self._append(name, peer, entries)
         else:
             while peer.next <= raft.log.last_index and peer.has_room(options):
                 entries = raft.log.read(peer.next, raft.log.last_index, options.append_bytes_max)

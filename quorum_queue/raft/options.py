@@ -10,6 +10,9 @@ class Options:
     #: Silence of the leader after which a follower campaigns, and of a quorum after which a leader steps
     #: down. Candidates wait up to twice as long, each member of a group for another time.
     election_ticks: int = 10
+    #: A follower may take so much longer for each of so many bytes that it has not answered for: it must not
+    #: get a large entry again while a slow network or disk still works on it.
+    unanswered_bytes: int = 4 << 20
     #: The same after the link to the leader's node was lost: least wait, and the spread between members.
     lost_ticks_min: int = 0
     lost_ticks_jitter: int = 3

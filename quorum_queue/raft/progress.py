@@ -25,6 +25,7 @@ class Progress:
         "match",
         "next",
         "patient",
+        "probe_bytes",
         "silent",
         "snapshot_sent",
         "state",
@@ -43,6 +44,8 @@ class Progress:
         #: Unanswered appends: (last index, bytes).
         self.inflight: list[tuple[int, int]] = []
         self.inflight_bytes = 0
+        #: Bytes of an unanswered probe.
+        self.probe_bytes = 0
         #: The highest commit that was sent to it.
         self.told = 0
         #: True if it may hear of the commit a tick late.
@@ -61,12 +64,26 @@ class Progress:
         self.state = PROBE
         self.due = True
         self.inflight.clear()
-        self.inflight_bytes = 0
+        self.inflight_bytes = self.probe_bytes = 0
         self.told = 0
         self.silent = 0
 
+    def unsent(self) -> None:
+        """An append was not sent, because too much waits for the link: the next try is as for a lost one."""
+        if self.state == REPLICATE:
+            self.next = self.match + 1
+        self.probe()
+        self.due = False
+
+    def patience(self, options: Options) -> int:
+        """Return after how many ticks without an answer an append counts as lost."""
+        return options.election_ticks * (
+            1 + (self.inflight_bytes + self.probe_bytes) // options.unanswered_bytes
+        )
+
     def replicate(self) -> None:
         self.state = REPLICATE
+        self.probe_bytes = 0
         self.next = max(self.next, self.match + 1)
 
     def sent(self, last_index: int, size: int) -> None:

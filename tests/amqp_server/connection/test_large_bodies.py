@@ -306,3 +306,27 @@ def test_a_large_body_is_copied_once(channel: int) -> None:
     assert sent_bytes > LARGE_BODY_BYTES
     (delivery,) = [each for _, each in decoded(b"".join(chunks)) if isinstance(each, Delivery)]
     assert delivery.body == body
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_frames_of_a_few_bytes_do_not_make_a_small_body_large(
+    more: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message is kept with its frames, and its frames must fit into an entry of a replicated queue."""
+    node = MemoryNode(message_bytes_max=20_000, frame_max_bytes=4096)
+    monkeypatch.setattr(incoming_module, "FRAMES_ROOM_BYTES", 0)
+    peer = opened(node)
+    left = 20_000 * 9 // 8 + 4096 + more - len(raw(2, 1, header_payload({}, 0)))
+    # Frames of one byte take nine, and the last one what is left.
+    count = left // 9 - 1
+    cuts = (1,) * count + (left - 9 * count - 8,)
+    body = bytes(sum(cuts))
+    peer.send(*Message(b"", b"q1", 0, header_payload({}, len(body)), body, cuts).frames(1))
+    answers = [answer for _, answer in peer.answers()]
+    if more <= 0:
+        assert [answer.body for answer in answers if isinstance(answer, Delivery)] == [body]
+        return
+    (close,) = answers
+    assert isinstance(close, commands.Channel.Close) and close.reply_code == 406
+    assert "the frames are too small" in close.reply_text
+    assert node.broker.services.memory.used == 0

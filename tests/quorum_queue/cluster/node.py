@@ -61,11 +61,11 @@ LOG_RECORDS = (0, 2, 10)
 #: Small limits, so that runs reach them.
 RAFT = Options(
     election_ticks=4, lost_ticks_jitter=2, append_bytes_max=1500, probe_bytes_max=300, inflight_appends_max=3,
-    inflight_bytes_max=3000, apply_bytes_max=1500, cache_bytes_max=4000, snapshot_ticks=20,
+    inflight_bytes_max=3000, unanswered_bytes=4000, apply_bytes_max=1500, cache_bytes_max=4000, snapshot_ticks=20,
 )  # fmt: skip
 REPLICATION = ReplicationOptions(
     entry_bytes=800, batch_bytes=400, snapshot_entries=12, snapshot_bytes=3000, snapshot_growth=1,
-    log_bytes_max=4000, piece_bytes=300, transfer_bytes_max=600, node_down_ms=400, disk_stall_ms=800,
+    log_bytes_max=4000, piece_bytes=300, transfer_bytes_max=600, unsent_bytes_max=4000, node_down_ms=400, disk_stall_ms=800,
     bodies_bytes=6000, reach_ms=200, steady_ms=2000, handover_groups=2,
 )  # fmt: skip
 
@@ -256,6 +256,10 @@ class SimulatedNode:
             return False
         self.sent(self.name, peer, frame)
         return True
+
+    def arrived_bytes(self, peer: str) -> int:
+        """Frames of this network come as a whole."""
+        return 0
 
     def pending_bytes(self, peer: str) -> int:
         session = self.sessions.get(peer)

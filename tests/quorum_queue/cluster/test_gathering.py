@@ -121,6 +121,9 @@ class GatheringNode:
     def features_of(self, peer: str) -> Collection[str]:
         return ()
 
+    def arrived_bytes(self, peer: str) -> int:
+        return 0
+
     def pending_bytes(self, peer: str) -> int:
         return 0
 

@@ -27,6 +27,9 @@ class Links:
     def features_of(self, peer: str) -> Collection[str]:
         return ()
 
+    def arrived_bytes(self, peer: str) -> int:
+        return 0
+
     def pending_bytes(self, peer: str) -> int:
         return 0
 

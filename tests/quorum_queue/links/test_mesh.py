@@ -80,7 +80,7 @@ async def test_frames_keep_their_order(maybe_tls: Tls | None) -> None:
 
 
 async def test_largest_frame(maybe_tls: Tls | None) -> None:
-    async with nodes("n1", "n2", tls=maybe_tls) as (one, two):
+    async with nodes("n1", "n2", tls=maybe_tls, frame_bytes_max=64 << 20) as (one, two):
         big = os.urandom(1 << 20) * 64
         digests: list[bytes] = []
         two.events.react = lambda peer, views: digests.extend(hashlib.sha256(view).digest() for view in views)
@@ -325,6 +325,21 @@ async def test_peer_that_takes_nothing_loses_its_session(maybe_tls: Tls | None) 
         await one.events.until(lambda: one.events.count("down", "n2") == 1)
         await all_linked([one, two])
         assert one.mesh.pending_bytes("n2") == 0
+
+
+async def test_a_frame_may_be_larger_than_the_queue() -> None:
+    """A message that does not fit into the queue must not end the link again and again."""
+    async with nodes("n1", "n2", queue_bytes_max=1 << 20) as (one, two):
+        big = bytes(8 << 20)
+        sizes: list[int] = []
+        two.events.react = lambda peer, views: sizes.extend(map(len, views))
+        assert one.mesh.send("n2", [big])
+        assert not one.mesh.send("n2", [b"one more"])
+        await one.events.until(lambda: one.events.count("down", "n2") == 1)
+        await all_linked([one, two])
+        assert one.mesh.send("n2", [big])
+        await two.events.until(lambda: len(big) in sizes)
+        assert one.events.count("down", "n2") == 1
 
 
 async def test_what_the_node_above_raises_is_raised_by_run() -> None:

@@ -48,6 +48,10 @@ class SimulatedMesh:
         session = self._simulated.sessions.get(peer)
         return 0 if session is None else session.bytes_to(peer)
 
+    def arrived_bytes(self, peer: str) -> int:
+        """Frames of this network come as a whole."""
+        return 0
+
     def connected(self) -> Collection[str]:
         return [peer for peer in self._simulated.sessions if peer not in self.dropped]
 
