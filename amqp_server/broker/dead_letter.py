@@ -27,7 +27,9 @@ PART_QUEUES = 32
 #: Largest count of deaths for one queue and reason.
 COUNT_MAX = (1 << 63) - 1
 #: Entries of x-death that are read before the turn may end: a client may send 20,000.
-DEATHS_AT_ONCE = 128
+DEATHS_AT_ONCE = 64
+_DEATH_FIELDS = (b"queue", b"reason", b"count")
+_COPIES = (b"CC",)
 
 
 class Outcome:
@@ -138,7 +140,7 @@ class DeadLetterSender:
         properties = content.Properties.parse(payload, checked=True)
         headers = properties.raw.get("headers", b"")
         deaths = yield from _deaths(headers)
-        copies = _texts(tables.value_in(headers, b"CC"))
+        copies = _texts(tables.values_in(headers, _COPIES).get(b"CC"))
         keys = (
             [routing_key, *copies]
             if effective.dead_letter_routing_key is None
@@ -254,10 +256,11 @@ def _deaths(headers: bytes) -> Generator[bool, None, list[Death]]:
     groups: dict[tuple[str, str], list[Death]] = {}
     found = 0
     for table in tables.tables_in(headers, b"x-death"):
-        count = tables.value_in(table, b"count")
+        fields = tables.values_in(table, _DEATH_FIELDS)
+        count = fields.get(b"count")
         counted = count if isinstance(count, int) and 0 <= count < COUNT_MAX else 0
-        queue, reason = tables.value_in(table, b"queue"), tables.value_in(table, b"reason")
-        death = Death(queue, reason, counted, table, tables.has(table, b"count"))
+        queue, reason = fields.get(b"queue"), fields.get(b"reason")
+        death = Death(queue, reason, counted, table, b"count" in fields)
         groups.setdefault((repr(queue), repr(reason)), []).append(death)
         found += 1
         if found % DEATHS_AT_ONCE == 0:

@@ -10,7 +10,7 @@ quadratic. The types are RabbitMQ's (https://www.rabbitmq.com/amqp-0-9-1-errata.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Final
@@ -166,13 +166,14 @@ def _behind(data: bytes, offset: int) -> int:
     return after
 
 
-def value_in(table: bytes, name: bytes) -> object:
-    """Return one field of an encoded (and checked) table, None without it."""
-    found: object = None
-    # As in `decode`, the last one of several fields with one name counts.
+def values_in(table: bytes, names: Collection[bytes]) -> dict[bytes, object]:
+    """Return the fields with these names of an encoded (and checked) table; as in `decode`, the last one of
+    several with one name.
+    """
+    found: dict[bytes, object] = {}
     for field, at, _ in checked_entries(table):
-        if field == name:
-            found, _ = _value(table, at)
+        if field in names:
+            found[field], _ = _value(table, at)
     return found
 
 

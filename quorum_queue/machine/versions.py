@@ -22,6 +22,8 @@ node only begins with the newest.
     6   mqd 0.2: nothing new for quorum queues; publishers choose when they are confirmed (x-confirm), for
         which nodes send each other frames of their own; streams of a cluster keep offsets by name
 
+    7   mqd 0.2: names of messages that are too old to be remembered leave the queue in parts
+
 A node that meets a newer version than its own in an entry or a snapshot can't know what the others do: the
 queue stops there, with a line that says so.
 """
@@ -61,7 +63,10 @@ CONFIRM_LEVELS = 6
 #: Streams of a cluster keep offsets by name.
 STREAM_NAMES = 6
 
-NEWEST = 6
+#: A queue that deduplicates forgets names that are too old in parts.
+EXPIRY_IN_PARTS = 7
+
+NEWEST = 7
 
 #: Features that a node announces in the handshake of a link for the versions that it can apply, beyond the
 #: first.

@@ -222,6 +222,28 @@ def test_dead_letters_with_a_long_way(sliced: SlicedNode) -> None:
     assert bodies(peer) == [b"0", b"1", b"2"]
 
 
+def test_dead_letters_with_a_long_history(sliced: SlicedNode) -> None:
+    peer = opened(sliced)
+    arguments: Any = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "last", "x-max-length": 0}
+    called(
+        peer,
+        commands.Queue.Declare(queue="last"),
+        commands.Queue.Declare(queue="from", arguments=arguments),
+    )
+    between = bystander(sliced)
+    deaths = [{"queue": f"q{number}", "reason": "expired", "count": 2} for number in range(600)]
+    sliced.turns.clear()
+    sliced.feed(peer, publish("", "from", b"m", headers=headers(**{"x-death": [*deaths, *deaths[:200]]})))
+    assert sliced.drive(between=between) > 1
+    assert max(sliced.turns) < TURN_MAX
+    (got,) = called(peer, commands.Basic.Get(queue="last", no_ack=True))
+    assert isinstance(got, Delivery) and got.properties.headers is not None
+    told: Any = got.properties.headers["x-death"]
+    assert [(each["queue"], each["reason"], each["count"]) for each in told] == [
+        ("from", "maxlen", 1), *((f"q{number}", "expired", 2) for number in range(600))
+    ]  # fmt: skip
+
+
 def test_events_and_copies_with_a_long_way(sliced: SlicedNode) -> None:
     peer = opened(sliced)
     called(peer, commands.Queue.Declare(queue="last"))
