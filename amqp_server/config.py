@@ -601,6 +601,13 @@ class Config:
         low=1,
         high=100_000,
     )
+    routing_steps_max: int = option(
+        1_000_000,
+        "Steps of one message's route: each exchange on its way, with each of its keys (CC, BCC). A message that needs more"
+        " is refused.",
+        low=1_000,
+        high=1_000_000_000,
+    )
     topic_hashes_max: int = option(16, "Words # in one topic binding key.", low=1, high=64)
     topic_hashes_again_max: int = option(
         10_000,

@@ -4,3 +4,7 @@ class UnknownExchangeType(Exception):
 
 class InvalidArgument(Exception):
     """The argument is the text for the client, as RabbitMQ words it."""
+
+
+class RoutingTooLong(Exception):
+    """A message would pass too many exchanges with too many keys. The argument is the most steps."""

@@ -1,15 +1,18 @@
 """Explains where a message would go: the exchanges that it would pass, and their bindings that match it."""
 
+from collections.abc import Generator
 from typing import NamedTuple
 
 from exchanges.binding import Binding
 from exchanges.errors import InvalidArgument
 from exchanges.matcher import Depends, Message
 from exchanges.registry import create_matcher
-from exchanges.router import Exchange, Router
+from exchanges.router import Exchange, Router, walked
 
 #: Types whose bindings match independently. The other types choose among all bindings.
 _BY_THEMSELVES = ("direct", "fanout", "topic", "headers")
+#: Bindings that are compared at each step.
+_COMPARED_AT_ONCE = 64
 
 
 class Step(NamedTuple):
@@ -43,9 +46,11 @@ def explain(
     *,
     steps_max: int = 100,
     bindings_max: int = 100,
-) -> Explanation:
-    """Explain Router.route for this message. At most `bindings_max` bindings are listed for each exchange."""
-    route = router.route(exchange, routing_key, message, nonce)
+) -> Generator[None, None, Explanation]:
+    """Explain Router.route for this message, a part at each step of the iterator. At most `bindings_max`
+    bindings are listed for each exchange. Raises RoutingTooLong.
+    """
+    route = yield from walked(router.begin(exchange, (routing_key,), message, nonce))
     steps: list[Step] = []
     visited: dict[str, None] = {}
     pending = [exchange]
@@ -55,7 +60,7 @@ def explain(
         if found is None or name in visited:
             continue
         visited[name] = None
-        step = _step(router, found, routing_key, message, nonce, bindings_max)
+        step = yield from _step(router, found, routing_key, message, nonce, bindings_max)
         steps.append(step)
         pending.extend(each.destination for each in step.bindings if each.kind == "exchange")
         if step.alternate is not None:
@@ -71,11 +76,10 @@ def _step(
     message: Message | None,
     nonce: int,
     bindings_max: int,
-) -> Step:
+) -> Generator[None, None, Step]:
     if not exchange.name:
         # Every queue is bound to it by its name.
-        queues = router.route("", routing_key).queues
-        own = tuple(Binding("", queue, "queue", routing_key) for queue in queues)
+        own = (Binding("", routing_key, "queue", routing_key),) if router.has_queue(routing_key) else ()
         return Step("", exchange.type, own, False, None)
     queues_found: dict[str, None] = {}
     exchanges_found: dict[str, None] = {}
@@ -84,7 +88,9 @@ def _step(
         exchanges_found.update(dict.fromkeys(destinations.exchanges))
     told: list[Binding] = []
     cut = False
-    for binding in router.bindings(source=exchange.name):
+    for number, binding in enumerate(router.bindings(source=exchange.name), 1):
+        if number % _COMPARED_AT_ONCE == 0:
+            yield
         found = queues_found if binding.kind == "queue" else exchanges_found
         if binding.destination in found and _matches(exchange, binding, routing_key, message):
             if len(told) == bindings_max:

@@ -142,7 +142,7 @@ class HeadersMatcher:
 
     def match(self, routing_key: str, message: Message | None, nonce: int) -> Sequence[Destinations]:
         matched = [*self._unconditional]
-        headers = message.get("headers") if message else None
+        headers = message.get("headers") if message is not None else None
         if not headers:
             return matched
         assert isinstance(headers, Mapping)

@@ -1,12 +1,16 @@
 """The interface of every exchange type: it keeps bindings in the form that is fastest to match."""
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 from exchanges.binding import Binding
 
-Message = Mapping[str, object]
+
+class Message(Protocol):
+    """What exchanges may look at besides the routing key: `headers`, a mapping or None, and properties."""
+
+    def get(self, name: str, /) -> object: ...
 
 
 class Depends(enum.IntFlag):

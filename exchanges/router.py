@@ -1,16 +1,30 @@
 """The exchanges and bindings of one vhost, and the routing of messages."""
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple, TypeVar
 
 from exchanges.binding import Binding, DestinationKind
-from exchanges.errors import InvalidArgument, UnknownExchangeType
+from exchanges.errors import InvalidArgument, RoutingTooLong, UnknownExchangeType
 from exchanges.field import type_name
 from exchanges.matcher import Depends, Destinations, Matcher, Message
 from exchanges.registry import PREDECLARED, create_matcher
 
-__all__ = ["Depends", "Exchange", "InvalidArgument", "Route", "Router", "UnknownExchangeType"]
+__all__ = [
+    "Depends",
+    "Exchange",
+    "InvalidArgument",
+    "Route",
+    "Router",
+    "RoutingTooLong",
+    "UnknownExchangeType",
+    "Walk",
+    "walked",
+]
 
+#: Steps of a walk that no caller interrupts: half a millisecond at most.
+AT_ONCE: Final = 512
+#: Destinations that an exchange names at once and that count as one more step.
+_NAMED_IN_A_STEP: Final = 64
 _NO_ARGUMENTS: Mapping[str, object] = {}
 _KEY = Depends.KEY
 K = TypeVar("K", bound=Hashable)
@@ -48,10 +62,152 @@ class Exchange:
 
 class Route(NamedTuple):
     queues: tuple[str, ...]
+    #: What the exchanges on this way have looked at. For equal values of that, the way is the same, however
+    #: other messages go.
     depends: Depends
 
 
 NOWHERE = Route((), _KEY)
+
+
+class Walk:
+    """The way of one message: from an exchange along bindings to exchanges, and to the alternates of
+    exchanges without a match. Each exchange is visited once.
+
+    A long way is interrupted: `go_on` takes so many steps. One step asks one exchange about one key. The
+    number of all steps is limited, because chains of exchanges and lists of keys are cheap to make, and so is
+    the number of alternates. If the topology changes between two steps, each exchange answers as of the
+    moment when it is asked.
+    """
+
+    __slots__ = (
+        "_alternates_left",
+        "_at",
+        "_depends",
+        "_keys",
+        "_matched",
+        "_message",
+        "_nonce",
+        "_number",
+        "_pending",
+        "_queues",
+        "_router",
+        "_seen",
+        "_visited",
+        "done",
+        "steps",
+    )
+
+    def __init__(
+        self,
+        router: "Router",
+        start: str,
+        keys: Sequence[str],
+        message: Message | None,
+        nonce: int,
+    ) -> None:
+        self._router = router
+        self._keys = keys
+        self._message = message
+        self._nonce = nonce
+        #: The exchange that is asked; None between two exchanges.
+        self._at: Exchange | None = None
+        #: The number of the next key to ask it about, and whether any key before has matched.
+        self._number = 0
+        self._matched = False
+        self._queues: dict[str, int] = {}
+        self._depends = _KEY
+        self._visited: dict[str, None] = {}
+        self._pending = [start]
+        #: The destinations that several keys of a message have led to.
+        self._seen: dict[Destinations, None] = {}
+        self._alternates_left = router.alternates_max
+        self.steps = 0
+        self.done = False
+        self._next()
+
+    @property
+    def route(self) -> Route:
+        """The result of a walk that is done."""
+        depends = self._depends
+        return Route(tuple(self._queues), depends if depends is _KEY else _told(depends, self._keys[0]))
+
+    def finish(self) -> Route:
+        """Take all steps. Raises RoutingTooLong."""
+        while not self.go_on(AT_ONCE):
+            pass
+        return self.route
+
+    def go_on(self, steps: int) -> bool:
+        """Take so many steps, or a few more; return True if the walk is done. Raises RoutingTooLong."""
+        until = self.steps + steps
+        while not self.done and self.steps < until:
+            exchange = self._at
+            if exchange is None:
+                self._next()
+            else:
+                key = self._keys[self._number]
+                self.take(exchange.matcher.match(key, self._message, self._nonce))
+        if self.steps > self._router.steps_max:
+            raise RoutingTooLong(self._router.steps_max)
+        return self.done
+
+    def take(self, matched: Sequence[Destinations]) -> None:
+        """Take what the exchange answers about a key."""
+        exchange = self._at
+        assert exchange is not None
+        self.steps += 1
+        several = len(self._keys) > 1
+        for destinations in matched:
+            if several:
+                if destinations in self._seen:
+                    continue
+                self._seen[destinations] = None
+            self._queues.update(destinations.queues)
+            if destinations.exchanges:
+                self._pending.extend(destinations.exchanges)
+            self.steps += len(destinations) // _NAMED_IN_A_STEP
+        if matched:
+            self._matched = True
+            self.steps += len(matched) // _NAMED_IN_A_STEP
+        self._number += 1
+        if self._number < len(self._keys) and exchange.matcher.wants_all_keys:
+            return
+        if not self._matched and exchange.alternate is not None and self._alternates_left:
+            self._alternates_left -= 1
+            self._pending.append(exchange.alternate)
+        self._at = None
+        if not self._pending:
+            self.done = True
+
+    def _next(self) -> None:
+        """Go to the next exchange that was not visited yet."""
+        self.steps += 1
+        name = self._pending.pop()
+        if name not in self._visited:
+            following = self._router.get(name)
+            if not name:
+                self._visited[name] = None
+                has_queue, keys = self._router.has_queue, self._keys
+                self._queues.update([(key, 1) for key in keys if has_queue(key)])
+                self.steps += len(keys) // _NAMED_IN_A_STEP
+            elif following is not None:
+                self._visited[name] = None
+                self._at = following
+                self._number = 0
+                self._matched = False
+                if following.matcher.depends is not _KEY:
+                    self._depends |= following.matcher.depends
+                return
+        if not self._pending:
+            self.done = True
+
+
+def walked(walk: Walk, steps: int = AT_ONCE) -> Generator[None, None, Route]:
+    """Take the steps of a walk, so many at each step of this iterator. Raises RoutingTooLong."""
+    while not walk.go_on(steps):
+        yield
+    return walk.route
 
 
 class Router:
@@ -62,20 +218,20 @@ class Router:
         vhost: str = "/",
         any_words_max: int = 16,
         alternates_max: int = 1_000,
+        steps_max: int = 1_000_000,
     ) -> None:
-        self._has_queue = has_queue
+        self.has_queue = has_queue
         self._vhost = vhost
         self._any_words_max = any_words_max
         #: Most alternate exchanges that one message goes to.
-        self._alternates_max = alternates_max
+        self.alternates_max = alternates_max
+        #: Most steps of one walk.
+        self.steps_max = steps_max
         self._exchanges: dict[str, Exchange] = {}
         self._from: dict[str, dict[Binding, None]] = {}
         self._to: dict[DestinationKind, dict[str, dict[Binding, None]]] = {"queue": {}, "exchange": {}}
         # For each exchange, the exchanges bound to it, with the number of bindings.
         self._neighbours: dict[str, dict[str, int]] = {}
-        # Cache of the inputs on which the answer of an exchange may depend, if it looks at more than the key;
-        # cleared at each change.
-        self._reachable_depends: dict[str, Depends] = {}
 
     def predeclare(self) -> None:
         for name, exchange_type, internal in PREDECLARED:
@@ -111,7 +267,6 @@ class Router:
         exchange.predeclared = predeclared
         exchange.alternate = alternate if isinstance(alternate, str) else None
         self._exchanges[name] = exchange
-        self._reachable_depends.clear()
         return exchange
 
     def set_alternate(self, name: str, alternate: str | None) -> bool:
@@ -122,7 +277,6 @@ class Router:
         if "alternate-exchange" in exchange.arguments or exchange.alternate == alternate:
             return False
         exchange.alternate = alternate
-        self._reachable_depends.clear()
         return True
 
     @property
@@ -164,7 +318,6 @@ class Router:
         if binding.kind == "exchange":
             counts = self._neighbours.setdefault(binding.source, {})
             counts[binding.destination] = counts.get(binding.destination, 0) + 1
-            self._reachable_depends.clear()
         return True
 
     def unbind(self, binding: Binding) -> tuple[list[Binding], list[str]]:
@@ -220,129 +373,79 @@ class Router:
     def binding_count(self) -> int:
         return sum(map(len, self._from.values()))
 
-    def reachable_queues(self, exchange: str) -> list[str] | None:
-        """Return the queues that bindings lead to from an exchange, through other exchanges and alternates,
-        too.
+    def reachable_queues(self, exchange: str) -> Generator[None, None, list[str] | None]:
+        """Find the queues that bindings lead to from an exchange, through other exchanges and alternates,
+        too, a part at each step of the iterator.
 
         None stands for all queues, if the default exchange is reached.
         """
-        start = self._exchanges.get(exchange)
         queues: dict[str, None] = {}
-        for each in self._reachable(start) if start is not None else ():
-            if not each.name:
+        visited: dict[str, None] = {exchange: None}
+        pending = [exchange]
+        done = 0
+        while pending:
+            name = pending.pop()
+            found = self._exchanges.get(name)
+            if found is None:
+                continue
+            if not name:
                 return None
-            for binding in self._from.get(each.name, ()):
+            following = list(self._neighbours.get(name, ()))
+            if found.alternate is not None:
+                following.append(found.alternate)
+            for each in following:
+                if each not in visited:
+                    visited[each] = None
+                    pending.append(each)
+            # A copy: bindings may change between two steps.
+            for binding in list(self._from.get(name, ())):
                 if binding.kind == "queue":
                     queues[binding.destination] = None
+                done += 1
+                if done % AT_ONCE == 0:
+                    yield
+            done += 1
+            if done % AT_ONCE == 0:
+                yield
         return list(queues)
 
     def in_use(self, name: str) -> bool:
         return bool(self._from.get(name))
 
     def route(self, exchange: str, routing_key: str, message: Message | None = None, nonce: int = 0) -> Route:
+        """Route a message, however long it takes. Raises RoutingTooLong."""
+        found = self.route_at_once(exchange, routing_key, message, nonce)
+        return self.begin(exchange, (routing_key,), message, nonce).finish() if found is None else found
+
+    def route_at_once(
+        self, exchange: str, routing_key: str, message: Message | None = None, nonce: int = 0
+    ) -> Route | None:
+        """Route a message; None if that takes more than AT_ONCE steps."""
         if not exchange:
-            return Route((routing_key,), _KEY) if self._has_queue(routing_key) else NOWHERE
+            return Route((routing_key,), _KEY) if self.has_queue(routing_key) else NOWHERE
         start = self._exchanges.get(exchange)
         if start is None:
             return NOWHERE
         matched = start.matcher.match(routing_key, message, nonce)
         if len(matched) == 1 and not matched[0].exchanges:
-            depends = self._depends(start)
+            depends = start.matcher.depends
             return Route(
                 tuple(matched[0].queues), depends if depends is _KEY else _told(depends, routing_key)
             )
-        return self._walk(start, matched, (routing_key,), message, nonce)
+        walk = Walk(self, exchange, (routing_key,), message, nonce)
+        walk.take(matched)
+        return walk.route if walk.go_on(AT_ONCE) else None
 
-    def route_keys(
+    def begin(
         self, exchange: str, routing_keys: Sequence[str], message: Message | None = None, nonce: int = 0
-    ) -> tuple[str, ...]:
-        """Return the destinations of a message with several routing keys.
+    ) -> "Walk":
+        """Begin to route a message with one routing key or several.
 
         As in RabbitMQ each exchange on the way matches all keys: one key may lead to an exchange, and another
         key on from there.
         """
         keys = tuple(dict.fromkeys(routing_keys))
-        if not exchange:
-            return tuple(key for key in keys if self._has_queue(key))
-        start = self._exchanges.get(exchange)
-        if start is None:
-            return ()
-        return self._walk(start, _match(start, keys, message, nonce), keys, message, nonce).queues
-
-    def _walk(
-        self,
-        start: Exchange,
-        matched: Sequence[Destinations],
-        routing_keys: Sequence[str],
-        message: Message | None,
-        nonce: int,
-    ) -> Route:
-        """Follow bindings to exchanges, and alternates of exchanges without a match. Each is visited once.
-
-        A chain of alternates costs its whole length for each message, and is cheap to make; so it is bounded.
-        """
-        queues: dict[str, int] = {}
-        depends = self._depends(start)
-        visited = {start.name: None}
-        pending: list[str] = []
-        alternates = 0
-        exchange = start
-        while True:
-            for destinations in matched:
-                queues.update(destinations.queues)
-                if destinations.exchanges:
-                    pending.extend(destinations.exchanges)
-            if not matched and exchange.alternate is not None and alternates < self._alternates_max:
-                alternates += 1
-                pending.append(exchange.alternate)
-            following = None
-            while pending and following is None:
-                name = pending.pop()
-                if name in visited:
-                    continue
-                visited[name] = None
-                if not name:
-                    queues.update((key, 1) for key in routing_keys if self._has_queue(key))
-                    continue
-                following = self._exchanges.get(name)
-            if following is None:
-                return Route(tuple(queues), depends if depends is _KEY else _told(depends, routing_keys[0]))
-            exchange = following
-            if exchange.matcher.depends is not _KEY:
-                depends |= self._depends(exchange)
-            matched = _match(exchange, routing_keys, message, nonce)
-
-    def _depends(self, exchange: Exchange) -> Depends:
-        """For one key, an exchange that decides by the key alone always leads to the same next exchanges,
-        which answer for themselves. One that looks at more could have led to any of its neighbours.
-        """
-        if exchange.matcher.depends is _KEY:
-            return _KEY
-        known = self._reachable_depends.get(exchange.name)
-        if known is None:
-            known = self._reachable_depends[exchange.name] = self._collect_depends(exchange)
-        return known
-
-    def _collect_depends(self, start: Exchange) -> Depends:
-        depends = _KEY
-        for exchange in self._reachable(start):
-            depends |= exchange.matcher.depends
-        return depends
-
-    def _reachable(self, start: Exchange) -> Iterator[Exchange]:
-        visited = {start.name: None}
-        pending = [start]
-        while pending:
-            exchange = pending.pop()
-            yield exchange
-            names = list(self._neighbours.get(exchange.name, ()))
-            if exchange.alternate is not None:
-                names.append(exchange.alternate)
-            for name in names:
-                following = self._exchanges.get(name)
-                if following is not None and name not in visited:
-                    visited[name] = None
-                    pending.append(following)
+        return Walk(self, exchange, keys, message, nonce)
 
     def _remove(self, binding: Binding) -> None:
         self._exchanges[binding.source].matcher.unbind(binding)
@@ -358,7 +461,6 @@ class Router:
                 del counts[binding.destination]
             if not counts:
                 del self._neighbours[binding.source]
-            self._reachable_depends.clear()
 
     def _delete(self, name: str) -> list[Binding]:
         removed = list(self._from.pop(name, ()))
@@ -370,7 +472,6 @@ class Router:
         for binding in incoming:
             self._remove(binding)
         del self._exchanges[name]
-        self._reachable_depends.clear()
         return removed + incoming
 
     def _delete_unused(self, removed: list[Binding]) -> tuple[list[Binding], list[str]]:
@@ -385,19 +486,6 @@ class Router:
                 deleted.append(name)
                 removed += self._delete(name)
         return removed, deleted
-
-
-def _match(
-    exchange: Exchange, routing_keys: Sequence[str], message: Message | None, nonce: int
-) -> Sequence[Destinations]:
-    matcher = exchange.matcher
-    matched = matcher.match(routing_keys[0], message, nonce)
-    if len(routing_keys) > 1 and matcher.wants_all_keys:
-        return [
-            *matched,
-            *(found for key in routing_keys[1:] for found in matcher.match(key, message, nonce)),
-        ]
-    return matched
 
 
 def _told(depends: Depends, routing_key: str) -> Depends:

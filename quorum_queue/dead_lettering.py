@@ -37,26 +37,36 @@ class WaitingLetters(NamedTuple):
 
 
 class WideLetter:
-    """Dead letters with many targets, which get them over several turns."""
+    """Dead letters with many targets, which get them over several turns, or letters that take long to
+    prepare.
+    """
 
-    __slots__ = ("_commits", "_granted", "_over", "_parts", "leaving", "may_begin")
+    __slots__ = ("_begun", "_commits", "_go_on", "_granted", "_over", "_parts", "leaving", "may_go_on")
 
-    def __init__(self, parts: Iterator[None], leaving: Run | None, commits: Commits | None) -> None:
-        """`commits` is the journal's, if the letters leave it: all changes then reach the disk at once."""
+    def __init__(
+        self,
+        parts: Iterator[bool],
+        leaving: Run | None,
+        commits: Commits | None,
+        go_on: Callable[[], None],
+    ) -> None:
+        """`commits` is the journal's, if the letters leave it: all changes then reach the disk at once. It
+        holds other changes back, so it is asked when the letters are prepared. `go_on` is called when it
+        permits.
+        """
         self._parts = parts
         #: Messages that leave the queue when everything is sent.
         self.leaving = leaving
         self._commits = commits
-        self._granted = self._over = False
-        self.may_begin = False
+        self._go_on = go_on
+        self._begun = self._granted = self._over = False
+        self.may_go_on = True
 
-    def begin(self, go_on: Callable[[], None]) -> None:
-        """Call `go_on` when it may begin."""
-
+    def _begin(self) -> None:
         commits = self._commits
         if commits is None:
-            self.may_begin = True
             return
+        self.may_go_on = False
 
         def granted() -> None:
             assert commits is not None
@@ -64,20 +74,19 @@ class WideLetter:
                 # Meanwhile the letters were all sent at once, or dropped.
                 commits.release()
                 return
-            self._granted = self.may_begin = True
-            go_on()
+            self._granted = self.may_go_on = True
+            self._go_on()
 
         commits.hold(granted)
 
     def send_some(self) -> bool:
-        """Send to some targets; False if all have it."""
-        for _ in self._parts:
+        """Prepare a part, or send to some targets; False if all have it."""
+        for prepared in self._parts:
+            if prepared and not self._begun:
+                self._begun = True
+                self._begin()
             return True
         return False
-
-    def send_all(self) -> None:
-        for _ in self._parts:
-            pass
 
     def end(self) -> None:
         """The letter was sent, or will never be sent."""
@@ -149,7 +158,7 @@ class DeadLettering(Paging):
 
     def _letters_can_go_on(self) -> bool:
         if self._letter_wide is not None:
-            return self._letter_wide.may_begin
+            return self._letter_wide.may_go_on
         if self.machine.holds and not self.ended:
             # They may be of a transaction that is not complete, and must not be seen before it is.
             return False
@@ -177,12 +186,11 @@ class DeadLettering(Paging):
         if parts is None:
             return leave and self._forget([run])
         stored = leave and self.journalled and run.attributes.persistent
-        wide = WideLetter(parts, run if leave else None, self.services.commits if stored else None)
-        self._letter_wide = wide
-        wide.begin(self._wide_may_begin)
+        commits = self.services.commits if stored else None
+        self._letter_wide = WideLetter(parts, run if leave else None, commits, self._wide_may_go_on)
         return False
 
-    def _wide_may_begin(self) -> None:
+    def _wide_may_go_on(self) -> None:
         self._turn.schedule(self)
 
     def _wide_is_sent(self, wide: WideLetter) -> bool:
@@ -219,7 +227,7 @@ class DeadLettering(Paging):
     def _has_letters(self) -> bool:
         return bool(self._letters_waiting) or self._letter_wide is not None
 
-    def _send_letters(self, run: Run, reason: Reason, *, held: bool) -> Iterator[None] | None:
+    def _send_letters(self, run: Run, reason: Reason, *, held: bool) -> Iterator[bool] | None:
         if run.contents is None and not self._load(run, keep=not self.ended):
             self._letters_sent.pop(run.seqs.start, None)
             for _, part in self._what_is_left(run):
@@ -230,7 +238,7 @@ class DeadLettering(Paging):
             return self._send_certainly(run, reason)
         return self.services.dead_letters.dead_letter(self.queue, run, reason, None)
 
-    def _send_certainly(self, run: Run, reason: Reason) -> Iterator[None] | None:
+    def _send_certainly(self, run: Run, reason: Reason) -> Iterator[bool] | None:
         """Send a dead letter that is held until its targets have it."""
         first, last = run.seqs[0], run.seqs[-1]
 

@@ -147,8 +147,9 @@ class DeadLetters(Protocol):
     a turn of the queue's host follows. Without `done` a dead letter is sent and forgotten. With a `letter`
     the run is one message, and targets that have taken it already don't take it again.
 
-    If a message has many targets, none of them has it when the call returns: the steps of the returned
-    iterator send it to some targets each.
+    If a message takes long, no target has any when the call returns, and the steps of the returned iterator
+    do the rest. A step that yields False prepares the messages, and one that yields True is followed by those
+    that hand them to the targets.
     """
 
     def dead_letter(
@@ -158,7 +159,7 @@ class DeadLetters(Protocol):
         reason: Reason,
         done: Callable[[bool], None] | None,
         letter: Letter | None = None,
-    ) -> Iterator[None] | None: ...
+    ) -> Iterator[bool] | None: ...
 
 
 class Timers(Protocol):

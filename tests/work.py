@@ -5,9 +5,21 @@ changes.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def ended(steps: Generator[object, None, T]) -> T:
+    """Take all steps of an iterator; return its result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
 
 
 def steps(call: Callable[..., object], *arguments: Any) -> int:

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
+from amqp_server.broker.awaited import Awaited
 from amqp_server.broker.grants import Grant
 
 #: As the first scope, marks a grant of the other server: the following scopes are the client's address and
@@ -31,7 +32,7 @@ class Question(NamedTuple):
 Ask = Callable[[Question, Callable[[bool], None]], None]
 
 
-class AnswerAwaited(Exception):
+class AnswerAwaited(Awaited):
     """One permission or several whose answers have not arrived yet."""
 
     def __init__(self, grant: RemoteGrant, questions: tuple[Question, ...]) -> None:

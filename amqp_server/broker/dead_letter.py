@@ -8,13 +8,15 @@ has one x-death entry with a count, the newest first; a message does not go to a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from amqp_server.broker.queue import Queue
+from amqp_server.broker.routing_view import RoutingView
 from amqp_server.wire import content, tables
 from amqp_server.wire.frames import FRAME_BYTES_MIN, SHORT_STRING_MAX, short_string
+from exchanges.router import RoutingTooLong, walked
 from quorum_queue.clock import Clock
 from quorum_queue.machine.effects import Reason
 from quorum_queue.machine.letters import Letter
@@ -24,6 +26,10 @@ from quorum_queue.machine.run import Attributes, Run
 PART_QUEUES = 32
 #: Largest count of deaths for one queue and reason.
 COUNT_MAX = (1 << 63) - 1
+#: Entries of x-death that are read before the turn may end: a client may send 20,000.
+DEATHS_AT_ONCE = 64
+_DEATH_FIELDS = (b"queue", b"reason", b"count")
+_COPIES = (b"CC",)
 
 
 class Outcome:
@@ -73,12 +79,13 @@ class DeadLetterSender:
         reason: Reason,
         done: Callable[[bool], None] | None,
         letter: Letter | None = None,
-    ) -> Iterator[None] | None:
+    ) -> Iterator[bool] | None:
         """Send each message of the run; call `done` with True if all found a target, and all targets took
         them.
 
-        `letter` identifies the message to its targets. If a message has many targets, none of them has it
-        yet: the steps of the returned iterator hand it over.
+        `letter` identifies the message to its targets. If that takes long, because a message has many targets
+        or very many headers, or a long way to its targets, none of them has it yet: see
+        quorum_queue.ports.DeadLetters for the steps of the returned iterator.
         """
         parts = self._parts(queue, run, reason, done, letter)
         for _ in parts:
@@ -92,19 +99,25 @@ class DeadLetterSender:
         reason: Reason,
         done: Callable[[bool], None] | None,
         letter: Letter | None,
-    ) -> Iterator[None]:
+    ) -> Iterator[bool]:
         assert run.contents is not None
-        outcome = None if done is None else Outcome(done)
-        routed = True
+        made: list[_Sent] = []
         for index, item in enumerate(run.contents):
             exchange, routing_key = parse_head(run.head_of(index))
-            sent = self._made(queue, item, run.attributes_of(index), exchange, routing_key, reason)
+            attributes = run.attributes_of(index)
+            made.append((yield from self._made(queue, item, attributes, exchange, routing_key, reason)))
+        wide = any(len(sent.targets) > PART_QUEUES for sent in made)
+        if wide:
+            # The first step has no effect yet.
+            yield False
+        outcome = None if done is None else Outcome(done)
+        routed = True
+        for sent in made:
             targets = sent.targets
             routed = routed and bool(targets)
-            wide = len(targets) > PART_QUEUES
             for start in range(0, len(targets), PART_QUEUES):
                 if wide:
-                    yield
+                    yield True
                 _enqueue(targets[start : start + PART_QUEUES], sent, outcome, letter)
         if outcome is not None:
             outcome.sent(routed=routed)
@@ -117,18 +130,18 @@ class DeadLetterSender:
         exchange: str,
         routing_key: str,
         reason: Reason,
-    ) -> _Sent:
-        """Make one dead letter."""
+    ) -> Generator[bool, None, _Sent]:
+        """Make one dead letter, in several steps if it has very many headers or a long way."""
         effective = queue.effective
         vhost = queue.vhost
         target = effective.dead_letter_exchange
         if target is None or (target and vhost.router.get(target) is None):
             return _NOWHERE
         payload, body = content.split(item)
-        properties = content.Properties.parse(payload)
-        headers = properties.headers or {}
-        deaths = _deaths(properties.raw.get("headers", b""))
-        copies = carbon_copies(headers, "CC")
+        properties = content.Properties.parse(payload, checked=True)
+        headers = properties.raw.get("headers", b"")
+        deaths = yield from _deaths(headers)
+        copies = _texts(tables.values_in(headers, _COPIES).get(b"CC"))
         keys = (
             [routing_key, *copies]
             if effective.dead_letter_routing_key is None
@@ -140,12 +153,19 @@ class DeadLetterSender:
         changed = self._headers(queue, properties, deaths, exchange, [routing_key, *copies], reason)
         if effective.dead_letter_routing_key is not None:
             changed[b"CC"] = None
-        properties.raw["headers"] = tables.replaced(properties.raw.get("headers", b""), changed)
+        properties.raw["headers"] = tables.replaced(headers, changed, checked=True)
         properties.raw.pop("expiration", None)
         # Exchanges see the new headers.
-        found = vhost.route_all(target, keys, properties)
+        walk = vhost.router.begin(target, keys, RoutingView(properties), vhost.next_nonce())
+        try:
+            for _ in walked(walk):
+                yield False
+        except RoutingTooLong:
+            return _NOWHERE
         cycling = _cycling(queue.name, deaths, reason)
-        targets = [each for each in found if each.name not in cycling]
+        found = [vhost.queues.get(name) for name in walk.route.queues if name not in cycling]
+        # Some may have been deleted while the route was looked for.
+        targets = [each for each in found if each is not None]
         framed = content.build(properties.encode(len(body)), body, 1, self._frame_max)
         size = max(len(body), 0) + 8
         largest = FRAME_BYTES_MIN if size <= FRAME_BYTES_MIN and len(payload) < 2048 else self._frame_max
@@ -179,11 +199,10 @@ class DeadLetterSender:
                 fields["original-expiration"] = expiration
             newest = tables.replaced(tables.encode(fields), {b"count": _long(1)})
         else:
-            newest = tables.replaced(known.table, {b"count": _long(known.times + 1)})
-        encoded = b"".join(b"F" + table for table in (newest, *(d.table for d in deaths if d is not known)))
+            newest = tables.replaced(known.table, {b"count": _long(known.times + 1)}, checked=True)
+        encoded = b"".join([b"F" + table for table in (newest, *[d.table for d in deaths if d is not known])])
         changed[b"x-death"] = b"A" + len(encoded).to_bytes(4, "big") + encoded
-        headers = properties.headers or {}
-        if "x-first-death-reason" not in headers:
+        if not tables.has(properties.raw.get("headers", b""), b"x-first-death-reason"):
             changed[b"x-first-death-reason"] = tables.encode_value(reason)
             changed[b"x-first-death-queue"] = tables.encode_value(queue.name)
             changed[b"x-first-death-exchange"] = tables.encode_value(exchange)
@@ -228,30 +247,40 @@ class Death(NamedTuple):
     is_counted: bool
 
 
-def _deaths(headers: bytes) -> list[Death]:
-    """Return the entries of x-death in an encoded headers table, newest first, one for each queue and reason.
+def _deaths(headers: bytes) -> Generator[bool, None, list[Death]]:
+    """Return the entries of x-death in an encoded headers table, newest first, one for each queue and reason;
+    yield now and then, because there may be very many.
 
     Clients, and RabbitMQ before 3.6, write several entries for one queue and reason: each without a count is
     one death. A single entry without a count is left alone, as in RabbitMQ.
     """
     groups: dict[tuple[str, str], list[Death]] = {}
-    found = tables.tables_in(headers, b"x-death")
-    for table in found:
-        fields = tables.decode(table)
-        count = fields.get("count")
+    found = 0
+    for table in tables.tables_in(headers, b"x-death"):
+        fields = tables.values_in(table, _DEATH_FIELDS)
+        count = fields.get(b"count")
         counted = count if isinstance(count, int) and 0 <= count < COUNT_MAX else 0
-        death = Death(fields.get("queue"), fields.get("reason"), counted, table, "count" in fields)
-        groups.setdefault((repr(death.queue), repr(death.reason)), []).append(death)
-    if len(found) == 1:
+        queue, reason = fields.get(b"queue"), fields.get(b"reason")
+        death = Death(queue, reason, counted, table, b"count" in fields)
+        groups.setdefault((repr(queue), repr(reason)), []).append(death)
+        found += 1
+        if found % DEATHS_AT_ONCE == 0:
+            yield False
+    if found == 1:
         return [death for group in groups.values() for death in group]
-    return [_merged(group) for group in groups.values()]
+    deaths: list[Death] = []
+    for number, group in enumerate(groups.values(), 1):
+        deaths.append(_merged(group))
+        if number % DEATHS_AT_ONCE == 0:
+            yield False
+    return deaths
 
 
 def _merged(group: list[Death]) -> Death:
     death = group[0]
     if death.is_counted:
         return death
-    table = tables.replaced(death.table, {b"count": _long(len(group))})
+    table = tables.replaced(death.table, {b"count": _long(len(group))}, checked=True)
     return death._replace(times=len(group), table=table, is_counted=True)
 
 
@@ -282,7 +311,10 @@ def _cycling(queue: str, deaths: list[Death], reason: Reason) -> set[object]:
 
 def carbon_copies(headers: dict[str, object] | None, name: str) -> list[str]:
     """Return the routing keys in a CC or BCC header."""
-    keys = (headers or {}).get(name)
+    return _texts((headers or {}).get(name))
+
+
+def _texts(keys: object) -> list[str]:
     return [str(key) for key in keys] if isinstance(keys, list) else []
 
 

@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final
 
 from amqp_server.wire import content, tables
 from amqp_server.wire.content import Properties
 from amqp_server.wire.frames import FRAME_BYTES_MIN, SHORT_STRING_MAX, short_string
+from exchanges.router import AT_ONCE, RoutingTooLong, Walk
 from quorum_queue.machine.run import Attributes, Run
 
 if TYPE_CHECKING:
     from amqp_server.broker.broker import Broker
+    from amqp_server.broker.vhost import VHost
 
 logger = logging.getLogger("mqd.events")
 
@@ -44,6 +46,8 @@ class Events:
         #: event.
         self.user: str | None = None
         self._waiting: deque[tuple[str, Mapping[str, object], int]] = deque()
+        #: The walk that finds the route of the first waiting one.
+        self._walk: Walk | None = None
         #: The last published alarms.
         self._alarms: list[str] = []
         #: Events dropped for lack of room since the last log line about that.
@@ -92,12 +96,14 @@ class Events:
         """See amqp_server.turn.Unit."""
         logger.error("events could not be published", exc_info=error)
         self._waiting.clear()
+        self._walk = None
 
     def _publish_all(self) -> None:
         waiting, turn = self._waiting, self._broker.turn
         while waiting:
-            key, headers, now_ms = waiting.popleft()
-            self._publish(key, headers, now_ms)
+            if self._publish_some(*waiting[0]):
+                waiting.popleft()
+                self._walk = None
             if waiting and turn.overdue():
                 turn.later(self, self._publish_all)
                 return
@@ -105,10 +111,30 @@ class Events:
             left_out, self._left_out = self._left_out, 0
             logger.warning("%d events were left out: more than event_waiting_max waited", left_out)
 
-    def _publish(self, key: str, headers: Mapping[str, object], now_ms: int) -> None:
+    def _publish_some(self, key: str, headers: Mapping[str, object], now_ms: int) -> bool:
+        """Publish an event; False if its route is still looked for."""
         vhost = self._broker.vhosts.get(self.vhost)
-        targets = () if vhost is None else vhost.router.route(EVENT, key).queues
-        if vhost is None or not targets:
+        if vhost is None:
+            return True
+        if self._walk is None:
+            self._walk = vhost.router.begin(EVENT, (key,))
+        try:
+            if not self._walk.go_on(AT_ONCE):
+                return False
+        except RoutingTooLong:
+            return True
+        self._publish(vhost, key, headers, now_ms, self._walk.route.queues)
+        return True
+
+    def _publish(
+        self,
+        vhost: VHost,
+        key: str,
+        headers: Mapping[str, object],
+        now_ms: int,
+        targets: Sequence[str],
+    ) -> None:
+        if not targets:
             return
         properties = Properties(
             {
@@ -124,6 +150,9 @@ class Events:
         attributes = Attributes(True, 0, None, 1, FRAME_BYTES_MIN if small else frame_max)
         head = short_string(EVENT) + short_string(key.encode()[:SHORT_STRING_MAX])
         for name in targets:
+            if name not in vhost.queues:
+                # It was deleted while the route was looked for.
+                continue
             host = vhost.queues[name].host
             run = Run(range(1), [framed], head, attributes)
             if host.counts_bytes:

@@ -36,7 +36,6 @@ from amqp_server.broker.super_streams import has_partitions, partitions_of
 from amqp_server.broker.traffic import Traffic
 from amqp_server.errors import PreconditionFailed
 from amqp_server.wire import tables
-from amqp_server.wire.content import Properties
 from amqp_server.wire.frames import SHORT_STRING_MAX
 from exchanges.binding import Binding, DestinationKind
 from exchanges.router import Exchange, InvalidArgument, Router
@@ -69,6 +68,7 @@ class VHost:
             vhost=name,
             any_words_max=TOPIC_HASHES_MAX,
             alternates_max=broker.config.alternates_max,
+            steps_max=broker.config.routing_steps_max,
         )
         self.router.predeclare()
         for exchange in list(self.router.exchanges()):
@@ -106,11 +106,6 @@ class VHost:
     def next_nonce(self) -> int:
         self._nonce += 1
         return self._nonce
-
-    def route_all(self, exchange: str, keys: list[str], properties: Properties) -> tuple[Queue, ...]:
-        """Return the queues for a message with several routing keys (CC, BCC), each once."""
-        found = self.router.route_keys(exchange, keys, routing_view(properties), self.next_nonce())
-        return tuple(self.queues[name] for name in found)
 
     # -- exchanges -------------------------------------------------------------------------------------------
 
@@ -576,17 +571,6 @@ class VHost:
             self.remove_queue(queue)
         for exchange in list(self.router.exchanges()):
             self.remove_exchange(exchange.name)
-
-
-def routing_view(properties: Properties) -> dict[str, object]:
-    """Return the view of a message that exchanges may use besides the routing key."""
-    timestamp = properties.raw.get("timestamp")
-    return {
-        "headers": properties.headers,
-        "message_id": properties.text("message_id"),
-        "correlation_id": properties.text("correlation_id"),
-        "timestamp": None if timestamp is None else int.from_bytes(timestamp, "big"),
-    }
 
 
 def binding_of(record: BindingRecord) -> Binding:

@@ -27,6 +27,7 @@ from amqp_server.wire.intake import PublishRoute, Segment
 if TYPE_CHECKING:
     from amqp_server.broker.vhost import VHost
     from amqp_server.turn import Turn
+    from exchanges.router import Walk
     from quorum_queue.host import Key
     from quorum_queue.ports import Host
 
@@ -73,6 +74,8 @@ class Assembly:
         "oversized",
         "received",
         "route",
+        "walk",
+        "walked_at",
     )
 
     def __init__(self, route: PublishRoute) -> None:
@@ -92,6 +95,10 @@ class Assembly:
         self.received = 0
         #: Bytes of all frames so far.
         self.framed_bytes = 0
+        #: The walk that finds the message's route, if it is looked for, and the topology's generation at the
+        #: walk's beginning.
+        self.walk: Walk | None = None
+        self.walked_at = 0
         self._memory = route.publisher.broker.services.memory
         self._unfinished = route.publisher.connection.incoming.unfinished
         self._bytes = 0

@@ -56,6 +56,12 @@ class ReadingHalf(Protocol):
     def remembered(self, size: int) -> None:
         """Count bytes that a route itself keeps."""
 
+    def makes_ready(self, size: int) -> None:
+        """Count bytes of a message that no queue counts yet."""
+
+    def has_made_ready(self, size: int) -> None:
+        """Stop counting them."""
+
 
 class Connection(Protocol):
     """See amqp_server.connection.session."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from pamqp import base, commands
@@ -28,6 +29,7 @@ from exchanges.binding import Binding
 from exchanges.registry import EXCHANGE_TYPES
 from exchanges.router import Exchange, InvalidArgument
 from exchanges.super_stream import SUPER_STREAM
+from quorum_queue.steps import Steps
 
 if TYPE_CHECKING:
     from amqp_server.channel.channel import Channel
@@ -76,20 +78,37 @@ def declare(channel: Channel, method: commands.Exchange.Declare) -> None:
     if method.passive:
         existing(channel, name)
         if dict(method.arguments or {}).get("x-deduplication") is True:
-            _check_deduplication(channel, name)
-        _declared(channel, method)
+            _check_deduplication(channel, method, name)
+        else:
+            _declared(channel, method)
     else:
         _declare(channel, method, name)
 
 
-def _check_deduplication(channel: Channel, name: str) -> None:
-    """Do the check of queue_methods for all queues that this exchange reaches by its current bindings.
-
-    Raises PreconditionFailed, also if there is no queue.
+def _check_deduplication(channel: Channel, method: commands.Exchange.Declare, name: str) -> None:
+    """Do the check of queue_methods for all queues that this exchange reaches by its current bindings, and
+    answer the method.
     """
+    reached: list[list[str] | None] = []
+
+    def steps() -> Iterator[None]:
+        reached.append((yield from channel.vhost.router.reachable_queues(name)))
+
+    def done() -> None:
+        _check_reached(channel, name, reached[0])
+        _declared(channel, method)
+
+    def begin(answer: Callable[..., None]) -> None:
+        # There may be 100,000 exchanges behind this one.
+        Steps(channel.broker.turn, steps, "the queues behind an exchange could not be found", answer).begin()
+
+    channel.connection.after(begin, done)
+
+
+def _check_reached(channel: Channel, name: str, queues: list[str] | None) -> None:
+    """Check the queues behind an exchange. Raises PreconditionFailed, also if there is no queue."""
     vhost = channel.vhost
     problem = f"inequivalent arg 'x-deduplication' for exchange '{name}' in vhost '{vhost.name}': received 'true' but"
-    queues = vhost.router.reachable_queues(name)
     if queues is None:
         raise PreconditionFailed(f"{problem} the default exchange is behind it")
     if not queues:

@@ -14,9 +14,10 @@ from amqp_server.broker.consumer_groups import refuse_publish
 from amqp_server.broker.dead_letter import carbon_copies, parse_head
 from amqp_server.broker.permissions import ITSELF
 from amqp_server.broker.reply import PSEUDO_QUEUE
-from amqp_server.broker.vhost import routing_view
+from amqp_server.broker.routing_view import RoutingView
 from amqp_server.channel.confirms import Confirms, Copies, Lane, Mixed
 from amqp_server.channel.deduplication import enqueue_named
+from amqp_server.channel.routing import queues_of, route_of
 from amqp_server.channel.tracing import trace_publish
 from amqp_server.errors import AccessRefused, AMQPError, NotFound, NotImplemented_, PreconditionFailed
 from amqp_server.streams.large import LARGE_CONTENT_BYTES
@@ -24,14 +25,14 @@ from amqp_server.wire import confirm_level, content, frames, methods, tables
 from amqp_server.wire.deliver import LARGE_BYTES
 from amqp_server.wire.frames import short_string
 from amqp_server.wire.intake import SMALL_FRAME, PublishRoute, Segment
-from exchanges.router import Depends
+from exchanges.router import Depends, Route
 from quorum_queue.machine import versions
 from quorum_queue.machine.attributes import MAJORITY
 from quorum_queue.machine.run import LargeRun, Run
 from quorum_queue.ports import Preparing, Recipient
 
 if TYPE_CHECKING:
-    from amqp_server.broker.queue import Target
+    from amqp_server.broker.queue import Queue, Target
     from amqp_server.channel.channel import Assembly, Channel
     from amqp_server.channel.tx import Transaction
 
@@ -80,7 +81,11 @@ def make_route(channel: Channel, key: bytes, method: commands.Basic.Publish) -> 
             raise refuse_publish(named)
         route.targets = connection.incoming.targets(_named(channel, [routing_key]))
         return route
-    found = vhost.router.route(exchange, routing_key)
+    found = vhost.router.route_at_once(exchange, routing_key)
+    if found is None:
+        # Nothing is known about what it depends on.
+        route.resolve = _Resolver(channel, route, Depends.HEADERS | Depends.NONCE)
+        return route
     if found.depends is Depends.KEY:
         route.targets = connection.incoming.targets(tuple(vhost.queues[name] for name in found.queues))
     else:
@@ -123,7 +128,9 @@ def _named(channel: Channel, names: Iterable[str]) -> tuple[Target, ...]:
 
 
 class _Resolver:
-    """Routes messages one by one if the exchange looks at more than the key."""
+    """Routes messages one by one if an exchange on their way looks at more than the key, or if the way is
+    long.
+    """
 
     __slots__ = ("_by_queues", "_channel", "_depends", "_known", "_known_bytes", "_route")
 
@@ -138,24 +145,38 @@ class _Resolver:
         #: Routes by their queues, for exchanges that do not look at the message.
         self._by_queues: dict[tuple[str, ...], PublishRoute] = {}
 
-    def __call__(self, payload: bytes) -> PublishRoute:
-        """Return the route of a message with this content header."""
+    def __call__(self, payload: bytes) -> PublishRoute | None:
+        """Return the route of a message with this content header; None if that takes long."""
+        channel, vhost = self._channel, self._channel.vhost
         if self._depends is Depends.NONCE:
-            return self._next()
+            found = vhost.router.route_at_once(
+                self._route.exchange, self._route.routing_key, None, vhost.next_nonce()
+            )
+            if found is not None and not found.depends & Depends.HEADERS:
+                return self._by_chance(found)
         memo_key = payload[12:]  # flags and properties; not the body's size
         route = self._known.get(memo_key)
         if route is not None:
             return route
-        channel, vhost = self._channel, self._channel.vhost
         if channel.broker.turn.overdue():
             # Each message may match very many bindings.
             channel.connection.incoming.publisher.cut = True
-        view = routing_view(content.Properties.parse(payload, checked=True))
-        found = vhost.router.route(self._route.exchange, self._route.routing_key, view, vhost.next_nonce())
-        targets = tuple(vhost.queues[name] for name in found.queues)
-        route = derived(self._route, channel.connection.incoming.targets(targets))
-        if not self._depends & Depends.NONCE and len(memo_key) <= RESOLVED_BYTES_MAX:
-            remembered = channel.connection.incoming.remembered
+        view = RoutingView(content.Properties.parse(payload, checked=True))
+        found = vhost.router.route_at_once(
+            self._route.exchange, self._route.routing_key, view, vhost.next_nonce()
+        )
+        return None if found is None else self.learn(payload, found, queues_of(channel, found), current=True)
+
+    def learn(
+        self, payload: bytes, found: Route, queues: tuple[Queue, ...], *, current: bool
+    ) -> PublishRoute:
+        """Return the route of a message with this content header, which was found to lead to these queues.
+        Remember it if it is the route of all messages with equal properties, and `current`.
+        """
+        route = derived(self._route, self._channel.connection.incoming.targets(queues))
+        memo_key = payload[12:]
+        if current and not found.depends & Depends.NONCE and len(memo_key) <= RESOLVED_BYTES_MAX:
+            remembered = self._channel.connection.incoming.remembered
             if len(self._known) >= RESOLVED_MAX:
                 remembered(-self._known_bytes)
                 self._known_bytes = 0
@@ -166,14 +187,12 @@ class _Resolver:
             remembered(size)
         return route
 
-    def _next(self) -> PublishRoute:
-        """Return the next route, for exchanges that ignore the message and choose by a counter."""
-        channel, vhost, mine = self._channel, self._channel.vhost, self._route
-        queues = vhost.router.route(mine.exchange, mine.routing_key, None, vhost.next_nonce()).queues
+    def _by_chance(self, found: Route) -> PublishRoute:
+        """Return the route of a message, if exchanges ignored the message and chose by a counter."""
+        channel, mine, queues = self._channel, self._route, found.queues
         route = self._by_queues.get(queues)
         if route is None:
-            targets = tuple(vhost.queues[name] for name in queues)
-            route = derived(mine, channel.connection.incoming.targets(targets))
+            route = derived(mine, channel.connection.incoming.targets(queues_of(channel, found)))
             remembered = channel.connection.incoming.remembered
             if len(self._by_queues) >= RESOLVED_MAX:
                 remembered(-RESOLVED_BYTES * len(self._by_queues))
@@ -206,10 +225,11 @@ def derived(
 def slow_segment(channel: Channel, assembly: Assembly) -> Segment:
     """Make a segment of one message that was assembled frame by frame.
 
-    Raises PreconditionFailed for a bad user-id, expiration, CC, BCC or x-confirm, FrameError for malformed
-    properties, AccessRefused and AnswerAwaited for keys in CC and BCC.
+    Raises PreconditionFailed for a bad user-id, expiration, CC, BCC or x-confirm, or for a route that is too
+    long; FrameError for malformed properties; RouteAwaited; for keys in CC and BCC AccessRefused and
+    AnswerAwaited.
     """
-    connection, vhost = channel.connection, channel.vhost
+    connection = channel.connection
     username, frame_max = connection.client.username, connection.limits.frame_max
     route, payload, body_size = assembly.route, assembly.header, assembly.body_size
     assert payload is not None
@@ -231,10 +251,13 @@ def slow_segment(channel: Channel, assembly: Assembly) -> Segment:
     changed = _change(channel, properties, headers)
     if copies:
         keys = [route.routing_key, *copies]
-        found = vhost.route_all(route.exchange, keys, properties) if route.exchange else _named(channel, keys)
-        target = derived(route, found)
+        if route.exchange:
+            found = route_of(channel, assembly, route.exchange, keys, RoutingView(properties))
+            target = derived(route, queues_of(channel, found))
+        else:
+            target = derived(route, _named(channel, keys))
     elif route.resolve is not None:
-        target = route.resolve(payload)
+        target = _resolved(channel, assembly, payload, properties)
     else:
         target = route
     large = body_size > SMALL_FRAME - frames.OVERHEAD or len(payload) > SMALL_FRAME - 512
@@ -251,6 +274,29 @@ def slow_segment(channel: Channel, assembly: Assembly) -> Segment:
     segment = Segment(target, attributes)
     segment.contents.append(item)
     return segment
+
+
+def _resolved(
+    channel: Channel, assembly: Assembly, payload: bytes, properties: content.Properties
+) -> PublishRoute:
+    """Return the route of a message whose route is its own, or is long. Raises RouteAwaited,
+    PreconditionFailed.
+    """
+    route, resolver = assembly.route, assembly.route.resolve
+    assert isinstance(resolver, _Resolver)
+    if assembly.walk is None:
+        known = resolver(payload)
+        if known is not None:
+            return known
+    found = route_of(channel, assembly, route.exchange, [route.routing_key], RoutingView(properties))
+    queues = queues_of(channel, found)
+    # If the topology has changed meanwhile, only this message goes this way.
+    current = assembly.walked_at == channel.broker.generation
+    if current and found.depends is Depends.KEY:
+        # All messages with this frame go the same way.
+        route.targets, route.resolve = channel.connection.incoming.targets(queues), None
+        return route
+    return resolver.learn(payload, found, queues, current=current)
 
 
 def kept_header(channel: Channel, payload: bytes) -> bytes:

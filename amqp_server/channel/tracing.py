@@ -7,13 +7,14 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from amqp_server.broker.dead_letter import carbon_copies, parse_head
 from amqp_server.wire import content, frames, tables
 from amqp_server.wire.content import PROPERTIES, Properties
 from amqp_server.wire.frames import FRAME_BYTES_MIN, SHORT_STRING_MAX, short_string
+from exchanges.router import AT_ONCE, NOWHERE, RoutingTooLong, walked
 from quorum_queue.machine.run import Attributes, Run
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def _copies_of(channel: Channel, segment: Segment, start: int, stop: int) -> Ite
         if segment.heads is not None:
             exchange, routing_key = parse_head(segment.heads[index])
         key = f"publish.{exchange}"
-        targets = channel.vhost.router.route(TRACE, key).queues
+        targets = yield from _targets(channel, key)
         if targets:
             item = segment.contents[index]
             _send(channel, targets, key, exchange, routing_key, item, {"routed_queues": routed})
@@ -70,7 +71,7 @@ def _copies_of(channel: Channel, segment: Segment, start: int, stop: int) -> Ite
 
 def trace_run(channel: Channel, queue: str, run: Run) -> Iterator[None]:
     """Copy messages that a client gets. Return an iterator that makes some copies at each step."""
-    if run.contents is None or not channel.vhost.router.route(TRACE, f"deliver.{queue}").queues:
+    if run.contents is None or channel.vhost.router.route_at_once(TRACE, f"deliver.{queue}") == NOWHERE:
         return iter(())
     # A copy of the run: the queue changes its own when messages are acked.
     heads = [run.head] * len(run.contents) if run.heads is None else run.heads.copy()
@@ -90,10 +91,22 @@ def _copies_of_delivered(
     channel: Channel, queue: str, told: Iterable[tuple[str, str, bool, bytes]]
 ) -> Iterator[None]:
     """Yield exchange, routing key, redelivered, and the content's frames of each message."""
-    targets = channel.vhost.router.route(TRACE, f"deliver.{queue}").queues
+    targets = yield from _targets(channel, f"deliver.{queue}")
     for exchange, routing_key, redelivered, item in told if targets else ():
         _deliver(channel, targets, queue, exchange, routing_key, item, redelivered=redelivered)
         yield
+
+
+def _targets(channel: Channel, key: str) -> Generator[None, None, tuple[str, ...]]:
+    """Return the queues for copies with this key, after some steps if their route is long."""
+    router = channel.vhost.router
+    found = router.route_at_once(TRACE, key)
+    if found is None:
+        try:
+            found = yield from walked(router.begin(TRACE, (key,)), AT_ONCE // COPIES_AT_ONCE)
+        except RoutingTooLong:
+            found = NOWHERE
+    return found.queues
 
 
 def _deliveries(data: bytes) -> Iterator[tuple[str, str, bool, bytes]]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from pamqp import commands
 
-from amqp_server.broker.answers import AnswerAwaited
+from amqp_server.broker.awaited import Awaited
 from amqp_server.broker.memo import Memo
 from amqp_server.channel import publish
 from amqp_server.channel.channel import LARGE_BODY_BYTES, Assembly, Channel
@@ -444,7 +444,7 @@ class Incoming:
         assert isinstance(method, commands.Basic.Publish)
         try:
             return self._make_route(key, channel, method)
-        except AnswerAwaited as awaited:
+        except Awaited as awaited:
             self._session.wait(awaited, channel, (60, 40), partial(self._route_again, key, channel, method))
             return None
         except SoftError as error:
@@ -607,7 +607,7 @@ class Incoming:
         self.forget_old_routes()
         try:
             self._add_segment(channel, assembly)
-        except AnswerAwaited as awaited:
+        except Awaited as awaited:
             self._session.wait(awaited, channel, (60, 40), partial(self._add_segment, channel, assembly))
         except SoftError as error:
             self._close_channel(channel, error, (60, 40))

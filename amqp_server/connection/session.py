@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from pamqp import base, commands
 
-from amqp_server.broker.answers import AnswerAwaited, RemoteGrant
+from amqp_server.broker.answers import RemoteGrant
+from amqp_server.broker.awaited import Awaited
 from amqp_server.broker.grants import Token
 from amqp_server.broker.memo import Memo
 from amqp_server.broker.topology import Result
@@ -224,7 +225,7 @@ class Session:
             raise ChannelError(f"unexpected method in connection state {self.state.value}", where)
         try:
             handler[1](self, method, payload)
-        except AnswerAwaited as awaited:
+        except Awaited as awaited:
             self.wait(awaited, None, where, partial(handler[1], self, method, payload))
         except AMQPError as error:
             error.method = error.method or where
@@ -250,7 +251,7 @@ class Session:
         self._handling = channel, where
         try:
             self._dispatch(channel, method)
-        except AnswerAwaited as awaited:
+        except Awaited as awaited:
             self.wait(awaited, channel, where, partial(self._dispatch, channel, method))
         except SoftError as error:
             self.close_channel(channel, error, where)
@@ -369,13 +370,13 @@ class Session:
 
     def wait(
         self,
-        awaited: AnswerAwaited,
+        awaited: Awaited,
         channel: Channel | None,
         where: tuple[int, int],
         again: Callable[[], None],
     ) -> None:
-        """The user's permission is not known yet. Repeat the method when it is known; so far it has changed
-        nothing.
+        """Something that the method needs is not known yet, such as the user's permission. Repeat the method
+        when it is known; so far it has changed nothing.
         """
 
         def answered() -> None:
@@ -384,7 +385,7 @@ class Session:
                 return
             try:
                 again()
-            except AnswerAwaited as next_one:
+            except Awaited as next_one:
                 self.wait(next_one, channel, where, again)
                 return
             except AMQPError:

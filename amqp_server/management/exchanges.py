@@ -150,7 +150,7 @@ async def explain(call: Call) -> Any:
     vhost = call.vhost()
     found = _exchange(call, vhost)
     asked = call.read(ExplainRequest)
-    told = call.broker.exchanges.explain(
+    told = await call.broker.exchanges.explain(
         vhost, found.name, checked_routing_key(asked.routing_key), checked_properties(asked.properties)
     )
     return {

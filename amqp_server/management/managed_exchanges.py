@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import trio
 from pamqp import commands
 
 from amqp_server.broker.broker import Broker
 from amqp_server.broker.permissions import ITSELF
+from amqp_server.broker.routing_view import RoutingView
 from amqp_server.broker.super_streams import growth, partitions_of
-from amqp_server.broker.vhost import routing_view
 from amqp_server.errors import PreconditionFailed
 from amqp_server.management.direct import Direct, encode_properties
 from amqp_server.management.proposals import Proposals
@@ -17,7 +18,7 @@ from amqp_server.management.stats import Stats
 from amqp_server.management.views import ExchangeView
 from amqp_server.wire import methods
 from exchanges.explained import Explanation, explain
-from exchanges.router import Exchange
+from exchanges.router import Exchange, RoutingTooLong
 
 
 class ManagedExchanges:
@@ -94,12 +95,23 @@ class ManagedExchanges:
         if result.error:
             raise PreconditionFailed(result.error)
 
-    def explain(
+    async def explain(
         self, vhost: str, exchange: str, routing_key: str, properties: Mapping[str, object]
     ) -> Explanation:
         """Return which queues a message would reach, and why. Raises PreconditionFailed for invalid
-        properties.
+        properties, and for a message that would be refused because its way is too long.
         """
         encoded = encode_properties(properties, self._broker.config.table_depth_max)
         router = self._broker.vhost(vhost).router
-        return explain(router, exchange, routing_key, routing_view(encoded))
+        steps = explain(router, exchange, routing_key, RoutingView(encoded))
+        try:
+            while True:
+                next(steps)
+                await trio.lowlevel.checkpoint()
+        except StopIteration as end:
+            told: Explanation = end.value
+            return told
+        except RoutingTooLong as error:
+            raise PreconditionFailed(
+                f"the way takes more than {error.args[0]} steps (routing_steps_max)"
+            ) from None

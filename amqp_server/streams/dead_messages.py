@@ -37,7 +37,7 @@ class DeadMessages:
         #: Number of answers that the first ones still wait for.
         self._left = 0
         #: The remaining targets of a message with many targets.
-        self._wide: Iterator[None] | None = None
+        self._wide: Iterator[bool] | None = None
 
     def __bool__(self) -> bool:
         return bool(self._waiting) or self._wide is not None

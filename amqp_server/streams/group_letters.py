@@ -57,7 +57,7 @@ class Letters:
         #: Dead letters that were read and wait for a turn with time for them.
         self._unsent: deque[tuple[int, Run, Death]] = deque()
         #: The remaining targets of a letter with many targets.
-        self._wide: Iterator[None] | None = None
+        self._wide: Iterator[bool] | None = None
 
     def bury(self) -> None:
         """Send the messages that have died, a few at a time."""
@@ -105,7 +105,7 @@ class Letters:
         """See amqp_server.turn.Unit."""
         self.host.failed(error)
 
-    def _hand_over(self, number: int, run: Run, dead: Death) -> Iterator[None] | None:
+    def _hand_over(self, number: int, run: Run, dead: Death) -> Iterator[bool] | None:
         """Send a letter to its targets. Another leader may have sent it before: the targets recognise its
         number. Return the remaining targets if there are many.
         """

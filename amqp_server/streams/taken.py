@@ -62,7 +62,7 @@ class Taken:
         known = self._dedup
         known.expire(now_ms, [])
         if isinstance(names, dedup.Sequence):
-            taken = known.taken_of(names)
+            taken = known.taken_of(names, now_ms)
             if taken == len(names):
                 return []
             known.take(names.last, now_ms)
@@ -70,9 +70,9 @@ class Taken:
         found: list[range] = []
         count, start = len(names), 0
         while start < count:
-            new = known.is_new(names[start])
+            new = known.is_new(names[start], now_ms)
             stop = start
-            while stop < count and known.is_new(names[stop]) is new:
+            while stop < count and known.is_new(names[stop], now_ms) is new:
                 if new:
                     known.take(names[stop], now_ms)
                 stop += 1

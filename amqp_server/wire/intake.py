@@ -92,7 +92,7 @@ class PublishRoute:
         head: bytes,
         mandatory: bool,
         targets: tuple[Any, ...] = (),
-        resolve: Callable[[bytes], PublishRoute] | None = None,
+        resolve: Callable[[bytes], PublishRoute | None] | None = None,
         counted: Any = None,
     ) -> None:
         #: The whole method frame.
@@ -109,7 +109,8 @@ class PublishRoute:
         self.counted = counted
         #: The queues, opaque here. Their hosts are looked up when the messages are handed over.
         self.targets = targets
-        #: If routing depends on the message: returns the route for a content header's payload.
+        #: If routing depends on the message, or takes long: returns the route for a content header's payload;
+        #: None if the slow path has to find it.
         self.resolve = resolve
 
 
@@ -530,7 +531,13 @@ def take(
             outcome = Outcome.SLOW
             break
         assert attributes is not None
-        to = route if route.resolve is None else route.resolve(data[at + 7 : at + 7 + header_bytes])
+        to = route
+        if route.resolve is not None:
+            resolved = route.resolve(data[at + 7 : at + 7 + header_bytes])
+            if resolved is None:
+                outcome = Outcome.SLOW
+                break
+            to = resolved
         if to is not target or segment is None or segment.attributes is not attributes:
             segment = _switch(segments, segment, target, to, attributes)
             target = to

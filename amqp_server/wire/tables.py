@@ -10,7 +10,7 @@ quadratic. The types are RabbitMQ's (https://www.rabbitmq.com/amqp-0-9-1-errata.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Final
@@ -145,19 +145,54 @@ def decode_checked(table: bytes) -> dict[str, object]:
     return _fields(table, 4, len(table))
 
 
-def tables_in(table: bytes, name: bytes) -> list[bytes]:
-    """Return the tables, encoded, in the array that a field of an encoded (and checked) table holds."""
-    found: list[bytes] = []
-    for field, start, after in entries(table, 4, len(table)):
+def checked_entries(table: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """Yield the same as `entries`, of a table with its length in front that `check` has passed: it does not
+    look into values, which may be large.
+    """
+    offset, end = 4, len(table)
+    while offset < end:
+        name_end = offset + 1 + table[offset]
+        after = _behind(table, name_end)
+        yield table[offset + 1 : name_end], name_end, after
+        offset = after
+
+
+def _behind(data: bytes, offset: int) -> int:
+    """Return the offset after the (checked) value whose type octet is at `offset`."""
+    size = _SIZES.get(data[offset])
+    if size is not None:
+        return offset + 1 + size
+    after: int = offset + 5 + _U32.unpack_from(data, offset + 1)[0]
+    return after
+
+
+def values_in(table: bytes, names: Collection[bytes]) -> dict[bytes, object]:
+    """Return the fields with these names of an encoded (and checked) table; as in `decode`, the last one of
+    several with one name.
+    """
+    found: dict[bytes, object] = {}
+    for field, at, _ in checked_entries(table):
+        if field in names:
+            found[field], _ = _value(table, at)
+    return found
+
+
+def has(table: bytes, name: bytes) -> bool:
+    """Return whether an encoded (and checked) table has this field."""
+    return any(field == name for field, _, _ in checked_entries(table))
+
+
+def tables_in(table: bytes, name: bytes) -> Iterator[bytes]:
+    """Yield the tables, encoded, in the array that a field of an encoded (and checked) table holds."""
+    for field, start, after in checked_entries(table):
         if field != name or table[start] != ord("A"):
             continue
         at = start + 5
         while at < after:
-            behind = skip(table, at, after, DEPTH_MAX)
+            behind = _behind(table, at)
             if table[at] == ord("F"):
-                found.append(table[at + 1 : behind])
+                yield table[at + 1 : behind]
             at = behind
-    return found
 
 
 def _fields(data: bytes, offset: int, end: int) -> dict[str, object]:
@@ -338,16 +373,17 @@ _PYTHON_TYPES: tuple[tuple[type, str], ...] = (
 )
 
 
-def replaced(table: bytes, changes: dict[bytes, bytes | None]) -> bytes:
+def replaced(table: bytes, changes: dict[bytes, bytes | None], *, checked: bool = False) -> bytes:
     """Return the table with some fields replaced (by encoded values with their type octet), added or removed.
 
-    All other fields keep their bytes, and so their types.
+    All other fields keep their bytes, and so their types. `checked`: the table was checked already.
     """
-    end = check(table, 0, len(table)) if table else 0
     parts: list[bytes] = []
     left = dict(changes)
     if table:
-        for name, start, after in entries(table, 4, end):
+        if not checked:
+            check(table, 0, len(table))
+        for name, start, after in checked_entries(table):
             if name in changes:
                 encoded = left.pop(name, None)
                 if encoded is None:

@@ -134,7 +134,7 @@ def _go_on(host: GroupHost) -> None:
         send_waiting(host)
 
 
-def hand_over(host: GroupHost, letter: Waiting) -> Iterator[None] | None:
+def hand_over(host: GroupHost, letter: Waiting) -> Iterator[bool] | None:
     """Send a letter; if it has many targets, return an iterator whose steps send it."""
     run, reason, target = letter.run, letter.reason, host.services.dead_letters
     if not letter.held:

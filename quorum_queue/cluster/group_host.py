@@ -111,7 +111,7 @@ class GroupHost(DeferredHost):
         #: Dead letters on their way to their targets, by position.
         self.dead_letters_sent: dict[int, None] = NO_DICT
         #: The remaining steps of a letter with many targets, to be taken before the next letter.
-        self.dead_letter_parts: Iterator[None] | None = None
+        self.dead_letter_parts: Iterator[bool] | None = None
         #: Dead letters that wait for a body, and all later ones.
         self.dead_letters_waiting: list[dead_letters.Waiting] = NO_LIST
         self.dead_letters_warming = LetterWarming(self)

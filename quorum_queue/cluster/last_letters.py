@@ -41,7 +41,7 @@ class LastLetters:
     )
 
     def __init__(
-        self, host: GroupHost, hand_over: Callable[[GroupHost, Waiting], Iterator[None] | None]
+        self, host: GroupHost, hand_over: Callable[[GroupHost, Waiting], Iterator[bool] | None]
     ) -> None:
         self._host = host
         self._hand_over = hand_over

@@ -14,8 +14,9 @@ clock.
 
 from __future__ import annotations
 
+from collections import OrderedDict, deque
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Final
 
 from quorum_queue.machine.settings import Settings
 from quorum_queue.machine.states import DedupState
@@ -31,6 +32,8 @@ SEQUENCE_MAX: Final = (1 << 63) - 1
 #: Prefix of the producer in a name.
 _SEQUENCE_BYTES: Final = 9
 _ID, _SEQUENCE = b"i", b"s"
+#: Keys that are too old and are forgotten at once; the others are known to be too old.
+EXPIRED_AT_ONCE = 1_000
 
 #: A change: (name of a message, True) when it is taken, (key, False) when it is forgotten.
 Change = tuple[bytes, bool]
@@ -99,6 +102,8 @@ class Dedup:
     __slots__ = (
         "_count",
         "_ids",
+        "_order",
+        "_passed",
         "_producer_count",
         "_producers",
         "_window_ms",
@@ -109,8 +114,13 @@ class Dedup:
     def __init__(self, settings: Settings) -> None:
         #: Time at which each was taken, oldest first.
         self._ids: dict[bytes, int] = {}
+        #: The same ids in the same order: to find the first key of a dictionary whose first keys were deleted
+        #: takes time for each of those. An id that was taken again when it was too old is in it twice;
+        #: `_passed` counts how many times it is to be passed over.
+        self._order: deque[bytes] = deque()
+        self._passed: dict[bytes, int] = {}
         #: (highest sequence, time of last use) by key, least recently used first.
-        self._producers: dict[bytes, tuple[int, int]] = {}
+        self._producers: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
         #: Position of each key in the journal of a host. Not part of the state.
         self.positions: dict[bytes, int] = {}
         self.next_position = 0
@@ -126,20 +136,25 @@ class Dedup:
         self._count = settings.deduplication_count
         self._producer_count = settings.deduplication_producers
 
-    def is_new(self, name: bytes | None) -> bool:
-        """Return whether this message was not taken yet. A message without a name is always new."""
+    def is_new(self, name: bytes | None, now_ms: int) -> bool:
+        """Return whether this message was not taken yet, or is too old to be remembered. A message without a
+        name is always new.
+        """
         if name is None:
             return True
         if name[:1] == _ID:
-            return name not in self._ids
+            taken_ms = self._ids.get(name)
+            return taken_ms is None or taken_ms <= now_ms - self._window_ms
         known = self._producers.get(key_of(name))
-        return known is None or _sequence(name) > known[0]
+        return known is None or _sequence(name) > known[0] or known[1] <= now_ms - PRODUCER_IDLE_MS
 
-    def taken_of(self, names: Sequence) -> int:
+    def taken_of(self, names: Sequence, now_ms: int) -> int:
         """Return how many messages at the beginning of these were taken already."""
         known = self._producers.get(names.key)
         numbers = names.numbers
-        return 0 if known is None else min(max(0, known[0] + 1 - numbers.start), len(numbers))
+        if known is None or known[1] <= now_ms - PRODUCER_IDLE_MS:
+            return 0
+        return min(max(0, known[0] + 1 - numbers.start), len(numbers))
 
     def take(self, name: bytes | None, now_ms: int, changes: list[Change] | None = None) -> None:
         """Remember a new message. Adds the keys that it pushes out to
@@ -149,22 +164,46 @@ class Dedup:
             return
         key = key_of(name)
         if name[:1] == _ID:
+            if self._ids.pop(key, None) is not None:
+                self._passed[key] = self._passed.get(key, 0) + 1
             self._ids[key] = now_ms
-            _bound(self._ids, self._count, changes)
+            self._order.append(key)
+            while len(self._ids) > self._count:
+                self._forget_oldest(changes)
             return
         self._producers.pop(key, None)
         self._producers[key] = _sequence(name), now_ms
-        _bound(self._producers, self._producer_count, changes)
+        while len(self._producers) > self._producer_count:
+            idle, _ = self._producers.popitem(last=False)
+            if changes is not None:
+                changes.append((idle, False))
 
-    def expire(self, now_ms: int, changes: list[Change]) -> None:
-        """Forget keys that are too old."""
-        ids, producers = self._ids, self._producers
-        while ids and ids[oldest := next(iter(ids))] <= now_ms - self._window_ms:
-            del ids[oldest]
-            changes.append((oldest, False))
-        while producers and producers[idle := next(iter(producers))][1] <= now_ms - PRODUCER_IDLE_MS:
+    def expire(self, now_ms: int, changes: list[Change], *, whole: bool = False) -> None:
+        """Forget some keys that are too old, or all; `is_new` takes the others for forgotten."""
+        most = len(self._order) + len(self._producers) if whole else EXPIRED_AT_ONCE
+        for _ in range(min(most, len(self._order))):
+            oldest = self._order[0]
+            if oldest not in self._passed and self._ids[oldest] > now_ms - self._window_ms:
+                break
+            self._forget_oldest(changes)
+        producers = self._producers
+        for _ in range(min(most, len(producers))):
+            idle = next(iter(producers))
+            if producers[idle][1] > now_ms - PRODUCER_IDLE_MS:
+                break
             del producers[idle]
             changes.append((idle, False))
+
+    def _forget_oldest(self, changes: list[Change] | None) -> None:
+        """Take the first one out of `_order`, and forget it unless it is passed over."""
+        oldest = self._order.popleft()
+        passed = self._passed.pop(oldest, 0)
+        if passed > 1:
+            self._passed[oldest] = passed - 1
+        if not passed:
+            del self._ids[oldest]
+            if changes is not None:
+                changes.append((oldest, False))
 
     def state(self) -> DedupState:
         """Return everything as plain data."""
@@ -174,15 +213,9 @@ class Dedup:
     def restore(self, state: DedupState) -> None:
         """Put back what `state` returned."""
         self._ids = dict(state.ids)
-        self._producers = {key: (sequence, used) for key, sequence, used in state.producers}
-
-
-def _bound(remembered: dict[bytes, Any], count: int, changes: list[Change] | None) -> None:
-    while len(remembered) > count:
-        oldest = next(iter(remembered))
-        del remembered[oldest]
-        if changes is not None:
-            changes.append((oldest, False))
+        self._order = deque(self._ids)
+        self._passed = {}
+        self._producers = OrderedDict([(key, (sequence, used)) for key, sequence, used in state.producers])
 
 
 def id_of(text: bytes) -> bytes:

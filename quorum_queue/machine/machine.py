@@ -166,7 +166,7 @@ class Machine:
         if dedup is None:
             self._enqueue(meta, ("enqueue", rest, origin, first), effects)
             return
-        dedup.expire(meta.now_ms, effects.names)
+        dedup.expire(meta.now_ms, effects.names, whole=self.version < versions.EXPIRY_IN_PARTS)
         # A queue that may refuse messages takes them one by one: it does not remember refused ones.
         limited = settings.max_length is not None or settings.max_length_bytes is not None
         may_refuse = limited and settings.overflow != "drop-head"
@@ -177,11 +177,11 @@ class Machine:
         persistent = rest.attributes.persistent or settings.keeps_all
         count, start = len(ids), 0
         while start < count:
-            fresh = dedup.is_new(ids[start])
+            fresh = dedup.is_new(ids[start], meta.now_ms)
             stop = start + 1
             if fresh and not may_refuse:
                 self._remember(dedup, ids[start], persistent, meta, effects)
-                while stop < count and dedup.is_new(ids[stop]):
+                while stop < count and dedup.is_new(ids[stop], meta.now_ms):
                     self._remember(dedup, ids[stop], persistent, meta, effects)
                     stop += 1
             part = rest if stop == count else rest.take(stop - start)
@@ -203,7 +203,7 @@ class Machine:
         dedup = self.dedup
         assert dedup is not None
         count = len(names)
-        taken = dedup.taken_of(names)
+        taken = dedup.taken_of(names, meta.now_ms)
         if taken:
             effects.duplicates += taken
             effects.confirmed.append((origin, first, first + taken - 1, True))

@@ -22,8 +22,9 @@ node only begins with the newest.
     6   mqd 0.2: nothing new for quorum queues; publishers choose when they are confirmed (x-confirm), for
         which nodes send each other frames of their own; streams of a cluster keep offsets by name
 
-    7   mqd 0.2: limits of queues, exchanges and bindings hold when the topology applies a declaration; entries
-        of more than 64 MiB
+    7   mqd 0.2: names of messages that are too old to be remembered leave the queue in parts; entries may
+        have more than 64 MiB; limits of queues, exchanges and bindings hold when the topology applies a
+        declaration
 
 A node that meets a newer version than its own in an entry or a snapshot can't know what the others do: the
 queue stops there, with a line that says so.
@@ -67,6 +68,9 @@ STREAM_NAMES = 6
 ROOM = 7
 #: Nodes take entries of more than 64 MiB.
 LARGE_ENTRIES = 7
+
+#: A queue that deduplicates forgets names that are too old in parts.
+EXPIRY_IN_PARTS = 7
 
 NEWEST = 7
 

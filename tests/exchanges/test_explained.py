@@ -3,9 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exchanges import explained
 from exchanges.binding import Binding, DestinationKind
-from exchanges.explained import Explanation, explain
+from exchanges.explained import Explanation
+from exchanges.matcher import Message
 from exchanges.router import Router
+from tests.work import ended
 
 
 def a_router(*exchanges: str) -> Router:
@@ -16,6 +19,12 @@ def a_router(*exchanges: str) -> Router:
         name, _, kind = each.partition(":")
         router.declare(name, kind)
     return router
+
+
+def explain(
+    router: Router, exchange: str, key: str, message: Message | None = None, **limits: int
+) -> Explanation:
+    return ended(explained.explain(router, exchange, key, message, **limits))
 
 
 def matched(told: Explanation) -> list[tuple[str, str, str]]:

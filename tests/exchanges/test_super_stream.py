@@ -49,7 +49,7 @@ def test_behind_another_exchange() -> None:
     assert router.route("t", "").depends is Depends.NONCE
     assert router.route("h", "hello4", {"headers": {}}) == (("s-2",), Depends.HEADERS)
     assert router.route("h", "").depends == Depends.HEADERS | Depends.NONCE
-    assert router.route_keys("s", ["hello4", "hello1"]) == ("s-2",)
+    assert router.begin("s", ["hello4", "hello1"]).finish().queues == ("s-2",)
 
 
 @pytest.mark.parametrize("key", ["", "a", "-1", "01", "1.0", "²"])

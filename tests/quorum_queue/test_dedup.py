@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, deque
 from typing import Any
 
 import hypothesis.strategies as st
@@ -11,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from quorum_queue import names as names_module
 from quorum_queue.machine import dedup as dedup_module
-from quorum_queue.machine import snapshot
+from quorum_queue.machine import snapshot, versions
 from quorum_queue.machine.codec import CodecError, framed
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.dedup import (
@@ -29,6 +30,7 @@ from quorum_queue.machine.machine import Machine, Meta
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
 from tests.quorum_queue.node import PERSISTENT, Publisher, QueueNode, Receiver
+from tests.work import steps
 
 WINDOW_MS = 20
 IDLE_MS = 50
@@ -108,6 +110,7 @@ class Memory:
 def small_limits() -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dedup_module, "PRODUCER_IDLE_MS", IDLE_MS)
+        patch.setattr(dedup_module, "EXPIRED_AT_ONCE", 1)
         patch.setattr(names_module, "RECORD_NAMES_MAX", 3)
         yield
 
@@ -246,12 +249,17 @@ class DedupOnDisk(RuleBasedStateMachine):
         assert self.host.machine.ready.count == len(self.ready)
         dedup = self.host.machine.dedup
         assert dedup is not None
-        state = dedup.state()
-        assert state.ids == [(name_of(known), at) for known, at in self.memory.ids]
-        assert [(key, sequence) for key, sequence, _ in state.producers] == [
-            (key_of(sequence_of(name.encode(), sequence)), sequence)
-            for name, sequence, _ in self.memory.producers
+        state, now = dedup.state(), self.node.clock.now_ms
+        # What is too old leaves in parts, and counts as forgotten.
+        assert [(key, at) for key, at in state.ids if now - at < WINDOW_MS] == [
+            (name_of(known), at) for known, at in self.memory.ids if now - at < WINDOW_MS
         ]
+        assert [(key, sequence) for key, sequence, used in state.producers if now - used < IDLE_MS] == [
+            (key_of(sequence_of(name.encode(), sequence)), sequence)
+            for name, sequence, used in self.memory.producers
+            if now - used < IDLE_MS
+        ]
+        assert len(state.ids) <= 4 and len(state.producers) <= PRODUCERS_MAX
         assert len(dedup.positions) == len(dedup)
 
 
@@ -401,3 +409,55 @@ def test_names() -> None:
 def test_bytes_that_are_no_names(payload: bytes) -> None:
     with pytest.raises(CodecError):
         names_module.restore(Dedup(DECLARED), names_module.FIRST_POSITION, 1, payload, [])
+
+
+def _full(count: int) -> Dedup:
+    """A full memory, whose first keys were pushed out long ago."""
+    known = Dedup(
+        Settings(deduplication_window_ms=1_000_000, deduplication_count=count, deduplication_producers=count)
+    )
+    for number in range(2 * count):
+        known.take(id_of(b"%d" % number), 0)
+        known.take(sequence_of(b"%d" % number, 1), 0)
+    return known
+
+
+def test_a_full_memory_forgets_without_a_search() -> None:
+    """The first key of a dictionary is found by a look at each key that was deleted in front of it: no
+    dictionary is asked for it.
+    """
+    known = _full(100)
+    assert isinstance(known._order, deque) and isinstance(known._producers, OrderedDict)
+    changes: list[Any] = []
+    known.take(id_of(b"next"), 1, changes)
+    known.take(sequence_of(b"next", 1), 1, changes)
+    assert changes == [(id_of(b"100"), False), (key_of(sequence_of(b"100", 1)), False)]
+
+
+def test_names_that_are_too_old_leave_in_parts() -> None:
+    known = _full(5_000)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dedup_module, "EXPIRED_AT_ONCE", 1_000)
+        now_ms, lengths, longest = 2_000_000, [len(known)], 0
+        while len(known):
+            changes: list[Any] = []
+            longest = max(longest, steps(lambda changes=changes: known.expire(now_ms, changes)))
+            assert len(changes) <= 2_000
+            assert known.is_new(id_of(b"9999"), now_ms) and known.is_new(sequence_of(b"9999", 1), now_ms)
+            lengths.append(len(known))
+    assert len(lengths) == 6 and longest < 200_000
+
+
+@pytest.mark.parametrize("version", [versions.FIRST, versions.EXPIRY_IN_PARTS])
+def test_old_versions_forget_all_at_once(version: int) -> None:
+    machine = Machine(DECLARED)
+    machine.version = version
+    for number in range(4):
+        run = Run(range(1), [b"x"], b"head")
+        machine.apply(Meta(0), [("enqueue_once", run, "o", number, [id_of(b"%d" % number)])], Effects())
+    run = Run(range(1), [b"x"], b"head")
+    effects = Effects(wants_enqueued=True)
+    machine.apply(Meta(WINDOW_MS), [("enqueue_once", run, "o", 5, [id_of(b"3")])], effects)
+    assert machine.dedup is not None and len(effects.enqueued) == 1
+    # The name was taken again, before it was forgotten.
+    assert len(machine.dedup) == (1 if version == versions.FIRST else 3)

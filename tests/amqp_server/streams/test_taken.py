@@ -242,7 +242,7 @@ def test_the_log_alone_leads_to_the_same_state(
         expected.expire(now_ms, [])
         new = 0
         for name in each:
-            if expected.is_new(name):
+            if expected.is_new(name, now_ms):
                 expected.take(name, now_ms)
                 new += 1
         run = Run(range(len(each)), [_message() for _ in each], b"\0\1s", Attributes(True, 0, None, 1))

@@ -165,3 +165,31 @@ def same(one: object, two: object) -> bool:
     if isinstance(one, (bytes, bytearray)) and isinstance(two, (bytes, bytearray)):
         return bytes(one) == bytes(two)
     return one == two
+
+
+@given(field_tables)
+def test_one_field_is_found_without_the_others(table: bytes) -> None:
+    decoded = tables.decode(table)
+    names = [name for name, _, _ in tables.checked_entries(table)]
+    assert list(tables.checked_entries(table)) == list(tables.entries(table, 4, len(table)))
+    for name in [*names, b"none"]:
+        found = tables.values_in(table, (name, b"other"))
+        assert tables.has(table, name) == (name in found) == (name in names)
+        if name in names:
+            assert repr(found[name]) == repr(decoded[name.decode(errors="replace")])
+    for name in names:
+        assert list(tables.tables_in(table, name)) == [
+            table[at + 1 : after] for at, after in _items(table, name) if table[at] == ord("F")
+        ]
+
+
+def _items(table: bytes, name: bytes) -> list[tuple[int, int]]:
+    """Where the items of an array begin and end, by the function that checks them."""
+    found: list[tuple[int, int]] = []
+    for field_name, start, after in tables.entries(table, 4, len(table)):
+        at = start + 5
+        while field_name == name and table[start] == ord("A") and at < after:
+            behind = tables.skip(table, at, after, tables.DEPTH_MAX)
+            found.append((at, behind))
+            at = behind
+    return found

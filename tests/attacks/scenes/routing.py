@@ -59,6 +59,66 @@ def alternate_chain(target: Target) -> None:
         client.sync(0)
 
 
+def headers_chain(target: Target) -> None:
+    """Each exchange looks at headers, and has the next one as its alternate. A declare before each message
+    makes the node forget the route.
+    """
+    length = target.many(5_000)
+    with target.client() as client:
+        flood = [
+            commands.Exchange.Declare(
+                exchange=f"x{n}", exchange_type="headers", arguments={"alternate-exchange": f"x{n + 1}"}
+            )
+            for n in range(length)
+        ]
+        frames.flood(client, flood)
+        for number in range(target.many(100)):
+            frames.flood(client, [commands.Exchange.Declare(exchange=f"y{number}")])
+            client.send(frames.message("x0", f"k{number}", b"", headers={"a": number}))
+        client.sync(0)
+
+
+def bound_chain(target: Target) -> None:
+    """Each exchange is bound to the next one, and messages have new keys."""
+    length = target.many(20_000)
+    with target.client() as client:
+        client.declare("bound", durable=False)
+        frames.flood(
+            client,
+            [
+                commands.Exchange.Declare(exchange=f"x{n}", exchange_type="fanout" if n % 2 else "topic")
+                for n in range(length)
+            ],
+        )
+        frames.flood(
+            client,
+            [
+                commands.Exchange.Bind(destination=f"x{n + 1}", source=f"x{n}", routing_key="#")
+                for n in range(length - 1)
+            ],
+        )
+        for number in range(target.many(20)):
+            client.send(frames.message("x0", f"k{number}", b"", headers={"a": number}))
+        client.count("bound")
+
+
+def many_keys(target: Target) -> None:
+    """Messages with 10,000 keys (CC) go through a chain of 50 alternates."""
+    with target.client() as client:
+        client.declare("bound", durable=False)
+        frames.flood(
+            client,
+            [
+                commands.Exchange.Declare(exchange=f"x{n}", arguments={"alternate-exchange": f"x{n + 1}"})
+                for n in range(50)
+            ],
+        )
+        for number in range(target.many(10)):
+            keys: Any = [f"{n}" for n in range(10_000)]
+            client.send(frames.message("x0", f"k{number}", b"", headers={"CC": keys}))
+        client.count("bound")
+
+
 def hash_ring(target: Target) -> None:
     """Many heavy bindings of a consistent-hash exchange, with a message after each: the sum of the weights is
     the largest permitted.
@@ -164,6 +224,9 @@ SCENES = (
     Scene("many-bindings", "18,000 bindings of one exchange", many_bindings),
     Scene("channel-churn", "3,000 channels opened and closed beside 10,000 remembered routes", channel_churn),
     Scene("alternate-chain", "chain of 3,000 alternate exchanges", alternate_chain),
+    Scene("headers-chain", "chain of 5,000 alternate exchanges that look at headers", headers_chain),
+    Scene("bound-chain", "chain of 20,000 exchanges bound to each other", bound_chain),
+    Scene("many-keys", "messages with 10,000 keys, over 50 alternate exchanges", many_keys),
     Scene("hash-ring", "1,000 heavy bindings of a consistent-hash exchange", hash_ring),
     Scene("topic-hashes", "topic patterns with 12 `#`, keys of 61 words", topic_hashes),
     Scene("wide-headers", "50 bindings for any of 300 headers, messages with 2,000", wide_headers),

@@ -207,7 +207,47 @@ def wide_dead_letters(target: Target) -> None:
             time.sleep(0.1)
 
 
+def full_deduplication(target: Target) -> None:
+    """A queue that remembers 100,000 ids, and each new id pushes one out."""
+    count = target.many(100_000)
+    with target.client() as client:
+        arguments: Any = {"x-deduplication": True, "x-deduplication-count": count, "x-max-length": 1}
+        client.call(
+            commands.Queue.Declare(queue="remembering", arguments=arguments), commands.Queue.DeclareOk
+        )
+        for start in range(0, count + target.many(40_000), 1_000):
+            client.send(
+                b"".join(
+                    frames.message("", "remembering", b"", headers={"x-deduplication-id": f"{n:010}"})
+                    for n in range(start, start + 1_000)
+                )
+            )
+        client.sync(0)
+
+
+def long_deaths(target: Target) -> None:
+    """Messages that say that they have died very many times, in a queue that drops them."""
+    with target.client() as client:
+        arguments: Any = {
+            "x-max-length": 0,
+            "x-dead-letter-exchange": "",
+            "x-dead-letter-routing-key": "dead",
+        }
+        client.call(commands.Queue.Declare(queue="dying", arguments=arguments), commands.Queue.DeclareOk)
+        arguments = {"x-max-length": 10}
+        client.call(commands.Queue.Declare(queue="dead", arguments=arguments), commands.Queue.DeclareOk)
+        deaths: Any = [{"queue": f"q{n}", "reason": "expired", "count": 1} for n in range(2_000)]
+        one = frames.message("", "dying", b"", headers={"x-death": deaths})
+        deaths = [{} for _ in range(20_000)]
+        other = frames.message("", "dying", b"", headers={"x-death": deaths})
+        for _ in range(target.many(50)):
+            client.send(one + other)
+        client.sync(0)
+
+
 SCENES = (
+    Scene("full-deduplication", "40,000 ids for a queue that remembers 100,000", full_deduplication),
+    Scene("long-deaths", "dead letters with an `x-death` of 2,000 and 20,000 entries", long_deaths),
     Scene("large-commits", "three commits of 60,000 persistent messages each", large_commits),
     Scene("wide-dead-letters", "200 dead letters to 3,000 queues each", wide_dead_letters),
     Scene("rolled-back-acks", "transaction with 200,000 acks rolled back", rolled_back_acks),

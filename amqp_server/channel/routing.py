@@ -1,0 +1,99 @@
+"""The routes of messages that pass very many exchanges, or have very many keys: they are found in parts.
+
+A route of a few hundred steps is found at once. A longer one is walked over several turns, in which other
+clients have theirs; its publisher waits, so the order of its messages stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from amqp_server.broker.awaited import Awaited
+from amqp_server.errors import PreconditionFailed
+from exchanges.matcher import Message
+from exchanges.router import AT_ONCE, Route, RoutingTooLong, Walk
+from quorum_queue.boundary import Fatal
+
+if TYPE_CHECKING:
+    from amqp_server.broker.queue import Queue
+    from amqp_server.channel.channel import Assembly, Channel
+
+
+class LongWalk:
+    """A walk over several turns, for one message of a client."""
+
+    __slots__ = ("_channel", "_done", "_size", "_walk")
+
+    def __init__(self, channel: Channel, walk: Walk, size: int, done: Callable[[], None]) -> None:
+        """`size`: the bytes of the message, which are counted here meanwhile."""
+        self._channel = channel
+        self._walk = walk
+        self._size = size
+        self._done = done
+        channel.connection.incoming.makes_ready(size)
+        channel.broker.turn.later(self, self.go_on)
+
+    def go_on(self) -> None:
+        channel = self._channel
+        turn = channel.broker.turn
+        try:
+            while not (channel.closing or channel.closed or self._walk.go_on(AT_ONCE)):
+                if turn.overdue():
+                    turn.later(self, self.go_on)
+                    return
+        except RoutingTooLong:
+            # The method begins again, and then has this error.
+            pass
+        # A connection that was lost counts nothing any more.
+        channel.connection.incoming.has_made_ready(self._size)
+        self._done()
+
+    def failed(self, error: Exception) -> None:
+        """See amqp_server.turn.Unit."""
+        raise Fatal(f"a message could not be routed: {error!r}") from error
+
+
+class RouteAwaited(Awaited):
+    """The route of a message is not known yet."""
+
+    def __init__(self, channel: Channel, walk: Walk, size: int) -> None:
+        super().__init__()
+        self._channel = channel
+        self._walk = walk
+        self._size = size
+
+    def begin(self, done: Callable[[], None]) -> None:
+        LongWalk(self._channel, self._walk, self._size, done)
+
+
+def route_of(
+    channel: Channel, assembly: Assembly, exchange: str, keys: Sequence[str], view: Message | None
+) -> Route:
+    """Route a complete message. Raises RouteAwaited if that takes long: the next call with the same message
+    continues. Raises PreconditionFailed if it takes too long.
+    """
+    walk, vhost = assembly.walk, channel.vhost
+    if walk is None:
+        walk = assembly.walk = vhost.router.begin(exchange, keys, view, vhost.next_nonce())
+        assembly.walked_at = channel.broker.generation
+    try:
+        done = walk.go_on(AT_ONCE)
+    except RoutingTooLong as error:
+        raise PreconditionFailed(
+            f"the route of a message to exchange '{exchange}' in vhost '{vhost.name}' takes more than "
+            f"{error.args[0]} steps (routing_steps_max)"
+        ) from None
+    if not done:
+        raise RouteAwaited(channel, walk, sum(map(len, assembly.framed)))
+    return walk.route
+
+
+def queues_of(channel: Channel, route: Route) -> tuple[Queue, ...]:
+    """Return the queues of a route. Some may have been deleted while it was found."""
+    queues = channel.vhost.queues
+    found = [queues.get(name) for name in route.queues]
+    return tuple([queue for queue in found if queue is not None])
+
+
+__all__ = ["LongWalk", "RouteAwaited", "queues_of", "route_of"]
