@@ -22,6 +22,9 @@ node only begins with the newest.
     6   mqd 0.2: nothing new for quorum queues; publishers choose when they are confirmed (x-confirm), for
         which nodes send each other frames of their own; streams of a cluster keep offsets by name
 
+    7   mqd 0.3: a queue is sealed at a place in its log before it is deleted on a condition (("seal", …)),
+        and nodes ask the leader how far the log is committed before they answer with counts
+
 A node that meets a newer version than its own in an entry or a snapshot can't know what the others do: the
 queue stops there, with a line that says so.
 """
@@ -60,8 +63,11 @@ SUPER_STREAMS = 5
 CONFIRM_LEVELS = 6
 #: Streams of a cluster keep offsets by name.
 STREAM_NAMES = 6
+#: The log decides whether a queue, a stream or a consumer group may be deleted (see seal),
+#: and nodes know the frames of barriers.
+SEALS = 7
 
-NEWEST = 6
+NEWEST = 7
 
 #: Features that a node announces in the handshake of a link for the versions that it can apply, beyond the
 #: first.
@@ -91,6 +97,7 @@ __all__ = [
     "PARAMETERS",
     "REMOVED",
     "RETURNED",
+    "SEALS",
     "STREAMS",
     "STREAM_NAMES",
     "SUPER_STREAMS",
