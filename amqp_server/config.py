@@ -252,6 +252,14 @@ class Config:
         low=100,
         high=600_000,
     )
+    read_index_timeout_ms: int = option(
+        2_000,
+        "Time for which a count of messages or consumers waits for the queue's leader and a majority; then the "
+        "answer is what this node knows.",
+        unit="ms",
+        low=10,
+        high=600_000,
+    )
     change_timeout_ms: int = option(
         10_000,
         "Time after which a change of the topology without a majority is refused.",

@@ -33,6 +33,8 @@ class _Nobody:
 
     def renew(self) -> None: ...
 
+    def sealed(self) -> None: ...
+
 
 class DeletedHost(QueueHost):
     """See quorum_queue.ports.Host. The node has one."""

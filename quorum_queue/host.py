@@ -8,6 +8,7 @@ from typing import Any, Final, Literal
 
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.machine import ENQUEUES, Command
+from quorum_queue.machine.seal import SEALED, Sealed, outcome
 from quorum_queue.machine.settings import Settings
 from quorum_queue.nothing import NO_DICT, NO_LIST
 from quorum_queue.ports import EXCLUSIVE, Got, Hosted, Preparing, Refused, Turn
@@ -29,13 +30,14 @@ _ENDED_TEXTS = {
 class Asking:
     """Clients that wait for answers of one queue."""
 
-    __slots__ = ("attaching", "barriers", "getting", "purging")
+    __slots__ = ("attaching", "barriers", "getting", "purging", "sealing")
 
     def __init__(self) -> None:
         #: By consumer key or by token.
         self.attaching: dict[Key, Callable[[str | None], None]] = {}
         self.getting: dict[Key, deque[Callable[[Got | Refused | None], None]]] = {}
         self.purging: dict[int, Callable[[int | Refused], None]] = {}
+        self.sealing: dict[int, Callable[[Sealed | Refused], None]] = {}
         #: (number of a batch, the function to call when it was applied)
         self.barriers: list[tuple[int, Callable[..., None]]] = []
 
@@ -46,7 +48,7 @@ class _Nobody(Asking):
     __slots__ = ()
 
     def __init__(self) -> None:
-        self.attaching = self.getting = self.purging = NO_DICT
+        self.attaching = self.getting = self.purging = self.sealing = NO_DICT
         self.barriers = NO_LIST
 
 
@@ -136,6 +138,10 @@ class QueueHost:
     def barrier(self, done: Callable[..., None]) -> None:
         raise NotImplementedError
 
+    def catch_up(self, done: Callable[..., None]) -> None:
+        """See quorum_queue.ports.Host: all commands of all clients come here."""
+        self.barrier(done)
+
     def can_settle(self, key: Key, low: int) -> bool:
         """Return whether a consumer can still settle its deliveries from this one on: see
         quorum_queue.ports.Host.
@@ -167,6 +173,45 @@ class QueueHost:
         token = self._token()
         self.begin_asking().purging[token] = done
         self.submit(("purge", token))
+
+    def seal(self, condition: int, done: Callable[[Sealed | Refused], None]) -> None:
+        """See quorum_queue.ports.Host."""
+        self.seal_here(condition, done)
+
+    def seal_here(self, condition: int, done: Callable[[Sealed | Refused], None]) -> None:
+        """Look whether the queue meets the condition as far as this node knows, and delete it then.
+
+        This is right where the deletion is applied at once; in a cluster something may come in between.
+        """
+
+        def decide(refused: Refused | None = None) -> None:
+            if refused is not None and self.ended != "deleted":
+                done(refused)
+                return
+            ready = self.ready_count
+            found = Sealed(outcome(condition, consumers=self.consumer_count, ready=ready), ready)
+            done(found)
+            if found.outcome == SEALED:
+                self.queue.sealed()
+
+        self.barrier(decide)
+
+    def _seal_in_order(self, condition: int, done: Callable[[Sealed | Refused], None]) -> None:
+        """Seal the queue after all pending commands and before all later ones."""
+        if self.ended:
+            done(Sealed(SEALED, 0) if self.ended == "deleted" else Refused(self._ended_text))
+            return
+        token = self._token()
+        self.begin_asking().sealing[token] = done
+        self.submit(("seal", token, condition))
+
+    @property
+    def ready_count(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def consumer_count(self) -> int:
+        raise NotImplementedError
 
     @property
     def _ended_text(self) -> str:
@@ -207,6 +252,12 @@ class QueueHost:
         if done is not None:
             done(count)
 
+    def _answer_seal(self, token: int, found: Sealed | Refused) -> None:
+        """Answer the client that waits for this seal."""
+        done = self.asking.sealing.pop(token, None)
+        if done is not None:
+            done(found)
+
     def _passed(self, number: int) -> None:
         """Batches up to this one were applied."""
         while self.asking.barriers and self.asking.barriers[0][0] <= number:
@@ -231,6 +282,8 @@ class QueueHost:
                 got(why)
         for purged in asking.purging.values():
             purged(why)
+        for found in asking.sealing.values():
+            found(Sealed(SEALED, 0) if why == DELETED else why)
         for _, passed in asking.barriers:
             passed(why)
 

@@ -18,6 +18,7 @@ from quorum_queue.machine import codec
 from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.machine import Command, Machine, Meta
 from quorum_queue.machine.run import Run
+from quorum_queue.machine.seal import Sealed
 from quorum_queue.machine.settings import Settings
 from quorum_queue.memory import MemoryBudget, ReadAhead
 from quorum_queue.names import FIRST_POSITION, NameJournal
@@ -139,6 +140,8 @@ class LocalHost(DeadLettering):
         self._letters_waiting = NO_DEQUE
         self._letters_asked = self._letters_cold = 0
         self._letters_under_way = False
+        #: Number of pending seals.
+        self._seals = 0
         #: Settings to take before the next batch.
         self._wanted: Settings | None = None
         self._letter_wide = None
@@ -214,7 +217,12 @@ class LocalHost(DeadLettering):
             if self.ended:
                 self._refuse_pending()
                 break
+            if self.machine.sealed:
+                # The queue is deleted soon: then its clients are answered.
+                return
             commands, self.pending = self.pending, []
+            if self._seals:
+                commands = self._up_to_seal(commands)
             self._unanswered = commands
             if self._gets_waiting:
                 self._forget_gets(commands)
@@ -237,8 +245,31 @@ class LocalHost(DeadLettering):
                 self._consumer_count = count
                 if gone:
                     self.queue.consumer_gone(count)
+            if effects.seals:
+                self._answer_seals(effects)
             # Commands are pending again: a dead letter came straight back, or its targets have taken it.
-        self._pass_all()
+        if self.ended or not self.machine.sealed:
+            self._pass_all()
+
+    def seal(self, condition: int, done: Callable[[Sealed | Refused], None]) -> None:
+        if not self.ended:
+            self._seals += 1
+        self._seal_in_order(condition, done)
+
+    def _up_to_seal(self, commands: list[Command]) -> list[Command]:
+        """Return the commands up to the first seal; leave the others pending."""
+        for index, command in enumerate(commands):
+            if command[0] == "seal":
+                self._seals -= 1
+                self.pending = commands[index + 1 :]
+                return commands[: index + 1]
+        return commands
+
+    def _answer_seals(self, effects: Effects) -> None:
+        for token, found in effects.seals:
+            self._answer_seal(token, found)
+        if self.machine.sealed and not self.ended:
+            self.queue.sealed()
 
     def configure(self, settings: Settings) -> None:
         self._wanted = settings
@@ -277,7 +308,7 @@ class LocalHost(DeadLettering):
         self.queue.renew()
 
     def barrier(self, done: Callable[..., None]) -> None:
-        if self.pending:
+        if self.pending or (self.machine.sealed and not self.ended):
             self.begin_asking().barriers.append((0, done))
             self._turn.schedule(self)
         else:

@@ -9,6 +9,7 @@ from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.effects import Reason
 from quorum_queue.machine.letters import Letter
 from quorum_queue.machine.run import Run
+from quorum_queue.machine.seal import Sealed
 from quorum_queue.machine.settings import Settings
 
 
@@ -224,6 +225,9 @@ class Hosted(Named, Protocol):
     def consumer_lost(self, key: Any) -> None:
         """A consumer of this node has lost its place in the queue."""
 
+    def sealed(self) -> None:
+        """The queue takes nothing any more: delete it. May be called several times."""
+
     def host_failed(self, error: Exception) -> None:
         """Its host raised while it applied commands: the host must stop, and its state cannot be trusted."""
 
@@ -354,6 +358,19 @@ class Host(Recipient, Protocol):
 
     def purge(self, done: Callable[[int | Refused], None]) -> None:
         """Drop all ready messages; `done(count)`."""
+
+    def catch_up(self, done: Callable[..., None]) -> None:
+        """Call `done()` when everything that clients of any node have had answers to is visible here; in a
+        cluster without a majority after a time. `done(Refused)` if that fails.
+        """
+
+    def seal(self, condition: int, done: Callable[[Sealed | Refused], None]) -> None:
+        """Seal the queue, which is then deleted, if the condition holds after all commands that any node has
+        had an answer to; see quorum_queue.machine.seal.
+        """
+
+    def seal_here(self, condition: int, done: Callable[[Sealed | Refused], None]) -> None:
+        """The same by what this node knows, for clusters with nodes that do not know seals."""
 
 
 __all__ = [

@@ -12,7 +12,9 @@ from amqp_server.broker.queue_types import QueueType
 from amqp_server.broker.records import QueueRecord
 from amqp_server.broker.settings import effective_settings
 from amqp_server.broker.traffic import Traffic
+from quorum_queue.machine.seal import EXPIRED, SEALED, UNUSED, Sealed
 from quorum_queue.machine.settings import Settings
+from quorum_queue.machine.versions import SEALS
 from quorum_queue.nothing import NO_DICT
 from quorum_queue.ports import Host, Recipient, Refused
 
@@ -188,7 +190,7 @@ class Queue:
         """A consumer of any node has ended. An auto-delete queue is deleted with its last consumer."""
         self.renew()
         if self.auto_delete and not left:
-            self.delete()
+            self.host.seal(UNUSED, _nothing)
 
     def wake(self) -> None:
         """Delete the queue if it was not used for the time of its lease (x-expires, or a policy)."""
@@ -202,10 +204,15 @@ class Queue:
             return
         ends_at = self.last_used_ms + expires_ms
         if broker.clock.monotonic_ms() >= ends_at:
-            self.delete()
+            self.host.seal(EXPIRED, self._has_expired)
         else:
             self._timer_set = True
             broker.timers.wake(self, ends_at)
+
+    def _has_expired(self, found: Sealed | Refused) -> None:
+        if not isinstance(found, Sealed) or found.outcome != SEALED:
+            # A client has used it meanwhile.
+            self.renew()
 
     def host_failed(self, error: Exception) -> None:
         """The queue's host raised: stop the queue on this node, and restart it from its stored data."""
@@ -215,7 +222,13 @@ class Queue:
         """The queue's host could not be made. See amqp_server.turn.Unit."""
         self.host_failed(error)
 
-    def barrier(self, done: Callable[..., None], *, again: bool = True) -> None:
+    def catch_up(self, done: Callable[..., None]) -> None:
+        """The same as `barrier`, for everything that clients of any node have had answers to. In a cluster
+        without a majority `done` is called after a time, with what this node knows.
+        """
+        self.barrier(done, everywhere=True)
+
+    def barrier(self, done: Callable[..., None], *, again: bool = True, everywhere: bool = False) -> None:
         """Call `done` when all commands submitted before are visible here, also if the queue moves or fails
         meanwhile.
 
@@ -230,13 +243,38 @@ class Queue:
             elif self.deleted:
                 done(refused)
             elif self.host is not host:
-                self.barrier(done)
+                self.barrier(done, everywhere=everywhere)
             elif again:
-                self.barrier(done, again=False)
+                self.barrier(done, again=False, everywhere=everywhere)
             else:
                 done(refused)
 
-        host.barrier(answered)
+        (host.catch_up if everywhere else host.barrier)(answered)
+
+    def seal(self, condition: int, done: Callable[[Sealed | Refused], None], *, again: bool = True) -> None:
+        """Seal the queue if it meets the condition, also if it moves meanwhile; see
+        quorum_queue.machine.seal. A sealed queue is deleted by its home.
+        """
+        host = self.host
+
+        def answered(found: Sealed | Refused) -> None:
+            if isinstance(found, Sealed):
+                done(found)
+            elif self.deleted:
+                done(Sealed(SEALED, 0))
+            elif self.host is not host:
+                self.seal(condition, done)
+            elif again:
+                self.seal(condition, done, again=False)
+            else:
+                done(found)
+
+        knows_seals = self.vhost.broker.replication.version >= SEALS
+        (host.seal if knows_seals else host.seal_here)(condition, answered)
+
+    def sealed(self) -> None:
+        """See quorum_queue.ports.Hosted."""
+        self.delete()
 
     def delete(self) -> None:
         """Delete the queue; no caller waits for the result."""
@@ -246,3 +284,6 @@ class Queue:
     @property
     def deletion(self) -> DeleteQueue:
         return DeleteQueue(self.vhost.name, self.name, self.queue_id)
+
+
+def _nothing(found: Sealed | Refused) -> None: ...

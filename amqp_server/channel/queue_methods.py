@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import secrets
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pamqp import base, commands
@@ -29,6 +30,7 @@ from amqp_server.streams.host import StreamHost
 from amqp_server.streams.start import parse_start
 from amqp_server.wire import methods
 from exchanges.binding import Binding
+from quorum_queue.machine.seal import EMPTY, IN_USE, NOT_EMPTY, SEALED, UNUSED, Sealed
 from quorum_queue.ports import Refused
 
 if TYPE_CHECKING:
@@ -118,13 +120,17 @@ def _declared(channel: Channel, method: commands.Queue.Declare, queue: Queue) ->
         channel.broker.counts.ended.queues_declared += 1
 
     def counted(refused: Refused | None = None) -> None:
+        if queue.deleted:
+            # It was deleted, or sealed, before the declare came to it.
+            declare(channel, method)
+            return
         if refused is not None:
             raise Unavailable(refused.text)
         # The queue may have moved meanwhile.
         host = queue.host
         _declare_ok(channel, method, queue.name, host.ready_count, host.consumer_count)
 
-    channel.connection.after(queue.barrier, counted)
+    channel.connection.after(queue.catch_up, counted)
 
 
 def _count_from(channel: Channel, method: commands.Queue.Declare, queue: Queue) -> None:
@@ -369,15 +375,20 @@ def delete(channel: Channel, method: commands.Queue.Delete) -> None:
     operation = DeleteQueue(vhost.name, name, queue.queue_id)
 
     def counted(refused: Refused | None = None) -> None:
-        host = queue.host
-        conditional = method.if_unused or method.if_empty
-        if refused is not None and conditional:
-            raise Unavailable(refused.text)
-        if method.if_unused and host.consumer_count:
+        remove(queue.host.ready_count)
+
+    def decided(found: Sealed | Refused) -> None:
+        if isinstance(found, Refused) or found.outcome != SEALED:
+            channel.deleted()
+        if isinstance(found, Refused):
+            raise Unavailable(found.text)
+        if found.outcome == IN_USE:
             raise PreconditionFailed(f"queue '{name}' in vhost '{vhost.name}' in use")
-        if method.if_empty and host.ready_count:
+        if found.outcome == NOT_EMPTY:
             raise PreconditionFailed(f"queue '{name}' in vhost '{vhost.name}' not empty")
-        count = host.ready_count
+        remove(found.count)
+
+    def remove(count: int) -> None:
         channel.deleting = queue
 
         def removed(error: str) -> None:
@@ -389,4 +400,10 @@ def delete(channel: Channel, method: commands.Queue.Delete) -> None:
 
         connection.propose(operation, removed)
 
-    connection.after(queue.barrier, counted)
+    condition = (UNUSED if method.if_unused else 0) | (EMPTY if method.if_empty else 0)
+    if not condition:
+        connection.after(queue.catch_up, counted)
+        return
+    # Its home deletes a queue that it has sealed, perhaps before the answer is here.
+    channel.deleting = queue
+    connection.after(partial(queue.seal, condition), decided)

@@ -127,6 +127,7 @@ def replication_options(config: Config) -> ReplicationOptions:
         node_down_ms=config.node_down_ms,
         disk_stall_ms=config.disk_stall_ms,
         change_timeout_ms=config.change_timeout_ms,
+        read_index_timeout_ms=config.read_index_timeout_ms,
         rebalance_ms=config.rebalance_ms,
         reach_ms=config.cluster_reach_ms,
         steady_ms=config.cluster_steady_ms,

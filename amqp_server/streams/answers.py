@@ -63,7 +63,7 @@ class Answers:
                 Start(time_ms=value), lambda offset: reply(host.word(frames.TOLD_FOUND, offset))
             )
         else:
-            reply(host.word(frames.TOLD_FOUND))
+            host.catch_up(lambda *why: reply(ABSENT if host.ended else host.word(frames.TOLD_FOUND)))
 
     def _answer_read(self, peer: str, what: int, offset: int, reply: Done) -> None:
         host = self._host

@@ -96,6 +96,8 @@ class NodeBatch(msgspec.Struct, array_like=True, frozen=True):
     first: int = 0
     #: From versions.STREAM_NAMES on.
     notes: list[Note] = []
+    #: Token and condition; see quorum_queue.machine.seal. From versions.SEALS on.
+    seals: list[tuple[int, int]] = []
 
 
 _batch_decoder = msgspec.msgpack.Decoder(NodeBatch)
@@ -110,6 +112,7 @@ def encode_batch(
     *,
     codec: str = NONE,
     notes: list[Note] | None = None,
+    seals: list[tuple[int, int]] | None = None,
 ) -> bytes:
     """Encode a node's batch for the leader; messages are compressed by `codec`."""
     appends: list[Append] = []
@@ -126,10 +129,14 @@ def encode_batch(
         else:
             view = memoryview(packed)
             appends.append(Append(head, meta, view, each.stamps or [], named, codec, len(items)))
+    # Without the last fields it has the format of earlier versions.
+    if seals is not None:
+        return msgspec.msgpack.encode(
+            NodeBatch(node, incarnation, number, appends, first, notes or [], seals)
+        )
     if notes is None:
-        # The format of earlier versions.
         return msgspec.msgpack.encode((node, incarnation, number, appends, first))
-    return msgspec.msgpack.encode(NodeBatch(node, incarnation, number, appends, first, notes))
+    return msgspec.msgpack.encode((node, incarnation, number, appends, first, notes))
 
 
 def _named_messages(start: int, names: Names) -> NamedMessages:

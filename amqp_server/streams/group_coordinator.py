@@ -14,6 +14,7 @@ from amqp_server.streams.group_reading import Watching
 from quorum_queue.consumer_groups.group import Member
 from quorum_queue.consumer_groups.partition import UNKNOWN, Partition
 from quorum_queue.host import Key
+from quorum_queue.ports import Refused
 
 if TYPE_CHECKING:
     from amqp_server.streams.replicated_group import ReplicatedGroupHost
@@ -46,6 +47,9 @@ class Coordinator:
         self._planned_gets: dict[Key, int] = {}
         self._planning: list[tuple[int, Key, int]] = []
         self._planning_gets: list[Key] = []
+        #: Getters without a message for which this node catches up with the streams, and for which it has.
+        self._catching_up: dict[Key, None] = {}
+        self._caught_up: dict[Key, None] = {}
         #: Members whose room was promised to one partition when another partition had messages for them.
         self._turned_away: dict[Key, None] = {}
         #: Order of the last service of each stream: the least recently served ones come first.
@@ -56,6 +60,7 @@ class Coordinator:
         """Another node leads, or this node leads again: forget the proposals."""
         self._planned, self._planned_gets = {}, {}
         self._planning, self._planning_gets, self._turned_away = [], [], {}
+        self._catching_up, self._caught_up = {}, {}
         self._ready = dict.fromkeys(self._host.replica.group.partitions)
 
     def close(self) -> None:
@@ -228,13 +233,47 @@ class Coordinator:
                     self._served[stream_id] = self._serves
                     waits = True
                     break
-            if not waits:
+            if waits or key in self._catching_up:
+                continue
+            if key in self._caught_up:
+                del self._caught_up[key]
                 self._host.pending.append(("nothing", key))
                 self._planning_gets.append(key)
+            else:
+                self._catch_up(key)
+
+    def _catch_up(self, key: Key) -> None:
+        """Look for messages that were confirmed before the get, and that this node may not know yet."""
+        catching_up = self._catching_up
+        catching_up[key] = None
+
+        def caught_up(*why: Refused) -> None:
+            if catching_up is self._catching_up:
+                del catching_up[key]
+                self._caught_up[key] = None
+                self._host.schedule()
+
+        all_caught_up([each.stream.host for each in self._watching.values()], caught_up)
 
     def let_go(self) -> None:
         """Drop the reference to the closed host, to break the reference cycle."""
         del self._host
 
 
-__all__ = ["Coordinator"]
+def all_caught_up(hosts: list[Any], done: Callable[..., None]) -> None:
+    """Call `done` when all these hosts have caught up; see quorum_queue.ports.Host."""
+    left = len(hosts)
+
+    def caught_up(*why: Refused) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            done()
+
+    for host in hosts:
+        host.catch_up(caught_up)
+    if not hosts:
+        done()
+
+
+__all__ = ["Coordinator", "all_caught_up"]

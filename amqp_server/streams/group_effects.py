@@ -12,6 +12,7 @@ from amqp_server.streams.group_requests import Requests
 from amqp_server.streams.group_view import GroupView
 from amqp_server.streams.group_watch import MemberWatch
 from quorum_queue.cluster import events
+from quorum_queue.cluster.group_host import UNKNOWN
 from quorum_queue.cluster.guests import Guest
 from quorum_queue.consumer_groups.entries import CodecError
 from quorum_queue.consumer_groups.replica import Applied, Replica
@@ -19,6 +20,7 @@ from quorum_queue.errors import Unreadable
 from quorum_queue.host import Key
 from quorum_queue.local import NodeServices
 from quorum_queue.machine.consumers import Consumer
+from quorum_queue.machine.seal import SEALED, Sealed
 from quorum_queue.ports import Refused
 
 logger = logging.getLogger("mqd.groups")
@@ -89,6 +91,8 @@ class GroupEffects(GroupView):
                 self._purged(key, 0)
             elif verb == "move":
                 self._requests.has_moved(key)
+            elif verb == "seal":
+                self._answer_seal(key, Sealed(SEALED, 0) if self.replica.sealed else UNKNOWN)
         for key, consumer in list(self._consumers.items()):
             if (*own, *key) not in group.members and key not in on_the_way:
                 self._attach_again(key, consumer)
@@ -130,8 +134,12 @@ class GroupEffects(GroupView):
             self._purged(token, count)
         for token in applied.moved:
             self._requests.has_moved(token)
+        for token, found in applied.seals:
+            self._answer_seal(token, found)
         if number:
             self._passed(number)
+        if applied.sealed and self.group.is_leader:
+            self.queue.sealed()
 
     def _answer(self, applied: Applied, number: int) -> None:
         """Answer the requests in own batches up to this one, which were applied."""
@@ -155,6 +163,8 @@ class GroupEffects(GroupView):
                 self._requests.has_moved(
                     key, Refused("it is not known whether the group was moved; try again")
                 )
+            elif verb == "seal":
+                self._answer_seal(key, UNKNOWN)
             elif verb == "get":
                 self._got(key, None)
             elif key in self._consumers:

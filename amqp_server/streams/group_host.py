@@ -34,15 +34,18 @@ from amqp_server.streams.start import Start
 from amqp_server.streams.taking_over import take_over
 from persistence.streams.compression import NONE
 from persistence.streams.retention import Limits
+from quorum_queue.cluster import read_index
 from quorum_queue.cluster.deferred_host import without_larger
 from quorum_queue.cluster.frames import StreamWord
 from quorum_queue.cluster.group import InParts
+from quorum_queue.cluster.group_host import UNKNOWN
 from quorum_queue.cluster.guests import GuestOrigin
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.errors import Unreadable
 from quorum_queue.host import DELETED, MOVED
 from quorum_queue.machine.attributes import LEADER
 from quorum_queue.machine.machine import ENQUEUES, Command
+from quorum_queue.machine.seal import SEALED, Sealed
 from quorum_queue.machine.settings import Settings
 from quorum_queue.ports import Hosted, Preparing, Refused
 from quorum_queue.raft.members import Members
@@ -87,6 +90,8 @@ class StreamGroupHost(MemberReaders):
         self._pending_barriers: list[Callable[..., None]] = []
         self._beginning: dict[StreamConsumer, Start] = {}
         self._when_whole: list[Callable[[], None]] = []
+        #: Batch and token of seals without an answer.
+        self._seals_sent: list[tuple[int, int]] = []
         #: True if applied messages were not handed to the consumers yet.
         self._fresh = False
         self._opened = False
@@ -167,9 +172,16 @@ class StreamGroupHost(MemberReaders):
         if applied.missed:
             self._publishes.refuse(applied.missed.start, applied.missed.stop - 1)
             self.names.missed(applied.missed)
+            self._unknown_seals(applied.missed.stop - 1)
+        if applied.taken:
+            self._publishes.confirm(applied.taken)
+        for token, found in applied.seals:
+            self._answer_seal(token, found)
         if applied.numbers:
-            self._publishes.confirm(applied.numbers[-1])
+            self._unknown_seals(applied.numbers[-1])
             self._passed(applied.numbers[-1])
+        if applied.sealed and self.group.is_leader:
+            self.queue.sealed()
 
     def passed(self, index: int) -> None:
         self.replica.applied = index
@@ -240,7 +252,10 @@ class StreamGroupHost(MemberReaders):
         self.next_offset = self.replica.next_offset
         self._synced = max(self._synced, self.next_offset)
         last_own = self.last_own_batch()
-        self._publishes.confirm(last_own)
+        if not self.replica.sealed:
+            # Otherwise it is unknown which of them were taken; they are answered when the stream is deleted.
+            self._publishes.confirm(last_own)
+        self._unknown_seals(last_own)
         self._passed(last_own)
         self._fresh = self.names.fresh = True
 
@@ -264,6 +279,9 @@ class StreamGroupHost(MemberReaders):
         self._trimming = 0
         self._retain()
         self._schedule_upkeep()
+        if self.replica.sealed and self.group.is_leader:
+            # The last leader may have failed before it could delete the stream.
+            self.queue.sealed()
 
     def members_changed(self, members: Members) -> None:
         if not self.group.is_leader and self.group.flights:
@@ -297,6 +315,8 @@ class StreamGroupHost(MemberReaders):
             number = self.group.next_number - 1
             if barriers:
                 self.begin_asking().barriers += [(number, done) for done in barriers]
+        elif barriers and self.replica.sealed:
+            self.begin_asking().barriers += [(0, done) for done in barriers]
         else:
             for done in barriers:
                 done()
@@ -307,6 +327,29 @@ class StreamGroupHost(MemberReaders):
             return
         self._pending_barriers.append(done)
         self._turn.schedule(self)
+
+    def catch_up(self, done: Callable[..., None]) -> None:
+        read_index.catch_up(self, done)
+
+    def seal(self, condition: int, done: Callable[[Sealed | Refused], None]) -> None:
+        self._seal_in_order(condition, done)
+
+    def _submit_seal(self, token: int, condition: int) -> None:
+        self._seals_sent.append((self.group.next_number, token))
+        self._submit([], seals=[(token, condition)])
+
+    def _unknown_seals(self, number: int) -> None:
+        """Answer seals in own batches up to this one that have no answer: a snapshot has replaced their
+        entry, or no member can read it.
+        """
+        while self._seals_sent and self._seals_sent[0][0] <= number:
+            token = self._seals_sent.pop(0)[1]
+            self._answer_seal(token, Sealed(SEALED, 0) if self.replica.sealed else UNKNOWN)
+
+    def _passed(self, number: int) -> None:
+        if not self.replica.sealed:
+            # Otherwise clients are answered when the stream is deleted.
+            super()._passed(number)
 
     def begin_large(self, content: bytes, head: bytes, channel: int) -> Preparing | None:
         return begin_large(self._services.layouts, content, head, channel, self._sent_codec)
@@ -344,11 +387,14 @@ class StreamGroupHost(MemberReaders):
         *,
         early: bool = False,
         notes: list[Note] | None = None,
+        seals: list[tuple[int, int]] | None = None,
     ) -> None:
         """`early`: some of the messages are confirmed when the leader has them."""
         node, incarnation = self._own
         number = self.group.next_number
-        batch = encode_batch(node, incarnation, number, encoded, first, codec=self._sent_codec, notes=notes)
+        batch = encode_batch(
+            node, incarnation, number, encoded, first, codec=self._sent_codec, notes=notes, seals=seals
+        )
         self.group.submit(batch, self._publishes.has_synced if early else None)
 
     # -- the end ---------------------------------------------------------------------------------------------
@@ -374,6 +420,9 @@ class StreamGroupHost(MemberReaders):
         take_over(self, to)
         pending, self.pending = self.pending, []
         for command in pending:
+            if command[0] == "seal":
+                # Its client is told to try again.
+                continue
             if command[0] in ENQUEUES and isinstance(command[2], GuestOrigin):
                 # The publisher's node asks another member from now on.
                 command[2].refused(command[3], command[3] + len(command[1].seqs) - 1)

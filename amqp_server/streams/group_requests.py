@@ -28,7 +28,7 @@ class Requests:
     def sent(self, number: int, commands: list[Command]) -> None:
         """Note that these commands are in this batch."""
         for each in commands:
-            if each[0] in ("attach", "get", "purge", "move"):
+            if each[0] in ("attach", "get", "purge", "move", "seal"):
                 self._sent.append((number, each[0], each[1]))
 
     def until(self, last_own: int) -> list[tuple[str, Any]]:
@@ -44,8 +44,10 @@ class Requests:
 
     # -- purge, and going elsewhere --------------------------------------------------------------------------
 
-    def look_for_ends(self, token: int) -> None:
-        """Find the ends of the streams, for a purge."""
+    def look_for_ends(self, *command: Any) -> None:
+        """Submit a command with the ends of the streams, which have all messages that were confirmed before
+        this call.
+        """
         host = self._host
         hosts = host.stream_hosts()
         wanted = [each for each in host.replica.group.partitions if each in hosts]
@@ -58,10 +60,10 @@ class Requests:
             if offsets is not None:
                 found.append([stream_id, offsets.start, offsets.stop])
             if not left and not host.ended:
-                host.submit(("purge", token, found))
+                host.submit((*command, found))
 
         if not wanted:
-            host.submit(("purge", token, found))
+            host.submit((*command, found))
         for stream_id in wanted:
             hosts[stream_id].offsets(partial(told, stream_id))
 

@@ -213,12 +213,21 @@ class StreamHost(StreamReaders):
                     self._to_serve[consumer] = None
             elif verb == "get":
                 self._refuse_get(command[1].key)
+            elif verb == "seal":
+                if enqueues:
+                    self._enqueue(enqueues)
+                    enqueues = []
+                self._submit_seal(command[1], command[2])
             elif verb == "purge":
                 done = self.asking.purging.pop(command[1], None)
                 if done is not None:
                     done(NOT_FOR_STREAMS)
         if enqueues:
             self._enqueue(enqueues)
+
+    def _submit_seal(self, token: int, condition: int) -> None:
+        """Only a member of a stream in a cluster gets this command."""
+        raise NotImplementedError
 
     def _refuse_get(self, key: Key) -> None:
         waiting = self.asking.getting.pop(key, None)

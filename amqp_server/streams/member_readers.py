@@ -62,15 +62,18 @@ class MemberReaders(MemberSegments):
     def _reach_committed(self, done: Callable[..., None]) -> None:
         """Call `done` when this member has applied everything that any member knows as committed now, or with
         the reason for a failure.
-
-        This member may have applied less, even if it leads: another member may be the leader by now. So an
-        empty batch goes through the log, behind everything that was committed before.
         """
+
+        def caught_up(known: bool) -> None:
+            if known:
+                done()
+            else:
+                done(Refused(self._ended_text or "no majority of the stream's members answers"))
+
         if self.ended:
             done(Refused(self._ended_text))
-            return
-        self._submit([])
-        self.begin_asking().barriers.append((self.group.next_number - 1, done))
+        else:
+            self.group.catch_up(caught_up)
 
     # -- offsets by name -------------------------------------------------------------------------------------
 

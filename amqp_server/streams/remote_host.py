@@ -32,6 +32,7 @@ from quorum_queue.cluster.frames import StreamWord
 from quorum_queue.cluster.remote_host import RemoteHost
 from quorum_queue.host import MOVED, Key
 from quorum_queue.machine.machine import ENQUEUES, Command
+from quorum_queue.machine.seal import Sealed
 from quorum_queue.machine.settings import Settings
 from quorum_queue.ports import Hosted, Refused
 
@@ -177,6 +178,29 @@ class StreamRemoteHost(StreamHost):
             return
         self._pending_barriers.append(done)
         self._turn.schedule(self)
+
+    def catch_up(self, done: Callable[..., None]) -> None:
+        """A member tells how many messages there are, after it has caught up."""
+
+        def passed(refused: Refused | None = None) -> None:
+            if refused is not None:
+                done(refused)
+            else:
+                self.offsets(lambda found: done())
+
+        if not self.ended:
+            self.publisher.submit(("tick",))
+        self.barrier(passed)
+
+    def seal(self, condition: int, done: Callable[[Sealed | Refused], None]) -> None:
+        def passed(refused: Refused | None = None) -> None:
+            # Publishes of this node come first.
+            self.publisher.seal(condition, done)
+
+        if self.ended:
+            self._seal_in_order(condition, done)
+        else:
+            self.barrier(passed)
 
     def begin_large(self, content: bytes, head: bytes, channel: int) -> None:
         """Does nothing: a member encodes the message."""

@@ -28,6 +28,7 @@ from amqp_server.streams.entries import (
     without,
 )
 from amqp_server.streams.taken import Taken, last_names
+from quorum_queue.machine.seal import SEALED, Sealed, outcome
 from quorum_queue.machine.settings import Settings
 
 #: Format version of states.
@@ -58,18 +59,25 @@ class StreamState(msgspec.Struct, array_like=True, frozen=True):
     taken: list[bytes] | None = None
     #: Name, offset and owner, the least recently used first. From versions.STREAM_NAMES on.
     names: list[tuple[str, int, str]] | None = None
+    #: True if the stream will be deleted. From versions.SEALS on.
+    sealed: bool = False
 
 
 class Applied:
     """The effects of an entry on this node."""
 
-    __slots__ = ("batches", "missed", "named", "numbers", "trimmed")
+    __slots__ = ("batches", "missed", "named", "numbers", "sealed", "seals", "taken", "trimmed")
 
     def __init__(self) -> None:
         self.batches: list[Encoded] = []
         #: Own batches that were applied, and own batches in an entry that no member can read any more.
         self.numbers: list[int] = []
         self.missed = range(0)
+        #: The last own batch whose messages were taken; 0 if there is none.
+        self.taken = 0
+        #: (token, outcome) of own seals; and True if the stream was sealed, by any node or again.
+        self.seals: list[tuple[int, Sealed]] = []
+        self.sealed = False
         self.trimmed = False
         #: True if the entry has notes about names.
         self.named = False
@@ -91,6 +99,7 @@ class Replica:
         "names",
         "next_offset",
         "now_ms",
+        "sealed",
         "taken",
     )
 
@@ -110,6 +119,8 @@ class Replica:
         self.gap: dict[str, None] | None = None
         #: Offsets kept by name, the least recently used first.
         self.names: dict[str, Kept] = {}
+        #: True if the stream will be deleted: it takes nothing any more.
+        self.sealed = False
 
     def passed_over(self, index: int) -> None:
         """Skip the entry with this index, which no member can read any more."""
@@ -127,12 +138,15 @@ class Replica:
             before = self.batches.get(batch.node, (0, 0))
             if not self._is_next(batch):
                 continue
-            if (batch.node, batch.incarnation) == own:
+            is_own = (batch.node, batch.incarnation) == own
+            if is_own:
                 last = before[1] if before[0] == batch.incarnation else 0
                 if batch.number != last + 1:
                     applied.missed = range(last + 1, batch.number)
                 applied.numbers.append(batch.number)
-            for append in batch.appends:
+                if not self.sealed:
+                    applied.taken = batch.number
+            for append in () if self.sealed else batch.appends:
                 self.last_ms = max(self.last_ms, self.now_ms)
                 if self.taken is not None:
                     self._append_new(append, self.taken, applied)
@@ -146,7 +160,22 @@ class Replica:
             for note in batch.notes:
                 applied.named = True
                 self._note(note)
+            for token, condition in batch.seals:
+                sealed = self._seal(condition)
+                applied.sealed = self.sealed
+                if is_own:
+                    applied.seals.append((token, sealed))
         return applied
+
+    def _seal(self, condition: int) -> Sealed:
+        """Seal the stream if it meets the condition; see quorum_queue.machine.seal."""
+        count = self.next_offset - self.first_offset
+        found = Sealed(SEALED, count)
+        if not self.sealed:
+            # Consumers of streams are on their nodes, and not in the log.
+            found = Sealed(outcome(condition, consumers=0, ready=count), count)
+        self.sealed = self.sealed or found.outcome == SEALED
+        return found
 
     def _note(self, note: Note) -> None:
         """Apply a note: a consumer takes a name, or the owner of a name has acked more."""
@@ -215,6 +244,7 @@ class Replica:
             None if self.gap is None else sorted(self.gap),
             None,
             [(name, *kept) for name, kept in self.names.items()] or None,
+            self.sealed,
         )
 
     def snapshot(self) -> bytes:
@@ -230,6 +260,7 @@ class Replica:
         replica.first_offset, replica.next_offset = state.first_offset, state.next_offset
         replica.batches = {node: (incarnation, number) for node, incarnation, number in state.batches}
         replica.gap = None if state.gap is None else dict.fromkeys(state.gap)
+        replica.sealed = state.sealed
         replica.names = {name: Kept(offset, owner) for name, offset, owner in state.names or ()}
         if replica.taken is not None:
             try:
@@ -245,13 +276,15 @@ class Replica:
 
 def encode_state(state: StreamState, taken: Taken | None) -> bytes:
     """Encode a state with the names that were taken up to it."""
-    fields = msgspec.structs.astuple(state)[:-2]
+    fields = list(msgspec.structs.astuple(state))
     if taken is not None:
         taken.expire(state.last_ms)
-        fields = (*fields, list(taken.pieces()))
-    if state.names is not None:
-        fields = (*(fields if taken is not None else (*fields, None)), state.names)
-    # Without names, these are the bytes that earlier versions write.
+        fields[-3] = list(taken.pieces())
+    # Without the last fields, these are the bytes that earlier versions write.
+    for absent in (False, None, None):
+        if fields[-1] is not absent:
+            break
+        fields.pop()
     return msgspec.msgpack.encode(fields)
 
 

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from amqp_server.streams.group_coordinator import Coordinator
+from amqp_server.streams.group_coordinator import Coordinator, all_caught_up
 from amqp_server.streams.group_deliveries import Deliveries
 from amqp_server.streams.group_effects import GroupEffects
 from amqp_server.streams.group_letters import Letters
@@ -25,6 +25,7 @@ from amqp_server.streams.group_reading import Due, Taker
 from amqp_server.streams.group_requests import Requests
 from amqp_server.streams.group_takers import Client, Getter
 from amqp_server.streams.group_watch import MemberWatch
+from quorum_queue.cluster import read_index
 from quorum_queue.cluster.deferred_host import DeferredHost
 from quorum_queue.cluster.group import InParts
 from quorum_queue.cluster.replicas import Replicas
@@ -42,6 +43,7 @@ from quorum_queue.host import Key, answer_publishes
 from quorum_queue.local import NodeServices
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.machine import ENQUEUES
+from quorum_queue.machine.seal import Sealed
 from quorum_queue.machine.settings import Settings
 from quorum_queue.ports import Got, Hosted, Refused
 from quorum_queue.raft.members import Members
@@ -151,6 +153,28 @@ class ReplicatedGroupHost(GroupEffects):
         else:
             self._beginning.append(done)
 
+    def catch_up(self, done: Callable[..., None]) -> None:
+        """The counts of a group depend on its own log, and on the ends of its streams."""
+
+        def caught_up(refused: Refused | None = None) -> None:
+            if refused is not None:
+                done(refused)
+            else:
+                all_caught_up(list(self.stream_hosts().values()), done)
+
+        read_index.catch_up(self, caught_up)
+
+    def seal(self, condition: int, done: Callable[[Sealed | Refused], None]) -> None:
+        self._seal_in_order(condition, done)
+
+    def _passed(self, number: int) -> None:
+        if not self.replica.sealed:
+            # Otherwise clients are answered when the group is deleted.
+            super()._passed(number)
+
+    def _sent(self, number: int, *, applied: bool) -> None:
+        super()._sent(number, applied=applied and not self.replica.sealed)
+
     def _send_pending(self) -> None:
         node, incarnation = self.own
         group = self.group
@@ -207,7 +231,10 @@ class ReplicatedGroupHost(GroupEffects):
         if verb in ("tick", "touch"):
             return []
         if verb == "purge" and len(command) == 2:
-            self._requests.look_for_ends(command[1])
+            self._requests.look_for_ends("purge", command[1])
+            return []
+        if verb == "seal" and len(command) == 3:
+            self._requests.look_for_ends(*command)
             return []
         return [command]
 
@@ -375,6 +402,9 @@ class ReplicatedGroupHost(GroupEffects):
             self._coordinator.stale = True
             self.gone_members()
             self.schedule()
+            if self.replica.sealed:
+                # The last leader may have failed before it could delete the group.
+                self.queue.sealed()
         else:
             self._coordinator.close()
 

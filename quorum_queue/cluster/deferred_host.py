@@ -235,6 +235,9 @@ class DeferredHost(QueueHost):
         unsent, asking = Unsent([], {}, {}, {}, self._pending_barriers), self.asking
         for command in reversed(self.pending):
             verb = command[0]
+            if verb == "seal":
+                # Its client is told to try again.
+                continue
             if verb in ENQUEUES and isinstance(command[2], GuestOrigin):
                 continue
             if verb in ("attach", "get") and isinstance(command[1].sink, Guest):

@@ -19,10 +19,13 @@
     EARLY   a BATCH whose sender wants to know when it is on the leader's disk
     SYNCED  it is
     AWAIT   tell when all members in reach have the log up to some indexes  REACHED how far they have it
+    LOOK    how far has the leader committed?          SEEN   the answer
+    LEADS   does a voter know of a later term?         STANDS it does not
 
 A node of another version may not know a kind, and then ends the session. So REACH and what follows it go only
 to nodes that have announced the feature for it (`REACH_FEATURE` …) in the handshake of the link. QUERY and
-TOLD are sent once the version of the topology says that all nodes know them, and so are the last four.
+TOLD are sent once the version of the topology says that all nodes know them, and so are the four from EARLY
+on. The last four go only to nodes that have announced version 7 of queues (`machine/7`).
 
 A link is authenticated, so only a broken node sends broken bytes: `FrameError` ends only its session.
 """
@@ -64,6 +67,10 @@ EARLY: Final = 26
 SYNCED: Final = 27
 AWAIT: Final = 28
 REACHED: Final = 29
+LOOK: Final = 30
+SEEN: Final = 31
+LEADS: Final = 32
+STANDS: Final = 33
 
 #: A node that announces this feature understands REACH and FURTHER.
 REACH_FEATURE: Final = "reach"
@@ -231,7 +238,7 @@ def synced(group: int, term: int, ticket: int) -> list[bytes]:
 
 
 def parse_early(frame: memoryview) -> tuple[int, int, int, bytes]:
-    """Return group, term, ticket and batch of `early`; the three numbers of `synced` or `await_all`, and
+    """Return group, term, ticket and batch of `early`; the three numbers of the others of this form, and
     nothing.
     """
     if len(frame) < _EARLY.size:
@@ -242,6 +249,24 @@ def parse_early(frame: memoryview) -> tuple[int, int, int, bytes]:
 
 def await_all(group: int, low: int, high: int) -> list[bytes]:
     return [_EARLY.pack(AWAIT, group, low, high)]
+
+
+def look(group: int, term: int, ticket: int) -> list[bytes]:
+    """`term` is the leader's, as the sender knows it; `ticket` comes back with `seen`."""
+    return [_EARLY.pack(LOOK, group, term, ticket)]
+
+
+def seen(group: int, ticket: int, index: int) -> list[bytes]:
+    return [_EARLY.pack(SEEN, group, ticket, index)]
+
+
+def leads(group: int, term: int, number: int) -> list[bytes]:
+    """The sender leads in this term; both numbers come back with `stands`."""
+    return [_EARLY.pack(LEADS, group, term, number)]
+
+
+def stands(group: int, term: int, number: int) -> list[bytes]:
+    return [_EARLY.pack(STANDS, group, term, number)]
 
 
 def reached(group: int, index: int) -> list[bytes]:

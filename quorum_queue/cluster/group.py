@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
-from quorum_queue.cluster import frames
+from quorum_queue.cluster import frames, read_index
 from quorum_queue.ports import Origin
 from quorum_queue.raft.core import Raft
 from quorum_queue.raft.errors import TransferInProgress
@@ -19,6 +19,7 @@ from quorum_queue.raft.members import Members
 from quorum_queue.raft.messages import MEMBERS, NORMAL, PASSED_OVER, Entry
 
 if TYPE_CHECKING:
+    from quorum_queue.cluster.read_index import Reads
     from quorum_queue.cluster.replicas import Replicas
     from quorum_queue.cluster.transfer import Receiving, Sending
 
@@ -189,6 +190,7 @@ class Group:
         "next_number",
         "proposed_ms",
         "proposed_terms",
+        "reads",
         "receiving",
         "released",
         "replicas",
@@ -223,6 +225,8 @@ class Group:
         #: As the leader: for nodes that have asked, the first and last index that they wait for.
         self.askers: dict[str, tuple[int, int]] | None = None
         self.flights: list[Flight] | tuple[()] = ()
+        #: Callers that wait until this member has caught up; see read_index.
+        self.reads: Reads | None = None
         #: When the last entry was proposed, and whether it had more than one batch.
         self.proposed_ms = 0
         #: Terms in which this process led and proposed entries, without terms before that of the last applied
@@ -465,6 +469,10 @@ class Group:
         if core.leader and wanted != self.asked and self.replicas.linked(core.leader):
             self.asked = wanted
             self.replicas.send(core.leader, frames.await_all(self.id, low, high))
+
+    def catch_up(self, done: Callable[[bool], None]) -> None:
+        """See read_index.begin."""
+        read_index.begin(self, done)
 
     def proposed(self, index: int) -> bool:
         """True if this process, as leader, proposed the entry with this index, which is being applied."""

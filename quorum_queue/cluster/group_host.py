@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from quorum_queue.cluster import contents, dead_letters
+from quorum_queue.cluster import contents, dead_letters, read_index
 from quorum_queue.cluster.deferred_host import DeferredHost, cut, without_larger
 from quorum_queue.cluster.group import Group, InParts
 from quorum_queue.cluster.last_letters import LastLetters
@@ -33,13 +33,17 @@ from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.machine import ENQUEUES
 from quorum_queue.machine.replicated import Applied, Replica
 from quorum_queue.machine.run import Run
+from quorum_queue.machine.seal import SEALED, Sealed
 from quorum_queue.machine.settings import Settings
 from quorum_queue.nothing import NO_DICT, NO_LIST
-from quorum_queue.ports import ConsumerState, Hosted
+from quorum_queue.ports import ConsumerState, Hosted, Refused
 from quorum_queue.raft.members import Members
 from quorum_queue.unsent import LARGE_BYTES
 
 logger = logging.getLogger("mqd.quorum_queue")
+
+#: Answer to a client whose seal may have been applied or not.
+UNKNOWN = Refused("it is not known whether the queue met the condition; try again")
 
 
 class GroupHost(DeferredHost):
@@ -165,7 +169,7 @@ class GroupHost(DeferredHost):
                 verb = command[0]
                 if verb == "attach" or verb == "get":
                     self._note_asked(number, verb, command[1].key)
-                elif verb == "purge":
+                elif verb == "purge" or verb == "seal":
                     self._note_asked(number, verb, command[1])
                 elif verb in ENQUEUES and command[2] is not None:
                     publish = self._publishes[command[2]]
@@ -195,6 +199,17 @@ class GroupHost(DeferredHost):
         )
         if wanted != present:
             self.submit(("configure", wanted))
+
+    def seal(self, condition: int, done: Callable[[Sealed | Refused], None]) -> None:
+        if self.replica.machine.version >= versions.SEALS:
+            self._seal_in_order(condition, done)
+        else:
+            # Members of earlier versions do not know seals: look at least at everything that the log has now.
+            self.submit(("tick",))
+            self.seal_here(condition, done)
+
+    def catch_up(self, done: Callable[..., None]) -> None:
+        read_index.catch_up(self, done)
 
     def touch(self) -> None:
         if self.settings.expires_ms is not None:
@@ -394,6 +409,8 @@ class GroupHost(DeferredHost):
         for verb, key in asked:
             if verb == "purge":
                 self._purged(key, 0)
+            elif verb == "seal":
+                self._answer_seal(key, Sealed(SEALED, 0) if self.replica.machine.sealed else UNKNOWN)
         for key in list(self.asking.getting):
             coming = sum(asked[1:] == ("get", key) for asked in self._asked)
             coming += sum(held[0].key[2:] == key for held in self.deliveries_waiting)
@@ -435,6 +452,14 @@ class GroupHost(DeferredHost):
                         self.deliveries_waiting.append((held, copy, first, self.replica.find(copy.seqs)))
         self.deliver_waiting()
 
+    def _passed(self, number: int) -> None:
+        if not self.replica.machine.sealed:
+            # Otherwise clients are answered when the queue is deleted.
+            super()._passed(number)
+
+    def _sent(self, number: int, *, applied: bool) -> None:
+        super()._sent(number, applied=applied and not self.replica.machine.sealed)
+
     def _note_asked(self, number: int, verb: str, what: Any) -> None:
         if self._asked is NO_LIST:
             self._asked = []
@@ -465,9 +490,15 @@ class GroupHost(DeferredHost):
         self.queue.renew()
         self.gone_members()
         self._configure()
+        self._delete_sealed()
         if machine.ready.count and machine.consumers.count:
             # The last leader may have failed before it could propose the next tick.
             self.submit(("tick",))
+
+    def _delete_sealed(self) -> None:
+        """As the leader, delete the queue if it is sealed: the last leader may have failed before that."""
+        if self.replica.machine.sealed:
+            self.queue.sealed()
 
     def members_changed(self, members: Members) -> None:
         if self.group.is_leader:
@@ -504,6 +535,8 @@ class GroupHost(DeferredHost):
             self._got(key[2:], None)
         for token, count in applied.purged:
             self._purged(token, count)
+        for token, found in applied.seals:
+            self._answer_seal(token, found)
         if applied.consumers_gone:
             self._consumers_gone(dict.fromkeys(applied.consumers_gone))
         if applied.released:
@@ -527,6 +560,8 @@ class GroupHost(DeferredHost):
         for verb, key in self._asked_until(batches[-1]):
             if verb == "purge":
                 self._purged(key, 0)
+            elif verb == "seal":
+                self._answer_seal(key, UNKNOWN)
             elif verb == "get":
                 self._got(key, None)
             elif key in self._consumers:
@@ -564,6 +599,8 @@ class GroupHost(DeferredHost):
             self.wake_at(self._due_ms(applied.wake_at))
         if applied.used:
             self.queue.renew()
+        if applied.sealed:
+            self._delete_sealed()
         if self._gone_after:
             self._look_for_gone(applied.index)
 

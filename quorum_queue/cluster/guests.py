@@ -9,6 +9,7 @@ gone, and their messages go back to the queue.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from quorum_queue.boundary import Unit
@@ -22,6 +23,7 @@ from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.entries import Batch, decode_entry, encode_entry
 from quorum_queue.machine.machine import ENQUEUES
 from quorum_queue.machine.run import Run
+from quorum_queue.machine.seal import Sealed
 from quorum_queue.ports import Got, Host, Refused
 
 Key = tuple[Any, ...]
@@ -155,10 +157,15 @@ class Guests:
             self.received(peer, memoryview(frame))
 
     def _take_batch(self, host: Host, guest: Guest, batch: Batch, bodies: Bodies) -> None:
+        catches_up = False
         for command in batch.commands:
-            self._take(host, guest, command, bodies)
+            if command[0] == "tick":
+                # It wants to know everything that clients of any node have had answers to.
+                catches_up = True
+            else:
+                self._take(host, guest, command, bodies)
         host.submit()
-        host.barrier(_done(host, guest, batch.number))
+        (host.catch_up if catches_up else host.barrier)(_done(host, guest, batch.number))
 
     def _take(self, host: Host, guest: Guest, command: Any, bodies: Bodies) -> None:
         verb = command[0]
@@ -183,6 +190,8 @@ class Guests:
         elif verb == "purge":
             token = command[1]
             host.purge(lambda count: _tell_purged(guest, token, count))
+        elif verb == "seal":
+            host.seal(command[2], partial(_tell_sealed, guest, command[1]))
         elif verb == "touch":
             host.touch()
         else:
@@ -263,6 +272,12 @@ def _got(guest: Guest, getter: Consumer) -> Callable[[Got | Refused | None], Non
 def _tell_purged(guest: Guest, token: int | None, count: int | Refused) -> None:
     if token is not None:
         guest.tell(events.PURGED, token, count if isinstance(count, int) else 0)
+
+
+def _tell_sealed(guest: Guest, token: int | None, found: Sealed | Refused) -> None:
+    """A refusal needs no event: the guest is told that the queue has moved."""
+    if token is not None and isinstance(found, Sealed):
+        guest.tell(events.SEALED, token, *found)
 
 
 __all__ = ["CodecError", "Guests"]

@@ -45,6 +45,8 @@ class ReplicationOptions:
     disk_bytes_per_s: int = 16 * MIB
     #: A change of the topology is refused when it has not been applied for so long, ms.
     change_timeout_ms: int = 10_000
+    #: A node that cannot find out in time how far a log is committed answers with what it knows, ms.
+    read_index_timeout_ms: int = 2_000
     #: Time between two checks for leaders that should move, ms.
     rebalance_ms: int = 2_000
     #: Leaders moved at one check.

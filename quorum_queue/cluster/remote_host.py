@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from quorum_queue.cluster import events, frames
@@ -16,6 +17,7 @@ from quorum_queue.cluster.deferred_host import DeferredHost, cut
 from quorum_queue.cluster.ports import Links
 from quorum_queue.host import DELETED
 from quorum_queue.machine.entries import encode_batch
+from quorum_queue.machine.seal import SEALED, Sealed
 from quorum_queue.machine.settings import Settings
 from quorum_queue.ports import ConsumerState, Hosted, Refused, Turn
 
@@ -188,6 +190,26 @@ class RemoteHost(DeferredHost):
     def touch(self) -> None:
         self.submit(("touch",))
 
+    def catch_up(self, done: Callable[..., None]) -> None:
+        """The home catches up before it answers a batch with a tick; see guests."""
+        self.submit(("tick",))
+        self.barrier(done)
+
+    def seal(self, condition: int, done: Callable[[Sealed | Refused], None]) -> None:
+        self._seal_in_order(condition, done)
+
+    def _heard_of_seal(self, token: int, found: Sealed) -> None:
+        """A sealed queue is deleted by its home: answer when it is.
+
+        If the home of a queue on one node stops before that, the seal and the deletion are gone with it, and
+        a deletion by this node could come much later.
+        """
+        done = self.asking.sealing.get(token)
+        if done is None or found.outcome != SEALED:
+            self._answer_seal(token, found)
+        else:
+            self.asking.sealing[token] = partial(_when_deleted, found, done)
+
     def wake(self) -> None:
         """Sets no timers: the queue's home does."""
 
@@ -260,6 +282,8 @@ class RemoteHost(DeferredHost):
                 self._got(tuple(event[1]), None)
             elif kind == events.PURGED:
                 self._purged(event[1], event[2])
+            elif kind == events.SEALED:
+                self._heard_of_seal(event[1], Sealed(event[2], event[3]))
             elif kind == events.MOVED:
                 if event[1] >= self._session_since:
                     self._avoid = self._session
@@ -273,3 +297,8 @@ class RemoteHost(DeferredHost):
                 raise frames.FrameError(f"an event of kind {kind}")
         if self._unconfirmed_barriers:
             self._pass_barriers()
+
+
+def _when_deleted(found: Sealed, done: Callable[[Sealed | Refused], None], answer: Sealed | Refused) -> None:
+    """The queue was deleted, or its home cannot be reached any more."""
+    done(answer if isinstance(answer, Refused) else found)

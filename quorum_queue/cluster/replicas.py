@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from quorum_queue.boundary import Boundary
 from quorum_queue.clock import Clock
-from quorum_queue.cluster import compaction, frames, gathering, transfer
+from quorum_queue.cluster import compaction, frames, gathering, read_index, transfer
 from quorum_queue.cluster.bodies import BodyCache
 from quorum_queue.cluster.group import Foresee, Group, StateMachine
 from quorum_queue.cluster.lost_entries import LostEntries
@@ -235,6 +235,7 @@ class Replicas:
         if group.leading:
             self.led_count -= 1
         self._closed.append(group)
+        read_index.close(group)
 
     def leave(self, group_id: int) -> None:
         """This node has left a group. It may become a member again."""
@@ -328,6 +329,11 @@ class Replicas:
                 group.take(payload, peer if term == group.core.term else "", ticket)
         elif kind in (frames.SYNCED, frames.AWAIT, frames.REACHED):
             self._received_about_levels(peer, kind, frame)
+        elif kind in (frames.LOOK, frames.SEEN, frames.LEADS, frames.STANDS):
+            group_id, first, second, _ = frames.parse_early(frame)
+            group = self.groups.get(group_id)
+            if group is not None:
+                self.contain(group, read_index.received, group, peer, kind, first, second)
         elif kind == frames.STATE:
             piece = frames.parse_state(frame)
             group = self.groups.get(piece.group)
@@ -423,6 +429,9 @@ class Replicas:
     def _tick(self, group: Group, heard: Collection[str]) -> None:
         core = group.core
         core.tick(heard)
+        if group.reads is not None:
+            group.reads.ticked = True
+            self.touch(group)
         # After most ticks a thousand candidates keep waiting.
         if core.has_ready or core.quiet or group.inbox or group.unreached or group.askers:
             self.touch(group)
@@ -494,9 +503,11 @@ class Replicas:
         group.watch_leader()
         if group.unreached or group.askers:
             group.look_for_all()
+        if group.reads is not None:
+            read_index.go_on(group)
         compaction.go_on(group)
-        core.patient = not group.flights and not group.machine.awaited
-        if core.quiet:
+        core.patient = not group.flights and not group.machine.awaited and group.reads is None
+        if core.quiet and group.reads is None:
             self.active.pop(group, None)
         else:
             self.active[group] = None

@@ -10,6 +10,7 @@ Commands name consumers by a place in the list of keys of their batch. These are
     ("settle" | "return" | "discard" | "unsent", key, low, high)
     ("purge", token, [(stream, first, stop)])
     ("move", token, [(stream, offset)])
+    ("seal", token, condition, [(stream, first, stop)])    see quorum_queue.machine.seal
     ("passed", stream, low, stop)          the leader's, too
 
 And these are the leader's, with whole keys:
@@ -99,6 +100,8 @@ class GroupState(msgspec.Struct, array_like=True, frozen=True):
     gap: list[str] | None = None
     #: The number of the next death.
     deaths: int = 0
+    #: True if the group will be deleted. From versions.SEALS on.
+    sealed: bool = False
 
 
 _batch_decoder = msgspec.msgpack.Decoder(NodeBatch)
@@ -160,6 +163,9 @@ def _with_keys(batch: NodeBatch) -> NodeBatch:
 
 
 def encode_state(state: GroupState) -> bytes:
+    if not state.sealed:
+        # The format of earlier versions.
+        return msgspec.msgpack.encode(msgspec.structs.astuple(state)[:-1])
     return msgspec.msgpack.encode(state)
 
 

@@ -31,7 +31,8 @@ from quorum_queue.consumer_groups.entries import (
 )
 from quorum_queue.consumer_groups.group import Group, Member, Portion
 from quorum_queue.consumer_groups.partition import UNKNOWN, Partition, Span
-from quorum_queue.machine.effects import Reason
+from quorum_queue.machine.effects import GONE, Reason
+from quorum_queue.machine.seal import SEALED, Sealed, outcome
 
 #: Messages that may be on their way to one member, which reports after each half of that. The same on all
 #: nodes, because it affects the state.
@@ -80,6 +81,8 @@ class Applied:
         "moved",
         "numbers",
         "purged",
+        "sealed",
+        "seals",
     )
 
     def __init__(self) -> None:
@@ -94,6 +97,9 @@ class Applied:
         #: (token, messages) of own purges, and tokens of own moves.
         self.purged: list[tuple[int, int]] = []
         self.moved: list[int] = []
+        #: (token, outcome) of own seals; and True if the group was sealed, by any node or again.
+        self.seals: list[tuple[int, Sealed]] = []
+        self.sealed = False
         #: Own consumers that were removed because the group considered the node down; `handed` has nothing
         #: for them.
         self.gone: list[Key] = []
@@ -119,6 +125,7 @@ class Replica:
         "group",
         "known",
         "now_ms",
+        "sealed",
     )
 
     def __init__(self, delivery_limit: int | None, *, dead_letters: bool) -> None:
@@ -140,6 +147,8 @@ class Replica:
         self.batches: dict[str, tuple[int, int]] = {}
         #: After an entry was given up: the nodes with a batch applied since.
         self.gap: dict[str, None] | None = None
+        #: True if the group will be deleted: it takes no member any more.
+        self.sealed = False
         self._applied = Applied()
         self._own: tuple[str, int] = ("", 0)
 
@@ -279,6 +288,8 @@ class Replica:
             self._purge(command[1], command[2], is_own=is_own)
         elif verb == "move":
             self._move(command[1], command[2], is_own=is_own)
+        elif verb == "seal":
+            self._seal(command[1], command[2], command[3], is_own=is_own)
         elif verb == "stuck":
             for member in group.stuck(command[1]):
                 self._lose(member.key)
@@ -295,7 +306,9 @@ class Replica:
 
     def _attach(self, key: Key, prefetch: int, next_id: int, *, is_own: bool) -> None:
         refused = None
-        if self.known and not self.group.partitions:
+        if self.sealed:
+            refused = GONE
+        elif self.known and not self.group.partitions:
             refused = "the stream of the group is gone"
         else:
             if self.group.find(key) is not None:
@@ -381,6 +394,21 @@ class Replica:
                 self.dead = [each for each in self.dead if each.partition is not partition]
         if is_own:
             self._applied.moved.append(token)
+
+    def _seal(self, token: int, condition: int, places: list[list[int]], *, is_own: bool) -> None:
+        unread = 0
+        for stream_id, first, stop in places:
+            partition = self.group.partitions.get(stream_id)
+            if partition is not None:
+                unread += partition.unread(first, stop)
+        found = Sealed(SEALED, unread)
+        if not self.sealed:
+            members = len(self.group.members)
+            found = Sealed(outcome(condition, consumers=members, ready=unread), unread)
+        self.sealed = self.sealed or found.outcome == SEALED
+        self._applied.sealed = self.sealed
+        if is_own:
+            self._applied.seals.append((token, found))
 
     def _purge(self, token: int, places: list[list[int]], *, is_own: bool) -> None:
         count = 0
@@ -490,6 +518,7 @@ class Replica:
             [(node, *last) for node, last in sorted(self.batches.items())],
             None if self.gap is None else sorted(self.gap),
             self.deaths,
+            self.sealed,
         )
         return encode_state(state)
 
@@ -501,6 +530,7 @@ class Replica:
         group = replica.group
         replica.applied, replica.now_ms, replica.known = state.applied, state.now_ms, state.known
         replica.deaths = state.deaths
+        replica.sealed = state.sealed
         for each in state.partitions:
             partition = Partition(each.stream_id, each.name, each.number)
             partition.cursor, partition.generation = each.cursor, each.generation

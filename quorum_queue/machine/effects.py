@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.run import Run
+from quorum_queue.machine.seal import Sealed
 
 Reason = Literal["rejected", "expired", "maxlen", "delivery_limit"]
-#: Reasons why a consumer was not attached: its key is in use, or it or an attached consumer is exclusive.
-Refusal = Literal["key in use", "exclusive"]
+#: Reasons why a consumer was not attached: its key is in use, it or an attached consumer is exclusive, or the
+#: queue is sealed.
+Refusal = Literal["key in use", "exclusive", "the queue was deleted"]
+GONE: Final = "the queue was deleted"
 
 
 class Effects:
@@ -40,6 +43,7 @@ class Effects:
         "purged",
         "refused",
         "returned",
+        "seals",
         "settled",
         "used",
         "wake_at",
@@ -119,3 +123,5 @@ class Effects:
         self.got_nothing: list[Any] = []
         #: (token, messages) of purges.
         self.purged: list[tuple[Any, int]] = []
+        #: (token, outcome) of seals.
+        self.seals: list[tuple[Any, Sealed]] = []

@@ -28,6 +28,7 @@ from quorum_queue.machine.dedup import Names, Sequence, is_name
 from quorum_queue.machine.letters import Letter
 from quorum_queue.machine.machine import ENQUEUES, Command
 from quorum_queue.machine.run import Attributes, Run
+from quorum_queue.machine.seal import CONDITIONS_MAX
 from quorum_queue.machine.settings import Settings
 
 #: A consumer's key on a replica is (node, incarnation, *key on the node). Keys of one channel share this many
@@ -82,6 +83,8 @@ _V_DEAD_LETTERED: Final = 15
 _V_NODE_DOWN: Final = 16
 _V_VERSION: Final = 17
 _V_LOSE: Final = 18
+#: From versions.SEALS on.
+_V_SEAL: Final = 19
 _RANGES = {"settle": _V_SETTLE, "return": _V_RETURN, "discard": _V_DISCARD}
 _RANGE_NAMES = {verb: name for name, verb in _RANGES.items()}
 _VALUES = {"detach": _V_DETACH, "pause": _V_PAUSE, "prefetch": _V_PREFETCH, "window": _V_WINDOW}
@@ -235,6 +238,9 @@ def _encode_rare(command: Command) -> list[bytes]:
     if verb == "purge":
         token = command[1] if len(command) > 1 else None
         return [_NUMBERS.pack(_V_PURGE, 0 if token is None else token + 1, 0)]
+    if verb == "seal":
+        token = command[1]
+        return [_NUMBERS.pack(_V_SEAL, 0 if token is None else token + 1, command[2])]
     if verb == "dead_lettered":
         return [_NUMBERS.pack(_V_DEAD_LETTERED, command[1], command[2])]
     if verb == "lose":
@@ -425,12 +431,16 @@ class _Decoder:
             _, size = _BLOB.unpack_from(self._data, self._offset)
             self._offset += _BLOB.size
             return "configure", _settings_decoder.decode(self._take(size))
-        if verb not in (_V_PURGE, _V_DEAD_LETTERED, _V_NODE_DOWN, _V_VERSION, _V_LOSE):
+        if verb not in (_V_PURGE, _V_DEAD_LETTERED, _V_NODE_DOWN, _V_VERSION, _V_LOSE, _V_SEAL):
             raise CodecError(f"no command has the number {verb}")
         _, first, second = _NUMBERS.unpack_from(self._data, self._offset)
         self._offset += _NUMBERS.size
         if verb == _V_PURGE:
             return "purge", first - 1 if first else None
+        if verb == _V_SEAL:
+            if second > CONDITIONS_MAX:
+                raise CodecError(f"no condition of a seal has the number {second}")
+            return "seal", first - 1 if first else None, second
         if verb == _V_VERSION:
             if first > versions.NEWEST:
                 raise CodecError(

@@ -23,6 +23,7 @@ Commands are tuples whose first field names them:
     ("version", number)                               behave as this version does from now on; see versions
     ("lose", low, high)                               no disk has the bodies at these positions any more
     ("unhold",)                                       on one node only: a transaction is complete
+    ("seal", token, condition)                        if it holds, take nothing any more; see seal
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ from typing import Any, Final, NamedTuple
 from quorum_queue.machine import versions
 from quorum_queue.machine.consumers import Checkout, Consumer, Consumers
 from quorum_queue.machine.dedup import Dedup, Sequence
-from quorum_queue.machine.effects import Effects, Reason
+from quorum_queue.machine.effects import GONE, Effects, Reason
 from quorum_queue.machine.letters import Letter, Letters
 from quorum_queue.machine.ready import Level, Ready
 from quorum_queue.machine.run import Run
+from quorum_queue.machine.seal import SEALED, Sealed, outcome
 from quorum_queue.machine.settings import Settings
 from quorum_queue.nothing import NO_DICT
 
@@ -75,6 +77,7 @@ class Machine:
         "letters",
         "next_seq",
         "ready",
+        "sealed",
         "settings",
         "unacked_bytes",
         "unacked_count",
@@ -96,6 +99,8 @@ class Machine:
         self.dedup = _dedup(settings)
         #: Dead letters that came from other queues.
         self.letters = Letters()
+        #: True if the queue will be deleted: it takes nothing any more.
+        self.sealed = False
         #: Messages from this position on are not handed out, and do not die, before the transactions of this
         #: many holders are complete. Only on one node: never in a log.
         self.held_from = NEVER
@@ -146,6 +151,8 @@ class Machine:
     # -- publishing ------------------------------------------------------------------------------------------
 
     def _enqueue(self, meta: Meta, command: Command, effects: Effects) -> None:
+        if self.sealed:
+            return
         _, run, origin, first = command
         settings = self.settings
         if settings.max_length is None and settings.max_length_bytes is None:
@@ -163,7 +170,7 @@ class Machine:
         """Take the new messages, and confirm the duplicates as if they were new."""
         _, rest, origin, first, names = command
         dedup, settings = self.dedup, self.settings
-        if dedup is None:
+        if dedup is None or self.sealed:
             self._enqueue(meta, ("enqueue", rest, origin, first), effects)
             return
         dedup.expire(meta.now_ms, effects.names, whole=self.version < versions.EXPIRY_IN_PARTS)
@@ -225,7 +232,7 @@ class Machine:
     def _enqueue_letter(self, meta: Meta, command: Command, effects: Effects) -> None:
         """Take a dead letter unless it is a duplicate; confirm it in either case."""
         _, run, origin, first, letter = command
-        if self.version < versions.LETTERS:
+        if self.version < versions.LETTERS or self.sealed:
             self._enqueue(meta, ("enqueue", run, origin, first), effects)
         elif self.letters.is_new(letter):
             next_seq = self.next_seq
@@ -551,7 +558,9 @@ class Machine:
     def _attach(self, meta: Meta, command: Command, effects: Effects) -> None:
         consumer: Consumer = command[1]
         self._use(meta, effects)
-        if consumer.key in self.consumers.by_key:
+        if self.sealed:
+            effects.attach_refused.append((consumer.key, GONE))
+        elif consumer.key in self.consumers.by_key:
             effects.attach_refused.append((consumer.key, "key in use"))
         elif self.consumers.exclusive_count or (
             consumer.exclusive and (self.consumers.count or self.settings.single_active_consumer)
@@ -639,6 +648,21 @@ class Machine:
             self._drop_over_limit(effects)
         effects.configured = True
 
+    def _seal(self, meta: Meta, command: Command, effects: Effects) -> None:
+        _, token, condition = command
+        self._expire(meta, effects, whole=True)
+        lease_ms = self.settings.expires_ms
+        found = SEALED
+        if not self.sealed:
+            found = outcome(
+                condition,
+                consumers=self.consumers.count,
+                ready=self.ready.count,
+                expired=lease_ms is not None and meta.now_ms >= self.last_used_ms + lease_ms,
+            )
+        effects.seals.append((token, Sealed(found, self.ready.count)))
+        self.sealed = self.sealed or found == SEALED
+
     def _tick(self, meta: Meta, command: Command, effects: Effects) -> None:
         """Time has passed; `apply` expires due messages."""
 
@@ -705,6 +729,7 @@ _APPLY: dict[str, Callable[[Machine, Meta, Command, Effects], None]] = {
     "touch": Machine._touch,
     "node_down": Machine._node_down,
     "lose": Machine._lose,
+    "seal": Machine._seal,
     "version": Machine._raise_version,
     "unhold": Machine._unhold,
 }

@@ -27,6 +27,7 @@ from quorum_queue.machine.entries import Batch, DecodedEntry, decode_entry, enco
 from quorum_queue.machine.locations import Locations
 from quorum_queue.machine.machine import Machine, Meta
 from quorum_queue.machine.run import Run
+from quorum_queue.machine.seal import SEALED, Sealed
 from quorum_queue.machine.settings import Settings
 from quorum_queue.machine.states import ReplicaState
 
@@ -53,6 +54,8 @@ class Applied:
         "purged",
         "refused",
         "released",
+        "sealed",
+        "seals",
         "settled",
         "skipped",
         "used",
@@ -79,6 +82,10 @@ class Applied:
         self.consumers_gone: list[Any] = []
         #: (token, messages) of own purges.
         self.purged: list[tuple[int, int]] = []
+        #: (token, outcome) of own seals.
+        self.seals: list[tuple[int, Sealed]] = []
+        #: True if the queue was sealed by this entry, by any node or again.
+        self.sealed = False
         #: Dead letters that the leader sends. At least once: until ("dead_lettered", …) is applied; a new
         #: leader finds the remaining ones in `Replica.dead_lettering`.
         self.dead_letters: list[tuple[Run, Reason]] = []
@@ -174,6 +181,7 @@ class Replica:
         own.
         """
         confirmed, refused, purged = len(effects.confirmed), len(effects.refused), len(effects.purged)
+        seals = len(effects.seals)
         self.machine.run(meta, batch.commands, effects)
         applied.batches.append(batch.number)
         for origin, first, last, _ in effects.confirmed[confirmed:]:
@@ -181,6 +189,7 @@ class Replica:
                 applied.confirmed.append((origin, first, last))
         applied.refused += [refusal for refusal in effects.refused[refused:] if refusal[0] is not None]
         applied.purged += [purge for purge in effects.purged[purged:] if purge[0] is not None]
+        applied.seals += [seal for seal in effects.seals[seals:] if seal[0] is not None]
 
     def _locate(self, index: int, effects: Effects, applied: Applied) -> None:
         locations = self.locations
@@ -287,6 +296,7 @@ def _gather(effects: Effects, own: Member, applied: Applied) -> None:
     applied.settled = effects.settled
     applied.accepted_bytes = effects.accepted_bytes
     applied.more = effects.more
+    applied.sealed = any(found.outcome == SEALED for _, found in effects.seals)
     applied.configured = effects.configured
     applied.used = effects.used
     applied.wake_at = effects.wake_at

@@ -74,8 +74,14 @@ class _MachineWithLetters(_Machine, array_like=True):
     letters: LettersState = []
 
 
+class _SealableMachine(_MachineWithLetters, array_like=True):
+    """From versions.SEALS on."""
+
+    sealed: bool = False
+
+
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(_MachineWithLetters)
+_decoder = msgspec.msgpack.Decoder(_SealableMachine)
 
 
 def encode(machine: Machine) -> bytes:
@@ -93,7 +99,9 @@ def encode(machine: Machine) -> bytes:
     )
     if machine.version < versions.LETTERS:
         return _encoder.encode(_Machine(*fields))
-    return _encoder.encode(_MachineWithLetters(*fields, machine.letters.state()))
+    if machine.version < versions.SEALS:
+        return _encoder.encode(_MachineWithLetters(*fields, machine.letters.state()))
+    return _encoder.encode(_SealableMachine(*fields, machine.letters.state(), machine.sealed))
 
 
 def decode(data: bytes | memoryview) -> Machine:
@@ -135,6 +143,8 @@ def digest(machine: Machine) -> bytes:
         digest.update(_encoder.encode(machine.dedup.state()))
     if machine.version >= versions.LETTERS:
         digest.update(_encoder.encode((machine.version, machine.letters.state())))
+    if machine.sealed:
+        digest.update(b"sealed")
     return digest.digest()
 
 
@@ -218,8 +228,9 @@ def _plain_held(consumer: Consumer) -> Iterator[tuple[int, _Run]]:
             at += len(part.seqs)
 
 
-def _machine(state: _MachineWithLetters) -> Machine:
+def _machine(state: _SealableMachine) -> Machine:
     machine = Machine(state.settings, state.next_seq, version=state.version)
+    machine.sealed = state.sealed
     machine.letters.restore(state.letters)
     machine.last_used_ms = state.last_used_ms
     for plain in state.ready:

@@ -22,9 +22,10 @@ node only begins with the newest.
     6   mqd 0.2: nothing new for quorum queues; publishers choose when they are confirmed (x-confirm), for
         which nodes send each other frames of their own; streams of a cluster keep offsets by name
 
-    7   mqd 0.2: names of messages that are too old to be remembered leave the queue in parts; entries may
-        have more than 64 MiB; limits of queues, exchanges and bindings hold when the topology applies a
-        declaration
+    7   mqd 0.2: a queue is sealed at a place in its log before it is deleted on a condition (("seal", …)),
+        and nodes ask the leader how far the log is committed before they answer with counts; names of
+        messages that are too old to be remembered leave the queue in parts; entries may have more than 64
+        MiB; limits of queues, exchanges and bindings hold when the topology applies a declaration
 
 A node that meets a newer version than its own in an entry or a snapshot can't know what the others do: the
 queue stops there, with a line that says so.
@@ -72,6 +73,10 @@ LARGE_ENTRIES = 7
 #: A queue that deduplicates forgets names that are too old in parts.
 EXPIRY_IN_PARTS = 7
 
+#: The log decides whether a queue, a stream or a consumer group may be deleted (see seal),
+#: and nodes know the frames of barriers.
+SEALS = 7
+
 NEWEST = 7
 
 #: Features that a node announces in the handshake of a link for the versions that it can apply, beyond the
@@ -104,6 +109,7 @@ __all__ = [
     "REMOVED",
     "RETURNED",
     "ROOM",
+    "SEALS",
     "STREAMS",
     "STREAM_NAMES",
     "SUPER_STREAMS",

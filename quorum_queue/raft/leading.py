@@ -268,6 +268,10 @@ class Leadership:
             return peer.match
         return max(peer.next - 1, self.raft.log.snapshot_index)
 
+    def tell_all(self) -> None:
+        """Tell the commit to all followers now, also to those that may hear of it late."""
+        self.telling = self.due = True
+
     def _tell_commit(self, name: str, peer: Progress) -> None:
         raft = self.raft
         commit = self.commit_for(peer)

@@ -196,8 +196,13 @@ class HostedQueue:
     def __init__(self) -> None:
         self.left: list[int] = []
         self.errors: list[Exception] = []
+        #: How often the host has asked for its deletion.
+        self.seals = 0
 
     def renew(self) -> None: ...
+
+    def sealed(self) -> None:
+        self.seals += 1
 
     def consumer_gone(self, left: int) -> None:
         self.left.append(left)

@@ -3,8 +3,8 @@
 4 GB of messages through one queue while the whole process stays within 400 MB, durable and transient; then
 many rounds of kill -9 under load, each with its own seed; then three nodes under every fault of
 `tests.cluster.faults`; then a consumer group on three nodes, whose members use many client libraries and die,
-freeze and come back; then Spark jobs whose drivers, executors and brokers are killed. Prints what it saw; the
-exit code says whether all checks held.
+freeze and come back; then deletes on a condition and counts at nodes that are behind; then Spark jobs whose
+drivers, executors and brokers are killed. Prints what it saw; the exit code says whether all checks held.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 from tests.cluster.chaos import cluster_faults
+from tests.cluster.decisions import decisions
 from tests.cluster.faults import FAULTS
 from tests.cluster.group_storm.storm import storms
 from tests.reliability.flow import Row, limited, through
@@ -78,6 +79,12 @@ def main() -> int:
         help="a minute each with a consumer group on three nodes; 0: none",
     )
     parser.add_argument(
+        "--decision-seeds",
+        type=int,
+        default=1,
+        help="rounds each of deletes on a condition on three nodes; 0: none",
+    )
+    parser.add_argument(
         "--logs", type=Path, help="where to keep the three nodes' logs after a fault that did not hold"
     )
     parser.add_argument(
@@ -95,6 +102,8 @@ def main() -> int:
     held = cluster_faults("mqd", FAULTS, seeds, chosen.logs)
     if chosen.group_seeds:
         held = storms(range(1, chosen.group_seeds + 1)) and held
+    if chosen.decision_seeds:
+        held = decisions(range(1, chosen.decision_seeds + 1)) and held
     if chosen.spark:
         held = spark_kills() and held
     return 0 if held else 1

@@ -157,7 +157,7 @@ def test_a_reset_says_so_if_nobody_knows_the_end_of_the_stream(monkeypatch: pyte
         if task.done:
             break
     assert isinstance(task.error, Unavailable)
-    assert "stream 's' has not told" in str(task.error)
+    assert "no majority of the stream's members answers" in str(task.error)
 
 
 def test_a_member_that_lacks_messages_does_not_say_where_a_time_is() -> None:

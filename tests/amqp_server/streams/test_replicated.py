@@ -18,10 +18,11 @@ from amqp_server.streams.entries import (
     encode_batch,
     encode_entry,
 )
-from amqp_server.streams.replicated import Replica
+from amqp_server.streams.replicated import Replica, StreamState
 from persistence.streams import batch as batches
 from quorum_queue.machine.dedup import Sequence, id_of, sequence_of
 from quorum_queue.machine.run import Run
+from quorum_queue.machine.seal import EMPTY, NOT_EMPTY, Sealed
 from quorum_queue.machine.settings import Settings
 from tests.amqp_server.streams.test_messages import MESSAGES, framed, head_of, run_of
 
@@ -264,3 +265,27 @@ def test_wrong_names_are_refused() -> None:
     append = Append(head, meta, memoryview(items), [], [NamedMessages(0, 2, b"nothing")])
     with pytest.raises(CodecError):
         Replica(ONCE).apply(1, 1, [NodeBatch("a", 7, 1, [append])], OWN)
+
+
+def test_a_sealed_stream_takes_no_more_messages() -> None:
+    messages: list[Any] = [("k", {}, None, 1, 3)]
+    replica = Replica()
+    applied = replica.apply(1, *entry(5, encode_batch(*OWN, 1, encoded(messages))), OWN)
+    assert applied.taken == 1
+    applied = replica.apply(2, *entry(5, encode_batch(*OWN, 2, [], seals=[(4, EMPTY)])), OWN)
+    assert (applied.seals, applied.sealed, applied.taken) == ([(4, Sealed(NOT_EMPTY, 3))], False, 2)
+    # Only the leader trims; then a seal of another node holds, and a message in the same entry is too late.
+    found = [
+        encode_batch("b", 1, 1, [], 3),
+        encode_batch("b", 1, 2, [], seals=[(9, EMPTY)]),
+        encode_batch(*OWN, 3, encoded(messages)),
+    ]
+    unsealed = replica.snapshot()
+    assert len(msgspec.msgpack.decode(unsealed)) == len(msgspec.structs.fields(StreamState)) - 3
+    applied = replica.apply(3, *entry(6, *found), OWN)
+    assert (applied.seals, applied.sealed, applied.numbers, applied.taken) == ([], True, [3], 0)
+    assert (replica.sealed, replica.next_offset, applied.batches) == (True, 3, [])
+    again = Replica.restore(replica.snapshot())
+    assert again.sealed
+    assert again.digest() == replica.digest()
+    assert not Replica.restore(unsealed).sealed

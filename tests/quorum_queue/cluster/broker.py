@@ -89,6 +89,10 @@ class SimulatedQueue:
 
     def renew(self) -> None: ...
 
+    def sealed(self) -> None:
+        """Propose the deletion; the proposal is lost if the node crashes before it is applied."""
+        self.on.deletions[self.declared] = None
+
     def consumer_gone(self, left: int) -> None: ...
 
     def consumer_lost(self, key: Any) -> None:

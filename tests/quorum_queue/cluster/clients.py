@@ -8,10 +8,12 @@ from random import Random
 from typing import TYPE_CHECKING, Any, cast
 
 from quorum_queue.cluster.group_host import GroupHost
+from quorum_queue.machine import versions
 from quorum_queue.machine.attributes import ALL, ATTRIBUTES, LEADER, MAJORITY
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.dedup import id_of
 from quorum_queue.machine.run import Run
+from quorum_queue.machine.seal import SEALED, Sealed
 from quorum_queue.ports import Got, Refused
 from tests.quorum_queue.cluster import levels
 from tests.quorum_queue.cluster.ledger import Ledger
@@ -262,6 +264,48 @@ class Client:
         question = self.ask("purge")
         queue.host.purge(lambda count: self.answer(question))
         return f"purges {queue.name}"
+
+    def delete_if(self, queue: SimulatedQueue, condition: int) -> str:
+        """Delete the queue if it is empty, or unused: the answer must be right at some moment between
+        question and answer.
+        """
+        question = self.ask("delete")
+        declared, ledger = queue.declared, queue.declared.ledger
+        began = ledger.index
+        judged = ledger.machine.version >= versions.SEALS
+
+        def answered(found: Sealed | Refused) -> None:
+            self.answer(question)
+            if not isinstance(found, Sealed) or found.outcome != SEALED:
+                ledger.note("conditional deletes refused")
+                return
+            ledger.note("conditional deletes")
+            if judged:
+                ledger.deleted_if(condition, began)
+            if queue.on.alive and not queue.deleted:
+                queue.on.deletions[declared] = None
+
+        queue.host.seal(condition, answered)
+        return f"deletes {queue.name} if {condition}"
+
+    def count(self, queue: SimulatedQueue) -> str:
+        """Count the messages, after everything that any client has had an answer to."""
+        question = self.ask("count")
+        ledger = queue.declared.ledger
+        began = ledger.index
+
+        host = queue.host
+
+        def caught_up(known: bool) -> None:
+            self.answer(question)
+            if known:
+                ledger.counted(host.replica.applied, began)
+
+        if isinstance(host, GroupHost) and not host.ended:
+            host.group.catch_up(caught_up)
+        else:
+            host.catch_up(lambda *why: self.answer(question))
+        return f"counts {queue.name}"
 
     def touch(self, queue: SimulatedQueue) -> str:
         question = self.ask("barrier")

@@ -244,6 +244,7 @@ class Cluster:
     def settle(self) -> None:
         """Let the cluster come to rest."""
         for _ in range(ROUNDS):
+            self.carry_out_deletions()
             for node in self.running:
                 self.learn(node)
                 self.tick(node)
@@ -251,6 +252,17 @@ class Cluster:
             if not self.unrest():
                 return
         raise Violation(f"the cluster does not come to rest though everything works: {self.unrest()}")
+
+    def carry_out_deletions(self) -> None:
+        """Delete the queues whose deletion was proposed. Dead letters must have a queue to go to, so each is
+        declared again.
+        """
+        for node in self.running:
+            deletions, node.deletions = node.deletions, {}
+            for declared in deletions:
+                if declared in self.declared:
+                    self.note("sealed queues are deleted")
+                    self.declare_anew(declared, declared.members[-1])
 
     def work_off(self) -> None:
         for _ in range(3000):
@@ -281,6 +293,8 @@ class Cluster:
                 return (
                     f"{declared.name} has dead letters {list(declared.ledger.dead_lettering)} to be sent on"
                 )
+            if declared.ledger.machine.sealed:
+                return f"{declared.name} is sealed, and is not deleted"
             if not self.is_settled(declared, leader):
                 return f"{declared.name} has members {leader.core.members}, not {declared.members[-1]}"
             for name in declared.members[-1]:

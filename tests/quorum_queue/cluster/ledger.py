@@ -16,6 +16,7 @@ from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.entries import Batch, DecodedEntry, decode_entry
 from quorum_queue.machine.machine import Command, Machine, Meta
 from quorum_queue.machine.run import Run
+from quorum_queue.machine.seal import EMPTY, UNUSED
 from quorum_queue.machine.settings import Settings
 from tests.turns import Violation
 
@@ -88,6 +89,8 @@ class Ledger:
         #: may be lost with that leader.
         self.led: dict[bytes, int] = {}
         self.said: dict[tuple[str, Key, int], None] = {}
+        #: The last entries by which no message was ready, and no consumer attached.
+        self.empty_at = self.unused_at = 0
         #: The queue that gets this one's dead letters, and the queues whose dead letters this one gets.
         self.target: Ledger | None = None
         self.sources: list[Ledger] = []
@@ -149,6 +152,7 @@ class Ledger:
                 self._check_command(batch, command)
                 self._run(meta, command, effects, entry)
         self._run(meta, None, effects, entry)
+        self._look_for_idle()
         held = sum(map(len, self.held.values()))
         machine = self.machine
         if (machine.unacked_count, machine.ready.count) != (
@@ -159,6 +163,37 @@ class Ledger:
                 f"{machine.unacked_count} unacked and {machine.ready.count} ready, by the books {held} and "
                 f"{len(self.live) - held - len(self.dead_lettering)}"
             )
+
+    @property
+    def ready(self) -> int:
+        """The number of ready messages by the books."""
+        return len(self.live) - sum(map(len, self.held.values())) - len(self.dead_lettering)
+
+    def _look_for_idle(self) -> None:
+        if not self.ready:
+            self.empty_at = self.index
+        if not self.machine.consumers.count:
+            self.unused_at = self.index
+
+    def deleted_if(self, condition: int, began: int) -> None:
+        """A client that asked when the log was at `began` is told that the queue met the condition.
+
+        Every message that was confirmed before is in an entry up to `began`.
+        """
+        if self.closed or self.deleted:
+            return
+        if condition & EMPTY and self.empty_at < began:
+            raise self.fail(
+                f"it is deleted as if it was empty, and has had {self.ready} messages since {began}"
+            )
+        if condition & UNUSED and self.unused_at < began:
+            raise self.fail(f"it is deleted as if it was unused, and has had consumers since {began}")
+
+    def counted(self, applied: int, began: int) -> None:
+        """A client that asked when the log was at `began` gets a count by what a node has applied."""
+        if applied < began and not self.closed:
+            raise self.fail(f"a count at {applied} comes after what was applied up to {began}")
+        self.note("counts")
 
     def _check_command(self, batch: Batch, command: Command) -> None:
         if command[0] == "node_down":
@@ -183,6 +218,8 @@ class Ledger:
             self.machine.finish(meta, effects)
         else:
             self.machine.run(meta, [command], effects)
+            if verb == "seal":
+                self._look_for_idle()
         for first_seq, count, ordinal in (effects.places or [])[starts[0] :]:
             self._accept(first_seq, entry.bodies.contents(range(ordinal, ordinal + count)), command)
         if verb in ("return", "node_down") or (verb == "detach" and command is not None and command[2]):

@@ -135,6 +135,8 @@ class SimulatedNode:
         self.replication = REPLICATION
         #: See amqp_server.cluster.groups.Groups.
         self.lost_before = 0
+        #: Sealed queues whose deletion this node has proposed.
+        self.deletions: dict[Declared, None] = {}
         #: The version of each queue's members that this node knows.
         self.versions: dict[int, int] = {}
         self.clients: list[Client] = []

@@ -16,6 +16,7 @@ from random import Random
 from quorum_queue.cluster import compaction
 from quorum_queue.machine import versions
 from quorum_queue.machine.attributes import ALL, LEADER, MAJORITY
+from quorum_queue.machine.seal import EMPTY, UNUSED
 from tests import seeds
 from tests.quorum_queue.cluster.at_rest import check_at_rest, check_empty, drain
 from tests.quorum_queue.cluster.cluster import QUEUES, Cluster
@@ -42,6 +43,8 @@ class Simulation(Cluster):
         self.trouble = random.choice((0.0, 0.2, 0.5, 1.0, 1.0))
         super().__init__(names, _some_queues(names, random), random=random, rates=rates, trace=trace)
         self.steps = steps
+        #: Chance for what came to the simulation later, so that its seeds still do the same otherwise.
+        self.later = Random(f"later {seed}")
         self.levels = Random(f"levels {seed}").choice(((MAJORITY,), (MAJORITY, LEADER, ALL), (LEADER, ALL)))
         #: The node whose disk has damage, until all of it is mended: more than one at a time is more than
         #: Raft bears.
@@ -58,6 +61,10 @@ class Simulation(Cluster):
 
     def one_step(self) -> None:
         random = self.random
+        if self.later.random() < 0.02:
+            self.carry_out_deletions()
+        if self.later.random() < 0.02:
+            self.decide()
         action = random.random()
         name = random.choice(self.names)
         node = self.nodes[name]
@@ -102,6 +109,32 @@ class Simulation(Cluster):
         if self.random.random() < 0.7:
             # Otherwise more work comes before the turn ends.
             node.end_turn()
+
+    def decide(self) -> None:
+        """A client counts messages, or deletes a queue on a condition."""
+        later = self.later
+        clients = [client for node in self.running for client in node.clients if not client.asked]
+        if not clients:
+            return
+        client = later.choice(clients)
+        queues = [queue for queue in client.node.queues.values() if not queue.deleted]
+        if not queues:
+            return
+        queue = later.choice(queues)
+        may_delete = (
+            self.network.version >= versions.SEALS
+            and not self.wounded
+            and queue.name != "dead"
+            and queue.declared in self.declared
+        )
+        if may_delete and later.random() < 0.5:
+            self.log(
+                f"{client.node.name}: {client.delete_if(queue, later.choice((EMPTY, UNUSED, EMPTY | UNUSED)))}"
+            )
+        else:
+            self.log(f"{client.node.name}: {client.count(queue)}")
+        if later.random() < 0.7:
+            client.node.end_turn()
 
     def make_trouble(self, which: float, node: SimulatedNode) -> None:
         random, network = self.random, self.network
@@ -404,6 +437,7 @@ class Simulation(Cluster):
                 client.get(queue)
             client.node.end_turn()
         for _ in range(DEAD_LINK_ROUNDS):
+            self.carry_out_deletions()
             for node in self.running:
                 self.learn(node)
                 self.tick(node)

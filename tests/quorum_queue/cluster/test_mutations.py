@@ -14,7 +14,7 @@ import pytest
 
 from amqp_server.cluster.groups import Groups
 from quorum_queue.clock import KNOWN, Clock, QueueTime, TimeNote
-from quorum_queue.cluster import dead_letters, frames, transfer
+from quorum_queue.cluster import dead_letters, frames, read_index, transfer
 from quorum_queue.cluster.deferred_host import DeferredHost
 from quorum_queue.cluster.group import Group
 from quorum_queue.cluster.group_host import GroupHost
@@ -39,6 +39,7 @@ from tests.quorum_queue.cluster import (
     test_groups,
     test_guests,
     test_holes,
+    test_read_index,
     test_snapshots,
     test_time,
 )
@@ -186,6 +187,10 @@ def says_so_at_once() -> Callable[..., None]:
     return mutant
 
 
+def decides_here(self: GroupHost, condition: int, done: Callable[..., None]) -> None:
+    self.seal_here(condition, done)
+
+
 MUTATIONS = [
     Mutation("all have what a majority has", Leadership, "reached", what_is_committed),
     Mutation("what only the leader has is delivered", Leadership, "advance_commit", what_this_disk_has),
@@ -254,6 +259,14 @@ MUTATIONS = [
              test_clock.test_a_node_that_serves_catches_up_slowly_and_never_goes_back),
     Mutation("a node that starts believes its wall clock", QueueTime, "__init__", later_counts,
              lambda: test_time.test_a_node_starts_with_another_clock_and_leads(test_time.HOUR_MS)),
+    Mutation("a queue is deleted if it is empty by what the asked node knows", GroupHost, "seal", decides_here,
+             lambda: test_read_index.test_a_delete_if_empty_is_decided_by_the_log("c")),
+    Mutation("counts are those of the asked node", Group, "catch_up", lambda self, done: done(True)),
+    Mutation("a leader that was replaced still says how far the log is committed", read_index, "_is_supported",
+             lambda current, voters: True,
+             test_read_index.test_a_leader_that_was_replaced_does_not_answer),
+    Mutation("who finds a sealed queue leaves it", GroupHost, "_delete_sealed", nothing,
+             test_read_index.test_a_new_leader_finds_the_seal_and_deletes_the_queue),
     Mutation("leftovers of a snapshot are not swept at a start", Groups, "_sweep", nothing),
 ]  # fmt: skip
 

@@ -18,7 +18,9 @@ from quorum_queue.consumer_groups.entries import (
 )
 from quorum_queue.consumer_groups.group import Group
 from quorum_queue.consumer_groups.partition import UNKNOWN
-from quorum_queue.consumer_groups.replica import AHEAD_MAX, Handed, Replica
+from quorum_queue.consumer_groups.replica import AHEAD_MAX, Applied, Handed, Replica
+from quorum_queue.machine.effects import GONE
+from quorum_queue.machine.seal import EMPTY, IN_USE, NOT_EMPTY, SEALED, UNUSED, Sealed
 
 NODES = ("n1", "n2", "n3")
 STREAMS = {7: "s-0", 8: "s-1", 9: "s-2"}
@@ -548,3 +550,24 @@ def test_a_lost_entry_is_passed_over_and_the_next_batch_of_each_node_taken() -> 
     found = applied(replica, ("hand", 7, whole("a"), 0, 2), number=number)
     assert found.handed and found.missed == range(number - 1, number)
     assert Replica.restore(replica.snapshot(), None, dead_letters=False).digest() == replica.digest()
+
+
+def test_a_sealed_group_takes_no_member() -> None:
+    replica = Replica(None, dead_letters=False)
+
+    def run(index: int, *commands: Command) -> Applied:
+        batch = encode_batch("n1", 1, index, commands)
+        return replica.apply(index, *decode_entry(encode_entry(0, [batch])), ("n1", 1))
+
+    run(1, ("streams", [[7, "s"]], []), ("begin", 7, 0))
+    run(2, ("attach", ("c",) * 4, 1, 0))
+    assert run(3, ("seal", 1, UNUSED, [])).seals == [(1, Sealed(IN_USE, 0))]
+    run(4, ("detach", ("c",) * 4, True))
+    assert run(5, ("seal", 2, EMPTY, [(7, 0, 5)])).seals == [(2, Sealed(NOT_EMPTY, 5))]
+    before = replica.snapshot()
+    applied = run(6, ("seal", 3, UNUSED, []), ("attach", ("d",) * 4, 1, 0))
+    assert applied.seals == [(3, Sealed(SEALED, 0))]
+    assert applied.sealed
+    assert [refused for _, refused in applied.attached] == [GONE]
+    assert Replica.restore(replica.snapshot(), None, dead_letters=False).sealed
+    assert not Replica.restore(before, None, dead_letters=False).sealed

@@ -227,7 +227,9 @@ class Ledger:
         return {name: node.now_ms for name, node in self.nodes.items()}
 
     def proposed(self, node: SimulatedNode, proposal: Any) -> None:
-        """A node gives up a queue that nobody has used for as long as its declaration says."""
+        """A node gives up a queue that nobody has used for as long as its declaration says, by the clock of
+        some node: the leader that decided it may have been another one.
+        """
         operation = operations.decode(proposal.operation) if isinstance(proposal, Change) else None
         if not isinstance(operation, operations.DeleteQueue) or operation.queue_id in self.asked:
             return
@@ -235,7 +237,8 @@ class Ledger:
         if queue.parsed.expires_ms is None or queue.node in self.forgotten:
             return
         self.note("leases over")
-        idle_ms = node.now_ms - self.used.get(queue.queue_id, {}).get(node.name, 0)
+        used = self.used.get(queue.queue_id, {})
+        idle_ms = max(now_ms - used.get(name, 0) for name, now_ms in self.clocks().items())
         if idle_ms < queue.parsed.expires_ms:
             raise self.fail(f"{node.name} deletes queue {queue.name}, which was used {idle_ms} ms ago")
 
