@@ -57,6 +57,7 @@ COMPILED = (
     "exchanges/*.py",
     "persistence/anticipation.py",
     "persistence/commit.py",
+    "persistence/committing.py",
     "persistence/group_changes.py",
     "persistence/group_record.py",
     "persistence/group_writer.py",

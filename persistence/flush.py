@@ -7,5 +7,8 @@ from persistence.stepped import SteppedCommit
 def flush(store: Store) -> None:
     """Make all submissions durable, in this thread, and call the waiting done()s."""
     steps = SteppedCommit(store)
-    while steps.begin():
-        steps.end()
+    try:
+        while steps.begin():
+            steps.end()
+    finally:
+        steps.close()

@@ -212,7 +212,12 @@ class Groups:
             yield found
 
     def recover_one(self, group: int) -> RecoveredGroup | None:
-        """The stored data of one group. It must have no pending changes."""
+        """The stored data of one group.
+
+        It must have no pending changes: request a commit `to_store` first.
+        """
+        if any(group in layer.groups for layer in self._pending):
+            raise RuntimeError(f"the store lacks changes of group {group}")
         found = self._store.recover_one(group)
         if found is not None:
             self._note_bounds(found)

@@ -99,7 +99,12 @@ class Journal:
         return self._store.warm_queue(queue_id, bodies_from, done)
 
     def recover_queue(self, queue_id: int) -> RecoveredQueue | None:
-        """The stored data of one queue. Use it up at once; it must have no pending changes."""
+        """The stored data of one queue. Use it up at once.
+
+        It must have no pending changes: request a commit `to_store` first.
+        """
+        if any(queue_id in layer.queues for layer in self._pending):
+            raise RuntimeError(f"the store lacks changes of queue {queue_id}")
         return self._store.recover_queue(queue_id)
 
     def recover(self) -> Iterator[RecoveredQueue]:

@@ -5,8 +5,10 @@ layer is one transaction, so it is closed when it is large, but only between tur
 submissions of one turn, such as a dead letter or all of a tx, exist completely or not at all. A done() waits
 for the layer that was open when it was given.
 
-A layer in the write-ahead log is durable, and stays here as the oldest one until LMDB has it. Later layers
-that reach the log are merged into it.
+A layer in the write-ahead log is durable, and stays here until LMDB has it. Later layers that reach the log
+are merged into it. In this order there are here: the layer in the transaction that runs, the one that only
+the log has, those that wait or are being written to the log, and the open one. Each of the first two may be
+absent. A layer is called durable only after all before it.
 """
 
 from bisect import bisect_left
@@ -123,7 +125,18 @@ class QueueChanges:
 
 
 class Layer:
-    __slots__ = ("alone", "appended", "bytes", "done", "groups", "metadata", "queues", "sequence", "to_store")
+    __slots__ = (
+        "alone",
+        "appended",
+        "bytes",
+        "done",
+        "durable",
+        "groups",
+        "metadata",
+        "queues",
+        "sequence",
+        "to_store",
+    )
 
     def __init__(self) -> None:
         self.queues: dict[int, QueueChanges] = {}
@@ -141,6 +154,8 @@ class Layer:
         self.sequence = 0
         #: True if it must be in the store before it is called durable.
         self.to_store = False
+        #: True if the write-ahead log has all of it.
+        self.durable = False
 
     def __bool__(self) -> bool:
         return bool(self.queues or self.groups or self.metadata)
@@ -199,7 +214,9 @@ class Pending:
     def __init__(self) -> None:
         self.open = Layer()
         self.layers: deque[Layer] = deque([self.open])
-        #: The oldest layer, if the write-ahead log has all of it.
+        #: The oldest layer, if it is in the transaction that runs.
+        self.storing: Layer | None = None
+        #: The layer after it, or the oldest, if only the write-ahead log has it.
         self.logged: Layer | None = None
         self.bytes = 0
         #: True if the open layer must not be closed yet; see persistence.holds.
@@ -255,23 +272,35 @@ class Pending:
 
     @property
     def oldest(self) -> Layer:
-        """The oldest layer that is not durable."""
-        return self.layers[0] if self.logged is None else self.layers[1]
+        """The oldest layer that is neither durable nor in the transaction that runs."""
+        return self.layers[self._before]
+
+    @property
+    def _before(self) -> int:
+        """The number of layers before it."""
+        return (0 if self.storing is None else 1) + (0 if self.logged is None else 1)
 
     @property
     def waiting(self) -> int:
-        """Closed layers that are not durable."""
-        return len(self.layers) - (1 if self.logged is None else 2)
+        """Closed layers from the oldest one on."""
+        return len(self.layers) - 1 - self._before
+
+    @property
+    def is_behind(self) -> bool:
+        """True if the store lacks something that was submitted before the oldest layer."""
+        return self.storing is not None or self.logged is not None
 
     @property
     def unsynced(self) -> bool:
         """True if anything submitted is not durable yet."""
-        return bool(self.open) or self.oldest is not self.open
+        return (
+            bool(self.open)
+            or self.oldest is not self.open
+            or (self.storing is not None and not self.storing.durable)
+        )
 
     def take(self) -> Layer:
-        """The oldest layer that is not durable, closed. It stays here, to be
-        read from. Between turns only.
-        """
+        """The oldest layer, closed. It stays here, to be read from. Between turns only."""
         assert not self.is_held_back
         layer = self.oldest
         if layer is self.open:
@@ -279,43 +308,66 @@ class Pending:
             self.layers.append(self.open)
         return layer
 
-    def take_all(self) -> Layer:
-        """The same for the store, including the layer that the write-ahead log has. It stays here until
-        `remove`.
+    def take_for_store(self, *, oldest: bool) -> Layer:
+        """What goes into the next transaction, closed: the layer that only the log has, and with `oldest` the
+        one after it. It stays here until `remove`. Between turns only.
         """
-        layer = self.take()
-        logged, self.logged = self.logged, None
-        if logged is None:
-            return layer
-        logged.absorb(layer)
-        del self.layers[1]
-        return logged
+        assert self.storing is None
+        logged = self.logged
+        layer: Layer | None = self.take() if oldest else None
+        self.logged = None
+        if logged is None and layer is None:
+            # To continue deletions.
+            logged = Layer()
+            logged.durable = True
+            self.layers.appendleft(logged)
+        elif logged is not None and layer is not None:
+            logged.absorb(layer)
+            logged.durable = False
+            del self.layers[1]
+        self.storing = logged if logged is not None else layer
+        assert self.storing is not None
+        return self.storing
 
     def note_logged(self, layer: Layer) -> None:
-        """The write-ahead log has the oldest layer that was not durable."""
-        assert layer is self.oldest and layer is not self.open
+        """The write-ahead log has the oldest layer."""
+        at = self._before
+        assert layer is self.layers[at] and layer is not self.open
         self.bytes -= layer.bytes
         layer.bytes = layer.appended = 0
         layer.done, layer.alone = [], {}
+        layer.durable = True
         if self.logged is None:
             self.logged = layer
         else:
             self.logged.absorb(layer)
-            del self.layers[1]
+            del self.layers[at]
 
     def remove(self, layer: Layer) -> None:
-        """The oldest layer that was not durable is in the store, or empty."""
-        assert layer is self.oldest and layer is not self.open
-        self.layers.remove(layer)
+        """The store has the layer that was in the transaction."""
+        assert layer is self.storing and layer is self.layers[0]
+        self.layers.popleft()
+        self.storing = None
         self.bytes -= layer.bytes
 
+    def give_back(self) -> None:
+        """The transaction was undone."""
+        layer, self.storing = self.storing, None
+        assert layer is not None
+        if not layer.durable:
+            return
+        if self.logged is not None:
+            layer.absorb(self.logged)
+            del self.layers[1]
+        self.logged = layer
+
     def behind(self) -> list[Layer]:
-        """All submissions after the oldest layer, in closed layers. Between turns only."""
+        """All submissions after the layer in the transaction, in closed layers. Between turns only."""
         self.close_layer()
-        return [layer for layer in self.layers if layer is not self.layers[0] and layer is not self.open]
+        return [layer for layer in self.layers if layer is not self.storing and layer is not self.open]
 
     def erasures(self, behind: list[Layer], durable_snapshot: Callable[[int], int]) -> Layer:
-        """The erasures of these layers, the next ones after the oldest, that may be committed ahead of it.
+        """The erasures of these layers, the next ones after the first, that may be committed ahead of it.
 
         For a Raft group these are only entries at and below the snapshot on disk (`durable_snapshot`). An
         entry above it belongs to the log on disk, even if a snapshot that waits in the oldest layer covers
@@ -339,10 +391,12 @@ class Pending:
         return erasing
 
     def merge(self, behind: list[Layer]) -> Layer:
-        """Merge these layers, the next ones after the oldest, into it."""
+        """Merge these layers, the next ones after the first, into it."""
         first = self.layers[0]
         for layer in behind:
             assert self.layers[1] is layer
             first.absorb(layer)
+            first.durable = first.durable and layer.durable
             del self.layers[1]
+        self.logged = None
         return first

@@ -112,15 +112,19 @@ class MemoryStore(Metadata):
         return MemoryTransaction(self, layer)
 
     def log_record(self, layer: Layer) -> Callable[[], None] | None:
-        if not self.log_records_max:
+        if len(self._log) >= self.log_records_max:
             return None
         self._log_sequence += 1
         layer.sequence = self._log_sequence
-        return partial(self._log.__setitem__, layer.sequence, layer_codec.encode(layer))
+        return partial(self._write_record, layer.sequence, layer_codec.encode(layer))
+
+    def _write_record(self, sequence: int, content: bytes) -> None:
+        self.faults.strike()
+        self._log[sequence] = content
 
     @property
     def log_is_half_full(self) -> bool:
-        return len(self._log) >= self.log_records_max
+        return 2 * len(self._log) >= self.log_records_max
 
     def log_stored(self, sequence: int) -> None:
         self._log = {at: content for at, content in self._log.items() if at > sequence}

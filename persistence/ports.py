@@ -110,11 +110,3 @@ class Store(Protocol):
 
         Returns the part that may block on the disk, to be called in a worker thread.
         """
-
-
-def record_of(store: Store, layer: Layer) -> Callable[[], None] | None:
-    """Return the job that writes the layer to the write-ahead log; None if it goes into the store at once."""
-    # A layer that has a record already did not fit into the store before.
-    if layer.to_store or layer.sequence or store.has_erasures() or store.log_is_half_full:
-        return None
-    return store.log_record(layer)

@@ -1,4 +1,4 @@
-"""Commits one at a time, in steps: the caller decides how long the disk takes.
+"""Commits in steps: the caller decides how long the disk takes.
 
 For simulations, which have no Trio, and for `flush`:
 
@@ -7,53 +7,74 @@ For simulations, which have no Trio, and for `flush`:
     if disk.begin():            # the oldest layer is under way, later submissions gather in the next one
         at(now + delay, disk.end)   # durable now: done() is called
     …
-    store.crash()               # in between: the layer is gone, and so are those behind it;
+    disk.die(written=False)     # in between: the layer is gone, and so are those behind it;
+    store.crash()
     disk = SteppedCommit(store) # the new process, with a new Groups and Journal, starts from what is durable
+
+All decisions are those of a node (persistence/committing.py), a record of the log under way beside a
+transaction included; only the threads are replaced.
 """
 
 from collections.abc import Callable
 
-from persistence.holds import Holds
-from persistence.layer import Layer, Lone
-from persistence.ports import Store, Transaction, record_of
+from outcome import capture
+
+from persistence.committing import Committing, Pause, never_full
+from persistence.layer import Lone
+from persistence.ports import Job, Store
+
+
+class SteppedJobs:
+    """Replaces a thread: its job is done when the caller says so."""
+
+    def __init__(self) -> None:
+        self.job: Job | None = None
+
+    def give(self, job: Job) -> None:
+        assert self.job is None
+        self.job = job
+
+    def take(self) -> Job:
+        job, self.job = self.job, None
+        assert job is not None
+        return job
 
 
 class SteppedCommit:
     """Replaces commit.Commit where only `request` is needed."""
 
-    def __init__(self, store: Store, *, logs: bool = False) -> None:
-        """`logs`: small layers go to the write-ahead log first, as with commit.Commit."""
-        self._store = store
-        self._logs = logs
-        self._pending = store.pending
-        self._holds = Holds(store.pending)
-        self._running: tuple[Layer, Transaction] | None = None
-        #: The layer that is being written to the log, and its job.
-        self._logging: tuple[Layer, Callable[[], None]] | None = None
+    def __init__(
+        self, store: Store, *, logs: bool = False, on_full: Callable[[bool], None] | None = None
+    ) -> None:
+        """`logs`: small layers go to the write-ahead log first, as with commit.Commit. Without `on_full`,
+        StorageFull is raised.
+        """
+        self._raises = on_full is None
+        self._commits = commits = Committing(store, logs=logs, on_full=on_full or never_full)
+        # The caller makes the turns.
+        commits.in_turn = lambda call, *arguments: call(*arguments)
+        self._log = commits.log_jobs = SteppedJobs()
+        self._store = commits.store_jobs = SteppedJobs()
+        self.hold, self.release = commits.hold, commits.release
 
     @property
     def running(self) -> bool:
-        return self._running is not None or self._logging is not None
+        """True if a record or a transaction is on its way to the disk."""
+        return self._commits.working
+
+    @property
+    def running_both(self) -> bool:
+        return self._log.job is not None and self._store.job is not None
 
     def request(
         self, done: Callable[[], None] | None = None, *, to_store: bool = False, alone: Lone | None = None
     ) -> None:
-        if done is not None:
-            self._pending.open.when_durable(done, alone)
-        if to_store:
-            self._pending.open.to_store = True
-
-    def hold(self, granted: Callable[[], None]) -> None:
-        """Let several turns submit changes that reach the disk at once; see persistence.holds."""
-        self._holds.hold(granted)
-
-    def release(self) -> None:
-        self._holds.release(self.request)
+        self._commits.request(done, to_store=to_store, alone=alone)
 
     @property
     def unsynced(self) -> bool:
         """True if a submission is not durable yet."""
-        return self._pending.unsynced
+        return self._commits.unsynced
 
     def turn_begins(self) -> None: ...
 
@@ -61,63 +82,84 @@ class SteppedCommit:
         """Does nothing: the caller of `begin` decides when a commit begins."""
 
     def waits(self) -> bool:
-        """Return whether there is a commit to begin."""
-        pending = self._pending
-        return not pending.is_held_back and bool(
-            pending.unsynced
-            or pending.open.told()
-            or pending.logged is not None
-            or self._store.has_erasures()
-        )
+        """Return whether there is anything to begin."""
+        commits, pending = self._commits, self._commits.pending
+        if commits.paused is not None:
+            return True
+        behind = pending.logged is not None or commits.store.has_erasures()
+        if pending.storing is None and behind:
+            return True
+        return not (self.running or pending.is_held_back) and (pending.unsynced or bool(pending.open.told()))
 
-    def begin(self) -> bool:
-        """Fill a transaction, or a record of the log, with the oldest layer.
+    def begin(self, *, to_store: bool = True) -> bool:
+        """Begin what can begin: a record of the log, and, with `to_store`, a transaction with what only the
+        log has. A transaction that did not fit is tried again.
 
-        False if one runs already or there is nothing to do.
-
-        Raises StorageFull; then the layer is still there, for another try.
+        False if nothing began. Raises StorageFull without `on_full`; then the layer is still there, for
+        another try.
         """
-        if self.running or not self.waits():
-            return False
-        if self._logs and self._pending.unsynced:
-            layer = self._pending.take()
-            record = record_of(self._store, layer)
-            if record is not None:
-                self._logging = layer, record
-                return True
-        layer = self._pending.take_all()
-        transaction = self._store.transaction(layer)
-        try:
-            for _ in transaction.apply():
-                pass
-        except BaseException:
-            transaction.abort()
-            raise
-        self._running = layer, transaction
-        return True
+        commits = self._commits
+        before = self._log.job, self._store.job
+        if commits.paused is not None:
+            commits.go_on()
+        waiting = commits.pending.open
+        asked = bool(waiting.told())
+        commits.wanted = commits.wanted or commits.unsynced or asked
+        commits.proceed(to_store=to_store)
+        self._fill()
+        self._check()
+        # Who waits for nothing is told at once.
+        answered = asked and waiting is commits.pending.open and not waiting.told()
+        return answered or (self._log.job, self._store.job) != before
 
-    def end(self) -> None:
-        """Make the transaction durable. Raises StorageFull, as `begin`, or CommitFailed."""
-        if self._logging is not None:
-            self._end_logging(*self._logging)
+    def end(self, *, log: bool | None = None) -> None:
+        """The record of the log, or the transaction, is on the disk; the transaction if `log` does not say
+        which and both are under way.
+
+        Raises StorageFull, as `begin`, or CommitFailed.
+        """
+        if not self.running:
+            # It was answered at once.
             return
-        assert self._running is not None
-        layer, transaction = self._running
-        self._running = None
-        try:
-            transaction.commit()
-        except BaseException:
-            transaction.abort()
-            raise
-        transaction.finish()
-        self._pending.remove(layer)
-        for done in layer.told():
-            done()
+        if log is None:
+            log = self._store.job is None
+        if log:
+            self._commits.log_done(capture(self._log.take()))
+        else:
+            self._commits.store_done(capture(self._store.take()))
+            self._fill()
+        self._check()
 
-    def _end_logging(self, layer: Layer, write: Callable[[], None]) -> None:
-        self._logging = None
-        write()
-        waiting = layer.told()
-        self._pending.note_logged(layer)
-        for done in waiting:
-            done()
+    def die(self, *, logged: bool, stored: bool) -> None:
+        """The process dies, and nobody is told anything any more. The record that is under way may have
+        reached the disk, and the transaction as well.
+        """
+        commits = self._commits
+        commits.ending = True
+        if logged and self._log.job is not None:
+            commits.log_done(capture(self._log.take()))
+        if stored and self._store.job is not None:
+            commits.store_done(capture(self._store.take()))
+
+    def close(self) -> None:
+        """Undo the transaction that waits for room."""
+        self._commits.end_transaction()
+
+    def _fill(self) -> None:
+        """Fill the transaction, if one is begun, until it only has to be written."""
+        commits = self._commits
+        while not commits.syncing:
+            if self._store.job is not None:
+                commits.store_done(capture(self._store.take()))
+            elif commits.paused is Pause.MOMENT:
+                commits.go_on()
+            else:
+                return
+
+    def _check(self) -> None:
+        commits = self._commits
+        if commits.failure is not None:
+            raise commits.failure
+        if self._raises and commits.paused is Pause.RETRY:
+            assert commits.no_room is not None
+            raise commits.no_room

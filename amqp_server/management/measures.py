@@ -16,7 +16,7 @@ from amqp_server.connection.session import Session, State
 from amqp_server.management.identity import cluster_id
 from amqp_server.streams.host import StreamHost
 from exchanges.router import Exchange
-from persistence.commit import Syncs
+from persistence.committing import Syncs
 
 if TYPE_CHECKING:
     from amqp_server.app import Node

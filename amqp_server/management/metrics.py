@@ -15,7 +15,7 @@ from amqp_server.broker.traffic import Traffic
 from amqp_server.management.measures import Looked, Measures, OwnMetric
 from amqp_server.management.slices import Slices
 from amqp_server.streams.host import StreamHost
-from persistence.commit import SYNC_BOUNDS_S
+from persistence.committing import SYNC_BOUNDS_S
 
 if TYPE_CHECKING:
     from amqp_server.broker.queue import Queue

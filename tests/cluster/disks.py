@@ -48,7 +48,9 @@ class SlowDisks:
         self._say(name, str(ms))
 
     def hold(self, name: str) -> Path:
-        """From now on no sync ends before `heal`. Return the file that appears as soon as one waits."""
+        """From now on no sync ends before `heal`, while writes that sync themselves do. Return the file that
+        appears as soon as one waits, with the name of its function.
+        """
         self._say(name, "hold")
         return Path(f"{self._switch(name)}.held")
 

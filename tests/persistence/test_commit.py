@@ -146,7 +146,7 @@ async def test_other_failures_stop_the_node(environment: Any, monkeypatch: pytes
         begin = environment.begin_write
         monkeypatch.setattr(environment, "begin_write", lambda: Broken(begin()))
     journal.append(1, 0, 1, b"x")
-    commit.request(lambda: pytest.fail("called durable"))
+    commit.request(lambda: pytest.fail("called durable"), to_store=True)
     with pytest.raises(CommitFailed), trio.fail_after(PATIENCE_S):
         await commit.run()
 

@@ -290,7 +290,7 @@ def test_a_large_erasure_is_durable_at_once_and_carried_on(tmp_path: Path, how: 
         journal.settle(1, range(many + 3))
     else:
         journal.drop(1)
-    layer = environment.pending.take()
+    layer = environment.pending.take_for_store(oldest=True)
     transaction = environment.transaction(layer)
     for _ in transaction.apply():
         pass

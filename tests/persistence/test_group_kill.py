@@ -16,6 +16,7 @@ from pathlib import Path
 import trio
 import trio.lowlevel
 
+from persistence import commit_task
 from persistence.commit import Commit
 from persistence.environment import Environment
 from persistence.group_record import StoredEntry
@@ -35,6 +36,8 @@ def say(lines: str) -> None:
 
 
 async def write(directory: str) -> None:
+    # The store gets what the log has all the time, and not once a second.
+    commit_task.STORE_SECONDS, commit_task.TEND_SECONDS = 0.0, 0.001
     environment = Environment.open(directory, map_bytes=1 << 32)
     groups, commit = Groups(environment), Commit(environment)
     choices = random.Random(environment.incarnation)

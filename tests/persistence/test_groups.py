@@ -197,7 +197,7 @@ class Rules(Histories):
         done.
         """
         pending = self.environment.pending
-        layer = pending.take_all()
+        layer = pending.take_for_store(oldest=True)
         pending.merge(pending.behind())
         transaction = self.environment.transaction(layer)
         for _ in transaction.apply():
@@ -218,23 +218,26 @@ class Rules(Histories):
         """As on a full disk: the oldest layer does not fit, and layers that only erase go ahead of it."""
         pending = self.environment.pending
         # That layer has data that only the write-ahead log has.
-        logged = pending.take_all().sequence > 0
+        logged = pending.take_for_store(oldest=True).sequence > 0
         erasing = pending.erasures(pending.behind(), self.environment.groups.snapshot_index)
         transaction = self.environment.transaction(erasing)
         for _ in transaction.apply():
             pass
         transaction.commit()
         transaction.finish()
+        pending.give_back()
         self.ahead = True
         if not logged:
             self.check_durable()
 
     @rule()
     def abort(self) -> None:
-        transaction = self.environment.transaction(self.environment.pending.take_all())
+        pending = self.environment.pending
+        transaction = self.environment.transaction(pending.take_for_store(oldest=True))
         for _ in transaction.apply():
             pass
         transaction.abort()
+        pending.give_back()
 
     @rule()
     def crash(self) -> None:

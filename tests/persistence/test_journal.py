@@ -84,7 +84,7 @@ def test_a_dropped_number_is_used_again_while_it_is_erased(
     journal.append(1, first_seq, 1, b"new")
     assert journal.read(1, 0, 200) == [Record(first_seq, 1, b"new")]
     # One transaction, as the commit task makes it; a flush would go on until all is erased.
-    layer = environment.pending.take()
+    layer = environment.pending.take_for_store(oldest=True)
     transaction = environment.transaction(layer)
     for _ in transaction.apply():
         pass

@@ -17,6 +17,7 @@ import pytest
 import trio
 import trio.lowlevel
 
+from persistence import commit_task
 from persistence.commit import Commit
 from persistence.environment import Environment
 from persistence.journal import Journal
@@ -37,6 +38,8 @@ def say(stop: int, settled: int) -> None:
 
 
 async def write(directory: str, batches: int) -> None:
+    # The store gets what the log has all the time, and not once a second.
+    commit_task.STORE_SECONDS, commit_task.TEND_SECONDS = 0.0, 0.001
     environment = Environment.open(directory, map_bytes=1 << 32)
     journal = Journal(environment)
     marks = DeliveredMarks(environment.directory / "marks")

@@ -17,11 +17,13 @@ import trio.testing
 
 from conformance_tests.patience import PATIENCE_S
 from persistence.commit import Commit
+from persistence.committing import Committing
 from persistence.copying import copy_directory
 from persistence.environment import LOG_FILE, Environment
 from persistence.errors import DataDirectoryUnusable, SchemaMismatch, StorageFull
 from persistence.groups import Groups
 from persistence.journal import Journal
+from persistence.stepped import SteppedCommit
 from persistence.wal import BLOCK_BYTES
 from tests.persistence.turns import OwnTurns
 
@@ -140,6 +142,36 @@ async def test_what_only_the_log_has_is_in_the_store_when_that_was_asked_for(pat
         before = turns.environment.written
         await turns.turn(nothing, to_store=True)
         assert turns.environment.written == before
+
+
+@pytest.mark.parametrize("planted", [False, True])
+async def test_a_simulation_decides_alike(path: Path, monkeypatch: pytest.MonkeyPatch, planted: bool) -> None:
+    """With a planted bug, the restart of a group does not find its vote, and says so."""
+
+    def only_what_is_new(commits: Committing) -> bool:
+        return bool(commits.pending.oldest)
+
+    if planted:
+        monkeypatch.setattr(Committing, "_has_oldest", only_what_is_new)
+    environment = open_at(path)
+    groups, disk = Groups(environment), SteppedCommit(environment, logs=True)
+    groups.hard(7, 2, "b")
+    disk.request()
+    assert disk.begin(to_store=False)
+    disk.end()
+    assert environment.pending.logged is not None
+    stored: list[bool] = []
+    disk.request(lambda: stored.append(True), to_store=True)
+    while not stored:
+        assert disk.begin(to_store=False)
+        disk.end()
+    if planted:
+        with pytest.raises(RuntimeError, match="the store lacks changes of group 7"):
+            groups.recover_one(7)
+    else:
+        group = groups.recover_one(7)
+        assert group is not None and (group.term, group.vote) == (2, "b")
+    environment.close()
 
 
 async def test_what_was_acked_meanwhile_never_comes_to_lmdb(path: Path) -> None:
@@ -386,7 +418,7 @@ async def test_a_full_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             await turns.append(1)
         assert turns.read() == [0, 1] and turns.stored() == []
         monkeypatch.setattr(environment, "check_room", room)
-        await turns.append(2)
+        await turns.append(2, to_store=True)
         assert turns.stored() == [0, 1, 2]
     assert list(recovered(path)) == [0, 1, 2]
 

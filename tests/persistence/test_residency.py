@@ -32,7 +32,7 @@ def test_pages_are_given_back_and_come_again(tmp_path: Path) -> None:
     assert all(record.payload == payload for record in journal.read(1, 0, 63))
     # Nothing is lost in the middle of a write transaction either.
     journal.append(1, 64, 1, payload)
-    layer = environment.pending.take()
+    layer = environment.pending.take_for_store(oldest=True)
     transaction = environment.transaction(layer)
     for _ in transaction.apply():
         drop_mapped_pages(tmp_path / "main" / "data.mdb")

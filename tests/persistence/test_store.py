@@ -192,7 +192,7 @@ class Rules(Histories):
     def commit_first_layer(self) -> None:
         """Commit one transaction only, so that an erasure may be left half done."""
         store = self.environment
-        layer = store.pending.take_all()
+        layer = store.pending.take_for_store(oldest=True)
         store.pending.merge(store.pending.behind())
         transaction = store.transaction(layer)
         for _ in transaction.apply():
@@ -207,10 +207,11 @@ class Rules(Histories):
     def abort(self) -> None:
         """A transaction that is undone changes nothing, and its layer is still there."""
         store = self.environment
-        transaction = store.transaction(store.pending.take_all())
+        transaction = store.transaction(store.pending.take_for_store(oldest=True))
         for _ in transaction.apply():
             pass
         transaction.abort()
+        store.pending.give_back()
 
     @rule()
     def crash(self) -> None:

@@ -19,7 +19,7 @@ from amqp_server.management.managed_broker import ManagedBroker
 from amqp_server.management.sampler import Sampler
 from amqp_server.management.slices import Slices
 from amqp_server.resources import ResourceWatch
-from persistence.commit import Syncs
+from persistence.committing import Syncs
 
 from ..connection.node import MemoryNode
 from ..wire.published import message

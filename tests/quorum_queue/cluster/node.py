@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from contextlib import suppress
 from random import Random
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,6 @@ from amqp_server.cluster.roster import Roster
 from amqp_server.cluster.store import GroupStore
 from amqp_server.config import Config
 from amqp_server.turn import Turn
-from persistence.errors import StorageFull
 from persistence.memory import Faults, MemoryEnvironment
 from persistence.stepped import SteppedCommit
 from quorum_queue.clock import KNOWN, QueueTime, TimeNote
@@ -32,6 +30,7 @@ from quorum_queue.local import NodeServices
 from quorum_queue.memory import MemoryBudget
 from quorum_queue.raft.options import Options
 from tests.clocks import ManualClock
+from tests.persistence import disk_steps
 from tests.quorum_queue.cluster.broker import (
     Declared,
     Event,
@@ -127,6 +126,9 @@ class SimulatedNode:
         #: The share of reads that wait for the disk. None in scenes, which decide about reads themselves.
         self.slow_reads = 0.0
         self._reads = Random(seed)
+        #: Chooses what the disk does next, and what it was.
+        self._disk_steps = Random(f"disk {seed}")
+        self.disk_did = ""
         self.sessions: dict[str, LinkSession] = {}
         self.clock = ManualClock(1000 + seed % 977, WALL_MS)
         #: The note of the queue time on its disk: the cluster has existed for a while.
@@ -155,7 +157,7 @@ class SimulatedNode:
         self.silent = {}
         self.full = False
         self.store = GroupStore(self.environment)
-        self.disk = SteppedCommit(self.environment, logs=True)
+        self.disk = SteppedCommit(self.environment, logs=True, on_full=self._disk_full)
         self.environment.reader.waits = lambda: self._reads.random() < self.slow_reads
         self.timers = Timers()
         nothing: Any = None
@@ -236,10 +238,7 @@ class SimulatedNode:
     def crash(self, *, written: bool) -> None:
         """Stop at once. The commit under way may have reached the disk, though no client was told."""
         self.alive = False
-        if self.disk.running and written:
-            self.environment.pending.oldest.done.clear()
-            with suppress(StorageFull):
-                self.disk.end()
+        self.disk.die(logged=written, stored=written is not (self._disk_steps.random() < 0.3))
         self.environment.crash()
         self.clients.clear()
 
@@ -393,11 +392,12 @@ class SimulatedNode:
                 host.wake()
 
     def step_disk(self) -> bool:
-        """Begin a commit or end the one under way; return whether there was anything to do."""
-        if not self.disk.running:
-            return self.disk.begin()
-        self.turn.run(self._end_commit)
-        return True
+        """Let the disk begin something, or end what is under way; return whether there was anything to do."""
+        self.turn.run(self._step_disk)
+        return bool(self.disk_did)
+
+    def _step_disk(self) -> None:
+        self.disk_did = disk_steps.step(self.disk, self._disk_steps)
 
     def step_read(self) -> bool:
         """The disk has the pages now that were asked for first, if there were any."""
@@ -407,18 +407,9 @@ class SimulatedNode:
             return True
         return False
 
-    def _end_commit(self) -> None:
-        try:
-            self.disk.end()
-        except StorageFull:
-            self._set_full(True)
-        else:
-            self._set_full(False)
-
-    def _set_full(self, full: bool) -> None:
-        if full is not self.full:
-            self.full = full
-            self.replicas.disk_full(full)
+    def _disk_full(self, full: bool) -> None:
+        self.full = full
+        self.replicas.disk_full(full)
 
     def learn(self, declared: Declared) -> None:
         """The topology tells the node of a queue's next members."""

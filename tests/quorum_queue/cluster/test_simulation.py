@@ -11,10 +11,10 @@ import pytest
 from tests.quorum_queue.cluster import simulation
 from tests.quorum_queue.cluster.simulation import Simulation
 
-SEEDS = 65
+SEEDS = 71
 PART = 10
 #: Number of these seeds whose counts are checked.
-COUNTED = 55
+COUNTED = 61
 
 
 @pytest.fixture(autouse=True)

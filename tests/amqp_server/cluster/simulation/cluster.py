@@ -167,7 +167,7 @@ class Cluster:
 
     def step_disk(self, node: SimulatedNode) -> None:
         if node.alive and node.step_disk():
-            self.log(f"{node.name}: a commit {'begins' if node.commits.running else 'ends'}")
+            self.log(f"{node.name}: a commit {node.disk_did}")
 
     def step_read(self, node: SimulatedNode) -> bool:
         """Return whether anything waited for the disk."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Iterable
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -34,7 +33,6 @@ from amqp_server.cluster.parts import FEATURES
 from amqp_server.config import Config
 from amqp_server.streams.host import StreamOptions, StreamServices
 from amqp_server.turn import Turn
-from persistence.errors import StorageFull
 from persistence.journal import Journal
 from persistence.layer import Layer
 from persistence.memory import Faults, MemoryEnvironment, MemoryTransaction
@@ -56,6 +54,7 @@ from tests.amqp_server.cluster.simulation.mesh import SimulatedMesh
 from tests.amqp_server.cluster.simulation.older import check_frame, check_versions
 from tests.amqp_server.cluster.simulation.waiting import Task, sleep
 from tests.clocks import ManualClock
+from tests.persistence import disk_steps
 from tests.persistence.streams.crashing import CrashingFiles
 from tests.quorum_queue.cluster.levels import check_reached
 from tests.quorum_queue.cluster.network import LinkSession, Network
@@ -227,6 +226,9 @@ class SimulatedNode:
         self.silent: dict[str, int] = {}
         self.clients: list[Client] = []
         self.tasks: list[Task] = []
+        #: Chooses what the disk does next, and what it was.
+        self._disk_steps = Random(f"disk {seed}")
+        self.disk_did = ""
         #: Chooses the thread of streams that does its next job.
         self._threads = Random(f"threads {seed}")
         self._identities = identities
@@ -285,7 +287,7 @@ class SimulatedNode:
         config = Config(
             node=self.name, zone=self.zone, peers=tuple(f"{name}=127.0.0.1:1" for name in peers), **LIMITS
         )
-        self.commits = commits = SteppedCommit(self.disk, logs=True)
+        self.commits = commits = SteppedCommit(self.disk, logs=True, on_full=self._disk_full)
         boundary = StrictBoundary()
         timers, journal = Timers(changed=lambda: None, boundary=boundary), Journal(self.disk)
         environment: Any = self.disk
@@ -388,10 +390,7 @@ class SimulatedNode:
         """Stop at once. The commit under way may have reached the disk, though no client was told."""
         self.alive = self.serving = False
         self.end_tasks()
-        if self.commits.running and written:
-            self.disk.pending.oldest.done.clear()
-            with suppress(StorageFull):
-                self.commits.end()
+        self.commits.die(logged=written, stored=written is not (self._disk_steps.random() < 0.3))
         self.disk.crash()
         self.files.crash()
         for client in self.clients:
@@ -487,12 +486,13 @@ class SimulatedNode:
         self.end_turn()
 
     def step_disk(self) -> bool:
-        """Begin a commit or end the one under way; return whether there was anything to do."""
-        if not self.commits.running:
-            return self.commits.begin()
-        self.turn.run(self._end_commit)
+        """Let the disk begin something, or end what is under way; return whether there was anything to do."""
+        self.turn.run(self._step_disk)
         self.end_turn()
-        return True
+        return bool(self.disk_did)
+
+    def _step_disk(self) -> None:
+        self.disk_did = disk_steps.step(self.commits, self._disk_steps)
 
     def step_read(self) -> bool:
         """Either the disk has the pages now that were asked for first, or a thread has done its next job."""
@@ -507,12 +507,6 @@ class SimulatedNode:
             return True
         return False
 
-    def _end_commit(self) -> None:
-        full = False
-        try:
-            self.commits.end()
-        except StorageFull:
-            full = True
-        if full is not self.full:
-            self.full = full
-            self.broker.alarms.set("disk", full)
+    def _disk_full(self, full: bool) -> None:
+        self.full = full
+        self.broker.alarms.set("disk", full)
