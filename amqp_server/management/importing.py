@@ -156,17 +156,13 @@ class Import:
 
     async def _user(self, item: Item) -> None:
         broker, name = self._broker, checked_name(_text(item, "name"))
-        told = item.get("tags", "")
-        tags = told.split(",") if isinstance(told, str) else told
-        if not isinstance(tags, list):
-            raise _Wrong("tags must be a list")
+        tags = _tags(item.get("tags"))
         encoded = await self._hash(item)
         if encoded is None:
             self._skip("users", item, f"hashing algorithm {item.get('hashing_algorithm')} is not known here")
             return
         async with broker.user_changes:
-            wanted = checked_tags(str(tag).strip() for tag in tags if str(tag).strip())
-            await broker.put_user(name, encoded, wanted)
+            await broker.put_user(name, encoded, checked_tags(tags))
         limits = _object(item.get("limits"))
         if limits:
             reason = problem(limits, OF_USERS, USER_LIMITS)
@@ -176,14 +172,15 @@ class Import:
 
     async def _hash(self, item: Item) -> str | None:
         """Return the hash to store; None if its algorithm is not known here."""
-        encoded = item.get("password_hash")
+        encoded = _text_or_none(item, "password_hash")
+        algorithm = _text_or_none(item, "hashing_algorithm")
         if encoded is None and isinstance(item.get("password"), str):
             return await self._broker.password_checks.run(hashed, item["password"])
         if not encoded:
             return ""
         default = SHA256 if self._version >= SHA256_SINCE else MD5
         try:
-            return from_rabbitmq(str(item.get("hashing_algorithm") or default), str(encoded))
+            return from_rabbitmq(algorithm or default, encoded)
         except InvalidPasswordHash as invalid:
             if "not supported" in str(invalid):
                 return None
@@ -192,22 +189,25 @@ class Import:
     async def _vhost(self, item: Item) -> None:
         """If the vhost exists, fields that the item lacks keep their values."""
         broker, name = self._broker, _text(item, "name")
-        before, metadata = broker.vhosts.get(name), item.get("metadata")
-        told = {**(metadata if isinstance(metadata, dict) else {}), **item}
+        before, metadata = broker.vhosts.get(name), item.get("metadata") or {}
+        if not isinstance(metadata, dict):
+            raise _Wrong("metadata must be an object")
+        # Clients write null for what a vhost does not have.
+        told = {key: value for key, value in {**metadata, **item}.items() if value is not None}
         if before is not None and not told.keys() & {"description", "tags", "default_queue_type"}:
             return
-        tags = told.get("tags", before.tags if before else ())
-        if isinstance(tags, str):
-            tags = [tag.strip() for tag in tags.split(",") if tag.strip()]
-        type_ = told.get("default_queue_type", before.default_queue_type if before else "")
-        type_ = (
-            "" if type_ in (None, "undefined") else str(type_).removeprefix("rabbit_").removesuffix("_queue")
-        )
+        tags = _tags(told["tags"]) if "tags" in told else before.tags if before else ()
+        type_ = _text_or_none(told, "default_queue_type")
+        if type_ is None:
+            type_ = before.default_queue_type if before else ""
+        type_ = "" if type_ == "undefined" else type_.removeprefix("rabbit_").removesuffix("_queue")
         if type_ and type_ not in QUEUE_TYPES:
             self._skip("vhosts", item, f"default queue type {type_} is not known here")
             type_ = ""
-        description = told.get("description", before.description if before else "")
-        await broker.create_vhost(name, str(description), tuple(map(str, tags)), type_)
+        description = _text_or_none(told, "description")
+        if description is None:
+            description = before.description if before else ""
+        await broker.create_vhost(name, description, tuple(tags), type_)
 
     async def _permission(self, item: Item) -> None:
         vhost, user = self._vhost_of(item), self._user_of(item)
@@ -303,8 +303,9 @@ class Import:
         vhost, name, arguments = item["vhost"], _text(item, "name"), _table(item)
         if name.startswith("amq.") or self._broker.queues.has(vhost, name):
             return None
-        if isinstance(item.get("type"), str) and item["type"] != "classic":
-            arguments = {"x-queue-type": item["type"]} | arguments
+        type_of_item = _text_or_none(item, "type")
+        if type_of_item is not None and type_of_item != "classic":
+            arguments = {"x-queue-type": type_of_item} | arguments
         type_ = arguments.get("x-queue-type")
         if isinstance(type_, str) and type_ not in QUEUE_TYPES:
             self._skip("queues", item, f"queue type {type_} is not known here")
@@ -409,7 +410,9 @@ def _version(told: Mapping[str, Any]) -> tuple[int, ...]:
 
 def _object(value: object) -> object:
     """`rabbitmqctl export_definitions` writes some objects as arrays of pairs."""
-    if isinstance(value, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in value):
+    if isinstance(value, list) and all(
+        isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) for pair in value
+    ):
         return dict(value)
     return value
 
@@ -419,6 +422,22 @@ def _text(item: Item, key: str) -> str:
     if not isinstance(value, str):
         raise _Wrong(f"{key} is missing" if value is None else f"{key} must be a text")
     return value
+
+
+def _text_or_none(item: Mapping[str, Any], key: str) -> str | None:
+    """Return the text of a field that may be absent or null."""
+    value = item.get(key)
+    if value is not None and not isinstance(value, str):
+        raise _Wrong(f"{key} must be a text")
+    return value
+
+
+def _tags(told: object) -> list[str]:
+    """Return the tags of a user or a vhost. Earlier versions of RabbitMQ write them as one text."""
+    tags = told.split(",") if isinstance(told, str) else [] if told is None else told
+    if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
+        raise _Wrong("tags must be a list of texts")
+    return [tag.strip() for tag in tags if tag.strip()]
 
 
 def _is_group(item: Item) -> bool:

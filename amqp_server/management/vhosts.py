@@ -78,8 +78,8 @@ async def vhost(call: Call) -> Any:
 
 
 class VhostRequest(msgspec.Struct):
-    description: str = ""
-    tags: str | list[str] = []
+    description: str | None = None
+    tags: str | list[str] | None = None
     #: If it is missing, the vhost keeps its type.
     default_queue_type: str | None = None
     tracing: bool | None = None
@@ -87,11 +87,11 @@ class VhostRequest(msgspec.Struct):
 
 async def put_vhost(call: Call) -> Answer:
     asked = call.read(VhostRequest)
-    tags = asked.tags.split(",") if isinstance(asked.tags, str) else asked.tags
+    tags = asked.tags.split(",") if isinstance(asked.tags, str) else asked.tags or []
     told = tuple(tag.strip() for tag in tags if tag.strip())
     name = call.path["vhost"]
     try:
-        new = await call.broker.create_vhost(name, asked.description, told, _type(call, asked))
+        new = await call.broker.create_vhost(name, asked.description or "", told, _type(call, asked))
         if asked.tracing is not None:
             await call.broker.trace(name, on=asked.tracing)
     except (VhostRefused, ParameterRefused) as refused:

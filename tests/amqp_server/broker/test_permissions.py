@@ -17,6 +17,14 @@ def permissions(metadata: Metadata) -> Permissions:
     return Permissions(metadata)
 
 
+def test_a_nul_is_a_character_like_others(permissions: Permissions) -> None:
+    """Names may have one; RE2 and `regex` must not take it for the end of a pattern or of a name."""
+    permissions.set("ann", "/", "^a\0b$", "^a$", "^(?!a\0)a")
+    allowed = {(name, access) for name in ("a", "a\0b", "a\0c", "ab") for access in ACCESSES
+               if permissions.allows("ann", "/", name, access)}  # fmt: skip
+    assert allowed == {("a\0b", "configure"), ("a", "write"), ("a", "read"), ("ab", "read")}
+
+
 def test_new_user_may_nothing(permissions: Permissions) -> None:
     assert not permissions.may_open("ann", "/")
     assert not any(permissions.allows("ann", "/", "q", access) for access in ACCESSES)

@@ -117,9 +117,59 @@ def dead_letter_streams(target: Target) -> None:
                 client.send(settle(120, 0, 1))
 
 
+def group_rebinds(target: Target) -> None:
+    """200 groups with a member each over an exchange with 300 streams, one of which is bound and unbound
+    without end: each time all groups look for their streams, and all members' permissions are checked.
+    """
+    groups, streams = target.many(200), target.many(300)
+    with target.client() as client:
+        marked: Any = {"x-super-stream": True}
+        exchange = commands.Exchange.Declare(
+            exchange="marked", exchange_type="direct", durable=True, arguments=marked
+        )
+        client.call(exchange, commands.Exchange.DeclareOk)
+        kind: Any = {"x-queue-type": "stream"}
+        frames.flood(
+            client,
+            [commands.Queue.Declare(queue=f"r{n}", durable=True, arguments=kind) for n in range(streams)],
+        )
+        client.sync(100)
+        binds = [_bind(n) for n in range(streams)]
+        client.send(b"".join(map(frames.method, binds)))
+        for _ in binds:
+            client.expect(commands.Queue.BindOk)
+        frames.flood(client, [_group(f"m{n}", "marked") for n in range(groups)])
+        client.sync(100)
+        client.method(commands.Basic.Qos(prefetch_count=10), 1)
+        client.expect(commands.Basic.QosOk)
+        for number in range(groups):
+            consume = commands.Basic.Consume(queue=f"m{number}", consumer_tag=f"m{number}")
+            client.call(consume, commands.Basic.ConsumeOk)
+        until = time.monotonic() + SECONDS
+        while time.monotonic() < until:
+            again = _bind(0)
+            unbind = commands.Queue.Unbind(
+                queue="r0", exchange="marked", routing_key="0", arguments=again.arguments
+            )
+            client.call(unbind, commands.Queue.UnbindOk)
+            client.call(again, commands.Queue.BindOk)
+
+
+def _bind(number: int) -> commands.Queue.Bind:
+    order: Any = {"x-stream-partition-order": number}
+    return commands.Queue.Bind(
+        queue=f"r{number}", exchange="marked", routing_key=str(number), arguments=order
+    )
+
+
 SCENES = (
     Scene("many-groups", "2,000 consumer groups over one stream, which is deleted", many_groups),
     Scene("group-churn", "100 members of a group over 1,000 partitions come and go together", group_churn),
+    Scene(
+        "group-rebinds",
+        "a stream bound to an exchange that 200 groups read, and unbound, without a pause",
+        group_rebinds,
+    ),
     Scene(
         "dead-letter-streams",
         "dead letters of six groups, each of which feeds the streams of all",
