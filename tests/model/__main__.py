@@ -1,0 +1,98 @@
+"""`python -m tests.model`: programs by chance against real brokers, judged by the model.
+
+--seconds 60 --nodes 1 --seed 0      as many programs as there is time for
+--file FILE                          a program that failed
+--amqp-url URL --http-url URL        against any broker instead of mqd
+--planted NAME                       against an mqd with a planted bug
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+from conformance_tests.patience import PATIENCE_S
+from tests.model import differences, planted
+from tests.model.brokers import Foreign, MqdNode, MqdNodes, Operated
+from tests.model.campaign import Campaign
+from tests.model.programs import Program
+
+
+def arguments(words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.model", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--nodes", type=int, choices=(1, 3), default=1)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--programs", type=int, default=0, help="at most so many")
+    parser.add_argument("--file", "--program", dest="file", type=Path)
+    parser.add_argument("--amqp-url")
+    parser.add_argument("--http-url")
+    parser.add_argument("--planted", choices=sorted(planted.BUGS), help="an mqd with this bug")
+    parser.add_argument(
+        "--within", action="append", default=[], metavar="NAME=VALUE", help="only rows with this choice"
+    )
+    parser.add_argument(
+        "--keep", type=Path, default=Path("build/model"), help="where programs that failed are kept"
+    )
+    parser.add_argument("--patience", type=float, default=min(20.0, PATIENCE_S))
+    parser.add_argument(
+        "--ignore", action="append", default=[], metavar="REGEX", help="failures to pass over"
+    )
+    parser.add_argument("--failures", type=int, default=1, help="end after so many")
+    parser.add_argument("--no-shrink", action="store_true")
+    return parser.parse_args(words)
+
+
+def broker_of(asked: argparse.Namespace) -> Operated:
+    if asked.amqp_url:
+        return Foreign(asked.amqp_url, asked.http_url)
+    program, environment = planted.started_with(asked.planted)
+    if asked.nodes == 3:
+        return MqdNodes(program, environment)
+    return MqdNode(program, environment)
+
+
+def main(words: list[str]) -> int:
+    asked = arguments(words)
+    if asked.file:
+        asked.nodes = Program.read(asked.file).nodes
+    campaign = Campaign(lambda: broker_of(asked), asked.nodes, asked.seed, asked.keep, asked.patience)
+    began = time.monotonic()
+    try:
+        if asked.file:
+            found = campaign.judge(Program.read(asked.file))
+            print(found or "nothing is wrong")
+            return int(found is not None)
+        within = dict(each.split("=", 1) for each in asked.within)
+        if asked.amqp_url:
+            within |= {"fault": "none"}
+        known: Counter[str] = Counter()
+        for failure in campaign.run(asked.seconds, asked.programs, within):
+            excuse = differences.known(campaign.product, failure)
+            excuse = excuse or next((each for each in asked.ignore if re.search(each, failure.text)), None)
+            if excuse is not None:
+                known[excuse] += 1
+                continue
+            print(
+                f"FAILED seed {failure.program.seed} after {failure.after_s:.0f} s, {failure.programs} programs: {failure.text}"
+            )
+            if not asked.no_shrink:
+                campaign.shrink(failure)
+            print(f"  {len(failure.program.steps)} steps kept in {campaign.keep(failure)}", flush=True)
+            asked.failures -= 1
+            if asked.failures <= 0:
+                break
+        for excuse, count in known.items():
+            print(f"known difference, {count} times: {excuse}")
+        print(campaign.report(time.monotonic() - began))
+        return int(asked.failures <= 0)
+    finally:
+        campaign.close()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

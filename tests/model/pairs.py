@@ -1,0 +1,156 @@
+"""The choices that a program is made of, and rows of choices in which every pair occurs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from itertools import combinations
+
+Row = dict[str, str]
+Pair = tuple[tuple[str, str], tuple[str, str]]
+
+KINDS = ("classic", "quorum", "stream", "group")
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "kind": KINDS,
+    "life": ("durable", "transient", "exclusive", "auto-delete"),
+    "ttl": ("none", "queue", "message", "zero", "long"),
+    "length": ("none", "3"),
+    "bytes": ("none", "100"),
+    "overflow": ("drop-head", "reject-publish", "reject-publish-dlx"),
+    "dead-letter": ("none", "exchange", "key", "at-least-once"),
+    "priority": ("none", "5"),
+    "single-active": ("no", "yes"),
+    "delivery-limit": ("none", "1"),
+    "expires": ("none", "short", "long"),
+    "deduplication": ("no", "yes"),
+    "compaction": ("no", "yes"),
+    "messages": ("persistent", "transient", "mixed"),
+    "exchange": ("default", "direct", "fanout", "topic", "headers", "chain", "alternate", "super"),
+    "publish": ("plain", "confirm", "tx", "large tx"),
+    "mandatory": ("no", "yes"),
+    "consume": ("get", "prefetch 1", "prefetch 3", "global", "no-ack", "exclusive", "priorities"),
+    "settle": ("ack", "multiple", "requeue", "discard", "recover", "close", "abort"),
+    "asked": ("same", "other", "each"),
+    "fault": (
+        "none",
+        "kill",
+        "kill at once",
+        "restart",
+        "freeze",
+        "clock",
+        "cut",
+        "isolate",
+        "transfer",
+        "entry",
+    ),
+    "policy": ("none", "length", "ttl", "dead-letter", "overflow", "expires", "alternate", "operator"),
+    "deletion": ("none", "purge", "queue", "if-empty", "if-unused", "exchange", "unbind"),
+    "permission": ("all", "no read", "no write", "no configure"),
+    "limit": ("none", "queues"),
+}
+_QUEUES = frozenset({"classic", "quorum"})
+_CLASSIC = frozenset({"classic"})
+#: Kinds of queues for which a choice means something; all kinds where nothing is said.
+FITS: Mapping[tuple[str, str], frozenset[str]] = {
+    **{("life", each): _CLASSIC for each in ("transient", "exclusive", "auto-delete")},
+    **{("ttl", each): _QUEUES for each in ("queue", "message", "zero", "long")},
+    ("length", "3"): _QUEUES,
+    ("bytes", "100"): _QUEUES,
+    ("overflow", "reject-publish"): _QUEUES,
+    ("overflow", "reject-publish-dlx"): _CLASSIC,
+    **{("dead-letter", each): _QUEUES for each in ("exchange", "key")},
+    ("dead-letter", "at-least-once"): frozenset({"quorum"}),
+    ("priority", "5"): _CLASSIC,
+    ("single-active", "yes"): _QUEUES,
+    ("delivery-limit", "1"): frozenset({"quorum"}),
+    **{("expires", each): _QUEUES for each in ("short", "long")},
+    ("deduplication", "yes"): frozenset({"classic", "quorum", "stream"}),
+    ("compaction", "yes"): frozenset({"stream", "group"}),
+    **{
+        ("policy", each): _QUEUES
+        for each in ("length", "ttl", "dead-letter", "overflow", "expires", "operator")
+    },
+    ("consume", "exclusive"): _QUEUES,
+    ("consume", "priorities"): _QUEUES,
+    ("exchange", "super"): frozenset({"stream", "group"}),
+}
+#: Choices that need more than one node.
+THREE = frozenset(
+    {
+        ("asked", "other"),
+        ("asked", "each"),
+        *(("fault", each) for each in ("cut", "isolate", "transfer", "entry")),
+    }
+)
+#: Faults with which what is not durable is lost are of little use with these.
+NEVER = frozenset(
+    {
+        frozenset({("compaction", "yes"), ("deduplication", "yes")}),
+        frozenset({("compaction", "yes"), ("exchange", "super")}),
+    }
+)
+
+
+def fits(one: tuple[str, str], two: tuple[str, str]) -> bool:
+    if frozenset({one, two}) in NEVER:
+        return False
+    for here, there in ((one, two), (two, one)):
+        if here[0] == "kind" and here[1] not in FITS.get(there, frozenset(KINDS)):
+            return False
+    return bool(FITS.get(one, frozenset(KINDS)) & FITS.get(two, frozenset(KINDS)))
+
+
+def choices(nodes: int) -> dict[str, tuple[str, ...]]:
+    return {
+        name: tuple(each for each in values if nodes > 1 or (name, each) not in THREE)
+        for name, values in CHOICES.items()
+    }
+
+
+def all_pairs(nodes: int) -> set[Pair]:
+    flat = [(name, value) for name, values in choices(nodes).items() for value in values]
+    return {pair(one, two) for one, two in combinations(flat, 2) if one[0] != two[0] and fits(one, two)}
+
+
+def pair(one: tuple[str, str], two: tuple[str, str]) -> Pair:
+    return (one, two) if one <= two else (two, one)
+
+
+def pairs_of(row: Row) -> set[Pair]:
+    return {pair(one, two) for one, two in combinations(row.items(), 2)}
+
+
+def rows(nodes: int, seed: int, within: Mapping[str, str] | None = None) -> Iterator[Row]:
+    """Rows until every pair has occurred, and then anew with other chance. Greedy: a row begins with a pair
+    that is missing, and each further choice is the one that adds most.
+    """
+    chance = random.Random(seed)
+    every = choices(nodes)
+    for name, value in (within or {}).items():
+        every[name] = (value,)
+    while True:
+        missing = sorted(p for p in all_pairs(nodes) if all(value in every[name] for name, value in p))
+        chance.shuffle(missing)
+        left = dict.fromkeys(missing)
+        while left:
+            row = _row(every, left, chance)
+            for each in pairs_of(row):
+                left.pop(each, None)
+            yield row
+
+
+def _row(every: Mapping[str, tuple[str, ...]], left: dict[Pair, None], chance: random.Random) -> Row:
+    first = next(iter(left))
+    row = dict(first)
+    names = [name for name in every if name not in row]
+    chance.shuffle(names)
+    # The kind comes first: it says what else fits.
+    for name in sorted(names, key=lambda name: name != "kind"):
+        values = [v for v in every[name] if all(fits((name, v), other) for other in row.items())]
+        gains = [sum(pair((name, v), other) in left for other in row.items()) for v in values]
+        best = max(gains)
+        row[name] = chance.choice([v for v, gain in zip(values, gains, strict=True) if gain == best])
+    del_first = [each for each in (first,) if each in left]
+    for each in del_first:
+        left.pop(each)
+    return row

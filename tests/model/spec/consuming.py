@@ -1,0 +1,279 @@
+"""Channels, consumers, deliveries and acks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tests.model.spec.channels import Channel, Delivered, Held, Session
+from tests.model.spec.messages import Copy, Flag
+from tests.model.spec.promises import (
+    ACCESS_REFUSED,
+    NOT_ALLOWED,
+    NOT_FOUND,
+    NOT_IMPLEMENTED,
+    PRECONDITION_FAILED,
+    RESOURCE_ERROR,
+    RESOURCE_LOCKED,
+    Broken,
+    Promise,
+    refused,
+    success,
+)
+from tests.model.spec.queues import Consumer, Queue
+from tests.model.spec.streams import Log, Reader
+from tests.model.spec.topology import Topology
+
+
+@dataclass(eq=False)
+class Consuming(Topology):
+    def open_channel(self, session: Session, number: int) -> Promise:
+        return success(lambda _: session.channels.update({number: Channel(session, number)}))
+
+    def close_channel(self, channel: Channel) -> None:
+        """The channel is gone: what it held goes back."""
+        channel.session.channels.pop(channel.number, None)
+        held = list(channel.unacked.values()) + [held for _, _, held in channel.tx_settles]
+        channel.unacked, channel.tx_settles, channel.tx_publishes = {}, [], []
+        for each in held:
+            if each.copy is not None and isinstance(each.queue, Queue) and each.copy.held:
+                each.queue.withdraw(each.copy, requeue=True)
+        self._trim(held)
+        for consumer in list(channel.consumers.values()):
+            self._remove_consumer(consumer)
+        for reader in channel.readers.values():
+            reader.over = True
+
+    @staticmethod
+    def _trim(returned: list[Held]) -> None:
+        """What came back may be too much for its queue."""
+        for queue in dict.fromkeys(each.queue for each in returned):
+            if isinstance(queue, Queue):
+                queue.trim()
+
+    def _remove_consumer(self, consumer: Consumer) -> None:
+        consumer.channel.consumers.pop(consumer.tag, None)
+        queue = consumer.queue
+        queue.lose(consumer)
+        if queue.auto_delete and not queue.consumers and self.queues.get(queue.name) is queue:
+            self.remove_queue(queue)
+
+    def close_session(self, session: Session) -> None:
+        for channel in list(session.channels.values()):
+            self.close_channel(channel)
+        for queue in list(self.queues.values()):
+            if isinstance(queue, Queue) and queue.owner is session:
+                self.remove_queue(queue)
+
+    def consume(
+        self,
+        channel: Channel,
+        name: str,
+        tag: str,
+        *,
+        no_ack: bool = False,
+        exclusive: bool = False,
+        arguments: dict[str, Any] | None = None,
+    ) -> Promise:
+        arguments = arguments or {}
+        queue = self.queues.get(name)
+        codes = set()
+        if not channel.session.user.may("read", name):
+            codes.add(ACCESS_REFUSED)
+        if queue is None:
+            codes.add(NOT_FOUND)
+        elif self.locked(queue, channel.session):
+            codes.add(RESOURCE_LOCKED)
+        if tag in channel.consumers or tag in channel.readers:
+            codes.add(NOT_ALLOWED)
+        if isinstance(queue, Log):
+            codes |= self._reading_codes(channel, no_ack, arguments)
+        elif queue is not None and (
+            any(c.exclusive for c in queue.consumers)
+            or (exclusive and (queue.consumers or queue.single_active))
+        ):
+            codes.add(ACCESS_REFUSED)
+        elif (
+            queue is not None
+            and queue.kind == "stream-group"
+            and not self.streams_of(queue.arguments["x-stream"])
+        ):
+            codes.add(RESOURCE_ERROR)
+        if codes or queue is None:
+            return Promise(frozenset(codes))
+        if isinstance(queue, Log):
+            return success(lambda _: self._start_reader(channel, queue, tag, arguments))
+
+        def consuming(_: Any) -> None:
+            consumer = Consumer(
+                tag, channel, queue, no_ack, channel.prefetch, arguments.get("x-priority", 0), exclusive
+            )
+            queue.consumers.append(consumer)
+            channel.consumers[tag] = consumer
+            queue.lease = None
+
+        return success(consuming)
+
+    @staticmethod
+    def _reading_codes(channel: Channel, no_ack: bool, arguments: dict[str, Any]) -> set[int]:
+        if no_ack:
+            return {NOT_IMPLEMENTED, PRECONDITION_FAILED}
+        if not channel.prefetch or "x-priority" in arguments:
+            return {PRECONDITION_FAILED}
+        return set()
+
+    def _start_reader(self, channel: Channel, log: Log, tag: str, arguments: dict[str, Any]) -> None:
+        offset = arguments.get("x-stream-offset", "next")
+        low, high = log.count()
+        start = (
+            {"first": (0, 0), "next": (low, high), "last": (0, high)}.get(offset)
+            if isinstance(offset, str)
+            else (offset, offset)
+        )
+        assert start is not None
+        reader = Reader(
+            tag, channel, log, channel.prefetch, start, tuple(arguments.get("x-stream-filter", ()))
+        )
+        reader.channel_step = self.step if offset != "last" else 1 << 60
+        if not isinstance(offset, str):
+            reader.channel_step = self.step if offset <= low else 1 << 60
+        log.readers.append(reader)
+        channel.readers[tag] = reader
+
+    def cancel(self, channel: Channel, tag: str) -> Promise:
+        def cancelled(_: Any) -> None:
+            if tag in channel.consumers:
+                self._remove_consumer(channel.consumers[tag])
+            elif tag in channel.readers:
+                channel.readers.pop(tag).over = True
+
+        return success(cancelled)
+
+    def qos(self, channel: Channel, count: int, is_global: bool) -> Promise:
+        def changed(_: Any) -> None:
+            if is_global:
+                channel.global_prefetch = count
+            else:
+                channel.prefetch = count
+
+        return success(changed)
+
+    def get(self, channel: Channel, name: str, *, no_ack: bool) -> Promise:
+        queue = self.queues.get(name)
+        if not channel.session.user.may("read", name):
+            return refused(ACCESS_REFUSED)
+        if queue is None:
+            return refused(NOT_FOUND)
+        if self.locked(queue, channel.session):
+            return refused(RESOURCE_LOCKED)
+        if isinstance(queue, Log):
+            return refused(NOT_IMPLEMENTED)
+
+        def got(delivered: Delivered | None) -> None:
+            queue.used()
+            if delivered is not None:
+                self._taken(channel, queue, delivered, None, no_ack)
+                low, high = queue.count()
+                if not low <= delivered.remaining <= high and queue.kind != "stream-group":
+                    raise Broken(
+                        f"{queue.name}: get-ok says that {delivered.remaining} messages remain where {low} to {high} is right"
+                    )
+            elif not queue.racing and queue.kind != "stream-group":
+                ready = [copy for copy in queue.line() if queue.certainly_ready(copy)]
+                if ready:
+                    raise Broken(f"{queue.name}: get-empty, and {ready[0]} is ready")
+
+        return success(got)
+
+    def on_delivery(self, channel: Channel, delivered: Delivered) -> None:
+        reader = channel.readers.get(delivered.consumer)
+        if reader is not None:
+            reader.take(int(delivered.headers["x-stream-offset"]), delivered.number)
+            self._check_tag(channel, delivered.tag)
+            channel.unacked[delivered.tag] = Held(None, reader.log, None, reader)
+            return
+        consumer = channel.consumers.get(delivered.consumer)
+        if consumer is None:
+            raise Broken(f"message {delivered.number} came to {delivered.consumer!r}, which does not consume")
+        self._taken(channel, consumer.queue, delivered, consumer, consumer.no_ack)
+
+    def _taken(
+        self, channel: Channel, queue: Queue, delivered: Delivered, consumer: Consumer | None, no_ack: bool
+    ) -> None:
+        copy = queue.find(delivered.number, delivered.redelivered, delivered.deaths)
+        queue.take(copy, self.sent_at, consumer)
+        if (delivered.exchange, delivered.key) != (copy.exchange, copy.key):
+            raise Broken(
+                f"{queue.name}: {copy} has the exchange and key {(delivered.exchange, delivered.key)} where {(copy.exchange, copy.key)} is right"
+            )
+        if delivered.size != copy.message.size:
+            raise Broken(
+                f"{queue.name}: {copy} has {delivered.size} bytes where {copy.message.size} is right"
+            )
+        if copy.deaths and not delivered.deaths:
+            raise Broken(f"{queue.name}: {copy} has no x-death where {copy.deaths} is right")
+        self._check_returns(queue, copy, delivered)
+        self._check_tag(channel, delivered.tag)
+        copy.safe = False
+        if no_ack:
+            copy.leave(self.step)
+        else:
+            copy.held, copy.flag = True, Flag.YES
+            channel.unacked[delivered.tag] = Held(copy, queue, consumer)
+
+    @staticmethod
+    def _check_returns(queue: Queue, copy: Copy, delivered: Delivered) -> None:
+        if queue.kind != "quorum" or copy.deaths:
+            return
+        count = int(delivered.headers.get("x-delivery-count", 0))
+        low, high = copy.returns
+        if not low <= count <= high:
+            raise Broken(f"{queue.name}: {copy} has x-delivery-count {count} where {low} to {high} is right")
+
+    @staticmethod
+    def _check_tag(channel: Channel, tag: int) -> None:
+        if tag != channel.last_tag + 1:
+            raise Broken(f"delivery tag {tag} comes after {channel.last_tag}")
+        channel.last_tag = tag
+
+    def on_cancel(self, channel: Channel, tag: str) -> None:
+        """The broker cancels a consumer: its queue is gone."""
+        if tag in channel.consumers and not channel.consumers[tag].queue.shaken:
+            raise Broken(
+                f"the consumer {tag} was cancelled, and {channel.consumers[tag].queue.name} is there"
+            )
+        if tag in channel.consumers:
+            self._remove_consumer(channel.consumers[tag])
+
+    def settle(self, channel: Channel, how: str, tag: int, multiple: bool) -> None:
+        """`how` is ack, requeue or discard."""
+        tags = [t for t in channel.unacked if t == tag or (multiple and (t <= tag or tag == 0))]
+        if not tags and not (multiple and tag == 0):
+            channel.closing.add(PRECONDITION_FAILED)
+            return
+        settled = [(each, channel.unacked.pop(each)) for each in sorted(tags)]
+        if channel.transactional:
+            channel.tx_settles += [(how, each, held) for each, held in settled]
+            return
+        for _, held in settled:
+            self._settle(how, held)
+        if how != "ack":
+            self._trim([held for _, held in settled])
+
+    def _settle(self, how: str, held: Held) -> None:
+        copy, queue = held.copy, held.queue
+        if copy is None or not isinstance(queue, Queue) or not copy.held:
+            return
+        if how == "ack":
+            copy.leave(self.step)
+        else:
+            queue.withdraw(copy, requeue=how == "requeue")
+
+    def recover(self, channel: Channel) -> Promise:
+        def recovered(_: Any) -> None:
+            for _tag, held in sorted(channel.unacked.items()):
+                self._settle("requeue", held)
+            self._trim(list(channel.unacked.values()))
+            channel.unacked.clear()
+
+        return success(recovered)

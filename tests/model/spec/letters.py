@@ -1,0 +1,104 @@
+"""Messages that leave a queue other than by an ack, and where they go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tests.model.spec.messages import Copy, Message, Presence, died
+from tests.model.spec.queues import Queue
+from tests.model.spec.state import State
+
+
+@dataclass(eq=False)
+class Letters(State):
+    def dead_letter(self, queue: Queue, copy: Copy, reason: str, *, certain: bool) -> None:
+        """A message leaves a queue other than by an ack; for sure, or perhaps."""
+        if copy.gone:
+            return
+        letters_presence = self._letters_presence(queue, copy, reason, certain)
+        if not copy.doomed:
+            copy.letters = self._letters(queue, copy, reason, letters_presence)
+            copy.doomed = True
+        else:
+            for letter in copy.letters:
+                letter.presence = max(letter.presence, letters_presence)
+        if certain:
+            copy.leave(self.step)
+            for letter in copy.letters:
+                letter.source = None
+        else:
+            copy.presence = Presence.MAYBE
+
+    def _letters_presence(self, queue: Queue, copy: Copy, reason: str, certain: bool) -> Presence:
+        if not certain or copy.presence is Presence.MAYBE:
+            return Presence.MAYBE
+        prompt = self.broker.prompt and reason != "expired" and not self.troubled
+        return (
+            Presence.SURE
+            if prompt and queue.settings.dead_letter_strategy == "at-most-once"
+            else Presence.COMING
+        )
+
+    def _letters(self, queue: Queue, copy: Copy, reason: str, presence: Presence) -> list[Copy]:
+        exchange = queue.settings.dead_letter_exchange
+        if exchange is None or exchange not in self.exchanges:
+            return []
+        message = copy.message
+        headers = dict(message.headers)
+        own = queue.settings.dead_letter_key
+        keys = [own] if own is not None else [copy.key, *headers.get("CC", [])]
+        deaths = died(copy.deaths, queue.name, reason, copy.exchange, (copy.key,))
+        targets = self._route(exchange, keys, headers)
+        letters = []
+        for name in sorted(targets):
+            target = self.queues.get(name)
+            if not isinstance(target, Queue) or target.kind == "stream-group":
+                continue
+            if _in_cycle(name, deaths):
+                continue
+            self.ordinal += 1
+            bare = Message(
+                message.number,
+                message.size,
+                message.exchange,
+                message.key,
+                message.priority,
+                None,
+                message.persistent,
+                {k: v for k, v in headers.items() if k != "x-deduplication-id"},
+            )
+            letter, outcomes = target.offer(
+                bare, self.step, f"from {queue.name}", self.ordinal, presence, exchange, keys[0]
+            )
+            if letter is None:
+                continue
+            letter.deaths, letter.source = deaths, copy
+            letter.returns = (0, 0)
+            if presence is Presence.SURE:
+                target.arrived(letter)
+            letters.append(letter)
+            target.trim()
+        return letters
+
+    def settled_source(self, copy: Copy) -> None:
+        """The copy was seen: its source is not in its queue any more, and no letter was made of it."""
+        source = copy.source
+        if source is not None and not source.gone:
+            source.leave(self.step)
+            for letter in source.letters:
+                letter.presence = max(letter.presence, Presence.COMING)
+        copy.source = None
+        if copy.doomed:
+            for letter in copy.letters:
+                if not letter.held:
+                    letter.leave(self.step)
+            copy.letters, copy.doomed = [], False
+
+
+def _in_cycle(queue: str, deaths: tuple[Any, ...]) -> bool:
+    """True if a message would come to a queue in which it has died, without a rejection since."""
+    for index, death in enumerate(deaths):
+        if death.queue == queue:
+            return all(each.reason != "rejected" for each in deaths[: index + 1])
+    return False

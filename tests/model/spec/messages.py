@@ -1,0 +1,131 @@
+"""Messages, and their copies in queues."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+
+class Presence(enum.IntEnum):
+    """What the model knows about a copy: whether a client that asks now finds it."""
+
+    MAYBE = 0
+    #: It is or will be there, but a client that asks at once may not find it yet.
+    COMING = 1
+    SURE = 2
+
+
+class Flag(enum.Enum):
+    """What `redelivered` may be when the copy is delivered next."""
+
+    NO = (False,)
+    YES = (True,)
+    EITHER = (False, True)
+
+
+@dataclass(frozen=True)
+class Message:
+    #: Its message-id, so that a delivery tells which message it is.
+    number: int
+    size: int
+    exchange: str
+    key: str
+    priority: int | None = None
+    expiration_ms: int | None = None
+    persistent: bool = True
+    headers: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def body(self) -> bytes:
+        return (b"%d:" % self.number).ljust(self.size, b"x")[: self.size]
+
+    @property
+    def keys(self) -> list[str]:
+        return [self.key, *self.headers.get("CC", []), *self.headers.get("BCC", [])]
+
+
+@dataclass(frozen=True)
+class Death:
+    """An entry of x-death."""
+
+    queue: str
+    reason: str
+    exchange: str
+    keys: tuple[str, ...]
+    count: int
+
+
+@dataclass(eq=False)
+class Copy:
+    """A message in one queue."""
+
+    message: Message
+    priority: int
+    #: Steps in which it was sent and in which it was known to have arrived: copies whose spans overlap may be
+    #: in either order, unless one channel sent both (`lane`, `sent`).
+    sent: int
+    lane: str
+    presence: Presence
+    arrived: int | None = None
+    #: Order of the copies within one lane.
+    ordinal: int = 0
+    held: bool = False
+    gone: bool = False
+    #: Step in which it was last delivered, became ready, or left.
+    delivered_at: int = -1
+    ready_at: int = -1
+    gone_at: int = -1
+    flag: Flag = Flag.NO
+    #: Fewest and most times that it was returned.
+    returns: tuple[int, int] = (0, 0)
+    #: Earliest and latest time at which its TTL ends.
+    expiry: tuple[float, float] | None = None
+    deaths: tuple[Death, ...] = ()
+    #: True if a majority of disks has it.
+    safe: bool = False
+    #: A dead letter's copy in the queue that it left, while one of the two may still be the real one.
+    source: Copy | None = None
+    letters: list[Copy] = field(default_factory=list)
+    doomed: bool = False
+    #: Keys and exchange of the copy, which dead-lettering changes.
+    exchange: str = ""
+    key: str = ""
+
+    def __repr__(self) -> str:
+        return f"message {self.message.number}"
+
+    @property
+    def ready(self) -> bool:
+        return not self.held and not self.gone
+
+    def precedes(self, other: Copy) -> bool:
+        """True if the copy has to be delivered before the other one, where both are ready."""
+        if self.priority != other.priority:
+            return self.priority > other.priority
+        if self.lane == other.lane:
+            return self.ordinal < other.ordinal
+        return self.arrived is not None and self.arrived < other.sent
+
+    def has_expired(self, now: float) -> bool:
+        return self.expiry is not None and now > self.expiry[1]
+
+    def may_have_expired(self, now: float) -> bool:
+        return self.expiry is not None and now >= self.expiry[0]
+
+    def leave(self, step: int) -> None:
+        self.gone, self.held, self.gone_at = True, False, step
+
+    def put_back(self, step: int) -> None:
+        """Return it to its place."""
+        self.held, self.gone, self.ready_at, self.flag = False, False, step, Flag.YES
+
+
+def died(
+    deaths: tuple[Death, ...], queue: str, reason: str, exchange: str, keys: tuple[str, ...]
+) -> tuple[Death, ...]:
+    """x-death after one more death: the newest comes first, and each pair of queue and reason once."""
+    for index, death in enumerate(deaths):
+        if (death.queue, death.reason) == (queue, reason):
+            return (replace(death, count=death.count + 1), *deaths[:index], *deaths[index + 1 :])
+    return (Death(queue, reason, exchange, keys, 1), *deaths)

@@ -1,0 +1,235 @@
+"""Publishes, confirms, returns and transactions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tests.model.spec.channels import Channel, Publishing
+from tests.model.spec.consuming import Consuming
+from tests.model.spec.messages import Copy, Message, Presence
+from tests.model.spec.promises import (
+    ACCESS_REFUSED,
+    NOT_FOUND,
+    OK,
+    PRECONDITION_FAILED,
+    Broken,
+    Promise,
+    refused,
+    success,
+)
+from tests.model.spec.queues import Queue
+from tests.model.spec.streams import Log
+
+
+@dataclass(eq=False)
+class Publishes(Consuming):
+    def publish(
+        self, channel: Channel, message: Message, *, mandatory: bool = False, awaited: bool = True
+    ) -> None:
+        """A message is sent. What follows comes as events: a close, a return, a confirm."""
+        exchange = self.exchanges.get(message.exchange)
+        codes = set()
+        if not channel.session.user.may("write", message.exchange):
+            codes.add(ACCESS_REFUSED)
+        if exchange is None:
+            codes.add(NOT_FOUND)
+        elif exchange.internal:
+            codes.add(ACCESS_REFUSED)
+        named = self.queues.get(message.key) if message.exchange == "" else None
+        if isinstance(named, Queue) and named.kind == "stream-group":
+            codes.add(PRECONDITION_FAILED)
+        if codes:
+            channel.closing |= codes
+            return
+        targets = self._route(message.exchange, message.keys, message.headers)
+        if channel.transactional:
+            channel.tx_publishes.append((message, [targets], mandatory))
+            return
+        publishing = self._enqueue(channel, message, targets, awaited)
+        if mandatory and not targets:
+            publishing.to_return = True
+            channel.returns.append(publishing)
+        if channel.confirming:
+            channel.last_publish += 1
+            channel.unconfirmed[channel.last_publish] = publishing
+
+    def _enqueue(self, channel: Channel, message: Message, targets: set[str], awaited: bool) -> Publishing:
+        publishing = Publishing(message, [], {"ack"})
+        prompt = self.broker.prompt or (channel.confirming and awaited) or channel.transactional
+        presence = Presence.SURE if prompt and not self.troubled else Presence.COMING
+        self.ordinal += 1
+        for name in sorted(targets):
+            queue = self.queues.get(name)
+            if queue is None:
+                continue
+            if isinstance(queue, Log):
+                self._append(queue, message, channel.lane, publishing)
+                continue
+            if queue.kind == "stream-group":
+                continue
+            copy, outcomes = queue.offer(
+                message, self.step, channel.lane, self.ordinal, presence, message.exchange, message.key
+            )
+            if outcomes == {"nack"}:
+                publishing.outcomes = {"nack"}
+                if queue.settings.overflow == "reject-publish-dlx":
+                    self._refused_letter(queue, message, presence)
+            elif outcomes == {"ack", "nack"}:
+                if publishing.outcomes == {"ack"}:
+                    publishing.outcomes = outcomes
+                if queue.settings.overflow == "reject-publish-dlx":
+                    self._refused_letter(queue, message, Presence.MAYBE)
+            if copy is not None:
+                publishing.copies.append((queue, copy))
+                queue.trim()
+        return publishing
+
+    def _refused_letter(self, queue: Queue, message: Message, presence: Presence) -> None:
+        """reject-publish-dlx dead-letters what it refuses."""
+        copy = Copy(
+            message,
+            0,
+            self.step,
+            "",
+            presence,
+            ordinal=self.ordinal,
+            exchange=message.exchange,
+            key=message.key,
+        )
+        queue.copies.append(copy)
+        self.dead_letter(queue, copy, "maxlen", certain=True)
+
+    def _append(self, log: Log, message: Message, lane: str, publishing: Publishing) -> None:
+        identity = message.headers.get("x-deduplication-id")
+        if log.arguments.get("x-deduplication") and identity is not None:
+            if identity in log.remembered:
+                return
+            log.remembered[identity] = Presence.SURE
+        entry = Copy(message, 0, self.step, lane, Presence.COMING, ordinal=self.ordinal)
+        log.entries.append(entry)
+        publishing.logs.append(log)
+        for queue in list(self.queues.values()):
+            if (
+                isinstance(queue, Queue)
+                and queue.kind == "stream-group"
+                and log.name in self.streams_of(queue.arguments["x-stream"])
+            ):
+                self._into_group(queue, log, entry)
+
+    def arrive(self, publishing: Publishing) -> None:
+        """The publish was confirmed, or an answer behind it says that it was handled."""
+        for queue, copy in publishing.copies:
+            if copy.arrived is None:
+                queue.arrived(copy)
+                if copy.presence is Presence.COMING and not copy.gone:
+                    copy.presence = Presence.SURE
+                    queue.trim()
+        for log in publishing.logs:
+            for entry in log.entries:
+                if entry.message is publishing.message and entry.presence is not Presence.SURE:
+                    entry.presence, entry.arrived = Presence.SURE, self.step
+
+    def on_confirm(self, channel: Channel, tag: int, multiple: bool, nack: bool) -> None:
+        tags = [t for t in channel.unconfirmed if t == tag or (multiple and t <= tag)]
+        if not tags:
+            raise Broken(f"confirm of {tag}, which is not unconfirmed")
+        for each in tags:
+            publishing = channel.unconfirmed.pop(each)
+            what = "nack" if nack else "ack"
+            if publishing.to_return:
+                raise Broken(f"message {publishing.message.number} was confirmed before it was returned")
+            if what in publishing.outcomes:
+                self._confirmed(publishing, nack)
+            elif nack and (self.troubled or any(queue.shaken for queue, _ in publishing.copies)):
+                for _, copy in publishing.copies:
+                    copy.presence = Presence.MAYBE
+            else:
+                raise Broken(
+                    f"message {publishing.message.number} got {what} where {publishing.outcomes} is right"
+                )
+
+    def _confirmed(self, publishing: Publishing, nack: bool) -> None:
+        if not nack:
+            doubted = [
+                copy for _, copy in publishing.copies if copy.presence is Presence.MAYBE and not copy.doomed
+            ]
+            if publishing.outcomes == {"ack", "nack"}:
+                for copy in doubted:
+                    copy.presence = Presence.SURE
+            self.arrive(publishing)
+            return
+        for queue, copy in publishing.copies:
+            if (
+                copy.presence is Presence.MAYBE
+                and len([c for _, c in publishing.copies if c.presence is Presence.MAYBE]) == 1
+            ):
+                if not copy.held:
+                    copy.leave(self.step)
+            elif copy.arrived is None:
+                queue.arrived(copy)
+
+    def on_return(self, channel: Channel, code: int, number: int) -> None:
+        if code != 312 or not channel.returns or channel.returns[0].message.number != number:
+            due = channel.returns[0].message.number if channel.returns else "none"
+            raise Broken(f"message {number} was returned with {code} where {due} is due")
+        channel.returns.pop(0).to_return = False
+
+    def select(self, channel: Channel, mode: str) -> Promise:
+        if (mode == "confirm" and channel.transactional) or (mode == "tx" and channel.confirming):
+            return refused(PRECONDITION_FAILED)
+
+        def selected(_: Any) -> None:
+            if mode == "confirm":
+                channel.confirming = True
+            else:
+                channel.transactional = True
+
+        return success(selected)
+
+    def commit(self, channel: Channel) -> Promise:
+        if not channel.transactional:
+            return refused(PRECONDITION_FAILED)
+        codes = {OK}
+        publishings = []
+        for message, targets, mandatory in channel.tx_publishes:
+            publishing = self._enqueue(channel, message, targets[0], awaited=True)
+            publishings.append(publishing)
+            if publishing.outcomes != {"ack"}:
+                codes = (
+                    {PRECONDITION_FAILED}
+                    if publishing.outcomes == {"nack"}
+                    else codes | {PRECONDITION_FAILED}
+                )
+            if mandatory and not targets[0]:
+                channel.returns.append(publishing)
+        channel.tx_publishes = []
+        settles, channel.tx_settles = channel.tx_settles, []
+        refused_some = OK not in codes
+        for how, tag, held in settles:
+            if refused_some and self.broker.nodes > 1:
+                channel.unacked[tag] = held
+            else:
+                self._settle(how, held)
+        self._trim([held for how, _, held in settles if how != "ack"])
+
+        def committed(_: Any) -> None:
+            for publishing in publishings:
+                self.arrive(publishing)
+
+        if OK not in codes:
+            committed(None)
+        return Promise(frozenset(codes), committed)
+
+    def rollback(self, channel: Channel) -> Promise:
+        if not channel.transactional:
+            return refused(PRECONDITION_FAILED)
+
+        def rolled_back(_: Any) -> None:
+            channel.tx_publishes = []
+            for _how, tag, held in channel.tx_settles:
+                channel.unacked[tag] = held
+            channel.tx_settles = []
+            channel.unacked = dict(sorted(channel.unacked.items()))
+
+        return success(rolled_back)

@@ -1,0 +1,410 @@
+"""A queue, classic or quorum, or a consumer group: which message may leave it now, and for whom.
+
+The broker decides who gets a message and when exactly one expires. So a queue here has no outcome of its own:
+it is told what clients saw, says whether that may be, and learns from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tests.model.spec.messages import Copy, Flag, Message, Presence
+from tests.model.spec.promises import Broken
+from tests.model.spec.settings import Settings
+
+if TYPE_CHECKING:
+    from tests.model.spec.channels import Channel, Session
+    from tests.model.spec.letters import Letters
+
+#: How late a timer may be: until then, a count may contain a message that has expired.
+LATE_S = 1.5
+
+
+@dataclass(eq=False)
+class Consumer:
+    tag: str
+    channel: Channel
+    queue: Queue
+    no_ack: bool
+    prefetch: int
+    priority: int = 0
+    exclusive: bool = False
+
+    @property
+    def held(self) -> int:
+        return sum(held.consumer is self for held in self.channel.unacked.values())
+
+    @property
+    def spare(self) -> bool:
+        """True if the consumer may get one more message."""
+        limit = self.channel.global_prefetch
+        if limit and len([h for h in self.channel.unacked.values() if h.consumer]) >= limit:
+            return False
+        return self.no_ack or not self.prefetch or self.held < self.prefetch
+
+
+@dataclass(eq=False)
+class Queue:
+    vhost: Letters
+    name: str
+    kind: str
+    durable: bool
+    arguments: dict[str, Any]
+    auto_delete: bool = False
+    owner: Session | None = None
+    node: str = ""
+    settings: Settings = field(default_factory=Settings)
+    copies: list[Copy] = field(default_factory=list)
+    consumers: list[Consumer] = field(default_factory=list)
+    #: The only one that gets messages, of a queue with a single active consumer.
+    active: Consumer | None = None
+    #: Deduplication: ids that were taken.
+    remembered: dict[str, Presence] = field(default_factory=dict)
+    #: Copies that are ready although a preceding one is, which has to leave in the same step.
+    overtaken: list[tuple[Copy, Copy]] = field(default_factory=list)
+    #: Earliest and latest end of its lease; None while it is in use, or without a lease.
+    lease: tuple[float, float] | None = None
+    #: False if nobody knows whether it still exists.
+    certain: bool = True
+    #: False while its node is down.
+    reachable: bool = True
+    #: A fault hit it: what was in flight may come later or not at all.
+    shaken: bool = False
+
+    # -- what is in it ---------------------------------------------------------------------------------------
+
+    @property
+    def single_active(self) -> bool:
+        return bool(self.arguments.get("x-single-active-consumer"))
+
+    @property
+    def deduplicates(self) -> bool:
+        return bool(self.arguments.get("x-deduplication"))
+
+    @property
+    def replicated(self) -> bool:
+        return self.kind != "classic"
+
+    def line(self) -> list[Copy]:
+        """The ready copies, in the order in which they leave; where that is uncertain, as they were sent."""
+        return sorted((copy for copy in self.copies if copy.ready), key=lambda copy: -copy.priority)
+
+    def certainly_ready(self, copy: Copy) -> bool:
+        return copy.ready and copy.presence is Presence.SURE and not copy.may_have_expired(self.vhost.now)
+
+    @property
+    def racing(self) -> bool:
+        """True if a consumer may take messages at any moment."""
+        return any(consumer.spare for consumer in self.consumers)
+
+    def count(self) -> tuple[int, int]:
+        """Fewest and most ready messages."""
+        now = self.vhost.now
+        line = self.line()
+        low = 0 if self.racing else sum(self.certainly_ready(copy) for copy in line)
+        late = sum(
+            copy.gone and copy.expiry is not None and now < copy.expiry[1] + LATE_S for copy in self.copies
+        )
+        return low, len(line) + late
+
+    # -- arrivals --------------------------------------------------------------------------------------------
+
+    def offer(
+        self,
+        message: Message,
+        sent: int,
+        lane: str,
+        ordinal: int,
+        presence: Presence,
+        exchange: str,
+        key: str,
+    ) -> tuple[Copy | None, set[str]]:
+        """A message comes. Return its copy, if it may be there, and the answers that are right."""
+        seen = self._seen(message)
+        if seen is Presence.SURE:
+            return None, {"ack"}
+        outcomes = {"ack"}
+        if seen is not None:
+            presence = Presence.MAYBE
+        if self.settings.overflow.startswith("reject-publish"):
+            low, high = self._ready_range()
+            if self._over(low[0] + 1, low[1] + message.size):
+                return None, {"nack"}
+            if self._over(high[0] + 1, high[1] + message.size):
+                outcomes, presence = {"ack", "nack"}, Presence.MAYBE
+        copy = Copy(
+            message,
+            self._priority(message),
+            sent,
+            lane,
+            presence,
+            ordinal=ordinal,
+            exchange=exchange,
+            key=key,
+        )
+        copy.ready_at = self.vhost.step
+        limits = [ttl for ttl in (self.settings.ttl_ms, message.expiration_ms) if ttl is not None]
+        if limits:
+            copy.expiry = (self.vhost.sent_at + min(limits) / 1000, float("inf"))
+        self.copies.append(copy)
+        identity = message.headers.get("x-deduplication-id")
+        if self.deduplicates and identity is not None:
+            self.remembered[identity] = presence if presence is Presence.SURE else Presence.MAYBE
+        return copy, outcomes
+
+    def _seen(self, message: Message) -> Presence | None:
+        identity = message.headers.get("x-deduplication-id")
+        return self.remembered.get(identity) if self.deduplicates and identity is not None else None
+
+    def _priority(self, message: Message) -> int:
+        highest = self.arguments.get("x-max-priority", 0) if self.kind == "classic" else 0
+        return min(message.priority or 0, highest)
+
+    def arrived(self, copy: Copy) -> None:
+        """The copy is known to have arrived, if it was taken at all."""
+        if copy.arrived is None:
+            copy.arrived = self.vhost.step
+            if copy.expiry is not None:
+                ttl = copy.expiry[0] - self.vhost.sent_times.get(copy.sent, copy.expiry[0])
+                copy.expiry = (copy.expiry[0], self.vhost.now + ttl)
+
+    def _ready_range(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        line = self.line()
+        sure = [copy for copy in line if self.certainly_ready(copy)] if not self.racing else []
+        return (len(sure), sum(c.message.size for c in sure)), (len(line), sum(c.message.size for c in line))
+
+    def _over(self, messages: int, size: int) -> bool:
+        settings = self.settings
+        return (settings.max_length is not None and messages > settings.max_length) or (
+            settings.max_bytes is not None and size > settings.max_bytes
+        )
+
+    def trim(self) -> None:
+        """Drop the oldest messages beyond the limit: for sure, or perhaps."""
+        if self.settings.max_length is None and self.settings.max_bytes is None:
+            return
+        if self.settings.overflow != "drop-head":
+            return
+        line = self.line()
+        racing = self.racing
+        for index, copy in enumerate(line):
+            behind = line[index + 1 :]
+            sure = [each for each in behind if self.certainly_ready(each)]
+            if not self._over(1 + len(behind), copy.message.size + sum(c.message.size for c in behind)):
+                return
+            if not racing and self._over(
+                1 + len(sure), copy.message.size + sum(c.message.size for c in sure)
+            ):
+                self.vhost.dead_letter(self, copy, "maxlen", certain=True)
+            else:
+                self.vhost.dead_letter(self, copy, "maxlen", certain=False)
+
+    def tick(self) -> None:
+        """Time goes on: messages at the head expire."""
+        now = self.vhost.now
+        if not any(copy.expiry and copy.ready for copy in self.copies):
+            return
+        by_priority: dict[int, list[Copy]] = {}
+        for copy in self.line():
+            by_priority.setdefault(copy.priority, []).append(copy)
+        for line in by_priority.values():
+            clear = True
+            for copy in line:
+                if not copy.may_have_expired(now):
+                    if copy.presence is Presence.SURE and not self.racing:
+                        break
+                    clear = False
+                    continue
+                certain = clear and copy.has_expired(now) and copy.arrived is not None and not self.racing
+                clear = clear and certain
+                self.vhost.dead_letter(self, copy, "expired", certain=certain)
+
+    # -- departures ------------------------------------------------------------------------------------------
+
+    def find(self, number: int, flag: bool, deaths: tuple[tuple[str, str, int], ...] | None) -> Copy:
+        """The copy that a client was given."""
+        named = [copy for copy in self.copies if copy.message.number == number]
+        if not named:
+            raise Broken(f"{self.name}: message {number} was delivered, which never was in this queue")
+        ready = [copy for copy in named if copy.ready]
+        # What left in this step may have been on its way already.
+        ready += [copy for copy in named if copy.gone and copy.gone_at == self.vhost.step]
+        if not ready:
+            last = named[-1]
+            how = "held by a client" if last.held else "gone"
+            raise Broken(f"{self.name}: message {number} was delivered while it was {how}")
+        first = ready[0]
+        ready.sort(key=lambda copy: not (copy is first or copy.precedes(first)))
+        for copy in ready:
+            if flag in copy.flag.value and (
+                deaths is None
+                or not copy.deaths
+                or deaths == tuple((d.queue, d.reason, d.count) for d in copy.deaths)
+            ):
+                return copy
+        copy = ready[0]
+        if flag not in copy.flag.value:
+            raise Broken(
+                f"{self.name}: message {number} has redelivered={flag}, wrong as it was delivered before or not"
+            )
+        raise Broken(f"{self.name}: message {number} has x-death {deaths} where {copy.deaths} is right")
+
+    def take(self, copy: Copy, began: float, consumer: Consumer | None) -> None:
+        """A client got this copy. `began` is when the step began that made it possible."""
+        if copy.has_expired(began - self.vhost.slack_s):
+            raise Broken(
+                f"{self.name}: {copy} was delivered {began - (copy.expiry or (0, 0))[1]:.2f} s after it had expired"
+            )
+        if copy.gone and not self._on_its_way(copy):
+            raise Broken(f"{self.name}: {copy} was delivered although it had left the queue")
+        self._check_order(copy, consumer)
+        if consumer is not None:
+            self._check_consumer(consumer)
+        self.vhost.settled_source(copy)
+        copy.presence = Presence.SURE
+        copy.gone, copy.delivered_at = False, self.vhost.step
+        if copy.arrived is None:
+            copy.arrived = self.vhost.step
+        identity = copy.message.headers.get("x-deduplication-id")
+        if self.deduplicates and identity is not None and not copy.deaths:
+            self.remembered[identity] = Presence.SURE
+
+    def _on_its_way(self, copy: Copy) -> bool:
+        return copy.gone_at == self.vhost.step and (bool(self.consumers) or copy.expiry is not None)
+
+    def _check_order(self, copy: Copy, consumer: Consumer | None) -> None:
+        for other in self.copies:
+            if other is copy or other.message.number == copy.message.number:
+                continue
+            if self.kind == "stream-group" and other.lane != copy.lane:
+                continue
+            if other.ready and other.precedes(copy) and self.certainly_ready(other):
+                if consumer is None and not self.racing:
+                    raise Broken(f"{self.name}: {copy} came before {other}, which was ready and comes first")
+                self.overtaken.append((other, copy))
+            elif (
+                other.delivered_at == self.vhost.step
+                and consumer is not None
+                and copy.precedes(other)
+                and copy.ready_at < self.vhost.step
+                and copy.presence is Presence.SURE
+                and other.presence is Presence.SURE
+                and any(h.copy is other and h.consumer is consumer for h in consumer.channel.unacked.values())
+            ):
+                raise Broken(
+                    f"{self.name}: {copy} came to {consumer.tag} after {other}, before which it was ready"
+                )
+
+    def _check_consumer(self, consumer: Consumer) -> None:
+        if not consumer.spare:
+            raise Broken(
+                f"{self.name}: consumer {consumer.tag} got more than its prefetch of {consumer.prefetch}, or of {consumer.channel.global_prefetch} for its channel"
+            )
+        if self.single_active:
+            if self.active is None:
+                self.active = consumer
+            elif self.active is not consumer:
+                raise Broken(
+                    f"{self.name}: {consumer.tag} got a message while {self.active.tag} is the single active consumer"
+                )
+        better = [c for c in self.consumers if c.priority > consumer.priority and c.spare]
+        self.vhost.passed_over += [(self, each, consumer) for each in better if not self.single_active]
+
+    def withdraw(self, copy: Copy, *, requeue: bool, certain: bool = True) -> None:
+        """A client returned the copy, or lost it."""
+        if not requeue:
+            self.vhost.dead_letter(self, copy, "rejected", certain=True)
+            return
+        copy.put_back(self.vhost.step)
+        low, high = copy.returns
+        copy.returns = (low + certain, high + 1)
+        limit = self.settings.delivery_limit
+        if not certain:
+            copy.presence = Presence.COMING
+        if self.kind in ("quorum", "stream-group") and limit is not None and copy.returns[1] > limit:
+            self.vhost.dead_letter(self, copy, "delivery_limit", certain=copy.returns[0] > limit)
+
+    def lose(self, consumer: Consumer) -> None:
+        self.consumers.remove(consumer)
+        if self.active is consumer:
+            self.active = None
+        if not self.consumers:
+            self.used()
+
+    def used(self) -> None:
+        """Somebody uses the queue, so its lease begins again."""
+        expires = self.settings.expires_ms
+        if expires is None or self.consumers:
+            self.lease = None
+        else:
+            self.lease = (self.vhost.sent_at + expires / 1000, self.vhost.now + expires / 1000)
+
+    # -- what has to come ------------------------------------------------------------------------------------
+
+    def owed(self) -> Iterator[str]:
+        """What the broker still has to deliver before anything else happens."""
+        if not self.reachable or not self.consumers or not self.certain:
+            return
+        if self.single_active and self.active is not None:
+            free = self.active.spare
+        elif self.single_active or self.kind == "stream-group":
+            free = all(consumer.spare for consumer in self.consumers)
+        else:
+            free = any(consumer.spare for consumer in self.consumers)
+        if free:
+            left = self._lanes_of_left_members()
+            for copy in self.line():
+                if copy.lane in left:
+                    continue
+                if copy.presence is not Presence.MAYBE and not copy.may_have_expired(self.vhost.now):
+                    yield f"{self.name}: {copy} is ready, and a consumer waits for it"
+
+    def _lanes_of_left_members(self) -> set[str]:
+        """Partitions of a group that stay with a member that left, until it has acked its messages."""
+        if self.kind != "stream-group":
+            return set()
+        here = {id(h.copy) for c in self.consumers for h in c.channel.unacked.values() if h.consumer is c}
+        return {copy.lane for copy in self.copies if copy.held and id(copy) not in here}
+
+    def settle_step(self) -> None:
+        """The step is over: check that what was overtaken has come, too."""
+        step = self.vhost.step
+        overtaken, self.overtaken = self.overtaken, []
+        for copy, other in overtaken:
+            if (
+                self.certainly_ready(copy)
+                and copy.ready_at < step
+                and other.ready_at < step
+                and not self.shaken
+            ):
+                raise Broken(f"{self.name}: {other} came before {copy}, which was ready and comes first")
+
+    # -- faults ----------------------------------------------------------------------------------------------
+
+    def crash(self) -> None:
+        """The only node was killed, and is up again."""
+        for copy in self.copies:
+            if self.kind == "classic" and not copy.message.persistent:
+                copy.leave(-2)
+            elif copy.held or (copy.gone and copy.gone_at != -2 and not copy.safe):
+                self._revive(copy)
+            elif copy.ready and copy.presence is not Presence.MAYBE and copy.arrived is None:
+                copy.presence = Presence.MAYBE
+        self.consumers.clear()
+        self.active = None
+
+    def _revive(self, copy: Copy) -> None:
+        was_held = copy.held
+        copy.held, copy.ready_at = False, self.vhost.step
+        if was_held:
+            copy.flag = Flag.EITHER if self.kind == "stream-group" else Flag.YES
+            copy.returns = (copy.returns[0], copy.returns[1] + 1)
+            if copy.arrived is None:
+                copy.presence = Presence.MAYBE
+        elif copy.gone:
+            # Its ack, or the record of its end, may not have reached the disk.
+            copy.gone, copy.presence = False, Presence.MAYBE
+            copy.flag = Flag.EITHER
+            copy.returns = (copy.returns[0], copy.returns[1] + 1)

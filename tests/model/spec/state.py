@@ -1,0 +1,89 @@
+"""What there is in a virtual host, and the time of the present step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.model.spec import settings
+from tests.model.spec.channels import Session
+from tests.model.spec.messages import Copy, Presence
+from tests.model.spec.queues import Consumer, Queue
+from tests.model.spec.routing import PREDECLARED, Binding, Exchange, route
+from tests.model.spec.streams import Log
+
+
+@dataclass
+class Broker:
+    """What the model takes for granted of the broker that it looks at."""
+
+    nodes: int = 1
+    #: Default delivery limit of quorum queues.
+    delivery_limit: int | None = 20
+    #: True if an answer says that all consequences of earlier requests are there, as on a single node of mqd.
+    prompt: bool = True
+    #: By how much later than its end a message may be on its way to a client.
+    slack_s: float = 0.0
+
+
+@dataclass(eq=False)
+class State:
+    broker: Broker
+    queues: dict[str, Queue | Log] = field(default_factory=dict)
+    exchanges: dict[str, Exchange] = field(
+        default_factory=lambda: {name: Exchange(name, kind) for name, kind in PREDECLARED.items()}
+    )
+    bindings: list[Binding] = field(default_factory=list)
+    policies: list[settings.Policy] = field(default_factory=list)
+    operator_policies: list[settings.Policy] = field(default_factory=list)
+    queues_max: int | None = None
+    #: Monotonic time now, and when the present step was begun.
+    now: float = 0.0
+    sent_at: float = 0.0
+    step: int = 0
+    sent_times: dict[int, float] = field(default_factory=dict)
+    ordinal: int = 0
+    #: Consumers of higher priority that had room while another one got a message in this step.
+    passed_over: list[tuple[Queue, Consumer, Consumer]] = field(default_factory=list)
+    #: True between a fault and its end.
+    troubled: bool = False
+
+    @property
+    def slack_s(self) -> float:
+        return self.broker.slack_s
+
+    def begin_step(self, now: float) -> None:
+        self.step += 1
+        self.sent_at = self.now = self.sent_times[self.step] = now
+
+    def tick(self, now: float) -> None:
+        self.now = now
+        for queue in list(self.queues.values()):
+            if isinstance(queue, Queue):
+                queue.tick()
+
+    def _settings(self, queue: Queue) -> settings.Settings:
+        policy, operators = (
+            settings.chosen(each, queue.kind, queue.name) for each in (self.policies, self.operator_policies)
+        )
+        return settings.combined(queue.kind, queue.arguments, policy, operators, self.broker.delivery_limit)
+
+    def locked(self, queue: Queue | Log, session: Session) -> bool:
+        return isinstance(queue, Queue) and queue.owner is not None and queue.owner is not session
+
+    def streams_of(self, name: str) -> list[str]:
+        """The partitions of a stream or a super stream."""
+        exchange = self.exchanges.get(name)
+        if exchange is not None and exchange.kind == "x-super-stream":
+            bound = [b.destination for b in self.bindings if b.source == name]
+            return exchange.partitions or bound
+        return [name] if isinstance(self.queues.get(name), Log) else []
+
+    def _route(self, exchange: str, keys: list[str], headers: dict[str, Any]) -> set[str]:
+        return route(self.exchanges, self.bindings, exchange, keys, headers, self.queues)
+
+    def _into_group(self, group: Queue, log: Log, entry: Copy) -> None:
+        presence = Presence.COMING if entry.presence is not Presence.MAYBE else Presence.MAYBE
+        copy = Copy(entry.message, 0, entry.sent, log.name, presence, ordinal=len(group.copies))
+        copy.exchange, copy.key, copy.ready_at = entry.message.exchange, entry.message.key, self.step
+        group.copies.append(copy)

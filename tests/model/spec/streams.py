@@ -1,0 +1,174 @@
+"""Streams: logs whose messages stay. What readers saw is compared with the whole log in the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tests.model.spec.messages import Copy, Presence
+from tests.model.spec.promises import Broken
+
+if TYPE_CHECKING:
+    from tests.model.spec.channels import Channel
+    from tests.model.spec.state import State
+
+
+@dataclass(eq=False)
+class Reader:
+    """A consumer of a stream."""
+
+    tag: str
+    channel: Channel
+    log: Log
+    prefetch: int
+    #: Offsets at one of which it begins: fewest and most.
+    start: tuple[int, int]
+    filters: tuple[str, ...] = ()
+    got: list[tuple[int, int]] = field(default_factory=list)
+    over: bool = False
+    #: Messages of later steps have to come to it.
+    channel_step: int = 0
+
+    @property
+    def spare(self) -> bool:
+        return sum(held.reader is self for held in self.channel.unacked.values()) < self.prefetch
+
+    def take(self, offset: int, number: int) -> None:
+        if not self.spare:
+            raise Broken(f"{self.log.name}: reader {self.tag} got more than its prefetch of {self.prefetch}")
+        if self.got and offset <= self.got[-1][0]:
+            raise Broken(f"{self.log.name}: reader {self.tag} got offset {offset} after {self.got[-1][0]}")
+        if not self.got and offset < self.start[0]:
+            raise Broken(
+                f"{self.log.name}: reader {self.tag} got offset {offset} before its start {self.start}"
+            )
+        self.log.see(offset, number)
+        self.got.append((offset, number))
+
+
+@dataclass(eq=False)
+class Log:
+    vhost: State
+    name: str
+    arguments: dict[str, Any]
+    super_stream: str = ""
+    node: str = ""
+    #: What was published to it, in the order of sending.
+    entries: list[Copy] = field(default_factory=list)
+    #: Number of the message at an offset, as somebody saw it.
+    seen: dict[int, int] = field(default_factory=dict)
+    readers: list[Reader] = field(default_factory=list)
+    remembered: dict[str, Presence] = field(default_factory=dict)
+    certain: bool = True
+
+    kind = "stream"
+
+    @property
+    def compacts(self) -> bool:
+        return bool(self.arguments.get("x-stream-compaction"))
+
+    def see(self, offset: int, number: int) -> None:
+        known = self.seen.setdefault(offset, number)
+        if known != number:
+            raise Broken(f"{self.name}: offset {offset} had message {known} and has message {number}")
+        copies = [copy for copy in self.entries if copy.message.number == number]
+        if not copies:
+            raise Broken(f"{self.name}: message {number} at offset {offset} was never published here")
+        others = [at for at, other in self.seen.items() if other == number]
+        if len(others) > sum(copy.presence is not None for copy in copies):
+            raise Broken(f"{self.name}: message {number} is there twice, at the offsets {others}")
+        for copy in copies:
+            copy.presence = Presence.SURE
+            copy.arrived = copy.arrived if copy.arrived is not None else self.vhost.step
+
+    def count(self) -> tuple[int, int]:
+        """Fewest and most messages in it."""
+        return sum(copy.presence is Presence.SURE for copy in self.entries), len(self.entries)
+
+    def owed(self) -> list[str]:
+        out = []
+        for reader in self.readers:
+            if reader.over or not reader.spare or self.compacts:
+                continue
+            got = {number for _, number in reader.got}
+            # Where it began is certain only if it began with the first message.
+            if reader.start == (0, 0):
+                due = [copy for copy in self.entries if copy.presence is Presence.SURE]
+            else:
+                due = [
+                    copy
+                    for copy in self.entries
+                    if copy.presence is Presence.SURE and copy.sent > reader.channel_step
+                ]
+            for copy in due:
+                if copy.message.number not in got and self.passes(reader, copy):
+                    out.append(f"{self.name}: reader {reader.tag} waits for {copy}")
+        return out
+
+    @staticmethod
+    def passes(reader: Reader, copy: Copy) -> bool:
+        return not reader.filters or copy.message.headers.get("x-stream-filter-value") in reader.filters
+
+    def verify(self, whole: list[tuple[int, int]]) -> None:
+        """`whole` is what a new reader gets from the first message on."""
+        for offset, number in whole:
+            self.see(offset, number)
+        numbers = [number for _, number in whole]
+        if self.compacts:
+            self._verify_compacted(numbers)
+        else:
+            if [offset for offset, _ in whole] != list(range(len(whole))):
+                raise Broken(f"{self.name}: offsets have gaps: {[offset for offset, _ in whole]}")
+            missing = [
+                c for c in self.entries if c.presence is Presence.SURE and c.message.number not in numbers
+            ]
+            if missing:
+                raise Broken(f"{self.name}: confirmed and lost: {missing}")
+        at = {number: index for index, number in enumerate(numbers)}
+        present = [copy for copy in self.entries if copy.message.number in at]
+        for one, two in zip(present, present[1:], strict=False):
+            if one.precedes(two) and at[one.message.number] > at[two.message.number]:
+                raise Broken(f"{self.name}: {one} was published before {two}, and comes after it")
+        for reader in self.readers:
+            self._verify_reader(reader, whole)
+
+    def _verify_reader(self, reader: Reader, whole: list[tuple[int, int]]) -> None:
+        if not reader.got or self.compacts:
+            return
+        by_number = {copy.message.number: copy for copy in self.entries}
+        first, last = reader.got[0][0], reader.got[-1][0]
+        low = first if reader.start[0] != reader.start[1] else max(reader.start[0], 0)
+        due = [(o, n) for o, n in whole if low <= o <= last and self.passes(reader, by_number[n])]
+        if due != reader.got:
+            raise Broken(
+                f"{self.name}: reader {reader.tag} got {_short(reader.got)} where {_short(due)} is right"
+            )
+
+    def _verify_compacted(self, numbers: list[int]) -> None:
+        """Folded by key, what is there has to be the same as all that was ever published."""
+        if any(copy.presence is not Presence.SURE for copy in self.entries):
+            return
+        right = _folded(self.entries)
+        found = _folded(
+            [copy for number in numbers for copy in self.entries if copy.message.number == number]
+        )
+        if right != found:
+            raise Broken(f"{self.name}: compacted to {found} where {right} is right")
+
+
+def _folded(copies: list[Copy]) -> dict[str, int]:
+    """The last message of each key, without the keys that were deleted."""
+    state: dict[str, int] = {}
+    for copy in copies:
+        key = copy.message.headers.get("x-stream-key")
+        if key is None:
+            continue
+        if copy.message.size == 0:
+            state.pop(key, None)
+        else:
+            state[key] = copy.message.number
+    return state
+
+
+def _short(pairs: list[tuple[int, int]]) -> str:
+    return " ".join(f"{offset}={number}" for offset, number in pairs[:40])

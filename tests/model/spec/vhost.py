@@ -1,0 +1,122 @@
+"""A virtual host: what clients may do with it, and what they may see then."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tests.model.spec import settings
+from tests.model.spec.channels import Session
+from tests.model.spec.messages import Presence
+from tests.model.spec.promises import (
+    Broken,
+)
+from tests.model.spec.publishing import Publishes
+from tests.model.spec.queues import Queue
+from tests.model.spec.streams import Log
+
+
+@dataclass(eq=False)
+class Vhost(Publishes):
+    def lose_session(self, session: Session, *, certain: bool) -> None:
+        """A fault, or the client itself, cut the connection: what was on its way is in doubt."""
+        for channel in list(session.channels.values()):
+            for publishing in channel.unconfirmed.values():
+                for queue, copy in publishing.copies:
+                    if copy.arrived is None:
+                        copy.presence = Presence.MAYBE
+                        queue.shaken = True
+                for log in publishing.logs:
+                    for entry in log.entries:
+                        if entry.message is publishing.message and entry.arrived is None:
+                            entry.presence = Presence.MAYBE
+            returned = [held.copy for held in channel.unacked.values() if held.copy is not None]
+            self.close_channel(channel)
+            for copy in returned:
+                if not certain and not copy.gone:
+                    copy.presence = Presence.COMING
+                    copy.returns = (max(0, copy.returns[0] - 1), copy.returns[1])
+        self.close_session(session)
+
+    def set_policy(self, policy: settings.Policy, *, operator: bool = False) -> None:
+        policies = self.operator_policies if operator else self.policies
+        policies[:] = [each for each in policies if each.name != policy.name] + [policy]
+        self._policies_changed()
+
+    def clear_policy(self, name: str, *, operator: bool = False) -> None:
+        policies = self.operator_policies if operator else self.policies
+        policies[:] = [each for each in policies if each.name != name]
+        self._policies_changed()
+
+    def _policies_changed(self) -> None:
+        for exchange in self.exchanges.values():
+            policy = settings.chosen(self.policies, "exchange", exchange.name)
+            exchange.alternate_by_policy = policy.get("alternate-exchange")
+        for queue in list(self.queues.values()):
+            if isinstance(queue, Queue) and queue.kind != "stream-group":
+                before, queue.settings = queue.settings, self._settings(queue)
+                if before.expires_ms != queue.settings.expires_ms:
+                    queue.used()
+                queue.trim()
+
+    def owed(self) -> list[str]:
+        out: list[str] = []
+        for each in self.queues.values():
+            out += each.owed()
+        return out
+
+    def settle_step(self) -> None:
+        passed_over, self.passed_over = self.passed_over, []
+        for queue, better, worse in passed_over:
+            if better in queue.consumers and better.spare and worse in queue.consumers and not queue.shaken:
+                raise Broken(
+                    f"{queue.name}: {worse.tag} got a message while {better.tag}, which has a higher priority, had room"
+                )
+        for each in self.queues.values():
+            if isinstance(each, Queue):
+                each.settle_step()
+
+    def vouched(self) -> None:
+        """All that has happened so far is on the disk."""
+        for queue in self.queues.values():
+            if isinstance(queue, Queue):
+                for copy in queue.copies:
+                    copy.safe = copy.safe or copy.gone
+
+    def crashed(self, sessions: list[Session]) -> None:
+        """The only node was killed, and is up again."""
+        for queue in self.queues.values():
+            if isinstance(queue, Queue):
+                for copy in queue.copies:
+                    if copy.gone and not copy.safe and copy.letters:
+                        for letter in copy.letters:
+                            letter.source = copy
+                            if not letter.safe:
+                                letter.presence = Presence.MAYBE
+        held = {}
+        for session in sessions:
+            for channel in session.channels.values():
+                for publishing in channel.unconfirmed.values():
+                    for log in publishing.logs:
+                        for entry in log.entries:
+                            if entry.message is publishing.message and entry.arrived is None:
+                                entry.presence = Presence.MAYBE
+                for each in [*channel.unacked.values(), *(h for _, _, h in channel.tx_settles)]:
+                    if each.copy is not None:
+                        each.copy.held = True
+                        held[id(each.copy)] = each.copy
+            session.channels.clear()
+        for queue in list(self.queues.values()):
+            if isinstance(queue, Log):
+                for reader in queue.readers:
+                    reader.over = True
+            elif not queue.durable or queue.owner is not None:
+                queue.consumers.clear()
+                self.remove_queue(queue)
+            else:
+                # An orderly stop takes the consumers away first, and such a queue goes with the last one.
+                queue.certain = not (queue.auto_delete and queue.consumers)
+                queue.crash()
+                queue.used()
+        for exchange in list(self.exchanges.values()):
+            if not exchange.durable:
+                self._remove_exchange(exchange)
