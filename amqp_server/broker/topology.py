@@ -28,6 +28,7 @@ from amqp_server.broker.topology_snapshot import (
     decoded,
 )
 from amqp_server.broker.users import last_administrator
+from amqp_server.errors import PreconditionFailed
 from exchanges.router import InvalidArgument, UnknownExchangeType
 from quorum_queue.boundary import Fatal
 from quorum_queue.machine import versions
@@ -348,7 +349,15 @@ class Topology:
     def _declare_queue(self, index: int, operation: operations.DeclareQueue) -> Result:
         record = msgspec.structs.replace(operation.record, queue_id=index)
         vhost = self._vhost(record.vhost)
-        return Result(vhost is not None and vhost.put_queue(record))
+        if vhost is None:
+            return Result(False)
+        if self._version >= versions.SEALS and record.name not in vhost.queues:
+            # Checked here as well: clients of two nodes may declare the last allowed queue at the same time.
+            try:
+                self._broker.runtime.limits.check_queue(vhost.name, record.name, len(vhost.queues))
+            except PreconditionFailed as refused:
+                return Result(False, refused.text)
+        return Result(vhost.put_queue(record))
 
     def _queue(self, vhost_name: str, name: str, queue_id: int) -> Queue | None:
         vhost = self._vhost(vhost_name)
