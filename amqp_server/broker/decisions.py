@@ -84,6 +84,7 @@ DECISIONS: Final = (
         "it says that there is no message only after it has caught up with the streams",
         (_GROUP,),
     ),
+    Decision("reset of a group without members", LOG, "members are a part of the log's state", (_GROUP,)),
     Decision("max-length: drop or refuse", LOG, "the length is a part of the log's state", (_QUORUM,)),
     Decision("max-length: drop or refuse", HOME, "the home knows the length", (_CLASSIC,)),
     Decision(
