@@ -362,6 +362,36 @@ def test_delete_if_empty(ch: BlockingChannel, name: Name) -> None:
     assert not queue_exists(ch, queue)
 
 
+def test_delete_if_empty_counts_what_others_have_confirmed(
+    ch: BlockingChannel, connect: Connect, name: Name
+) -> None:
+    queue = name("q")
+    ch.queue_declare(queue)
+    other = connect().channel()
+    other.confirm_delivery()
+    for count in range(1, 6):
+        publish(other, queue, b"m")
+        assert ch.queue_declare(queue, passive=True).method.message_count == count
+        with expect_channel_close(406, f"PRECONDITION_FAILED - queue '{queue}' in vhost '/' not empty"):
+            ch.queue_delete(queue, if_empty=True)
+        ch = ch.connection.channel()
+
+
+def test_what_is_published_behind_a_delete_if_empty_goes_nowhere(
+    ch: BlockingChannel, connect: Connect, name: Name
+) -> None:
+    """In whatever order the broker takes them: the delete is refused, or the message went to no queue."""
+    queue = name("q")
+    deleter = ch.connection.channel()
+    other = connect().channel()
+    other.confirm_delivery()
+    ch.queue_declare(queue)
+    deleter.queue_delete(queue, if_empty=True)
+    publish(other, queue, b"m")
+    ch.queue_declare(queue)
+    assert drain(ch, queue) == []
+
+
 def test_delete_if_unused(ch: BlockingChannel, name: Name) -> None:
     queue = name("q")
     ch.queue_declare(queue)

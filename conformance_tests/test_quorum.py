@@ -54,6 +54,19 @@ def test_declare_publish_get_delete(ch: BlockingChannel, name: Name) -> None:
     assert not queue_exists(ch, queue)
 
 
+def test_a_count_has_what_was_confirmed_on_another_connection(
+    ch: BlockingChannel, connect: Connect, name: Name
+) -> None:
+    queue = quorum(ch, name)
+    other = connect().channel()
+    other.confirm_delivery()
+    publish(other, queue, *numbered(3))
+    assert ch.queue_declare(queue, passive=True).method.message_count == 3
+    assert ch.queue_purge(queue).method.message_count == 3
+    publish(other, queue, b"4")
+    assert ch.queue_delete(queue).method.message_count == 1
+
+
 def test_declare_again(ch: BlockingChannel, name: Name) -> None:
     queue = quorum(ch, name)
     ch.queue_declare(queue, durable=True, arguments={"x-queue-type": "quorum"})

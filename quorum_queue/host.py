@@ -184,12 +184,15 @@ class QueueHost:
         This is right where the deletion is applied at once; in a cluster something may come in between.
         """
 
+        # Hosts have the counts as properties or as constants.
+        host: Any = self
+
         def decide(refused: Refused | None = None) -> None:
             if refused is not None and self.ended != "deleted":
                 done(refused)
                 return
-            ready = self.ready_count
-            found = Sealed(outcome(condition, consumers=self.consumer_count, ready=ready), ready)
+            ready: int = host.ready_count
+            found = Sealed(outcome(condition, consumers=host.consumer_count, ready=ready), ready)
             done(found)
             if found.outcome == SEALED:
                 self.queue.sealed()
@@ -204,14 +207,6 @@ class QueueHost:
         token = self._token()
         self.begin_asking().sealing[token] = done
         self.submit(("seal", token, condition))
-
-    @property
-    def ready_count(self) -> int:
-        raise NotImplementedError
-
-    @property
-    def consumer_count(self) -> int:
-        raise NotImplementedError
 
     @property
     def _ended_text(self) -> str:

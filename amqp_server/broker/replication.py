@@ -58,6 +58,11 @@ class Replication(Protocol):
         Without `done` the operation is proposed again until it is applied.
         """
 
+    def catch_up(self, done: Callable[[bool], None]) -> None:
+        """Call `done` with True when this node has applied all changes that clients of any node have had
+        answers to; with False if it does not learn that in time.
+        """
+
 
 class LocalReplication:
     """Replication for a node without a cluster."""
@@ -81,6 +86,9 @@ class LocalReplication:
             self._topology.prepare(index, operation, partial(self._apply, index, operation, done, self.user))
         else:
             self._apply(index, operation, done, self.user)
+
+    def catch_up(self, done: Callable[[bool], None]) -> None:
+        done(True)
 
     def _apply(self, index: int, operation: Operation, done: Done | None, user: str) -> None:
         result = self._topology.apply(index, operation, user)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
 from amqp_server.broker import operations
@@ -73,6 +74,12 @@ class ClusterReplication:
             catalog.wait(number, done)
             self._waiting.append(_Waiting(self._clock.monotonic_ms() + self._timeout_ms, number, done))
         group.submit(catalog.batch(number, proposal))
+
+    def catch_up(self, done: Callable[[bool], None]) -> None:
+        if self.group is None:
+            done(False)
+        else:
+            self.group.catch_up(done)
 
     def start(self, group: Group, catalog: Catalog) -> None:
         """The topology's group is open."""

@@ -41,12 +41,16 @@ from amqp_server.errors import (
     InternalError,
     LoginRefused,
     NotAllowed,
+    NotFound,
+    PreconditionFailed,
+    ResourceLocked,
     SoftError,
     Unavailable,
     UnexpectedFrame,
 )
 from amqp_server.wire import frames, methods
 from amqp_server.wire.intake import Publisher
+from quorum_queue.machine.versions import SEALS
 from quorum_queue.ports import Refused
 
 if TYPE_CHECKING:
@@ -85,6 +89,11 @@ class _NoEdge:
 
 
 _NO_EDGE = _NoEdge()
+
+
+#: Classes and methods that are refused because of the topology: exchange and queue; basic.consume, basic.get.
+_TOPOLOGY_CLASSES = (40, 50)
+_TOPOLOGY_METHODS = ((60, 20), (60, 70))
 
 
 class Session:
@@ -254,11 +263,42 @@ class Session:
         except Awaited as awaited:
             self.wait(awaited, channel, where, partial(self._dispatch, channel, method))
         except SoftError as error:
-            self.close_channel(channel, error, where)
+            if self._may_be_outdated(error, where):
+                self._look_again(channel, method, where)
+            else:
+                self.close_channel(channel, error, where)
         except HardError as error:
             error.method = error.method or where
             raise
         self.incoming.forget_old_routes()
+
+    def _may_be_outdated(self, error: SoftError, where: tuple[int, int]) -> bool:
+        """True if a method is refused because of queues, exchanges or bindings, which other nodes may have
+        changed: this node may be behind, as after it stood still.
+        """
+        replication = self.broker.replication
+        return (
+            replication.clustered
+            and replication.version >= SEALS
+            and isinstance(error, (NotFound, ResourceLocked, PreconditionFailed))
+            and (where[0] in _TOPOLOGY_CLASSES or where in _TOPOLOGY_METHODS)
+        )
+
+    def _look_again(self, channel: Channel, method: base.Frame, where: tuple[int, int]) -> None:
+        """Repeat a refused method, which has changed nothing, once this node has caught up with the topology
+        or a time has passed. If it is refused again, that is the answer.
+        """
+
+        def caught_up(known: bool) -> None:
+            if not channel.closing:
+                try:
+                    self._dispatch(channel, method)
+                except AnswerAwaited as awaited:
+                    self.wait(awaited, channel, where, partial(self._dispatch, channel, method))
+
+        self.suspended = suspension = Suspension(self, channel, where, caught_up)
+        suspension.waiting = True
+        self.broker.replication.catch_up(suspension.answer)
 
     def handle(self, channel: Channel, where: tuple[int, int]) -> None:
         """Begin to handle methods that were read in a run."""

@@ -203,6 +203,7 @@ ENDPOINTS = (
     Endpoint("DELETE", "/api/queues/{vhost}/{name}", MANAGEMENT, queues.delete_queue),
     Endpoint("DELETE", "/api/queues/{vhost}/{name}/contents", MANAGEMENT, queues.purge_queue),
     Endpoint("POST", "/api/queues/{vhost}/{name}/actions", MANAGEMENT, queues.act),
+    Endpoint("GET", "/api/queues/{vhost}/{name}/explain", MANAGEMENT, queues.explain),
     Endpoint("POST", "/api/queues/{vhost}/{name}/get", MANAGEMENT, messages.get, audited=False),
     Endpoint("POST", "/api/queues/{vhost}/{name}/read", MANAGEMENT, messages.read, audited=False),
     Endpoint("POST", "/api/queues/{vhost}/{name}/move", MANAGEMENT, messages.move),

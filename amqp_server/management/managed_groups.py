@@ -17,12 +17,14 @@ from amqp_server.errors import PreconditionFailed, Unavailable
 from amqp_server.management.direct import ANSWER_S
 from amqp_server.streams.consumer_group import ConsumerGroupHost
 from amqp_server.streams.group_reading import end_of
+from amqp_server.streams.group_requests import InUse
 from amqp_server.streams.host import StreamHost
 from amqp_server.streams.remote_host import StreamRemoteHost
 from amqp_server.streams.replicated_group import ReplicatedGroupHost
 from amqp_server.streams.start import NEXT, Start
 from quorum_queue.consumer_groups.group import Group, Key
 from quorum_queue.consumer_groups.partition import Partition
+from quorum_queue.machine.versions import SEALS
 from quorum_queue.ports import Host, Refused
 
 _NAMES = {"first": Start("first"), "last": Start("last"), "next": NEXT}
@@ -133,6 +135,10 @@ class Ages:
         now_ms = self._broker.services.queue_time.now_ms()
         times = [(place, None if at is None else self._times[at]) for place, at in self._found.pop(queue, ())]
         return [(place, None if time is None else max(now_ms - time, 0)) for place, time in times]
+
+
+def _in_use(place: str, members: int) -> PreconditionFailed:
+    return PreconditionFailed(f"{place} has {members} members: stop them first, or force it")
 
 
 class ManagedGroups:
@@ -290,22 +296,27 @@ class ManagedGroups:
             raise Unavailable(f"{place} or its stream has changed meanwhile; try again")
         if host.consumer_count and not (force or dry_run):
             # Its members would continue with the messages that they hold.
-            raise PreconditionFailed(
-                f"{place} has {host.consumer_count} members: stop them first, or force it"
-            )
+            raise _in_use(place, host.consumer_count)
         told = [
             {"stream": each.name, "from": each.partition.committed, "to": offset} for each, offset in found
         ]
         if not dry_run:
-            await self._move(host, found)
+            await self._move(host, found, place, force=force)
         return told
 
     async def _move(
-        self, host: ConsumerGroupHost | ReplicatedGroupHost, found: list[tuple[Place, int]]
+        self,
+        host: ConsumerGroupHost | ReplicatedGroupHost,
+        found: list[tuple[Place, int]],
+        place: str,
+        *,
+        force: bool,
     ) -> None:
-        """Move the group to these offsets. Raises Unavailable."""
+        """Move the group to these offsets, in a cluster only if its log has no members then, or with `force`.
+        Raises Unavailable, PreconditionFailed.
+        """
         done = trio.Event()
-        refusals: list[Refused] = []
+        refusals: list[Refused | InUse] = []
         if isinstance(host, ConsumerGroupHost):
             readers = {each.partition.stream_id: each for each in host.readers}
             moved = [(readers[place.partition.stream_id], offset) for place, offset in found]
@@ -314,16 +325,19 @@ class ManagedGroups:
             await done.wait()
             return
 
-        def has_moved(refused: Refused | None) -> None:
+        def has_moved(refused: Refused | InUse | None) -> None:
             if refused is not None:
                 refusals.append(refused)
             done.set()
 
         offsets = [(place.partition.stream_id, offset) for place, offset in found]
-        self._broker.turn.run(host.move, offsets, has_moved)
+        checked = not force and self._broker.replication.version >= SEALS
+        self._broker.turn.run(partial(host.move, offsets, has_moved, if_unused=checked))
         await done.wait()
-        if refusals:
-            raise Unavailable(refusals[0].text)
+        for refused in refusals:
+            if isinstance(refused, InUse):
+                raise _in_use(place, refused.members)
+            raise Unavailable(refused.text)
 
     async def _look_up(self, place: Place, start: Start) -> int:
         """Return the offset that `start` means in a partition. Raises Unavailable."""

@@ -12,6 +12,7 @@ from amqp_server.broker.failures import describe
 from amqp_server.broker.permissions import ITSELF
 from amqp_server.broker.queue import Queue
 from amqp_server.management.direct import Direct
+from amqp_server.management.explained import explain
 from amqp_server.management.stats import Stats
 from amqp_server.management.views import QueueView
 from amqp_server.streams.host import StreamHost
@@ -170,6 +171,21 @@ class ManagedQueues:
             await direct.ask(
                 methods.make(commands.Queue.Delete, queue=name, if_unused=if_unused, if_empty=if_empty)
             )
+
+    async def explain(self, queue: Queue) -> dict[str, Any]:
+        """Explain a queue; see explained."""
+        members = self._members(queue)
+        placed = {
+            "name": queue.name,
+            "vhost": queue.vhost.name,
+            "type": queue.type.name,
+            "node": self.home_of(queue),
+            "leader": self._broker.hosts.leader(queue) or (self._name if members == [self._name] else ""),
+            "members": members,
+            "online": self._online(members),
+            "asked_node": self._name,
+        }
+        return placed | await explain(self._broker, queue)
 
     async def purge(self, vhost: str, name: str) -> int:
         with Direct(self._broker, vhost, ITSELF) as direct:

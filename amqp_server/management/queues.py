@@ -184,6 +184,14 @@ async def delete_queue(call: Call) -> Answer:
     return NO_CONTENT
 
 
+async def explain(call: Call) -> Any:
+    """Say where a queue is, where its settings come from, and where decisions about it are taken."""
+    found = call.broker.queues.get(call.vhost(), call.path["name"])
+    if found is None:
+        raise not_found()
+    return plain(await call.broker.queues.explain(found))
+
+
 async def purge_queue(call: Call) -> Answer:
     vhost, name = call.own_vhost(), call.path["name"]
     call.require(vhost, "queue", name, "read")

@@ -17,6 +17,7 @@ TITLES = {
     "node": "The node",
     "diagnostics": "Checks and diagnostics",
     "lists": "Lists",
+    "explain": "Why an object is as it is",
     "topology": "Queues, exchanges, messages",
     "users": "Users, virtual hosts, permissions",
     "policies": "Policies",

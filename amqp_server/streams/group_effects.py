@@ -8,7 +8,7 @@ import logging
 
 from amqp_server.streams.group_coordinator import Coordinator
 from amqp_server.streams.group_letters import Letters
-from amqp_server.streams.group_requests import Requests
+from amqp_server.streams.group_requests import InUse, Requests
 from amqp_server.streams.group_view import GroupView
 from amqp_server.streams.group_watch import MemberWatch
 from quorum_queue.cluster import events
@@ -24,6 +24,8 @@ from quorum_queue.machine.seal import SEALED, Sealed
 from quorum_queue.ports import Refused
 
 logger = logging.getLogger("mqd.groups")
+
+_MOVED_UNKNOWN = Refused("it is not known whether the group was moved; try again")
 
 
 class GroupEffects(GroupView):
@@ -91,6 +93,8 @@ class GroupEffects(GroupView):
                 self._purged(key, 0)
             elif verb == "move":
                 self._requests.has_moved(key)
+            elif verb == "move_unused":
+                self._requests.has_moved(key, _MOVED_UNKNOWN)
             elif verb == "seal":
                 self._answer_seal(key, Sealed(SEALED, 0) if self.replica.sealed else UNKNOWN)
         for key, consumer in list(self._consumers.items()):
@@ -134,6 +138,8 @@ class GroupEffects(GroupView):
             self._purged(token, count)
         for token in applied.moved:
             self._requests.has_moved(token)
+        for token, members in applied.in_use:
+            self._requests.has_moved(token, InUse(members))
         for token, found in applied.seals:
             self._answer_seal(token, found)
         if number:
@@ -159,10 +165,8 @@ class GroupEffects(GroupView):
         for verb, key in self._requests.until(batches[-1]):
             if verb == "purge":
                 self._purged(key, 0)
-            elif verb == "move":
-                self._requests.has_moved(
-                    key, Refused("it is not known whether the group was moved; try again")
-                )
+            elif verb in ("move", "move_unused"):
+                self._requests.has_moved(key, _MOVED_UNKNOWN)
             elif verb == "seal":
                 self._answer_seal(key, UNKNOWN)
             elif verb == "get":

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quorum_queue.consumer_groups.entries import Command
 from quorum_queue.ports import Refused
 
 if TYPE_CHECKING:
     from amqp_server.streams.replicated_group import ReplicatedGroupHost
+
+
+class InUse(NamedTuple):
+    """A group is not moved, because it has so many members."""
+
+    members: int
 
 
 class Requests:
@@ -23,12 +29,12 @@ class Requests:
         self._host = host
         #: Batch, verb, key or token.
         self._sent: list[tuple[int, str, Any]] = []
-        self._moving: dict[int, Callable[[Refused | None], None]] = {}
+        self._moving: dict[int, Callable[[Refused | InUse | None], None]] = {}
 
     def sent(self, number: int, commands: list[Command]) -> None:
         """Note that these commands are in this batch."""
         for each in commands:
-            if each[0] in ("attach", "get", "purge", "move", "seal"):
+            if each[0] in ("attach", "get", "purge", "move", "move_unused", "seal"):
                 self._sent.append((number, each[0], each[1]))
 
     def until(self, last_own: int) -> list[tuple[str, Any]]:
@@ -68,12 +74,18 @@ class Requests:
             hosts[stream_id].offsets(partial(told, stream_id))
 
     def move(
-        self, token: int, places: Iterable[tuple[int, int]], done: Callable[[Refused | None], None]
+        self,
+        token: int,
+        places: Iterable[tuple[int, int]],
+        done: Callable[[Refused | InUse | None], None],
+        *,
+        if_unused: bool,
     ) -> None:
         self._moving[token] = done
-        self._host.submit(("move", token, [list(each) for each in places]))
+        verb = "move_unused" if if_unused else "move"
+        self._host.submit((verb, token, [list(each) for each in places]))
 
-    def has_moved(self, token: int, refused: Refused | None = None) -> None:
+    def has_moved(self, token: int, refused: Refused | InUse | None = None) -> None:
         done = self._moving.pop(token, None)
         if done is not None:
             done(refused)
@@ -88,4 +100,4 @@ class Requests:
         del self._host
 
 
-__all__ = ["Requests"]
+__all__ = ["InUse", "Requests"]

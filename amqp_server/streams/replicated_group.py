@@ -22,7 +22,7 @@ from amqp_server.streams.group_effects import GroupEffects
 from amqp_server.streams.group_letters import Letters
 from amqp_server.streams.group_options import RETRY_MS, GroupOptions
 from amqp_server.streams.group_reading import Due, Taker
-from amqp_server.streams.group_requests import Requests
+from amqp_server.streams.group_requests import InUse, Requests
 from amqp_server.streams.group_takers import Client, Getter
 from amqp_server.streams.group_watch import MemberWatch
 from quorum_queue.cluster import read_index
@@ -278,11 +278,19 @@ class ReplicatedGroupHost(GroupEffects):
         self._coordinator.stale = True
         self.schedule()
 
-    def move(self, places: Iterable[tuple[int, int]], done: Callable[[Refused | None], None]) -> None:
+    def move(
+        self,
+        places: Iterable[tuple[int, int]],
+        done: Callable[[Refused | InUse | None], None],
+        *,
+        if_unused: bool = False,
+    ) -> None:
         """Continue at these offsets of streams. The group forgets the messages that members hold of these
         streams.
+
+        `if_unused`: not if the group has members then. From versions.SEALS on.
         """
-        self._requests.move(self._token(), places, done)
+        self._requests.move(self._token(), places, done, if_unused=if_unused)
 
     # -- the state machine of the group ----------------------------------------------------------------------
 

@@ -496,7 +496,7 @@ class GroupHost(DeferredHost):
             self.submit(("tick",))
 
     def _delete_sealed(self) -> None:
-        """As the leader, delete the queue if it is sealed: the last leader may have failed before that."""
+        """As the leader, delete the queue if it is sealed. The last leader may have failed before that."""
         if self.replica.machine.sealed:
             self.queue.sealed()
 

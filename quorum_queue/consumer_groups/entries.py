@@ -9,7 +9,7 @@ Commands name consumers by a place in the list of keys of their batch. These are
     ("get", key, next id)                  ("sent", key, id)
     ("settle" | "return" | "discard" | "unsent", key, low, high)
     ("purge", token, [(stream, first, stop)])
-    ("move", token, [(stream, offset)])
+    ("move", token, [(stream, offset)])    ("move_unused", token, …): not if the group has members
     ("seal", token, condition, [(stream, first, stop)])    see quorum_queue.machine.seal
     ("passed", stream, low, stop)          the leader's, too
 

@@ -76,6 +76,7 @@ class Applied:
         "gone",
         "got_nothing",
         "handed",
+        "in_use",
         "lost",
         "missed",
         "moved",
@@ -97,6 +98,8 @@ class Applied:
         #: (token, messages) of own purges, and tokens of own moves.
         self.purged: list[tuple[int, int]] = []
         self.moved: list[int] = []
+        #: (token, members) of own moves that were refused because the group has members.
+        self.in_use: list[tuple[int, int]] = []
         #: (token, outcome) of own seals; and True if the group was sealed, by any node or again.
         self.seals: list[tuple[int, Sealed]] = []
         self.sealed = False
@@ -286,7 +289,10 @@ class Replica:
             self._buried(command[1], command[2])
         elif verb == "purge":
             self._purge(command[1], command[2], is_own=is_own)
-        elif verb == "move":
+        elif verb == "move_unused" and group.members:
+            if is_own:
+                self._applied.in_use.append((command[1], len(group.members)))
+        elif verb in ("move", "move_unused"):
             self._move(command[1], command[2], is_own=is_own)
         elif verb == "seal":
             self._seal(command[1], command[2], command[3], is_own=is_own)

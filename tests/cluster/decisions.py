@@ -9,8 +9,11 @@ the client asked; one that was not deleted must have all confirmed messages.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import random
+import signal
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -220,3 +223,17 @@ def decisions(seeds: range, rounds: int = 30) -> bool:
             flush=True,
         )
     return held
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=30, help="queues for each seed")
+    chosen = parser.parse_args()
+    # The nodes end with this program, however it ends.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    return 0 if decisions(range(1, chosen.seeds + 1), chosen.rounds) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

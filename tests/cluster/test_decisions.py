@@ -70,3 +70,23 @@ def test_a_count_has_what_was_confirmed_through_any_node(cluster: Cluster) -> No
                 assert [client.count(queue) for client in clients.values()] == [count] * 3
     for client in clients.values():
         client.close()
+
+
+def test_a_node_that_stood_still_refuses_nothing_that_others_have_made_right(cluster: Cluster) -> None:
+    one, _, three = cluster.names
+    decider = Client(cluster.port(three))
+    decider.declare("there before")
+    with contextlib.closing(Client(cluster.port(one))) as client:
+        cluster.freeze(three)
+        try:
+            client.declare("made meanwhile", **TYPES["quorum"])
+            client.call(commands.Queue.Delete(queue="there before"), commands.Queue.DeleteOk)
+            client.declare("there before", **TYPES["quorum"])
+            decider.method(commands.Queue.Declare(queue="made meanwhile", passive=True))
+            arguments = TYPES["quorum"]
+            decider.method(commands.Queue.Declare(queue="there before", durable=True, arguments=arguments))
+        finally:
+            cluster.thaw(three)
+        decider.expect(commands.Queue.DeclareOk)
+        decider.expect(commands.Queue.DeclareOk)
+    decider.close()

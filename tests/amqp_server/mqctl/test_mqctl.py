@@ -775,3 +775,21 @@ def test_definitions_of_rabbitmq(mqd: Addresses, mqctl: Mqctl, way: str) -> None
     ok(mqctl("delete_vhost", "orders"))
     for user in ("ann", "md5", "sha512", "nobody"):
         ok(mqctl("delete_user", "--force", user))
+
+
+def test_a_queue_is_explained(mqd: Addresses, mqctl: Mqctl) -> None:
+    ok(mqctl("declare_queue", "why", "-a", "x-queue-type=quorum", "-a", "x-max-length=5"))
+    ok(mqctl("set_policy", "short", "^why$", '{"expires": 600000}', "--apply-to", "queues"))
+    told = ok(mqctl("explain", "queue", "why")).out
+    assert "queue 'why' in virtual host '/', type quorum" in told
+    assert "leader n1, members n1" in told
+    rows = [line.split("\t") for line in told.splitlines()]
+    assert ["max-length", "5", "argument"] in rows
+    assert ["expires", "600000", "policy 'short'"] in rows
+    assert ["overflow", "drop-head", "default"] in rows
+    assert any(row[:2] == ["delete if-empty", "queue's log"] for row in rows)
+    whole = json.loads(ok(mqctl("--formatter", "json", "explain", "queue", "why")).out)
+    assert (whole["type"], whole["copy"], whole["settings_in_force"]) == ("quorum", None, True)
+    assert mqctl("explain", "queue", "nothing").code != 0
+    ok(mqctl("clear_policy", "short"))
+    ok(mqctl("delete_queue", "why"))

@@ -571,3 +571,17 @@ def test_a_sealed_group_takes_no_member() -> None:
     assert [refused for _, refused in applied.attached] == [GONE]
     assert Replica.restore(replica.snapshot(), None, dead_letters=False).sealed
     assert not Replica.restore(before, None, dead_letters=False).sealed
+
+
+def test_a_group_with_members_is_not_moved_unless_it_must_be() -> None:
+    replica = Replica(None, dead_letters=False)
+
+    def run(index: int, *commands: Command) -> Applied:
+        batch = encode_batch("n1", 1, index, commands)
+        return replica.apply(index, *decode_entry(encode_entry(0, [batch])), ("n1", 1))
+
+    run(1, ("streams", [[7, "s"]], []), ("begin", 7, 0), ("attach", ("c",) * 4, 1, 0))
+    applied = run(2, ("move_unused", 5, [[7, 3]]))
+    assert (applied.moved, applied.in_use, replica.group.partitions[7].cursor) == ([], [(5, 1)], 0)
+    applied = run(3, ("detach", ("c",) * 4, True), ("move_unused", 6, [[7, 3]]))
+    assert (applied.moved, applied.in_use, replica.group.partitions[7].cursor) == ([6], [], 3)
