@@ -581,45 +581,44 @@ def x_death(queue: str, reason: str, **more: Any) -> dict[str, Any]:
     return {"queue": queue, "reason": reason, "exchange": "", "routing-keys": [queue], **more}
 
 
-@pytest.mark.parametrize(
-    ("known", "count"),
-    [
-        ([{}], 1),
-        ([{}, {}], 3),
-        ([{}, {}, {}], 4),
-        ([{"count": long(5)}], 6),
-        ([{"count": long(5)}, {}], 6),
-        ([{"count": long(5)}, {"count": long(7)}], 6),
-        ([{}, {"count": long(7)}], 3),
-    ],
-)
-def test_entries_of_one_queue_and_reason_become_one(
-    ch: BlockingChannel, name: Name, dead: str, known: list[dict[str, Any]], count: int
+@pytest.mark.parametrize("known", [[{"count": long(5)}], [{"count": long(5)}, {}], [{}, {"count": long(7)}]])
+def test_deaths_that_a_client_wrote_do_not_count(
+    ch: BlockingChannel, name: Name, dead: str, known: list[dict[str, Any]]
 ) -> None:
     queue = source(ch, name, to(dead))
-    entries = [x_death(queue, "rejected", **each) for each in known]
-    publish(ch, queue, b"m", headers={"x-death": entries})
+    entries = [x_death(queue, "rejected", **each) for each in known] + [x_death("other", "expired")]
+    publish(ch, queue, b"m", headers={"x-death": entries, "x-first-death-queue": "other"})
     reject(ch, queue)
-    assert deaths(wait_get(ch, dead)) == [(queue, "rejected", count)]
+    delivery = wait_get(ch, dead)
+    assert deaths(delivery) == [(queue, "rejected", 1)]
+    assert delivery.headers["x-first-death-queue"] == queue
 
 
-def test_entries_of_others_without_a_count_become_one_each(
-    ch: BlockingChannel, name: Name, dead: str
+def test_an_x_death_is_delivered_as_the_client_wrote_it(ch: BlockingChannel, name: Name) -> None:
+    queue = source(ch, name, {})
+    headers = {"x-death": [x_death("a", "expired", count=long(3))], "x-first-death-queue": "a"}
+    publish(ch, queue, b"m", headers=headers)
+    assert wait_get(ch, queue).headers == headers
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+def test_a_retry_with_the_headers_of_the_last_one_comes_back(
+    ch: BlockingChannel, name: Name, kind: str
 ) -> None:
-    queue = source(ch, name, to(dead))
-    entries = [
-        x_death("a", "expired"),
-        x_death("b", "rejected"),
-        x_death("a", "expired"),
-        x_death("a", "maxlen", count=long(4)),
-        x_death("b", "rejected"),
-        x_death("a", "expired"),
-    ]
-    publish(ch, queue, b"m", headers={"x-death": entries})
-    reject(ch, queue)
-    got = deaths(wait_get(ch, dead))
-    assert got[0] == (queue, "rejected", 1)
-    assert sorted(got[1:]) == [("a", "expired", 3), ("a", "maxlen", 4), ("b", "rejected", 2)]
+    """Celery publishes a task again with its headers, through a chain of queues where it expires."""
+    work, last, first = name("work"), name("last"), name("first")
+    typed = {"x-queue-type": kind}
+    ch.queue_declare(work, durable=True, arguments=typed)
+    ch.queue_declare(last, durable=True, arguments={**typed, **to(work), "x-message-ttl": 1})
+    ch.queue_declare(first, durable=True, arguments={**typed, **to(last), "x-message-ttl": 1})
+    headers: dict[str, Any] = {}
+    for _ in range(4):
+        publish(ch, first, b"task", headers=headers)
+        delivery = wait_get(ch, work)
+        assert deaths(delivery) == [(last, "expired", 1), (first, "expired", 1)]
+        headers = delivery.headers
+    for queue in (work, last, first):
+        ch.queue_delete(queue)
 
 
 @pytest.mark.parametrize("value", ["a string", 1, {"a": "b"}, []])

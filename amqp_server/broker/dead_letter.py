@@ -4,13 +4,19 @@ headers.
 The headers and the rule for cycles are RabbitMQ's (https://www.rabbitmq.com/docs/dlx): each (queue, reason)
 has one x-death entry with a count, the newest first; a message does not go to a queue where it has died
 (including this death), unless it was rejected since then, or now.
+
+As in RabbitMQ from 4.0 on, only deaths that the broker itself has written count. A client that publishes a
+message with the headers that it came with begins a new life, and its x-death is replaced by the first death
+of that. The broker tells them apart by the channel number in the frames of a message: dead letters have
+CHANNEL, which no client has.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator, Iterator
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from amqp_server.broker.queue import Queue
 from amqp_server.broker.routing_view import RoutingView
@@ -24,12 +30,17 @@ from quorum_queue.machine.run import Attributes, Run
 
 #: Targets that get a wide dead letter before the turn may end.
 PART_QUEUES = 32
-#: Largest count of deaths for one queue and reason.
-COUNT_MAX = (1 << 63) - 1
-#: Entries of x-death that are read before the turn may end: a client may send 20,000.
+#: Entries of x-death that are read before the turn may end.
 DEATHS_AT_ONCE = 64
 _DEATH_FIELDS = (b"queue", b"reason", b"count")
 _COPIES = (b"CC",)
+#: Channel number in the frames of dead letters. No message is published on it.
+CHANNEL = 0
+#: A dropped cycle is logged once in this time for each queue, and for so many queues, s.
+CYCLE_LOG_INTERVAL_S = 60.0
+CYCLE_LOGS_MAX = 1_000
+
+logger = logging.getLogger("mqd.queues")
 
 
 class Outcome:
@@ -71,6 +82,10 @@ class DeadLetterSender:
         """`frame_max` is the largest frame, in bytes."""
         self._frame_max = frame_max
         self._clock = clock
+        #: Dead letters that did not go to a queue because the message has died there before.
+        self.cycles = 0
+        #: When a cycle was last logged, by queue, and those that were not logged since.
+        self._logged: dict[tuple[str, str], tuple[int, int]] = {}
 
     def dead_letter(
         self,
@@ -140,7 +155,9 @@ class DeadLetterSender:
         payload, body = content.split(item)
         properties = content.Properties.parse(payload, checked=True)
         headers = properties.raw.get("headers", b"")
-        deaths = yield from _deaths(headers)
+        deaths: list[Death] = []
+        if attributes.channel == CHANNEL:
+            deaths = yield from _deaths(headers)
         copies = _texts(tables.values_in(headers, _COPIES).get(b"CC"))
         keys = (
             [routing_key, *copies]
@@ -163,14 +180,36 @@ class DeadLetterSender:
         except RoutingTooLong:
             return _NOWHERE
         cycling = _cycling(queue.name, deaths, reason)
-        found = [vhost.queues.get(name) for name in walk.route.queues if name not in cycling]
+        names = walk.route.queues
+        dropped = [name for name in names if name in cycling]
+        if dropped:
+            self._note_cycle(queue, reason, dropped)
+        found = [vhost.queues.get(name) for name in names if name not in cycling]
         # Some may have been deleted while the route was looked for.
         targets = [each for each in found if each is not None]
-        framed = content.build(properties.encode(len(body)), body, 1, self._frame_max)
+        framed = content.build(properties.encode(len(body)), body, CHANNEL, self._frame_max)
         size = max(len(body), 0) + 8
         largest = FRAME_BYTES_MIN if size <= FRAME_BYTES_MIN and len(payload) < 2048 else self._frame_max
-        sent = Attributes(properties.persistent, attributes.priority, None, 1, largest)
+        sent = Attributes(properties.persistent, attributes.priority, None, CHANNEL, largest)
         return _Sent(targets, framed, short_string(target) + short_string(keys[0]), sent)
+
+    def _note_cycle(self, queue: Queue, reason: Reason, names: list[str]) -> None:
+        """A dead letter does not go to these queues because it would go round for ever."""
+        self.cycles += len(names)
+        now_ms, key = self._clock.monotonic_ms(), (queue.vhost.name, queue.name)
+        logged_ms, omitted = self._logged.get(key, (-1, 0))
+        if logged_ms >= 0 and now_ms - logged_ms < 1000 * CYCLE_LOG_INTERVAL_S:
+            self._logged[key] = logged_ms, omitted + 1
+            return
+        if len(self._logged) >= CYCLE_LOGS_MAX:
+            self._logged.clear()
+        self._logged[key] = now_ms, 0
+        logger.warning(
+            "queue '%s' in vhost '%s': a dead letter (%s) for %s is dropped, because the message has died there before, "
+            "in a cycle without a rejection%s",
+            *(queue.name, queue.vhost.name, reason, ", ".join(f"'{name}'" for name in names[:5])),
+            f" (and {omitted} more like this)" if omitted else "",
+        )
 
     def _headers(
         self,
@@ -202,7 +241,7 @@ class DeadLetterSender:
             newest = tables.replaced(known.table, {b"count": _long(known.times + 1)}, checked=True)
         encoded = b"".join([b"F" + table for table in (newest, *[d.table for d in deaths if d is not known])])
         changed[b"x-death"] = b"A" + len(encoded).to_bytes(4, "big") + encoded
-        if not tables.has(properties.raw.get("headers", b""), b"x-first-death-reason"):
+        if not deaths:
             changed[b"x-first-death-reason"] = tables.encode_value(reason)
             changed[b"x-first-death-queue"] = tables.encode_value(queue.name)
             changed[b"x-first-death-exchange"] = tables.encode_value(exchange)
@@ -236,52 +275,28 @@ def _enqueue(targets: list[Queue], sent: _Sent, outcome: Outcome | None, letter:
 
 
 class Death(NamedTuple):
-    """One entry of x-death. A client may have sent it, so its fields may be anything."""
+    """One entry of x-death."""
 
-    queue: Any
-    reason: Any
+    queue: str
+    reason: str
     times: int
     #: The entry as encoded bytes, with its length in front.
     table: bytes
-    #: True if it has a count.
-    is_counted: bool
 
 
 def _deaths(headers: bytes) -> Generator[bool, None, list[Death]]:
-    """Return the entries of x-death in an encoded headers table, newest first, one for each queue and reason;
-    yield now and then, because there may be very many.
-
-    Clients, and RabbitMQ before 3.6, write several entries for one queue and reason: each without a count is
-    one death. A single entry without a count is left alone, as in RabbitMQ.
+    """Return the entries of x-death in the encoded headers table of a dead letter, newest first. Yields now
+    and then, because there may be many.
     """
-    groups: dict[tuple[str, str], list[Death]] = {}
-    found = 0
-    for table in tables.tables_in(headers, b"x-death"):
-        fields = tables.values_in(table, _DEATH_FIELDS)
-        count = fields.get(b"count")
-        counted = count if isinstance(count, int) and 0 <= count < COUNT_MAX else 0
-        queue, reason = fields.get(b"queue"), fields.get(b"reason")
-        death = Death(queue, reason, counted, table, b"count" in fields)
-        groups.setdefault((repr(queue), repr(reason)), []).append(death)
-        found += 1
-        if found % DEATHS_AT_ONCE == 0:
-            yield False
-    if found == 1:
-        return [death for group in groups.values() for death in group]
     deaths: list[Death] = []
-    for number, group in enumerate(groups.values(), 1):
-        deaths.append(_merged(group))
+    for number, table in enumerate(tables.tables_in(headers, b"x-death"), 1):
+        fields = tables.values_in(table, _DEATH_FIELDS)
+        queue, reason, count = (fields.get(name) for name in _DEATH_FIELDS)
+        if isinstance(queue, str) and isinstance(reason, str) and isinstance(count, int):
+            deaths.append(Death(queue, reason, count, table))
         if number % DEATHS_AT_ONCE == 0:
             yield False
     return deaths
-
-
-def _merged(group: list[Death]) -> Death:
-    death = group[0]
-    if death.is_counted:
-        return death
-    table = tables.replaced(death.table, {b"count": _long(len(group))}, checked=True)
-    return death._replace(times=len(group), table=table, is_counted=True)
 
 
 def _long(number: int) -> bytes:
@@ -289,13 +304,11 @@ def _long(number: int) -> bytes:
     return b"l" + number.to_bytes(8, "big", signed=True)
 
 
-def _cycling(queue: str, deaths: list[Death], reason: Reason) -> set[object]:
+def _cycling(queue: str, deaths: list[Death], reason: Reason) -> set[str]:
     """Return the names of the queues where the message has died since it was last rejected, this death in
     this queue included.
-
-    A client may have written names of any type; no queue has such a name.
     """
-    cycling: set[object] = set()
+    cycling: set[str] = set()
     if reason != "rejected":
         cycling.add(queue)
         for death in deaths:
@@ -304,8 +317,7 @@ def _cycling(queue: str, deaths: list[Death], reason: Reason) -> set[object]:
                 continue
             if death.reason == "rejected":
                 break
-            if isinstance(death.queue, str):
-                cycling.add(death.queue)
+            cycling.add(death.queue)
     return cycling
 
 

@@ -228,7 +228,7 @@ class Transaction:
     def commit_in_parts(
         self, hosts: dict[Recipient, None], held: dict[Recipient, None], *, acks: bool = True
     ) -> Iterator[None]:
-        """Like `commit`, some parts at a time. `hosts` gets the hosts, `held` those that hold parts back."""
+        """Like `commit`, some parts at a time; `hosts` gets the hosts, and `held` those that hold back."""
         segments, settlements = self._published(), self.settlements if acks else []
         if acks:
             self.settlements = []

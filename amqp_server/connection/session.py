@@ -293,7 +293,7 @@ class Session:
             if not channel.closing:
                 try:
                     self._dispatch(channel, method)
-                except AnswerAwaited as awaited:
+                except Awaited as awaited:
                     self.wait(awaited, channel, where, partial(self._dispatch, channel, method))
 
         self.suspended = suspension = Suspension(self, channel, where, caught_up)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from amqp_server.broker.dead_letter import DeadLetterSender
 from amqp_server.broker.queue import Queue
 from amqp_server.broker.queue_types import QUEUE_TYPES
 from amqp_server.broker.traffic import Ended, Traffic
@@ -236,6 +237,14 @@ class Measures:
             memory.budget_bytes,
         )
         yield _one("mqd_paged_out_bytes_total", "counter", "Bodies that left memory", memory.paged_out_bytes)
+        letters = self._broker.services.dead_letters
+        if isinstance(letters, DeadLetterSender):
+            yield _one(
+                "mqd_dead_letter_cycles_total",
+                "counter",
+                "Dead letters that a queue did not get because the message had died there before",
+                letters.cycles,
+            )
         memo = self._broker.memo
         yield _one("mqd_memo_bytes", "gauge", "Memory of remembered publish frames", memo.used)
 

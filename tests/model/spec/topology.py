@@ -215,7 +215,7 @@ class Topology(Letters):
             copy.leave(self.step)
 
     def _leave_groups(self, log: Log) -> None:
-        """A stream is gone: the members of groups over it are cancelled, unless there are other partitions."""
+        """A stream is gone: members of groups over it are cancelled, unless there are other partitions."""
         for group in self.queues.values():
             if isinstance(group, Queue) and group.kind == "stream-group":
                 for copy in group.copies:
