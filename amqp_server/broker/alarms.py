@@ -1,4 +1,6 @@
-"""Memory and disk alarms: while one is raised, publishers are blocked; consumers never are."""
+"""Memory and disk alarms: while one is raised, publishers are blocked; consumers never are. And alarms that
+block nobody.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,8 @@ class Alarms:
 
     def __init__(self) -> None:
         self._raised: dict[str, None] = {}
+        #: Those that block no publisher.
+        self._limits: set[str] = set()
         self._subscribers: list[Callable[[], None]] = []
 
     def subscribe(self, changed: Callable[[], None]) -> None:
@@ -26,7 +30,14 @@ class Alarms:
         return "low on " + " & ".join(sorted(self._raised)) if self._raised else ""
 
     def names(self) -> list[str]:
-        return sorted(self._raised)
+        return sorted({*self._raised, *self._limits})
+
+    def set_limit(self, name: str, raised: bool) -> None:
+        """Raise or clear an alarm that blocks no publisher."""
+        if raised is (name in self._limits):
+            return
+        (self._limits.add if raised else self._limits.discard)(name)
+        self._tell()
 
     def set(self, resource: str, raised: bool) -> None:
         """Raise or clear the alarm of a resource (memory, disk)."""
@@ -36,5 +47,8 @@ class Alarms:
             self._raised[resource] = None
         else:
             del self._raised[resource]
+        self._tell()
+
+    def _tell(self) -> None:
         for changed in self._subscribers:
             changed()
