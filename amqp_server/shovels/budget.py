@@ -79,7 +79,7 @@ class Flow:
         #: Bytes of this shovel in the budget.
         self.counted = 0
         #: Called when the source may be read again.
-        self.look: Callable[[], None] = lambda: None
+        self.look: Callable[[], None] = _nothing
         self._taken = transfer.taken_bytes
         self._taken_s = now_s
         budget.enter(self)
@@ -117,6 +117,11 @@ class Flow:
             )
 
     def end(self) -> None:
+        # A cycle would keep the bytes of the shovel until the collector looks at old objects.
+        self.look = _nothing
         self._budget.count(-self.counted)
         self.counted = 0
         self._budget.leave(self)
+
+
+def _nothing() -> None: ...

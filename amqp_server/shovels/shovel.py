@@ -140,11 +140,8 @@ class Shovel:
                 await self._surroundings.completed(self)
                 return False
             return not self._stop.is_set()
-        except Exception as error:
-            expected = [each for each in _leaves(error) if isinstance(each, EXPECTED)]
-            if not expected:
-                logger.exception("%s: internal error", self._title, exc_info=error)
-            self._failed(expected[0] if expected else ShovelError(f"internal error: {type(error).__name__}"))
+        except Exception as error:  # noqa: BLE001 - any end of a run is told, and the next run begins
+            self._ended_by(error)
         finally:
             if self._transfer is not None:
                 self.forwarded += self._transfer.forwarded
@@ -154,6 +151,14 @@ class Shovel:
         with trio.move_on_after(max(delay_s, least_s) if delay_s else float("inf")):
             await self._restart.wait()
         return True
+
+    def _ended_by(self, error: Exception) -> None:
+        # A separate function: an exception in a variable of the run would be a cycle, which keeps everything
+        # that the run held.
+        expected = [each for each in _leaves(error) if isinstance(each, EXPECTED)]
+        if not expected:
+            logger.exception("%s: internal error", self._title, exc_info=error)
+        self._failed(expected[0] if expected else ShovelError(f"internal error: {type(error).__name__}"))
 
     def _failed(self, error: BaseException) -> None:
         text = _why(error)
