@@ -48,6 +48,7 @@ from amqp_server.connection.poller import Poller
 from amqp_server.connection.tls import ListenerTLS, TLSFileError
 from amqp_server.connection.unfinished import UnfinishedWatch
 from amqp_server.connection.untaken import UntakenWatch
+from amqp_server.descriptors import Descriptors
 from amqp_server.driver import Driver
 from amqp_server.imports import imported
 from amqp_server.load_definitions import DefinitionsError, load_definitions
@@ -187,11 +188,19 @@ class Node:
         self.authentication = Authentication(
             self.broker.access.users, config, self.password_checks, self.http_backend
         )
+        self.descriptors = Descriptors(config, alarms)
         self.server = Server(
-            self.broker, self.backpressure, self.password_checks, self.poller, self.authentication
+            self.broker,
+            self.backpressure,
+            self.password_checks,
+            self.poller,
+            self.authentication,
+            self.descriptors,
         )
         self.tokens = self.server.tokens
-        self.resources = ResourceWatch(config, alarms, Path(environment.directory), environment.free_bytes)
+        self.resources = ResourceWatch(
+            config, alarms, Path(environment.directory), environment.free_bytes, self.descriptors
+        )
         self.reload = Reload(config, self.resources, self.broker.log_limit, reread)
         if parts is not None:
             self.reload.certificates.append(self._links_tls(parts))
@@ -218,6 +227,7 @@ class Node:
             store=self.stream_store,
             options=StreamOptions(
                 segment_bytes=config.stream_segment_bytes,
+                segment_bytes_min=config.stream_segment_bytes_min,
                 limits=Limits(
                     age_ms(config.stream_max_age) if config.stream_max_age else None,
                     config.stream_max_bytes or None,
@@ -360,6 +370,7 @@ class Node:
         if config.metrics:
             metrics = listen(config.metrics, config.listen_backlog)
             self.metrics_address = _address(metrics)
+        self.descriptors.tell()
         _settle_collector()
         async with trio.open_nursery() as background:
             background.start_soon(serve_sockets, self.poller)
@@ -469,6 +480,7 @@ class Node:
             always if administration is None else here,
             self._clear_parameter,
             lambda: broker.runtime.parameters.cluster_name or f"mqd@{config.node}",
+            self.descriptors,
         )
         await self.shovels.run()
 

@@ -29,6 +29,8 @@ MEMORY_BUDGET_SHARE = 0.4
 STREAM_READ_SHARE = 0.125
 #: Share of it that clients may not have taken yet, and what they may at least, bytes.
 UNSENT_SHARE, UNSENT_BYTES_MIN = 0.25, 32 * MIB
+#: Shares of it for shovels, and for requests and answers of management; what each has at least, bytes.
+SHOVELS_SHARE, HTTP_SHARE, SHARED_BYTES_MIN = 0.125, 0.125, 32 * MIB
 #: Share of it that declared things may take up, and what they may at least, bytes.
 DECLARED_SHARE, DECLARED_BYTES_MIN = 0.5, 32 * MIB
 
@@ -342,6 +344,13 @@ class Config:
     connections_max: int = option(
         20_000, "Open connections.", low=1, high=1_000_000, section="Connections and channels"
     )
+    files_reserved: int = option(
+        128,
+        "Open files that connections leave to the node itself, and half of the limit of open files if that is less; links"
+        " to other nodes come on top of it.",
+        low=16,
+        high=1_000_000,
+    )
     half_open_max: int = option(1_000, "Connections that have not logged in yet.", low=1, high=1_000_000)
     half_open_per_address_max: int = option(500, "Those of one address.", low=1, high=1_000_000)
     handshake_timeout_s: float = option(10.0, "Time to log in and open a vhost.", unit="s", low=0.1, high=600)
@@ -487,6 +496,13 @@ class Config:
         low=64 * KIB,
         high=3_000_000_000,
         section="Streams",
+    )
+    stream_segment_bytes_min: int = option(
+        16 * KIB,
+        "The size in place of a smaller one that a stream is declared with, or a policy has: each segment is two files.",
+        unit="bytes",
+        low=1,
+        high=64 * MIB,
     )
     stream_max_age: str = option(
         "",
@@ -936,6 +952,21 @@ class Config:
     http_send_timeout_s: float = option(
         30.0, "Time for a management client to take 16 KiB of an answer.", unit="s", low=0.1, high=3_600
     )
+    http_answer_timeout_s: float = option(
+        300.0,
+        "Time for which the node waits in all for a management client to take an answer.",
+        unit="s",
+        low=0.1,
+        high=86_400,
+    )
+    http_memory_bytes_max: int = option(
+        0,
+        "What management requests and answers take up together, estimated, half of it those of one user, and an eighth only"
+        " those of administrators; more are answered with 503. 0: an eighth of the memory limit.",
+        unit="bytes",
+        low=0,
+        high=1 << 50,
+    )
     http_slice_ms: int = option(
         2,
         "Time for which long answers of the management API keep the node from its clients at a stretch.",
@@ -1017,6 +1048,14 @@ class Config:
         unit="bytes",
         low=64 * KIB,
         high=GIB,
+    )
+    shovels_bytes_max: int = option(
+        0,
+        "The same of all shovels together: above it, only sources of shovels that hold nothing are read, and a shovel ends"
+        " whose destination takes nothing (unfinished_timeout_s). 0: an eighth of the memory limit.",
+        unit="bytes",
+        low=0,
+        high=1 << 50,
     )
     shovel_connect_timeout_s: float = option(
         10.0, "Time for a shovel to connect, log in and declare at one URI.", unit="s", low=0.1, high=600
@@ -1144,6 +1183,14 @@ class Config:
     @property
     def unsent_budget_bytes(self) -> int:
         return self.unsent_bytes_max or max(UNSENT_BYTES_MIN, int(self.memory_limit_bytes * UNSENT_SHARE))
+
+    @property
+    def shovels_budget_bytes(self) -> int:
+        return self.shovels_bytes_max or max(SHARED_BYTES_MIN, int(self.memory_limit_bytes * SHOVELS_SHARE))
+
+    @property
+    def http_memory_budget_bytes(self) -> int:
+        return self.http_memory_bytes_max or max(SHARED_BYTES_MIN, int(self.memory_limit_bytes * HTTP_SHARE))
 
     @property
     def declared_budget_bytes(self) -> int:

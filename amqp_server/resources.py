@@ -14,6 +14,8 @@ import trio
 
 from amqp_server.broker.alarms import Alarms
 from amqp_server.config import Config
+from amqp_server.descriptors import Descriptors
+from persistence import own_process
 
 INTERVAL_S = 0.5
 #: Above the share NEAR_SHARE of the limit, memory is checked PARTS times more often, because it may run out
@@ -33,16 +35,21 @@ LOOK_WAIT_S, LOOK_SHARE = 5.0, 1000
 #: Above the memory limit the garbage collector looks at all objects, once in this interval, s: that takes up
 #: to a second.
 COLLECT_EVERY_S = 600
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class ResourceWatch:
-    """Compares the memory and disk use of the process with its limits twice a second."""
+    """Compares the memory, disk and descriptors of the process with its limits twice a second."""
 
     def __init__(
-        self, config: Config, alarms: Alarms, directory: Path, reusable_bytes: Callable[[], int] = lambda: 0
+        self,
+        config: Config,
+        alarms: Alarms,
+        directory: Path,
+        reusable_bytes: Callable[[], int] = lambda: 0,
+        descriptors: Descriptors | None = None,
     ) -> None:
         self._alarms = alarms
+        self._descriptors = descriptors
         #: Free space within the store's files, which the file system counts as used.
         self._reusable_bytes = reusable_bytes
         self._directory = directory
@@ -63,6 +70,8 @@ class ResourceWatch:
                 memory, used = await trio.to_thread.run_sync(left_after_giving_back)
                 self._heap.given_back(memory, used, trio.current_time())
             self.look(trimmed=trim)
+            if self._descriptors is not None:
+                self._descriptors.look()
 
     async def _is_due(self, memory_bytes: int) -> bool:
         """True if free heap should be given back now."""
@@ -235,6 +244,5 @@ def left_after_giving_back() -> tuple[int, int]:
 
 def private_memory_bytes() -> int:
     """Resident memory without mapped files: the kernel can reclaim those at any time."""
-    with open("/proc/self/statm") as statm:
-        _, resident, shared, *_ = statm.read().split()
-    return (int(resident) - int(shared)) * _PAGE
+    resident, shared = own_process.resident_bytes()
+    return resident - shared

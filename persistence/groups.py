@@ -46,7 +46,8 @@ class Groups:
 
     def last_index(self, group: int) -> int:
         """Last index of the log, as submitted; the snapshot's index if the log is empty."""
-        return self._bounds_of(group).last
+        bounds = self._bounds.get(group)
+        return (self._submitted_bounds(group) if bounds is None else bounds).last
 
     # --- submitting
 
@@ -149,7 +150,8 @@ class Groups:
     def drop(self, group: int) -> None:
         """Drop the group, its vote included."""
         self._pending.open.group(group).drop()
-        self._bounds[group] = Bounds(0, 0)
+        # Few groups begin anew under their number; until the drop is in the store, the layers show it.
+        self._bounds.pop(group, None)
 
     # --- reading
 
@@ -235,8 +237,16 @@ class Groups:
     def _bounds_of(self, group: int) -> Bounds:
         bounds = self._bounds.get(group)
         if bounds is None:
-            bounds = self._bounds[group] = Bounds(*self._store.bounds(group))
+            bounds = self._bounds[group] = self._submitted_bounds(group)
         return bounds
+
+    def _submitted_bounds(self, group: int) -> Bounds:
+        """Return the bounds of a group that has none in memory: nothing was added to it since its drop, or
+        since the start.
+        """
+        if any(changes.dropped for changes in self._changes_of(group)):
+            return Bounds(0, 0)
+        return Bounds(*self._store.bounds(group))
 
 
 def _size_of(entries: Sequence[EntryLike]) -> int:

@@ -20,9 +20,10 @@ from pathlib import Path
 import trio
 from outcome import Outcome
 
+from persistence.own_process import PAGE_BYTES
 from persistence.pages import DAMAGES, KeyRange, Others, Read, Span, pieces, to_delete, value_spans
 from persistence.reports import to_this_loop
-from persistence.residency import LINUX, PAGE_BYTES, mapped_ranges
+from persistence.residency import LINUX, mapped_ranges
 from persistence.worker import Worker
 
 #: Bytes that the thread reads at once.

@@ -9,10 +9,12 @@ Linux only: there is no /proc/self/maps elsewhere, and then nothing is done.
 """
 
 import ctypes
-import os
 import sys
 from pathlib import Path
 from typing import Final
+
+from persistence import own_process
+from persistence.own_process import PAGE_BYTES
 
 LINUX = sys.platform == "linux"
 MADV_DONTNEED: Final = 4
@@ -20,7 +22,6 @@ MADV_DONTNEED: Final = 4
 FAULT_BYTES: Final = 256 * 1024
 # A kernel that keeps files in large folios maps a whole one.
 FOLIO_BYTES: Final = 2 * 1024 * 1024
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 if LINUX:
     _libc = ctypes.CDLL(None, use_errno=True)
@@ -31,7 +32,7 @@ def resident_shared_bytes() -> int:
     """Resident pages of mapped files, all files together."""
     if not LINUX:
         return 0
-    return int(Path("/proc/self/statm").read_text().split()[2]) * PAGE_BYTES
+    return own_process.resident_bytes()[1]
 
 
 def mapped_ranges(path: Path) -> list[tuple[int, int, int]]:
@@ -40,7 +41,7 @@ def mapped_ranges(path: Path) -> list[tuple[int, int, int]]:
         return []
     name = str(path.resolve())
     found = []
-    for line in Path("/proc/self/maps").read_text().splitlines():
+    for line in own_process.maps.read().decode(errors="surrogateescape").splitlines():
         fields = line.split(maxsplit=5)
         # A private mapping would lose the bytes that were written to it.
         if len(fields) == 6 and fields[5] == name and fields[1].endswith("s"):

@@ -30,6 +30,7 @@ from persistence.errors import CommitFailed, CorruptRecord, PersistenceError, St
 from persistence.group_tables import GroupTables, owners
 from persistence.guard import DAMAGE, WRITE_ERRORS, Guard
 from persistence.layer import Layer, Pending
+from persistence.own_process import PAGE_BYTES
 from persistence.page_reader import PageReader
 from persistence.pages import KeyRange
 from persistence.record import (
@@ -47,7 +48,7 @@ from persistence.record import (
     unpack,
     unseal,
 )
-from persistence.residency import FAULT_BYTES, FOLIO_BYTES, PAGE_BYTES
+from persistence.residency import FAULT_BYTES, FOLIO_BYTES
 from persistence.transaction import Erasures, LmdbTransaction, unpack_mask
 
 log = logging.getLogger("mqd.persistence")

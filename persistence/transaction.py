@@ -21,6 +21,7 @@ from persistence.group_writer import GroupWriter
 from persistence.guard import WRITE_ERRORS
 from persistence.layer import Layer, QueueChanges
 from persistence.metadata import pack_entry
+from persistence.own_process import PAGE_BYTES
 from persistence.pages import KeyRange
 from persistence.ports import Job
 from persistence.record import (
@@ -35,7 +36,7 @@ from persistence.record import (
     seal,
     unseal,
 )
-from persistence.residency import FAULT_BYTES, PAGE_BYTES
+from persistence.residency import FAULT_BYTES
 
 if TYPE_CHECKING:
     import lmdb
@@ -192,6 +193,7 @@ class LmdbTransaction:
     def _drop(self, queue_id: int) -> Iterator[Job | None]:
         self._txn.delete(QUEUE.pack(queue_id), db=self._tables.states)
         yield from self._clear(self._tables.annotations, queue_id, 0, SEQ_MAX)
+        self._store.annotated.discard(queue_id)
         yield from self._erase_or_note(queue_id, 0, SEQ_MAX)
 
     def _settle(self, queue_id: int, start: int, stop: int) -> Iterator[Job | None]:

@@ -1,4 +1,6 @@
-"""Memory and disk alarms: while one is raised, publishers are blocked; consumers never are."""
+"""Memory and disk alarms: while one is raised, publishers are blocked; consumers never are. And alarms that
+block nobody.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,8 @@ class Alarms:
 
     def __init__(self) -> None:
         self._raised: dict[str, None] = {}
+        #: Those that block no publisher.
+        self._limits: set[str] = set()
         self._subscribers: list[Callable[[], None]] = []
 
     def subscribe(self, changed: Callable[[], None]) -> None:
@@ -29,7 +33,14 @@ class Alarms:
         return "low on " + " & ".join(sorted(self._raised)) if self._raised else ""
 
     def names(self) -> list[str]:
-        return sorted(self._raised)
+        return sorted({*self._raised, *self._limits})
+
+    def set_limit(self, name: str, raised: bool) -> None:
+        """Raise or clear an alarm that blocks no publisher."""
+        if raised is (name in self._limits):
+            return
+        (self._limits.add if raised else self._limits.discard)(name)
+        self._tell()
 
     def set(self, resource: str, raised: bool, measured: str = "") -> None:
         """Raise or clear the alarm of a resource (memory, disk), and log that. `measured` is what was found,
@@ -49,5 +60,8 @@ class Alarms:
         else:
             del self._raised[resource]
             logger.warning("%s resource limit alarm cleared on this node%s", name, found)
+        self._tell()
+
+    def _tell(self) -> None:
         for changed in self._subscribers:
             changed()

@@ -98,6 +98,8 @@ class Broker:
         self.replication: Replication = replication or LocalReplication(config.node, self.topology)
         self.failures = Failures(config, clock, timers, hosts)
         self.time_notes = TimeNotes(metadata, services.queue_time, clock, timers, services.commits)
+        #: The reason that sessions know why publishers are blocked.
+        self._blocked = ""
         alarms.subscribe(lambda: turn.run(self._tell_sessions))
 
     def changed(self) -> None:
@@ -114,6 +116,9 @@ class Broker:
         """An alarm was raised or cleared."""
         if self.events is not None:
             self.events.alarms_changed()
+        if self.alarms.reason == self._blocked:
+            return
+        self._blocked = self.alarms.reason
         if self.alarms.active:
             self._forget_memos()
         for session in self.sessions:

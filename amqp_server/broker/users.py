@@ -184,6 +184,8 @@ class Users:
     def delete(self, name: str) -> None:
         self.require(name)
         del self._users[name]
+        self._better.pop(name, None)
+        self._replaced.pop(name, None)
         self._metadata.delete(TABLE, name)
 
 

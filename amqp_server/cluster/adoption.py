@@ -17,7 +17,7 @@ Durable classic queues stay in the journal: only the record that they are on thi
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -104,13 +104,16 @@ class Adoption:
         store: GroupStore,
         directory: Directory,
         streams: StreamLogs,
+        segment_size: Callable[[int | None], int],
         *,
         addresses: Mapping[str, str],
         identities: Mapping[str, str],
         free_bytes: int,
         zones: Zones | None = None,
     ) -> None:
-        """`addresses` and `identities` are those of all nodes and of their directories."""
+        """`segment_size` is that of StreamOptions. `addresses` and `identities` are those of all nodes and of
+        their directories.
+        """
         self._zones = zones or Zones()
         self._broker = broker
         self._node = broker.config.node
@@ -118,6 +121,7 @@ class Adoption:
         self._store = store
         self._directory = directory
         self._streams = streams
+        self._segment_size = segment_size
         self._addresses = dict(addresses)
         self._identities = dict(identities)
         self._free_bytes = free_bytes
@@ -245,7 +249,7 @@ class Adoption:
         replica = StreamReplica(settings)
         log = self._streams.log(
             record.queue_id,
-            segment_bytes or self._broker.config.stream_segment_bytes,
+            self._segment_size(segment_bytes),
             keeper=replica.taken,
         )
         stored_stop = int.from_bytes(found.state, "big") if found is not None and found.state else 0

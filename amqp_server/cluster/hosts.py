@@ -133,6 +133,7 @@ class ClusterHosts:
             group_host.close()
         if self.stopped.pop(queue_id, None) is not None:
             self._groups.drop(queue_id)
+        self._groups.replicas.gone(queue_id)
 
     def configure(self, queue: Queue) -> None:
         queue_id = queue.queue_id

@@ -164,6 +164,7 @@ class ClusterNode:
             parts.store,
             parts.directory,
             self.hosts.streams.store,
+            self.hosts.streams.options.segment_size,
             addresses=self._addresses(),
             identities=self._founding.identities(),
             free_bytes=disk.f_bavail * disk.f_frsize + parts.environment.free_bytes(),

@@ -17,6 +17,7 @@ from amqp_server.connection.tls import (
 )
 from amqp_server.secret_files import SecretFileError, read_secret
 from persistence.group_record import ENTRY_BYTES_MAX
+from persistence.own_process import SHORT
 from quorum_queue.cluster.options import ReplicationOptions
 from quorum_queue.links.ports import LinkOptions
 
@@ -86,9 +87,15 @@ class LinksTls:
         stamps = self._read_stamps()
         if stamps == self._stamps:
             return
-        self._stamps = stamps
+        before, self._stamps = self._stamps, stamps
         try:
             self._mesh.use_tls(tls(self._config))
+        except OSError as error:
+            if error.errno not in SHORT:
+                raise
+            # No file can be opened now: try again the next time.
+            self._stamps = before
+            logger.error("the certificate of the links can't be read now: %s", error)
         except ClusterError as error:
             logger.error("the links keep the certificate that they have: %s", error)
         else:

@@ -25,7 +25,7 @@ from amqp_server.broker.answers import ASKED, Answers, Question
 from amqp_server.broker.grants import Token
 from amqp_server.broker.users import UserRefused, checked_name, checked_tags, is_loopback
 from amqp_server.connection.http_client import body_of, quiet, reason
-from amqp_server.connection.password_checks import source_of
+from quorum_queue.links.sources import source_of
 
 if TYPE_CHECKING:
     import httpx

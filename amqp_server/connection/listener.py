@@ -21,7 +21,7 @@ from amqp_server.connection.certificate_names import Tls, described, login_name
 from amqp_server.connection.client_wire import ClientWire
 from amqp_server.connection.half_open import HalfOpen, HalfOpens
 from amqp_server.connection.handshake_failures import explained
-from amqp_server.connection.password_checks import Outcome, PasswordChecks, source_of
+from amqp_server.connection.password_checks import Outcome, PasswordChecks
 from amqp_server.connection.poller import Poller
 from amqp_server.connection.proxy_protocol import BadProxyHeader, Place, Proxies, ProxyHeader, plain_host
 from amqp_server.connection.proxy_reader import read_header, receiver
@@ -31,7 +31,10 @@ from amqp_server.connection.socket_waits import SocketWaits
 from amqp_server.connection.tls import ListenerTLS
 from amqp_server.connection.tokens import Tokens, is_token
 from amqp_server.connection.transport import Backpressure, Transport
+from amqp_server.descriptors import Descriptors
 from quorum_queue.beat import now_ms, until_beat_s
+from quorum_queue.links.accept import accept_all
+from quorum_queue.links.sources import source_of
 from quorum_queue.links.wire import TlsWire
 
 if TYPE_CHECKING:
@@ -98,8 +101,10 @@ class Server:
         password_checks: PasswordChecks,
         poller: Poller,
         authentication: Authentication | None = None,
+        descriptors: Descriptors | None = None,
     ) -> None:
         self.broker = broker
+        self.descriptors = descriptors or Descriptors(broker.config, broker.alarms)
         self.config = broker.config
         self.turn = broker.turn
         self.poller = poller
@@ -137,32 +142,25 @@ class Server:
     async def serve(self, listening: socket.socket, tls: ListenerTLS | None = None) -> None:
         """Accept until the socket is closed, or cancelled."""
         async with trio.open_nursery() as nursery:
-            # The socket may be closed before this task first runs.
-            while listening.fileno() >= 0:
-                try:
-                    await trio.lowlevel.wait_readable(listening)
-                except trio.ClosedResourceError:
-                    return
-                for _ in range(ACCEPT_BATCH):
-                    try:
-                        sock, address = listening.accept()
-                    except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                        break
-                    except OSError as error:
-                        logger.error("cannot accept a connection: %s", error)
-                        await trio.sleep(0.1)
-                        break
-                    self._accept(nursery, sock, str(address[0]), None if tls is None else tls.context)
+
+            def accepted(sock: socket.socket, address: tuple[str, int]) -> None:
+                self._accept(nursery, sock, str(address[0]), None if tls is None else tls.context)
+
+            await accept_all(listening, ACCEPT_BATCH, accepted, self._cannot_accept)
+
+    def _cannot_accept(self, error: OSError) -> None:
+        if self.broker.log_limit.allows("connections that could not be accepted", "clients", 1):
+            logger.error("cannot accept a connection: %s; it waits", error)
+        self.descriptors.failed(error)
 
     def _accept(
         self, nursery: trio.Nursery, sock: socket.socket, peer: str, tls: ssl.SSLContext | None
     ) -> None:
-        place = self._admit(peer) if self._open < self.config.connections_max else None
+        place = self._admit_open(peer)
         if place is None:
             self._say_refused(peer)
             sock.close()
             return
-        self._open += 1
         proxied = self._proxies.trusts(peer)
         try:
             sock.setblocking(False)
@@ -180,13 +178,30 @@ class Server:
         """Return a place for a connection of this address; None if there is none."""
         return self.half_opens.admit(source_of(peer), trio.current_time())
 
+    def _admit_open(self, peer: str) -> HalfOpen | None:
+        """Return a place for one more open connection, of this address; None if there is none."""
+        if self._open >= self.config.connections_max or not self.descriptors.take():
+            return None
+        place = self._admit(peer)
+        if place is None:
+            self.descriptors.give()
+            return None
+        self._open += 1
+        return place
+
+    def _close_place(self) -> None:
+        """A connection has ended, or could not begin."""
+        self._open -= 1
+        self.descriptors.give()
+
     def _say_refused(self, peer: str) -> None:
         source = source_of(peer)
         if self.broker.log_limit.allows("connection refused", source, 1):
             logger.warning(
-                "connection refused of %s: %d open, %d logging in, %d of them from there",
+                "connection refused of %s: %d open of at most %d, %d logging in, %d of them from there",
                 peer,
                 self._open,
+                self.descriptors.connections_max,
                 len(self.half_opens),
                 self.half_opens.count_of(source),
                 extra={"peer": peer},
@@ -228,11 +243,16 @@ class Server:
         """Return a connection of a client within this process: as this user, without a password (EXTERNAL),
         or as the node itself; with a password it may log in as another user. Raises OSError.
         """
-        place = self._admit(WITHIN) if self._open < self.config.connections_max else None
+        place = self._admit_open(WITHIN)
         if place is None:
             raise OSError("no more connections are allowed (connections_max)")
-        ours, theirs = socket.socketpair()
-        self._open += 1
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            self.descriptors.failed(error)
+            self._close_place()
+            self.half_opens.remove(place)
+            raise
         try:
             ours.setblocking(False)
             # A loopback address, so that users who may only log in from this machine can log in.
@@ -247,7 +267,7 @@ class Server:
 
     def _gone(self, sock: socket.socket, place: HalfOpen) -> None:
         sock.close()
-        self._open -= 1
+        self._close_place()
         self.half_opens.remove(place)
 
     async def _prepare(
@@ -372,7 +392,7 @@ class Server:
     def ended(self, transport: Transport) -> None:
         """The connection has released everything."""
         del self.transports[transport]
-        self._open -= 1
+        self._close_place()
         if transport.waits_for_disk:
             self._wait_for_disk.remove(transport)
 

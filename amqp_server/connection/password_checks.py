@@ -8,7 +8,6 @@ that was checked recently needs no check and no wait.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 import trio
 
 from amqp_server.broker.users import Users
+from quorum_queue.links.sources import source_of
 
 if TYPE_CHECKING:
     from amqp_server.config import Config
@@ -47,21 +47,6 @@ class Source:
         #: Held by the login that is checked next, first come, first served.
         self.next = trio.Lock()
         self.waiting = 0
-
-
-def source_of(peer: str) -> str:
-    """Return the key that counts as one address: in IPv6 a /64 network, which one machine may have for
-    itself.
-    """
-    try:
-        address = ipaddress.ip_address(peer.partition("%")[0])
-    except ValueError:
-        return peer
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped:
-            return str(address.ipv4_mapped)
-        return str(ipaddress.ip_network((int(address), 64), strict=False))
-    return str(address)
 
 
 def _outcome(verified: bool | None) -> Outcome:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from amqp_server.config import Config
 from amqp_server.secret_files import SecretFileError, check_secret_file
+from persistence.own_process import SHORT
 
 logger = logging.getLogger("mqd.connection")
 
@@ -56,9 +57,15 @@ class ListenerTLS:
         if stamps == self._stamps:
             return
         # A file that changes while it is read is read again the next time.
-        self._stamps = stamps
+        before, self._stamps = self._stamps, stamps
         try:
             self.context = make_context(self._config)
+        except OSError as error:
+            if error.errno not in SHORT:
+                raise
+            # No file can be opened now: try again the next time.
+            self._stamps = before
+            logger.error("the certificate of the TLS listener can't be read now: %s", error)
         except (TLSFileError, SecretFileError) as error:
             logger.error("the certificate of the TLS listener stays the old one: %s", error)
         else:
@@ -131,6 +138,9 @@ def _require(file: PEMFile, mark: bytes, what: str) -> None:
         with open(file.path, "rb") as opened:
             content = opened.read()
     except OSError as error:
+        if error.errno in SHORT:
+            # Nothing is wrong with the file.
+            raise
         raise TLSFileError(file, str(error.strerror or error)) from None
     if mark not in content:
         raise TLSFileError(file, f"holds no {what} in PEM format")

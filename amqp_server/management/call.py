@@ -14,6 +14,7 @@ from amqp_server.broker.users import ADMINISTRATOR, MANAGEMENT, MONITORING, POLI
 from amqp_server.broker.vhosts import VhostRecord
 from amqp_server.errors import AMQPError
 from amqp_server.management.answer import Refusal, bad_request, not_authorised, not_found, refusal_of
+from amqp_server.management.memory import Held, Memory
 from amqp_server.management.slices import Slices
 from amqp_server.management.stats import Stats
 
@@ -69,6 +70,7 @@ class Call:
         local: bool = False,
         scopes: Sequence[str] | None = None,
         part: Part | None = None,
+        held: Held | None = None,
     ) -> None:
         """`scopes` are those of the user's token, if there is one. Then the caller has to call `end`."""
         self.broker = broker
@@ -95,6 +97,8 @@ class Call:
         self.local = local
         #: The part of the list that the other node wants; None: all of it.
         self.part = part
+        #: The memory that the request and its answer hold.
+        self.held = held or Memory(1 << 62).hold(user.name, administrator=True)
         #: Nodes whose part is missing in the answer.
         self.missing: list[str] = []
         self._stats: Stats | None = None

@@ -27,9 +27,7 @@ def _failed(reason: str, **more: Any) -> Answer:
 
 
 def _alarms_here(call: Call) -> list[dict[str, str]]:
-    told = call.broker.node.view()
-    raised = [name for name, is_on in (("memory", told.mem_alarm), ("disk", told.disk_free_alarm)) if is_on]
-    return [{"node": call.broker.name, "resource": name} for name in raised]
+    return [{"node": call.broker.name, "resource": name} for name in call.broker.node.alarms()]
 
 
 async def alarms(call: Call) -> Any:

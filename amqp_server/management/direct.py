@@ -31,12 +31,23 @@ ANSWER_S = 30.0
 READ_S = 2.0
 #: Messages of a stream that are delivered before the first of them is acked.
 READ_AHEAD = 4
+#: What a message takes up besides its contents.
+MESSAGE_BYTES = 512
 _TIMESTAMP = struct.Struct(">Q")
+
+
+#: Returns whether a message of this size, after so many others, is taken. May raise.
+Takes = Callable[[int, int], Awaitable[bool]]
 
 
 class Content(NamedTuple):
     properties: content.Properties
     body: bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes of the message in memory."""
+        return MESSAGE_BYTES + len(self.body) + sum(map(len, self.properties.raw.values()))
 
 
 class Got(NamedTuple):
@@ -161,7 +172,13 @@ class Direct:
         return Got(told, message)
 
     async def read(
-        self, stream: str, arguments: Mapping[str, Any], count: int, bytes_max: int, end: int
+        self,
+        stream: str,
+        arguments: Mapping[str, Any],
+        count: int,
+        bytes_max: int,
+        end: int,
+        takes: Takes,
     ) -> list[Read]:
         """Read a stream as a consumer with these arguments, at most to the offset before `end`."""
         found: list[Read] = []
@@ -178,8 +195,10 @@ class Direct:
                     if isinstance(answer, commands.Basic.Deliver):
                         deliver = answer
                     elif isinstance(answer, Content) and deliver is not None:
+                        if len(found) < count and not await takes(answer.size, len(found)):
+                            return found
                         found.append(Read(deliver, answer))
-                        size += len(answer.body)
+                        size += answer.size
                 if len(found) >= count or size >= bytes_max or (found and found[-1].offset >= end - 1):
                     break
                 self._answered = trio.Event()

@@ -29,6 +29,8 @@ PASSED_ON = tuple(
 )
 #: Bytes of rows in one part of an answer: a part is decoded in one step.
 PART_BYTES = 16_384
+#: Decoded rows take so many times the memory of their JSON.
+ROWS_SHARE = 4
 
 
 class Part(msgspec.Struct):
@@ -105,10 +107,17 @@ async def ask_others(call: Call, nodes: Sequence[str] | None = None, part: Part 
         )
     )
 
+    refused: list[Refusal] = []
+
     async def ask(node: str) -> None:
         parts = await others.ask(node, question)
         if parts is None:
             answers.missing.append(node)
+            return
+        try:
+            call.held.add(ROWS_SHARE * sum(map(len, parts)))
+        except Refusal as refusal:
+            refused.append(refusal)
             return
         rows: list[Row] = []
         for part in parts[:-1]:
@@ -124,6 +133,8 @@ async def ask_others(call: Call, nodes: Sequence[str] | None = None, part: Part 
     async with trio.open_nursery() as nursery:
         for node in others.names() if nodes is None else nodes:
             nursery.start_soon(ask, node)
+    if refused:
+        raise refused[0]
     answers.missing.sort()
     call.missing = sorted({*call.missing, *answers.missing})
     return answers

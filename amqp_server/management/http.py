@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import ExitStack, aclosing, contextmanager
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
@@ -30,10 +30,12 @@ from amqp_server.management.call import DEFAULT_EXCHANGE, MAY, REASON_HEADER, Ca
 from amqp_server.management.endpoints import ANYBODY, ENDPOINTS, Endpoint
 from amqp_server.management.listing import Rows, picked
 from amqp_server.management.login import Caller, Login
+from amqp_server.management.memory import ADMINISTRATORS_SHARE, Held, Memory
 from amqp_server.management.origin import JSON, is_of_another_page
 from amqp_server.management.page_files import PageFiles, page_files
 from amqp_server.management.page_login import PATH, PageLogin, is_of_the_page
 from amqp_server.management.page_sessions import PageSessions, SessionLimits
+from amqp_server.management.payloads import Messages
 from amqp_server.management.responses import HEADERS, refuse
 from amqp_server.management.slices import Slices
 
@@ -62,6 +64,8 @@ PATH_BYTES_MAX = 8_192
 QUERY_BYTES_MAX = 8_192
 #: Waiting logins of one address may take one of this many places for requests.
 LOGINS_SHARE = 8
+#: Bytes of an answer that go to its connection at a time.
+PIECE_BYTES = 64 * 1024
 
 
 #: Finds an exchange with an empty name in a path: RabbitMQ's rabbitmqadmin writes the default exchange so.
@@ -97,8 +101,9 @@ class Gate:
 class Slots:
     """Places for requests of users who are logged in. Probes and failed logins take none.
 
-    A request holds its slot until the answer was sent; the server closes connections of clients that do not
-    read theirs. No user may hold all slots.
+    A request takes its slot when its body is here, and holds it until the answer was sent; the server closes
+    connections of clients that do not read theirs. No user may hold all slots, and some are left to
+    administrators.
     """
 
     def __init__(self, requests_max: int, per_user_max: int) -> None:
@@ -108,19 +113,33 @@ class Slots:
         self._by_user: dict[str, int] = {}
 
     @contextmanager
-    def taken(self, user: str) -> Iterator[None]:
+    def counted(self, user: str) -> Iterator[None]:
+        """Count a request for its user, from its login on."""
         own = self._by_user.get(user, 0)
-        if self._requests >= self._requests_max or own >= self._per_user_max:
-            raise Refusal(503, "busy", "too many requests at a time")
-        self._requests += 1
+        if own >= self._per_user_max:
+            raise _busy()
         self._by_user[user] = own + 1
         try:
             yield
         finally:
-            self._requests -= 1
             self._by_user[user] -= 1
             if not self._by_user[user]:
                 del self._by_user[user]
+
+    @contextmanager
+    def taken(self, *, administrator: bool) -> Iterator[None]:
+        left = 0 if administrator else self._requests_max // ADMINISTRATORS_SHARE
+        if self._requests >= self._requests_max - left:
+            raise _busy()
+        self._requests += 1
+        try:
+            yield
+        finally:
+            self._requests -= 1
+
+
+def _busy() -> Refusal:
+    return Refusal(503, "busy", "too many requests at a time")
 
 
 class Api:
@@ -130,6 +149,7 @@ class Api:
         body_bytes_max: int,
         *,
         per_user_max: int = 64,
+        memory_bytes_max: int = 1 << 62,
         slices: Slices | None = None,
         filter_ms: int = 1_000,
         page: bool = True,
@@ -142,6 +162,7 @@ class Api:
         self._page: PageLogin | None = None
         self._body_bytes_max = body_bytes_max
         self._per_user_max = per_user_max
+        self._memory = Memory(memory_bytes_max)
         self._filter_ms = filter_ms
         self._slices = slices or Slices(2)
         self._login: Login
@@ -178,22 +199,46 @@ class Api:
             await response(request.scope, request.receive, send)
 
         if endpoint.who == ANYBODY:
-            await respond(await self._respond(endpoint, request, NOBODY))
+            with self._memory.hold("", administrator=False) as held:
+                await respond(await self._respond(endpoint, request, NOBODY, b"", held))
             return
         try:
             caller = await self._caller(endpoint, request)
-            with self._slots.taken(caller.identity), _protected(request):
-                await respond(await self._respond(endpoint, request, caller))
+            identity, administrator = caller.identity, ADMINISTRATOR in caller.user.tags
+            with ExitStack() as stack:
+                stack.enter_context(self._slots.counted(identity))
+                held = stack.enter_context(self._memory.hold(identity, administrator=administrator))
+                if administrator:
+                    stack.enter_context(_protected(request))
+                # A client may send its body slowly, so it has no slot meanwhile.
+                try:
+                    body = await self._body(endpoint, request, held)
+                except Refusal as refusal:
+                    _note(endpoint, request, caller.user, refusal.status)
+                    raise
+                stack.enter_context(self._slots.taken(administrator=administrator))
+                if not administrator:
+                    stack.enter_context(_protected(request))
+                await respond(await self._respond(endpoint, request, caller, body, held))
         except Refusal as refusal:
             # Sent without a slot: the refusal is small, and the client may read it slowly.
             await respond(refuse(refusal, challenge=not is_of_the_page(request)))
+        except ClientDisconnect:
+            await respond(Response(status_code=400))
 
-    async def _respond(self, endpoint: Endpoint, request: Request, caller: Caller) -> Response:
+    async def _body(self, endpoint: Endpoint, request: Request, held: Held) -> bytes:
+        if endpoint.method not in READS and is_of_another_page(request):
+            raise Refusal(415, "bad_request", f"content-type must be {JSON} in a request of another page")
+        return await read_body(request, self._body_bytes_max, held)
+
+    async def _respond(
+        self, endpoint: Endpoint, request: Request, caller: Caller, body: bytes, held: Held
+    ) -> Response:
         call: Call | None = None
         ACTING.set(caller.user.name)
         try:
-            call = await self._call(endpoint, request, caller)
-            response = await _response(await self._answer(endpoint, call), call.missing)
+            call = self._call(endpoint, request, caller, body, held)
+            response = await _response(await self._answer(endpoint, call), call)
             _note(endpoint, request, caller.user, response.status_code)
             return response
         except Refusal as refusal:
@@ -203,8 +248,6 @@ class Api:
             refused = refusal_of(error)
             _note(endpoint, request, caller.user, refused.status)
             return refuse(refused, challenge=not is_of_the_page(request))
-        except ClientDisconnect:
-            return Response(status_code=400)
         except Exception:
             # The client gets no internal details; the log gets the path, never the headers.
             log.exception("%s %s failed", request.method, request.url.path)
@@ -226,10 +269,7 @@ class Api:
             raise not_authorised(REFUSED[endpoint.who])
         return caller
 
-    async def _call(self, endpoint: Endpoint, request: Request, caller: Caller) -> Call:
-        if endpoint.method not in READS and is_of_another_page(request):
-            raise Refusal(415, "bad_request", f"content-type must be {JSON} in a request of another page")
-        body = await read_body(request, self._body_bytes_max)
+    def _call(self, endpoint: Endpoint, request: Request, caller: Caller, body: bytes, held: Held) -> Call:
         path = {name: _decoded(part) for name, part in request.path_params.items()}
         query = dict(request.query_params)
         return Call(
@@ -244,6 +284,7 @@ class Api:
             method=endpoint.method,
             route=endpoint.path,
             scopes=caller.scopes,
+            held=held,
         )
 
     async def _answer(self, endpoint: Endpoint, call: Call) -> object:
@@ -330,6 +371,22 @@ def _protected(request: Request) -> Iterator[None]:
         connection.protected = False
 
 
+class InPieces(Response):
+    """A body that goes to the connection piece by piece: otherwise it is copied as a whole."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = bytes(self.body)
+        if len(body) <= PIECE_BYTES:
+            await super().__call__(scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for start in range(0, len(body), PIECE_BYTES):
+            piece, more = body[start : start + PIECE_BYTES], start + PIECE_BYTES < len(body)
+            await send({"type": "http.response.body", "body": piece, "more_body": more})
+        if self.background is not None:
+            await self.background()
+
+
 class Streamed(Response):
     """A body that is made while it is sent; `first` is its first chunk."""
 
@@ -349,7 +406,7 @@ class Streamed(Response):
 
 
 async def _alive(request: Request) -> Response:
-    return await _response({"status": "ok"})
+    return _whole(Answer(200, {"status": "ok"}), HEADERS)
 
 
 def _note(endpoint: Endpoint, request: Request, user: User, status: int) -> None:
@@ -374,10 +431,11 @@ def _decoded(part: str) -> str:
     return text
 
 
-async def _response(answer: object, missing: Sequence[str] = ()) -> Response:
+async def _response(answer: object, call: Call) -> Response:
+    """Return the response, whose bytes the call holds. Raises Refusal if there is no room for them."""
     told = answer if isinstance(answer, Answer) else Answer(200, answer)
-    headers = HEADERS | {MISSING_HEADER: ",".join(missing)} if missing else HEADERS
-    if isinstance(told.body, Rows):
+    headers = HEADERS | {MISSING_HEADER: ",".join(call.missing)} if call.missing else HEADERS
+    if isinstance(told.body, (Rows, Messages)):
         chunks = told.body.chunks()
         first = await anext(chunks)
         # Only the next chunk shows that there is one.
@@ -385,12 +443,18 @@ async def _response(answer: object, missing: Sequence[str] = ()) -> Response:
         if second is None:
             return Response(first, told.status, headers, JSON)
         return Streamed(first + second, chunks, headers)
+    response = _whole(told, headers)
+    call.held.add(len(response.body))
+    return response
+
+
+def _whole(told: Answer, headers: Mapping[str, str]) -> Response:
     if told.location:
-        headers = headers | {"location": told.location}
+        headers = {**headers, "location": told.location}
     after = None if told.after is None else BackgroundTask(told.after)
     if told.body is None:
         return Response(status_code=told.status, headers=headers, background=after)
-    return Response(encode(told.body), told.status, headers, JSON, after)
+    return InPieces(encode(told.body), told.status, headers, JSON, after)
 
 
 async def unrouted(request: Request, error: Exception) -> Response:

@@ -70,14 +70,6 @@ async def _kept_up(
                 await trio.sleep(RESTART_S)
 
 
-def _listener(listening: socket.socket) -> trio.SocketListener:
-    # The server closes the socket that it gets; a duplicate lets the original survive a restart of the
-    # server.
-    own = listening.dup()
-    own.setblocking(False)
-    return trio.SocketListener(trio.socket.from_stdlib_socket(own))
-
-
 async def _serve_metrics(
     listening: socket.socket, node: Node, config: Config, stop: Callable[[], Awaitable[None]]
 ) -> None:
@@ -88,8 +80,9 @@ async def _serve_metrics(
 
     slices = Slices(config.http_slice_ms)
     app = Metrics(Measures(node), slices, config.metrics_objects_max).app()
-    server = Server(app, Limits.of(config), slices, node.broker.log_limit)
-    await server.serve(_listener(listening), stop, DRAIN_S)
+    files = node.descriptors
+    server = Server(app, Limits.of(config, files.http_max), slices, node.broker.log_limit)
+    await server.serve(listening, stop, DRAIN_S, files.failed)
 
 
 def _api(broker: ManagedBroker, config: Config) -> tuple[Api, Slices]:
@@ -102,6 +95,7 @@ def _api(broker: ManagedBroker, config: Config) -> tuple[Api, Slices]:
         broker,
         config.http_body_bytes_max,
         per_user_max=config.http_requests_per_user_max,
+        memory_bytes_max=config.http_memory_budget_bytes,
         slices=slices,
         filter_ms=config.http_filter_ms,
         page=config.http_page,
@@ -128,10 +122,15 @@ async def _serve(
     api, slices = _api(broker, config)
     sampler = broker.node.sample(slices)
     proxies = Proxies(config.proxy_sources)
-    server = Server(api.app(config.http_requests_max), Limits.of(config), slices, broker.log_limit, proxies)
+    files = broker.node.descriptors
+    connections_max = min(files.http_max, config.http_connections_max)
+    # Some connections are never within a request, so that a new one can have the place of another.
+    requests_max = min(config.http_requests_max, max(connections_max // 2, 1))
+    limits = Limits.of(config, connections_max)
+    server = Server(api.app(requests_max), limits, slices, broker.log_limit, proxies)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(sampler.run)
         if broker.cluster is not None:
             nursery.start_soon(broker.cluster.answer, api.answer)
-        await server.serve(_listener(listening), stop, DRAIN_S)
+        await server.serve(listening, stop, DRAIN_S, files.failed)
         nursery.cancel_scope.cancel()

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from amqp_server.broker.grants import Grant
 from amqp_server.broker.permissions import identity_of
 from amqp_server.broker.users import MANAGEMENT, User
-from amqp_server.connection.password_checks import Outcome, source_of
+from amqp_server.connection.password_checks import Outcome
 from amqp_server.connection.tokens import Tokens, is_token
 from amqp_server.management.answer import Refusal, login_failed, not_authorised
 from amqp_server.management.call import MAY
+from quorum_queue.links.sources import source_of
 
 if TYPE_CHECKING:
     from amqp_server.management.managed_broker import ManagedBroker

@@ -35,7 +35,7 @@ class ManagedConnections:
 
     @property
     def count_max(self) -> int:
-        return self._broker.config.connections_max
+        return self._node.descriptors.connections_max
 
     @property
     def count(self) -> int:

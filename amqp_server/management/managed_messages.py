@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 from pamqp import commands
@@ -11,7 +12,7 @@ from amqp_server.broker.broker import Broker
 from amqp_server.broker.consumer_groups import refuse_publish
 from amqp_server.broker.permissions import ITSELF
 from amqp_server.errors import NotFound, PreconditionFailed
-from amqp_server.management.direct import Direct, Got
+from amqp_server.management.direct import Direct, Got, Takes
 from amqp_server.management.views import (
     Fate,
     MessageView,
@@ -54,7 +55,11 @@ class ManagedMessages:
         with Direct(self._broker, vhost, user, access) as direct:
             return await direct.publish(method, properties, body)
 
-    async def get(self, vhost: str, queue: str, count: int, fate: Fate) -> list[MessageView]:
+    async def get(
+        self, vhost: str, queue: str, count: int, fate: Fate, takes: Takes | None = None
+    ) -> list[MessageView]:
+        """`takes` is asked about each message; the first that it does not take is requeued, and the last."""
+        takes = takes or _take_all
         got: list[MessageView] = []
         size = tag = 0
         with Direct(self._broker, vhost, ITSELF) as direct:
@@ -63,18 +68,20 @@ class ManagedMessages:
                 if taken is None:
                     break
                 told, message = taken
-                tag = taken.tag
-                size += len(message.body)
-                got.append(
-                    MessageView(
-                        exchange=told.exchange or "",
-                        routing_key=told.routing_key or "",
-                        redelivered=bool(told.redelivered),
-                        message_count=told.message_count or 0,
-                        properties=_properties(message.properties),
-                        body=message.body,
-                    )
+                view = MessageView(
+                    exchange=told.exchange or "",
+                    routing_key=told.routing_key or "",
+                    redelivered=bool(told.redelivered),
+                    message_count=told.message_count or 0,
+                    properties=partial(_properties, message.properties),
+                    body=message.body,
+                    size=message.size,
                 )
+                if not await takes(view.size, len(got)):
+                    break
+                tag = taken.tag
+                size += view.size
+                got.append(view)
             if tag and fate != "requeue":
                 # Messages that are not settled are requeued at their position when the session ends.
                 ack, reject = commands.Basic.Ack(tag, True), commands.Basic.Nack(tag, True, False)
@@ -82,9 +89,15 @@ class ManagedMessages:
         return got
 
     async def read(
-        self, vhost: str, stream: str, arguments: Mapping[str, object], count: int
+        self,
+        vhost: str,
+        stream: str,
+        arguments: Mapping[str, object],
+        count: int,
+        takes: Takes | None = None,
     ) -> list[tuple[int, MessageView]]:
         """Return messages of a stream with their offsets, as a consumer with these arguments gets them.
+        `takes` is asked about each one; the first that it does not take is the end.
 
         Raises PreconditionFailed if the queue is no stream, and for invalid arguments.
         """
@@ -97,7 +110,7 @@ class ManagedMessages:
         if end <= queue.host.first_offset or (isinstance(start, int) and start >= end):
             return []
         with Direct(self._broker, vhost, ITSELF) as direct:
-            found = await direct.read(stream, arguments, count, GET_BYTES_MAX, end)
+            found = await direct.read(stream, arguments, count, GET_BYTES_MAX, end, takes or _take_all)
         return [
             (
                 each.offset,
@@ -106,8 +119,9 @@ class ManagedMessages:
                     routing_key=each.deliver.routing_key or "",
                     redelivered=False,
                     message_count=0,
-                    properties=_properties(each.content.properties),
+                    properties=partial(_properties, each.content.properties),
                     body=each.content.body,
+                    size=each.content.size,
                 ),
             )
             for each in found
@@ -151,6 +165,10 @@ class ManagedMessages:
             got.append(taken)
             size += len(taken.content.body)
         return got
+
+
+async def _take_all(size: int, before: int) -> bool:
+    return True
 
 
 def _properties(properties: Properties) -> dict[str, Any]:

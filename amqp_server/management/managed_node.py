@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import resource
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from amqp_server.management.views import (
     NodeView,
 )
 from exchanges.registry import EXCHANGE_TYPES
+from persistence.own_process import files_limit, open_files
 
 if TYPE_CHECKING:
     from amqp_server.app import Node
@@ -30,6 +30,7 @@ class ManagedNode:
         self._node = node
         self._broker = node.broker
         self.name = node.broker.config.node
+        self.descriptors = node.descriptors
         #: None until `sample` is called.
         self.sampler: Sampler | None = None
 
@@ -49,7 +50,7 @@ class ManagedNode:
         """Return the values of sampler.FIGURES."""
         watch, syncs = self._node.resources, self._node.commits.syncs
         sockets = len(self._broker.sessions)
-        return watch.memory_bytes, watch.disk_free_bytes, _descriptors(), sockets, syncs.count, syncs.count
+        return watch.memory_bytes, watch.disk_free_bytes, open_files(), sockets, syncs.count, syncs.count
 
     def churn(self) -> dict[str, int]:
         ended = self._broker.counts.ended
@@ -67,7 +68,6 @@ class ManagedNode:
         watch = self._node.resources
         alarms = self._broker.alarms.names()
         config, syncs = self._broker.config, self._node.commits.syncs
-        descriptors = _descriptors()
         figures = dict(zip(FIGURES, self._figures(), strict=True))
         told: dict[str, Any] = {} if stats is None else stats.churn(self.churn()) | stats.figures(figures)
         told["io_sync_avg_time"] = round(1000 * syncs.seconds / syncs.count, 3) if syncs.count else 0.0
@@ -82,10 +82,10 @@ class ManagedNode:
             disk_free=watch.disk_free_bytes,
             disk_free_limit=watch.disk_free_min_bytes,
             disk_free_alarm=any(name.startswith("disk") for name in alarms),
-            fd_used=descriptors,
-            fd_total=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+            fd_used=open_files(),
+            fd_total=files_limit(),
             sockets_used=len(self._broker.sessions),
-            sockets_total=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+            sockets_total=files_limit(),
             rates_mode="basic",
             db_dir=config.data_dir,
             net_ticktime=config.cluster_dead_ms // 1000,
@@ -102,6 +102,13 @@ class ManagedNode:
             exchange_types=self.exchange_types(),
             stats=told,
         )
+
+    def alarms(self) -> list[str]:
+        """Return the names of the alarms of this node, as health checks show them."""
+        found = dict.fromkeys(
+            "disk" if name.startswith("disk") else name for name in self._broker.alarms.names()
+        )
+        return sorted(found)
 
     def memory(self) -> tuple[int, int]:
         """Return the memory of the node in bytes, and the share of message bodies in it."""
@@ -163,7 +170,3 @@ class ManagedNode:
     async def synced(self) -> None:
         """Return when all changes made until now are on disk."""
         await self._node.commits.barrier()
-
-
-def _descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import resource
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,10 +12,12 @@ from amqp_server.broker.queue_types import QUEUE_TYPES
 from amqp_server.broker.traffic import Ended, Traffic
 from amqp_server.config import VERSION
 from amqp_server.connection.session import Session, State
+from amqp_server.descriptors import ALARM
 from amqp_server.management.identity import cluster_id
 from amqp_server.streams.host import StreamHost
 from exchanges.router import Exchange
 from persistence.committing import Syncs
+from persistence.own_process import files_limit, open_files
 
 if TYPE_CHECKING:
     from amqp_server.app import Node
@@ -97,9 +97,9 @@ class Measures:
     def node_values(self) -> Values:
         """Return the values of metrics.NODE."""
         watch, alarms = self._node.resources, self._broker.alarms.names()
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        limit = files_limit()
         return (
-            len(os.listdir("/proc/self/fd")),
+            open_files(),
             limit,
             len(self._broker.sessions),
             limit,
@@ -108,7 +108,7 @@ class Measures:
             watch.disk_free_bytes,
             watch.disk_free_min_bytes,
             round(time.monotonic() - self._node.began, 3),
-            0,
+            int(ALARM in alarms),
             int(any(name.startswith("disk") for name in alarms)),
             int("memory" in alarms),
         )

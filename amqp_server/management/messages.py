@@ -9,9 +9,11 @@ from typing import Any, Literal
 import msgspec
 
 from amqp_server.errors import AMQPError, NotFound
-from amqp_server.management.answer import Refusal, bad_request, not_found, plain, with_code
+from amqp_server.management.answer import Refusal, bad_request, not_found, with_code
 from amqp_server.management.call import Call
-from amqp_server.management.views import Fate, MessageView
+from amqp_server.management.direct import Takes
+from amqp_server.management.payloads import Messages
+from amqp_server.management.views import Fate
 
 COUNT_MAX = 1_000
 
@@ -132,30 +134,27 @@ async def get(call: Call) -> Any:
     if asked.truncate is not None and asked.truncate < 0:
         raise bad_request("truncate must not be negative")
     try:
-        got = await call.broker.messages.get(vhost, name, asked.count, FATES[asked.ackmode])
+        got = await call.broker.messages.get(vhost, name, asked.count, FATES[asked.ackmode], _takes(call))
     except AMQPError as error:
         raise with_code(error) from None
-    return [_shown(message, asked) for message in got]
+    found = [(None, message) for message in got]
+    return Messages(found, call.slices, call.held, encoding=asked.encoding, truncate=asked.truncate)
 
 
-def _shown(message: MessageView, asked: GetRequest) -> dict[str, Any]:
-    payload = message.body if asked.truncate is None else message.body[: asked.truncate]
-    text = None
-    if asked.encoding == "auto":
-        try:
-            text = payload.decode()
-        except UnicodeDecodeError:
-            text = None
-    return {
-        "payload_bytes": len(message.body),
-        "redelivered": message.redelivered,
-        "exchange": message.exchange,
-        "routing_key": message.routing_key,
-        "message_count": message.message_count,
-        "properties": plain(message.properties),
-        "payload": base64.b64encode(payload).decode() if text is None else text,
-        "payload_encoding": "base64" if text is None else "string",
-    }
+def _takes(call: Call) -> Takes:
+    """Return a function that counts messages while there is room for them. One that finds no room for the
+    first message refuses the request.
+    """
+    held = call.held
+
+    async def takes(size: int, before: int) -> bool:
+        await call.slices.rest()
+        if before and not held.has_room(size):
+            return False
+        held.add(size)
+        return True
+
+    return takes
 
 
 class ReadRequest(msgspec.Struct):
@@ -180,15 +179,8 @@ async def read(call: Call) -> Any:
     arguments: dict[str, object] = {"x-stream-offset": asked.offset}
     if asked.filter is not None:
         arguments["x-stream-filter"] = asked.filter
-    told = GetRequest(asked.count, "ack_requeue_true", asked.encoding, asked.truncate)
-    found = await call.broker.messages.read(vhost, name, arguments, asked.count)
-    rows: list[dict[str, Any]] = []
-    for offset, message in found:
-        await call.slices.rest()
-        row = _shown(message, told) | {"offset": offset}
-        del row["message_count"]
-        rows.append(row)
-    return rows
+    found = await call.broker.messages.read(vhost, name, arguments, asked.count, _takes(call))
+    return Messages(found, call.slices, call.held, encoding=asked.encoding, truncate=asked.truncate)
 
 
 #: Messages that one request may move; clients that want to move more send another one.

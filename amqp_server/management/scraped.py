@@ -15,12 +15,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from amqp_server.management.http import Gate, unrouted
 from amqp_server.management.metrics import CONTENT_TYPE, Scrape
 from amqp_server.management.slices import Slices
+from quorum_queue.links.sources import source_of
 
 if TYPE_CHECKING:
     from amqp_server.management.measures import Measures
 
-#: Scrapes at a time; the client of one more is told to try again later.
-SCRAPES_MAX = 4
+#: Scrapes at a time, in all and of one address; the client of one more is told to try again later. Without a
+#: login there is no other bound on who may hold them.
+SCRAPES_MAX, SCRAPES_PER_ADDRESS_MAX = 16, 4
 #: Bytes that are sent at a time.
 CHUNK_BYTES = 1 << 16
 
@@ -54,6 +56,7 @@ class Metrics:
         self._slices = slices
         self._objects_max = objects_max
         self._scrapes = 0
+        self._by_source: dict[str, int] = {}
 
     def app(self) -> ASGIApp:
         routes = [
@@ -67,48 +70,52 @@ class Metrics:
         return Gate(starlette)
 
     async def _aggregated(self, request: Request) -> Response:
-        return self._answer(Scrape(self._measures, self._slices, objects_max=self._objects_max))
+        return self._answer(request, Scrape(self._measures, self._slices, objects_max=self._objects_max))
 
     async def _per_object(self, request: Request) -> Response:
-        return self._answer(
-            Scrape(self._measures, self._slices, objects_max=self._objects_max, per_object=True)
-        )
+        scrape = Scrape(self._measures, self._slices, objects_max=self._objects_max, per_object=True)
+        return self._answer(request, scrape)
 
     async def _detailed(self, request: Request) -> Response:
         query = request.query_params
-        return self._answer(
-            Scrape(
-                self._measures,
-                self._slices,
-                objects_max=self._objects_max,
-                families=frozenset(query.getlist("family")),
-                vhosts=frozenset(query.getlist("vhost")),
-            )
+        scrape = Scrape(
+            self._measures,
+            self._slices,
+            objects_max=self._objects_max,
+            families=frozenset(query.getlist("family")),
+            vhosts=frozenset(query.getlist("vhost")),
         )
+        return self._answer(request, scrape)
 
-    def _answer(self, scrape: Scrape) -> Response:
-        if self._scrapes >= SCRAPES_MAX:
+    def _answer(self, request: Request, scrape: Scrape) -> Response:
+        source = source_of(request.client.host) if request.client else ""
+        if self._scrapes >= SCRAPES_MAX or self._by_source.get(source, 0) >= SCRAPES_PER_ADDRESS_MAX:
             return Response("too many scrapes at a time\n", 503, {"retry-after": "5"}, "text/plain")
-        return _Counted(self, scrape)
+        return _Counted(self, scrape, source)
 
-    def begin(self) -> None:
+    def begin(self, source: str) -> None:
         self._scrapes += 1
+        self._by_source[source] = self._by_source.get(source, 0) + 1
 
-    def end(self) -> None:
+    def end(self, source: str) -> None:
         self._scrapes -= 1
+        self._by_source[source] -= 1
+        if not self._by_source[source]:
+            del self._by_source[source]
 
 
 class _Counted(Scraped):
-    def __init__(self, metrics: Metrics, scrape: Scrape) -> None:
+    def __init__(self, metrics: Metrics, scrape: Scrape, source: str) -> None:
         super().__init__(scrape)
         self._metrics = metrics
+        self._source = source
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._metrics.begin()
+        self._metrics.begin(self._source)
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._metrics.end()
+            self._metrics.end(self._source)
 
 
 async def _unknown(request: Request) -> Response:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import deque
+import socket
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ from amqp_server.connection.proxy_reader import read_header
 from amqp_server.logs import LineLimit
 from amqp_server.management.heads import check_heads
 from amqp_server.management.slices import Slices
+from quorum_queue.links.accept import accept_all
+from quorum_queue.links.sources import source_of
 
 log = logging.getLogger("mqd.management")
 #: Hypercorn's own logger, which would log a greeting at every start.
@@ -43,6 +46,8 @@ server_log.setLevel(logging.WARNING)
 
 #: Bytes that are read or written at a time: the memory that one connection may hold without a login.
 CHUNK_BYTES = 16_384
+#: Connections accepted before other tasks run.
+ACCEPT_BATCH = 8
 #: Time for a client to read a refusal and to close its connection.
 LINGER_S = 1.0
 PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
@@ -54,18 +59,21 @@ class Limits:
     #: Time from the first byte of a request until it is complete, and from the last answer to the next first
     #: byte.
     request_timeout_s: float
-    #: Time for a client to read CHUNK_BYTES of an answer.
+    #: Time for a client to read CHUNK_BYTES of an answer, and in all for an answer.
     send_timeout_s: float
+    answer_timeout_s: float
     proxy_header_bytes_max: int
     #: Maximum number of consecutive requests that were each sent before the previous one was answered.
     pipelined_max: int
 
     @classmethod
-    def of(cls, config: Config) -> Limits:
+    def of(cls, config: Config, connections_max: int | None = None) -> Limits:
+        """`connections_max` is the limit in force, if the descriptors allow no more."""
         return cls(
-            config.http_connections_max,
+            connections_max or config.http_connections_max,
             config.http_request_timeout_s,
             config.http_send_timeout_s,
+            config.http_answer_timeout_s,
             config.proxy_header_bytes_max,
             config.http_pipelined_max,
         )
@@ -153,8 +161,9 @@ class _Handlers(TaskGroup):
 class Server:
     """All connections of the listener.
 
-    When there is one too many, the oldest connection without a logged-in user is closed: so a probe always
-    gets a connection.
+    When there is one too many, one is closed that does not answer a logged-in user, and belongs to no
+    administrator: the oldest one of the address with most connections. So a probe always gets a connection,
+    and connections of one address do not displace those of others.
     """
 
     def __init__(
@@ -179,12 +188,35 @@ class Server:
         self._connections: dict[Connection, None] = {}
 
     async def serve(
-        self, listener: trio.SocketListener, stop: Callable[[], Awaitable[None]], drain_s: float
+        self,
+        listening: socket.socket,
+        stop: Callable[[], Awaitable[None]],
+        drain_s: float,
+        failed: Callable[[OSError], None] = lambda error: None,
     ) -> None:
-        """Serve until `stop` returns; then requests that are being answered have `drain_s` to end."""
+        """Serve until `stop` returns; then requests that are being answered have `drain_s` to end. `failed`
+        is told the errors of connections that cannot be accepted.
+        """
+
+        def cannot_accept(error: OSError) -> None:
+            if self.log_limit.allows("connections that could not be accepted", "management clients", 1):
+                log.error("cannot accept a management connection: %s; it waits", error)
+            failed(error)
+
         async with trio.open_nursery() as clients:
+
+            def accepted(sock: socket.socket, _: object) -> None:
+                try:
+                    stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
+                    source = source_of(str(sock.getpeername()[0]))
+                except OSError:
+                    # The client has disconnected already.
+                    sock.close()
+                    return
+                self._begin(stream, source, clients)
+
             async with trio.open_nursery() as accepting:
-                accepting.start_soon(self._accept, listener, clients)
+                accepting.start_soon(accept_all, listening, ACCEPT_BATCH, accepted, cannot_accept)
                 await stop()
                 accepting.cancel_scope.cancel()
             clients.cancel_scope.deadline = trio.current_time() + drain_s
@@ -192,27 +224,38 @@ class Server:
                 if not connection.answering:
                     connection.close()
 
-    async def _accept(self, listener: trio.SocketListener, clients: trio.Nursery) -> None:
-        await trio.serve_listeners(self._serve, [listener], handler_nursery=clients)
-
-    async def _serve(self, stream: trio.SocketStream) -> None:
-        if len(self._connections) >= self.limits.connections_max:
-            self._make_room()
-        connection = Connection(self, stream)
+    def _begin(self, stream: trio.SocketStream, source: str, clients: trio.Nursery) -> None:
+        if len(self._connections) >= self.limits.connections_max and not self._make_room(source):
+            stream.socket.close()
+            return
+        connection = Connection(self, stream, source)
         self._connections[connection] = None
+        clients.start_soon(self._serve, connection)
+
+    async def _serve(self, connection: Connection) -> None:
         try:
             await connection.run()
         finally:
             self._connections.pop(connection, None)
 
-    def _make_room(self) -> None:
-        for connection in self._connections:
-            if not connection.protected:
-                connection.close()
-                # This connection ends soon; another new connection in the meantime has to displace a
-                # different one.
-                del self._connections[connection]
-                return
+    def _make_room(self, source: str) -> bool:
+        """Close a connection for a new one of this address; return False if all of them have to stay."""
+        counts = Counter(connection.source for connection in self._connections)
+        may_go = [connection for connection in self._connections if not connection.protected]
+        if not may_go:
+            return False
+        fewest = counts[source] + 1
+        others = [connection for connection in may_go if counts[connection.source] > fewest]
+        # The oldest one of the busiest address; of its own, if no other address has more.
+        busiest = max((counts[connection.source] for connection in others), default=0)
+        closed = next(
+            (connection for connection in others if counts[connection.source] == busiest),
+            next((connection for connection in may_go if connection.source == source), may_go[0]),
+        )
+        # This connection ends soon; another new connection in the meantime has to displace a different one.
+        closed.displace()
+        del self._connections[closed]
+        return True
 
     def answered(self, connection: Connection) -> None:
         if connection in self._connections:
@@ -221,15 +264,21 @@ class Server:
 
 
 class Connection:
-    def __init__(self, server: Server, stream: trio.SocketStream) -> None:
+    def __init__(self, server: Server, stream: trio.SocketStream, source: str) -> None:
         self._server = server
+        #: The client's address, for the shares of addresses.
+        self.source = source
         self._stream = stream
         self._scope = trio.CancelScope()
+        self._displaced = False
+        self._lingering = trio.CancelScope()
         self._sending = trio.Lock()
         self._reading = trio.CancelScope()
         self._began = False
         #: Number of consecutive requests that arrived before the previous one was answered.
         self._pipelined = 0
+        #: Time for which the node has waited for the client to take the present answer, s.
+        self._waited_s = 0.0
         self._protocol: Http1
         #: True while a request is being answered.
         self.answering = False
@@ -239,11 +288,19 @@ class Connection:
     def close(self) -> None:
         self._scope.cancel()
 
+    def displace(self) -> None:
+        """Close at once: its descriptor is for another connection."""
+        self._displaced = True
+        self._lingering.cancel()
+        self.close()
+
     async def run(self) -> None:
         try:
             with self._scope:
                 await self._talk()
-            await self._linger()
+            if not self._displaced:
+                with self._lingering:
+                    await self._linger()
         except OSError:
             # The client is gone.
             pass
@@ -253,16 +310,18 @@ class Connection:
             await trio.aclose_forcefully(self._stream)
 
     async def _talk(self) -> None:
-        server, socket = self._server, self._stream.socket
+        server, sock = self._server, self._stream.socket
         # Many connections may arrive at a time, and each one costs as much as a request.
         await server.slices.rest()
-        peer = parse_socket_addr(socket.family, socket.getpeername())
-        here = parse_socket_addr(socket.family, socket.getsockname())
-        if server.proxies and server.proxies.trusts(socket.getpeername()[0]):
+        peer = parse_socket_addr(sock.family, sock.getpeername())
+        here = parse_socket_addr(sock.family, sock.getsockname())
+        if server.proxies and server.proxies.trusts(sock.getpeername()[0]):
             proxy = await self._proxy_header()
             if proxy is None:
                 return
             peer, here = proxy.client or peer, proxy.here or here
+            if proxy.client is not None:
+                self.source = source_of(proxy.client.host)
         if peer is not None:
             peer = plain_host(peer[0]), peer[1]
         async with _Handlers() as tasks:
@@ -351,6 +410,7 @@ class Connection:
         elif isinstance(event, Updated):
             self.answering = not event.idle
             if event.idle:
+                self._waited_s = 0.0
                 self._server.answered(self)
                 self._pipelined = self._pipelined + 1 if self._protocol.was_followed else 0
                 if self._pipelined > self._server.limits.pipelined_max:
@@ -365,10 +425,14 @@ class Connection:
     async def _send(self, data: bytes) -> None:
         async with self._sending:
             view = memoryview(data)
+            limits = self._server.limits
             for start in range(0, len(data), CHUNK_BYTES):
+                began = trio.current_time()
+                until = began + min(limits.send_timeout_s, limits.answer_timeout_s - self._waited_s)
                 try:
-                    with trio.fail_after(self._server.limits.send_timeout_s):
+                    with trio.fail_at(until):
                         await self._stream.send_all(view[start : start + CHUNK_BYTES])
                 except (trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError):
                     self.close()
                     return
+                self._waited_s += trio.current_time() - began

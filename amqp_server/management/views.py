@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
@@ -206,12 +207,16 @@ class ListenerView(msgspec.Struct, kw_only=True):
 
 
 class MessageView(msgspec.Struct, kw_only=True):
-    """A message that was got; of the properties, under their AMQP names, it has only those that are set."""
+    """A message that was got."""
 
     exchange: str
     routing_key: str
     redelivered: bool
     #: Number of messages left in the queue.
     message_count: int
-    properties: Details
+    #: Returns the properties that are set, under their AMQP names: decoded, they may take many times the
+    #: memory of their bytes.
+    properties: Callable[[], Details]
     body: bytes
+    #: Bytes of the message in memory.
+    size: int

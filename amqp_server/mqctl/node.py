@@ -72,11 +72,15 @@ def status(invocation: Invocation) -> None:
         click.echo(json.dumps(told | {"totals": totals}, ensure_ascii=False))
         return
     click.echo(f"{overview['product_name']} {overview['product_version']}, {overview['build']}")
+    told = invocation.client.check("health", "checks", "alarms")
+    limits = [(each["node"], each["resource"]) for each in told.get("alarms", ())]
     for node in nodes:
         if not node["running"]:
             click.echo(f"node {node['name']} does not answer")
             continue
         alarms = [name for name in ("mem_alarm", "disk_free_alarm") if node[name]]
+        # Nodes have no field of their own for it, as in RabbitMQ.
+        alarms += [each for name, each in limits if name == node["name"] and each == "file_descriptor_limit"]
         click.echo(f"node {node['name']}, process {node['os_pid']}, up {node['uptime'] // 1000} s")
         click.echo(f"memory {node['mem_used']} of {node['mem_limit']} bytes")
         click.echo(f"disk {node['disk_free']} bytes free, at least {node['disk_free_limit']}")

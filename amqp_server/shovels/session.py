@@ -87,6 +87,8 @@ class Outbox:
     def __init__(self) -> None:
         self._chunks: list[bytes] = []
         self.bytes = 0
+        #: Bytes that were sent since the beginning.
+        self.sent_bytes = 0
 
     def put(self, data: bytes) -> None:
         self._chunks.append(data)
@@ -104,6 +106,7 @@ class Outbox:
 
     def sent(self, count: int) -> None:
         self.bytes -= count
+        self.sent_bytes += count
 
     @property
     def waiting(self) -> bool:
@@ -118,6 +121,7 @@ class _Content:
         self.method = method
         self.header = b""
         self.body: list[bytes] = []
+        self.size = 0
         self.left = -1
 
 
@@ -191,6 +195,11 @@ class ClientSession:
             self._closing = True
             self.send(methods.make(commands.Connection.Close, reply_code=200, reply_text="Goodbye"), 0)
 
+    @property
+    def unfinished_bytes(self) -> int:
+        """Bytes of a message whose end has not arrived."""
+        return 0 if self._content is None else self._content.size
+
     # -- in --------------------------------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> None:
@@ -246,6 +255,7 @@ class ClientSession:
             if not content.header or content.left < 0 or not payload:
                 raise PeerError("the other side has sent a malformed message")
             content.body.append(payload)
+            content.size += len(payload)
         return self._whole(content) if content.left == 0 else None
 
     def _whole(self, content: _Content) -> Event:

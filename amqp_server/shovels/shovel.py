@@ -13,7 +13,9 @@ import trio
 from pamqp import commands
 
 from amqp_server.config import Config
+from amqp_server.descriptors import Descriptors
 from amqp_server.logs import LineLimit
+from amqp_server.shovels.budget import Budget, Flow
 from amqp_server.shovels.definition import NEVER, QUEUE_LENGTH, Definition
 from amqp_server.shovels.dial import Local, dial
 from amqp_server.shovels.errors import ShovelError
@@ -43,6 +45,8 @@ class Surroundings(Protocol):
     config: Config
     local: Local
     log_limit: LineLimit
+    descriptors: Descriptors
+    budget: Budget
 
     def cluster_name(self) -> str: ...
 
@@ -136,11 +140,8 @@ class Shovel:
                 await self._surroundings.completed(self)
                 return False
             return not self._stop.is_set()
-        except Exception as error:
-            expected = [each for each in _leaves(error) if isinstance(each, EXPECTED)]
-            if not expected:
-                logger.exception("%s: internal error", self._title, exc_info=error)
-            self._failed(expected[0] if expected else ShovelError(f"internal error: {type(error).__name__}"))
+        except Exception as error:  # noqa: BLE001 - any end of a run is told, and the next run begins
+            self._ended_by(error)
         finally:
             if self._transfer is not None:
                 self.forwarded += self._transfer.forwarded
@@ -150,6 +151,14 @@ class Shovel:
         with trio.move_on_after(max(delay_s, least_s) if delay_s else float("inf")):
             await self._restart.wait()
         return True
+
+    def _ended_by(self, error: Exception) -> None:
+        # A separate function: an exception in a variable of the run would be a cycle, which keeps everything
+        # that the run held.
+        expected = [each for each in _leaves(error) if isinstance(each, EXPECTED)]
+        if not expected:
+            logger.exception("%s: internal error", self._title, exc_info=error)
+        self._failed(expected[0] if expected else ShovelError(f"internal error: {type(error).__name__}"))
 
     def _failed(self, error: BaseException) -> None:
         text = _why(error)
@@ -193,8 +202,13 @@ class Shovel:
             await destination.close(CLOSE_S)
             return transfer.done
         finally:
-            for stream in streams:
-                await trio.aclose_forcefully(stream)
+            for stream in streams[:]:
+                await self._close(stream, streams)
+
+    async def _close(self, stream: trio.abc.Stream, streams: list[trio.abc.Stream]) -> None:
+        streams.remove(stream)
+        self._surroundings.descriptors.give()
+        await trio.aclose_forcefully(stream)
 
     async def _connected(self, streams: list[trio.abc.Stream]) -> tuple[Transfer, Peer, Peer]:
         definition, config = self.definition, self._config
@@ -290,7 +304,7 @@ class Shovel:
             uri.connect_timeout_s or config.shovel_connect_timeout_s, config.shovel_connect_timeout_s
         )
         with trio.fail_after(timeout_s):
-            stream = await dial(uri, config, self._surroundings.local, name)
+            stream = await self._dial(uri, name)
             streams.append(stream)
             session = ClientSession(
                 **_login(uri),
@@ -301,18 +315,45 @@ class Shovel:
                 body_bytes_max=config.message_bytes_max,
             )
             peer = Peer(stream, session, which)
-            await peer.opened()
+            try:
+                await peer.opened()
+            except BaseException:
+                # There may be very many other URIs to try.
+                await self._close(stream, streams)
+                raise
         return peer
+
+    async def _dial(self, uri: Uri, name: str) -> trio.abc.Stream:
+        descriptors = self._surroundings.descriptors
+        if not descriptors.take():
+            raise ShovelError("no more connections are allowed: the descriptors of the node are used up")
+        try:
+            return await dial(uri, self._config, self._surroundings.local, name)
+        except BaseException as error:
+            descriptors.give()
+            if isinstance(error, OSError):
+                descriptors.failed(error)
+            raise
 
     async def _flow(self, transfer: Transfer, source: Peer, destination: Peer) -> None:
         """Move messages until all are moved, or until the shovel is stopped. Raises ShovelError."""
+        flow = Flow(self._surroundings.budget, transfer, trio.current_time())
+        try:
+            await self._flow_within(flow, transfer, source, destination)
+        finally:
+            flow.end()
+
+    async def _flow_within(self, flow: Flow, transfer: Transfer, source: Peer, destination: Peer) -> None:
         over, restart = trio.Event(), self._restart
         paused_until = 0.0
 
         def shut() -> bool:
-            return transfer.held or restart.is_set() or trio.current_time() < paused_until
+            if transfer.held or restart.is_set() or trio.current_time() < paused_until:
+                return True
+            return not flow.may_read()
 
         gate = Gate(shut)
+        flow.look = gate.look
 
         def from_destination(event: Event) -> None:
             nonlocal paused_until
@@ -326,6 +367,7 @@ class Shovel:
 
         def flushed() -> None:
             transfer.flush()
+            flow.update()
             source.to_send()
             destination.to_send()
             gate.look()
@@ -343,6 +385,7 @@ class Shovel:
                     await over.wait()
                 source.beat()
                 destination.beat()
+                flow.check(trio.current_time())
                 gate.look()
             # Wait for the confirms of published messages, so that these are not moved twice.
             with trio.move_on_after(FINISH_S):

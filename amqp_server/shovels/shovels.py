@@ -10,6 +10,8 @@ import trio
 
 from amqp_server.broker.broker import Broker
 from amqp_server.broker.parameters import SHOVEL, ParameterRecord
+from amqp_server.descriptors import Descriptors
+from amqp_server.shovels.budget import Budget
 from amqp_server.shovels.definition import InvalidShovel, parse
 from amqp_server.shovels.dial import Local
 from amqp_server.shovels.shovel import Shovel
@@ -47,12 +49,15 @@ class Shovels:
         keeper: Keeper,
         clear: Callable[[ParameterRecord], Awaitable[object]],
         cluster_name: Callable[[], str],
+        descriptors: Descriptors,
     ) -> None:
         """`clear` clears a parameter. Raises AMQPError."""
         self.config = broker.config
         self.local = local
         self.log_limit = broker.log_limit
         self.cluster_name = cluster_name
+        self.descriptors = descriptors
+        self.budget = Budget(self.config.shovels_budget_bytes, self.config.unfinished_timeout_s)
         self._parameters = broker.runtime.parameters
         self._keeper = keeper
         self._clear = clear

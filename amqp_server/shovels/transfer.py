@@ -41,7 +41,7 @@ class Transfer:
         self._source = source
         self._destination = destination
         self._address = address
-        self._ack_mode = ack_mode
+        self.ack_mode = ack_mode
         self._prefetch = prefetch
         self._bytes_max = bytes_max
         #: Messages that are still to be published, and still to be safe at the destination.
@@ -71,12 +71,26 @@ class Transfer:
         return self.remaining == 0
 
     @property
+    def waiting_bytes(self) -> int:
+        """Bytes of messages that the destination has not taken yet."""
+        return max(self._unconfirmed_bytes, self._destination.outbox.bytes)
+
+    @property
+    def held_bytes(self) -> int:
+        """The same, and the part of a message that has arrived of it."""
+        return self.waiting_bytes + self._source.unfinished_bytes
+
+    @property
+    def taken_bytes(self) -> int:
+        """Number that grows with everything that the destination takes."""
+        return self._destination.outbox.sent_bytes + self.forwarded
+
+    @property
     def held(self) -> bool:
         """True if the source must not be read, because the destination is too slow."""
         if self.remaining_unpublished == 0 or self._destination.blocked:
             return True
-        waiting = max(self._unconfirmed_bytes, self._destination.outbox.bytes)
-        return waiting >= self._bytes_max
+        return self.waiting_bytes >= self._bytes_max
 
     # -- from the source -------------------------------------------------------------------------------------
 
@@ -98,7 +112,7 @@ class Transfer:
         self._destination.publish(method, header, delivery.body)
         if self.remaining_unpublished is not None:
             self.remaining_unpublished -= 1
-        if self._ack_mode == ON_CONFIRM:
+        if self.ack_mode == ON_CONFIRM:
             self._last_number += 1
             size = sum(map(len, delivery.body)) + len(header)
             self._unconfirmed[self._last_number] = delivery.tag, size
@@ -106,7 +120,7 @@ class Transfer:
             if len(self._unconfirmed) > self._prefetch:
                 raise PeerError("the source has sent more messages than the prefetch count allows")
             return
-        if self._ack_mode == ON_PUBLISH:
+        if self.ack_mode == ON_PUBLISH:
             self._taken.append(delivery.tag)
         self._moved()
 
@@ -119,7 +133,7 @@ class Transfer:
 
     def from_destination(self, event: Event) -> None:
         """Handle an event of the destination. Raises ShovelError."""
-        if isinstance(event, Settled) and self._ack_mode == ON_CONFIRM:
+        if isinstance(event, Settled) and self.ack_mode == ON_CONFIRM:
             self._settle(event)
         elif isinstance(event, Returned):
             # Its confirm arrives next, and the ack for it would lose the message.

@@ -70,7 +70,7 @@ class StreamHost(StreamReaders):
         knows = settings.deduplicates and self.knows_taken
         self._taken = Taken(settings) if knows else None
         self._stored_taken = Taken(settings) if knows else None
-        segment_bytes = segment_bytes or services.options.segment_bytes
+        segment_bytes = services.options.segment_size(segment_bytes)
         log = services.store.log(queue_id, segment_bytes, keeper=self._stored_taken, codec=self.codec)
         super().__init__(queue, services, log)
         self.queue_id = queue_id
@@ -113,7 +113,7 @@ class StreamHost(StreamReaders):
     def limit(self, limits: Limits, segment_bytes: int | None) -> None:
         """Set the retention limits, and the maximum size of new segments."""
         self._limits = self._limits_of(limits)
-        self._log.segment_bytes = segment_bytes or self._services.options.segment_bytes
+        self._log.segment_bytes = self._services.options.segment_size(segment_bytes)
         if self.compacting is not None:
             self.compacting.segment_bytes = self._log.segment_bytes
         if not self.ended:

@@ -21,6 +21,7 @@ class StreamOptions:
         "names_max",
         "read_bytes_max",
         "segment_bytes",
+        "segment_bytes_min",
         "tombstone_age_ms",
     )
 
@@ -28,6 +29,7 @@ class StreamOptions:
         self,
         *,
         segment_bytes: int = 500_000_000,
+        segment_bytes_min: int = 1,
         limits: Limits | None = None,
         flush_batches: int = 128,
         flush_bytes: int = 1 << 20,
@@ -47,12 +49,19 @@ class StreamOptions:
         #: For streams declared without x-stream-compression.
         self.codec = codec
         self.segment_bytes = segment_bytes
+        self.segment_bytes_min = segment_bytes_min
         #: For streams declared without limits.
         self.limits = limits or Limits()
         self.flush_batches = flush_batches
         self.flush_bytes = flush_bytes
         self.flush_ms = flush_ms
         self.read_bytes_max = read_bytes_max
+
+    def segment_size(self, declared: int | None) -> int:
+        """Return the size of the segments of a stream that was declared with this one, if with any. Tiny ones
+        would be as many files as messages.
+        """
+        return max(declared, self.segment_bytes_min) if declared else self.segment_bytes
 
     def flushes(self, batches: int, size: int) -> bool:
         """Return whether a stream has so many batches or bytes in the journal that they should move to its

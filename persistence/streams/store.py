@@ -7,6 +7,7 @@ writing job at a time.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -14,10 +15,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import trio
-from outcome import Outcome, Value, capture
+from outcome import Error, Outcome, Value, capture
 
 from persistence.environment import STREAMS
 from persistence.errors import CommitFailed
+from persistence.own_process import SHORT
 from persistence.reports import to_this_loop
 from persistence.streams.compaction import Throttle
 from persistence.streams.compression import NONE
@@ -25,6 +27,8 @@ from persistence.streams.files import FULL, DiskFiles, Files
 from persistence.streams.log import StreamLog
 from persistence.streams.names import Keeper
 from persistence.worker import Worker
+
+logger = logging.getLogger("mqd.streams")
 
 #: Pause between two tries to write on a full disk.
 RETRY_SECONDS = 1.0
@@ -84,6 +88,9 @@ class StreamStore:
         self._finished: deque[_Job] = deque()
         #: Jobs that found the disk full.
         self._waiting: list[_Job] = []
+        #: Jobs that could open no file, because the process has no descriptor left; each with the call that
+        #: hands it out again.
+        self._short: list[Callable[[], None]] = []
         self._full = False
         self._called = trio.Event()
 
@@ -152,13 +159,16 @@ class StreamStore:
         compactor = self._compactor = Worker(["stream-compactor"], report, done)
         try:
             while True:
-                with trio.move_on_after(RETRY_SECONDS if self._waiting else float("inf")):
+                with trio.move_on_after(RETRY_SECONDS if self._waiting or self._short else float("inf")):
                     await self._called.wait()
                 self._called = trio.Event()
                 if not self._finished:
                     waiting, self._waiting = self._waiting, []
                     for job in waiting:
                         writer.give(job.run)
+                    short, self._short = self._short, []
+                    for give in short:
+                        give()
                 began = trio.current_time()
                 while self._finished:
                     self._finish(self._finished.popleft(), in_turn)
@@ -182,6 +192,10 @@ class StreamStore:
         if job.counted:
             self._untold -= 1
             self._give_reads()
+        error = outcome.error if isinstance(outcome, Error) else None
+        if isinstance(error, OSError) and error.errno in SHORT:
+            self._try_again(job, error)
+            return
         if not job.writes:
             in_turn(job.done, outcome)
             return
@@ -195,6 +209,23 @@ class StreamStore:
         else:
             in_turn(job.done, result)
             self._tell_full(bool(self._waiting))
+
+    def _try_again(self, job: _Job, error: OSError) -> None:
+        """Hand the job out again after a pause: nothing is wrong with the disk."""
+        if not self._short:
+            logger.warning("a file of a stream can't be opened now, and is tried again: %s", error)
+        compactor = None if job.counted else self._compactor
+        worker = self._writer if job.writes else compactor
+
+        def give() -> None:
+            if worker is not None:
+                worker.give(job.run)
+            else:
+                job.counted = False
+                self._to_read.append(job)
+                self._give_reads()
+
+        self._short.append(give)
 
     def _tell_full(self, full: bool) -> None:
         if full != self._full:

@@ -501,6 +501,11 @@ class LostEntries:
             if self.waiting_for_operator(group_id)
         ]
 
+    def gone(self, group_id: int) -> None:
+        """The group was deleted."""
+        self._said_ms.pop(group_id, None)
+        self._filled.pop(group_id, None)
+
     def _say(self) -> None:
         now = self._replicas.clock.monotonic_ms()
         for group_id in self.groups_with_losses():

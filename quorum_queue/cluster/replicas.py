@@ -241,6 +241,12 @@ class Replicas:
         """This node has left a group. It may become a member again."""
         self._left[group_id] = self._left.get(group_id, 0) + 1
 
+    def gone(self, group_id: int) -> None:
+        """The group was deleted, and no later one has its number: forget what was counted for it."""
+        self._left.pop(group_id, None)
+        self._forgotten.pop(group_id, None)
+        self.lost_entries.gone(group_id)
+
     def own_in(self, group_id: int) -> tuple[str, int]:
         """Return the node and incarnation that this node's batches for a group begin with.
 

@@ -8,17 +8,21 @@ from collections.abc import Callable
 
 import trio
 
+from quorum_queue.links.accept import accept_all
+from quorum_queue.links.crowd import Crowd
 from quorum_queue.links.greeting import Greeter
 from quorum_queue.links.handshake import Hello, Refused, Standing
 from quorum_queue.links.ports import LinkOptions, Wire
 from quorum_queue.links.seldom import SeldomLog
 from quorum_queue.links.sessions import LinkSessions
+from quorum_queue.links.sources import source_of
 from quorum_queue.links.wire import LOST, TlsWire, close
 
 logger = logging.getLogger("mqd.links")
 
-#: Connections accepted in one turn.
-ACCEPT_BATCH = 64
+#: Connections accepted before other tasks run: few enough that each may show a message before a crowd of
+#: others pushes it out.
+ACCEPT_BATCH = 8
 
 
 class Accepting:
@@ -37,47 +41,48 @@ class Accepting:
         self._options = options
         self._make_wire = make_wire
         self._log = log
-        #: Connections without a valid message yet. Those with one are kept apart, so that strangers do not
-        #: push them out; a stranger may replay a valid first message, so they are bounded, too.
-        self.strangers: dict[Wire, None] = {}
-        self.greeted: dict[Wire, None] = {}
+        #: Connections without a valid message yet; those from addresses of peers are apart, so that nobody
+        #: else pushes them out.
+        self.strangers = Crowd(options.half_open_max)
+        self.neighbours = Crowd(options.half_open_max)
+        #: Connections with a valid first message, which a stranger may replay.
+        self.greeted = Crowd(options.half_open_max)
 
     async def run(self, listen: socket.socket, nursery: trio.Nursery) -> None:
         """Accept until cancelled, or until the socket is closed."""
-        listen.setblocking(False)
-        while True:
-            try:
-                await trio.lowlevel.wait_readable(listen)
-            except trio.ClosedResourceError:
-                return
-            for _ in range(ACCEPT_BATCH):
-                try:
-                    sock, _ = listen.accept()
-                    wire = self._make_wire(sock, None)
-                except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                    break
-                except OSError as error:
-                    self._log.write(logging.ERROR, "accept", "", f"cannot accept a link: {error}")
-                    await trio.sleep(0.1)
-                    break
-                self._crowd(self.strangers, wire)
-                nursery.start_soon(self._accepted, wire, _name_of(sock))
 
-    def _crowd(self, pool: dict[Wire, None], wire: Wire) -> None:
-        """Put a connection into the pool; if the pool is full, the oldest one is closed."""
-        if len(pool) >= self._options.half_open_max:
-            oldest = next(iter(pool))
-            del pool[oldest]
-            close(oldest)
+        def accepted(sock: socket.socket, _: object) -> None:
+            try:
+                host, port, *_rest = sock.getpeername()
+                wire = self._make_wire(sock, None)
+            except OSError:
+                # It has disconnected already.
+                sock.close()
+                return
+            source = source_of(str(host))
+            near = source in self._sessions.addresses.values()
+            self._crowd(self.neighbours if near else self.strangers, wire, source)
+            nursery.start_soon(self._accepted, wire, source, f"{host}:{port}")
+
+        await accept_all(listen, ACCEPT_BATCH, accepted, self._failed)
+
+    def _failed(self, error: OSError) -> None:
+        self._log.write(logging.ERROR, "accept", "", f"cannot accept a link: {error}; it waits")
+
+    def _crowd(self, pool: Crowd, wire: Wire, source: str) -> None:
+        """Put a connection into the pool; if the pool is full, another one is closed."""
+        gone = pool.enter(wire, source)
+        if gone is not None:
+            close(gone)
             self._log.write(
                 logging.INFO, "crowd", "", "too many connections at the port for links: one dropped"
             )
-        pool[wire] = None
 
-    async def _accepted(self, wire: Wire, where: str) -> None:
+    async def _accepted(self, wire: Wire, source: str, where: str) -> None:
         try:
-            greeted = await self._greet(wire, where)
+            greeted = await self._greet(wire, source, where)
             if greeted is not None:
+                self._sessions.addresses[greeted[0].name] = source
                 await self._sessions.authenticated(wire, *greeted)
         except Refused as refused:
             self._refused(where, refused)
@@ -88,13 +93,13 @@ class Accepting:
             self._leave(wire)
             close(wire)
 
-    async def _greet(self, wire: Wire, where: str) -> tuple[Hello, Standing] | None:
+    async def _greet(self, wire: Wire, source: str, where: str) -> tuple[Hello, Standing] | None:
         """Authenticate a connection. A stranger may send anything; nothing in the node depends on it yet."""
         try:
             with trio.fail_after(self._options.handshake_ms / 1000):
                 if isinstance(wire, TlsWire):
                     await wire.handshake()
-                greeted = await self._greeter.accept(wire, lambda hello: self._opened(wire, hello))
+                greeted = await self._greeter.accept(wire, lambda hello: self._opened(wire, source, hello))
             self._leave(wire)
             return greeted
         except (Refused, *LOST, trio.TooSlowError):
@@ -107,22 +112,14 @@ class Accepting:
         level, sort = (logging.WARNING, "suspect") if refused.suspect else (logging.INFO, "refused")
         self._log.write(level, sort, "", f"link from {where} refused: {refused}")
 
-    def _opened(self, wire: Wire, hello: Hello) -> None:
+    def _opened(self, wire: Wire, source: str, hello: Hello) -> None:
         pair = self._sessions.pairs.get(hello.name)
         if (pair is None or pair.address is None) and not self._sessions.events.admits(hello.name):
             raise Refused(f"{hello.name!r} is no peer of this node", suspect=True)
-        if wire in self.strangers:
-            del self.strangers[wire]
-            self._crowd(self.greeted, wire)
+        if wire in self.strangers or wire in self.neighbours:
+            self._leave(wire)
+            self._crowd(self.greeted, wire, source)
 
     def _leave(self, wire: Wire) -> None:
-        self.strangers.pop(wire, None)
-        self.greeted.pop(wire, None)
-
-
-def _name_of(sock: socket.socket) -> str:
-    try:
-        host, port, *_ = sock.getpeername()
-    except OSError:
-        return "?"
-    return f"{host}:{port}"
+        for pool in (self.strangers, self.neighbours, self.greeted):
+            pool.leave(wire)

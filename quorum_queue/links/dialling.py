@@ -16,6 +16,7 @@ from quorum_queue.links.handshake import Refused
 from quorum_queue.links.ports import LinkOptions, Peer, Wire
 from quorum_queue.links.seldom import SeldomLog
 from quorum_queue.links.sessions import LinkSessions, Pair
+from quorum_queue.links.sources import source_of
 from quorum_queue.links.wire import LOST, TlsWire, close
 
 
@@ -94,6 +95,7 @@ class Dialling:
             # connected to itself.
             sock.close()
             raise ConnectionRefusedError("connected to itself")
+        self._sessions.addresses[peer.name] = source_of(str(sock.getpeername()[0]))
         return self._make_wire(sock, peer.host)
 
     async def _secure(self, wire: TlsWire) -> None:

@@ -127,6 +127,7 @@ class Mesh:
         pair = self._sessions.pairs.get(peer)
         if pair is not None:
             pair.address = None
+            self._sessions.addresses.pop(peer, None)
             self.drop(peer)
             if pair.dialling is not None:
                 pair.dialling.cancel()

@@ -62,6 +62,8 @@ class LinkSessions:
         self.node = node
         self._options = options
         self.pairs: dict[str, Pair] = {}
+        #: The address at which each peer was last: its connections have places of their own.
+        self.addresses: dict[str, str] = {}
         self._flush_wanted = trio.Event()
         self.outgoing = OpenSessions(lambda: self._flush_wanted.set())
         self.open = self.outgoing.by_peer

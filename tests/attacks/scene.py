@@ -79,6 +79,8 @@ class Scene:
     #: Something that runs beside the node, such as a server that the node asks. It gives more options for the
     #: node, and an object for the attacker. It is made in the node's directory.
     beside: Callable[[Path], AbstractContextManager[tuple[Any, Sequence[str]]]] | None = None
+    #: The node's limit of open files; 0: that of the attacker.
+    files: int = 0
 
     def __str__(self) -> str:
         return self.name
@@ -154,6 +156,8 @@ def _attacked(
     report = directory / "steps.json"
     if watched:
         node.program = steps.program(report)
+    if scene.files:
+        node.program = ["bash", "-c", f'ulimit -n {scene.files}; exec "$0" "$@"', *node.program]
     with node:
         status = Path(f"/proc/{node.pid}/status")
         calm = _watched(node, lambda: time.sleep(CALM_S))

@@ -36,6 +36,7 @@ from amqp_server.streams import places
 from amqp_server.streams.named import Names
 from amqp_server.streams.replicated import Replica as StreamReplica
 from amqp_server.streams.replicated import decode_state
+from amqp_server.streams.stream_options import StreamOptions
 from conformance_tests.patience import PATIENCE_S
 from persistence.commit import Commit
 from persistence.environment import Environment
@@ -138,6 +139,7 @@ class Disk:
             GroupStore(environment),
             Directory(environment, "d1", 1),
             SteppedJobs(self.files),
+            StreamOptions().segment_size,
             addresses=ADDRESSES,
             identities=IDENTITIES,
             free_bytes=free_bytes,

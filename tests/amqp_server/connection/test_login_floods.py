@@ -16,8 +16,9 @@ from amqp_server.app import Node
 from amqp_server.broker import password as passwords
 from amqp_server.config import Config
 from amqp_server.connection.half_open import GRACE_S, HalfOpen, HalfOpens
-from amqp_server.connection.password_checks import Outcome, PasswordChecks, source_of
+from amqp_server.connection.password_checks import Outcome, PasswordChecks
 from conformance_tests.patience import PATIENCE_S
+from quorum_queue.links.sources import source_of
 
 from .node import CAPABILITIES
 from .served import Client, port_of, served, until

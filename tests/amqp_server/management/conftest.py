@@ -14,6 +14,7 @@ import pytest
 from amqp_server.app import Node
 from amqp_server.connection.authentication import Authentication
 from amqp_server.connection.password_checks import PasswordChecks
+from amqp_server.descriptors import Descriptors
 from amqp_server.management.http import Api
 from amqp_server.management.managed_broker import ManagedBroker
 from amqp_server.management.sampler import Sampler
@@ -58,6 +59,7 @@ class ManagedNode(MemoryNode):
         self.tokens = None
         self.shovels: Any = None
         self.commits = self
+        self.descriptors = Descriptors(broker.config, broker.alarms)
         self.resources = ResourceWatch(broker.config, broker.alarms, directory)
         self.stopped = 0
         #: Queues of the vhost / at each commit that a request waited for.

@@ -27,7 +27,12 @@ def node() -> Cluster:
 @pytest.fixture
 def managed(node: Cluster) -> ManagedBroker:
     running: Any = SimpleNamespace(
-        broker=node.broker, administration=None, password_checks=None, authentication=None, tokens=None
+        broker=node.broker,
+        administration=None,
+        password_checks=None,
+        authentication=None,
+        tokens=None,
+        descriptors=None,
     )
     return ManagedBroker(running)
 

@@ -8,14 +8,16 @@ from typing import Any, cast
 
 import httpx
 import pytest
+import trio
 from pamqp import commands
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
+from trio.testing import wait_all_tasks_blocked
 
 from amqp_server.app import Node
 from amqp_server.management import metrics
 from amqp_server.management.measures import Measures
-from amqp_server.management.scraped import Metrics
+from amqp_server.management.scraped import SCRAPES_MAX, SCRAPES_PER_ADDRESS_MAX, Metrics
 from amqp_server.management.slices import Slices
 
 from ..connection.node import Peer
@@ -206,3 +208,37 @@ async def test_other_paths(node: ManagedNode) -> None:
     answer = await ask(node, "/metrics/nosuch")
     assert (answer.status_code, answer.text) == (404, "Unknown registry")
     assert (await ask(node, "/api/overview")).status_code == 404
+
+
+async def test_scrapes_of_one_address_leave_some_to_others(node: ManagedNode) -> None:
+    """Nobody logs in to this listener, and a client may read its scrape slowly."""
+    metrics_ = Metrics(Measures(cast(Node, node)), Slices(1_000), 1_000)
+    app, hold, statuses = metrics_.app(), trio.Event(), list[int]()
+
+    async def get(peer: str) -> None:
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+                if message["status"] == 200:
+                    await hold.wait()
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        scope = {"type": "http", "method": "GET", "path": "/metrics", "raw_path": b"/metrics"}
+        scope |= {"query_string": b"", "headers": [], "client": (peer, 1)}
+        await app(scope, receive, send)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(SCRAPES_PER_ADDRESS_MAX):
+            nursery.start_soon(get, "192.0.2.1")
+        await wait_all_tasks_blocked()
+        await get("192.0.2.1")
+        assert statuses == [200] * SCRAPES_PER_ADDRESS_MAX + [503]
+        for number in range(2, 2 + SCRAPES_MAX - SCRAPES_PER_ADDRESS_MAX):
+            nursery.start_soon(get, f"192.0.2.{number}")
+        await wait_all_tasks_blocked()
+        await get("192.0.2.200")
+        assert statuses.count(200) == SCRAPES_MAX and statuses[-1] == 503
+        hold.set()
+    assert metrics_._by_source == {}

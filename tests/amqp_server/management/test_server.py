@@ -91,8 +91,10 @@ async def serving(broker: ManagedBroker, **options: Any) -> AsyncIterator[Dial]:
     stop = trio.Event()
     clients: list[Client] = []
 
-    async def dial(receive_buffer_bytes: int = 0) -> Client:
+    async def dial(receive_buffer_bytes: int = 0, source: str = "") -> Client:
         made = trio.socket.socket()
+        if source:
+            await made.bind((source, 0))
         if receive_buffer_bytes:
             made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
         await made.connect(address)

@@ -6,7 +6,8 @@ import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -14,6 +15,7 @@ from urllib.parse import quote
 import pika
 import pytest
 import trustme
+from pamqp import base, commands, exceptions, frame
 from pika.adapters.blocking_connection import BlockingChannel
 
 from amqp_server.testing.api import Api, ApiError
@@ -494,3 +496,71 @@ def test_tls_and_hosts(authority: Path, other: Broker) -> None:
         eventually(lambda: status(vhost)["state"] == "terminated")
         with pytest.raises(ApiError, match="may not connect to 127.0.0.1"):
             shovel(vhost, dest_uri=f"amqp://127.0.0.1:{port}")
+
+
+def taking_nothing(kept: ExitStack, sock: socket.socket) -> None:
+    """Let a shovel begin, and then read nothing more; its connection stays open."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+    answers: dict[type[base.Frame], tuple[int, base.Frame]] = {
+        commands.Connection.StartOk: (0, commands.Connection.Tune(2_047, 131_072, 0)),
+        commands.Connection.Open: (0, commands.Connection.OpenOk()),
+        commands.Channel.Open: (1, commands.Channel.OpenOk()),
+        commands.Queue.Declare: (1, commands.Queue.DeclareOk("x", 0, 0)),
+        commands.Confirm.Select: (1, commands.Confirm.SelectOk()),
+    }
+    start_ = commands.Connection.Start(0, 9, {}, "PLAIN", "en_US")
+    # The protocol header.
+    sock.recv(8, socket.MSG_WAITALL)
+    sock.sendall(frame.marshal(start_, 0))
+    data = b""
+    heard: object = None
+    while not isinstance(heard, commands.Confirm.Select):
+        more = sock.recv(4_096)
+        if not more:
+            return
+        data += more
+        while data:
+            try:
+                size, _, method = frame.unmarshal(data)
+            except exceptions.UnmarshalingException:
+                break
+            data, heard = data[size:], method
+            if isinstance(method, base.Frame) and type(method) in answers:
+                channel, answer = answers[type(method)]
+                sock.sendall(frame.marshal(answer, channel))
+    kept.enter_context(sock.dup())
+
+
+def test_shovels_to_a_server_that_takes_nothing_share_their_memory() -> None:
+    """They end, and give their messages back; another shovel moves its messages meanwhile."""
+    mib = 1 << 20
+    limits = {"shovels_bytes_max": 4 * mib, "shovel_bytes_max": 4 * mib, "unfinished_timeout_s": 1.0}
+    queues = [f"q{number}" for number in range(12)]
+    with (
+        ExitStack() as kept,
+        listening(partial(taking_nothing, kept)) as uri,
+        start(shovel_reconnect_min_ms=100, **limits) as broker,
+        broker.vhost("stuck") as vhost,
+        pika.BlockingConnection(pika.URLParameters(vhost.amqp_url)) as connection,
+    ):
+        channel = connection.channel()
+        channel.exchange_declare("all", "fanout")
+        for name in ("a", "b", *queues):
+            channel.queue_declare(name, durable=True)
+        for name in queues:
+            channel.queue_bind(name, "all")
+        channel.confirm_delivery()
+        for _ in range(8):
+            channel.basic_publish("all", "", b"x" * mib)
+        for name in queues:
+            shovel(vhost, name, src_queue=name, dest_uri=uri, dest_queue="x", reconnect_delay=1)
+        eventually(lambda: "shovels_bytes_max" in broker.log())
+        wanted = [b"%d" % number for number in range(50)]
+        publish(channel, wanted)
+        shovel(vhost, "healthy")
+        eventually(lambda: count(channel, "b") == 50)
+        assert bodies(channel, "b") == wanted
+        for name in queues:
+            broker.api("DELETE", f"/api/parameters/shovel/{quote(vhost.name, safe='')}/{name}")
+        for name in queues:
+            eventually(lambda name=name: count(channel, name) == 8)  # type: ignore[misc]

@@ -1,7 +1,7 @@
 """All attacks, in the order of the table."""
 
 from ..scene import Scene
-from . import administration, floods, logins, memory, page, routing, settling, streams, web
+from . import administration, budgets, floods, logins, memory, page, routing, settling, streams, web
 
 SCENES: tuple[Scene, ...] = (
     *memory.SCENES,
@@ -13,4 +13,5 @@ SCENES: tuple[Scene, ...] = (
     *web.SCENES,
     *administration.SCENES,
     *page.SCENES,
+    *budgets.SCENES,
 )

@@ -12,6 +12,7 @@ import trio
 from outcome import Error, Outcome, Value
 from trio.testing import wait_all_tasks_blocked
 
+from conformance_tests.patience import PATIENCE_S
 from persistence.errors import CommitFailed
 from persistence.streams import store as streams
 from persistence.streams.store import StreamStore
@@ -248,3 +249,39 @@ async def test_others_have_their_turns_while_many_reads_are_told_of(
     # never three.
     assert max(len(reads) for reads in "".join("r" if it == "read" else "." for it in told).split(".")) <= 2
     assert told.count("other") >= 9
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+async def test_without_a_descriptor_jobs_are_tried_again(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that may open no file now has no broken disk: writes, reads and compaction come later."""
+    monkeypatch.setattr(streams, "RETRY_SECONDS", 0.01)
+    full: list[bool] = []
+    store = StreamStore(tmp_path, on_full=full.append)
+    tries = {"write": 0, "read": 0, "compact": 0}
+    told: dict[str, object] = {}
+    over = trio.Event()
+
+    def call(kind: str, *_: object) -> str:
+        tries[kind] += 1
+        if tries[kind] < 3:
+            raise OSError(number, "planted")
+        return kind
+
+    def done(kind: str, result: object) -> None:
+        told[kind] = result.unwrap() if isinstance(result, (Value, Error)) else result
+        if len(told) == len(tries):
+            over.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(store.run, in_turn)
+        await wait_all_tasks_blocked()
+        store.write(partial(call, "write"), partial(done, "write"))
+        store.read(partial(call, "read"), partial(done, "read"))
+        store.compact(partial(call, "compact"), partial(done, "compact"))
+        with trio.fail_after(PATIENCE_S):
+            await over.wait()
+        nursery.cancel_scope.cancel()
+    assert told == {kind: kind for kind in tries}
+    assert tries == dict.fromkeys(tries, 3) and full == []

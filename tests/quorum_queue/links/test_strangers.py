@@ -26,8 +26,13 @@ KEYS = Keys(SECRET)
 N2 = Hello("n2", 1, "disk of n2")
 
 
-async def connect(node: LinkNode) -> trio.SocketStream:
-    return await trio.open_tcp_stream(node.address.host, node.address.port)
+async def connect(node: LinkNode, source: str = "") -> trio.SocketStream:
+    """Connect, from another address than that of the peers if `source` is given."""
+    sock = trio.socket.socket()
+    if source:
+        await sock.bind((source, 0))
+    await sock.connect((node.address.host, node.address.port))
+    return trio.SocketStream(sock)
 
 
 async def rest_of(stream: trio.SocketStream) -> bytes:
@@ -86,12 +91,24 @@ async def test_silent_one_is_closed_in_time() -> None:
 
 async def test_crowd_is_bounded_and_does_not_keep_peers_out() -> None:
     async with nodes("n1", "n2", half_open_max=4, handshake_ms=60_000) as (one, two):
-        streams = [await connect(one) for _ in range(40)]
+        streams = [await connect(one, "127.0.0.2") for _ in range(40)]
         accepting = one.mesh._accepting
         # The node has closed the oldest without a byte, and the last ones are still there.
         for stream in streams[:36]:
             assert await rest_of(stream) == b""
         assert len(accepting.strangers) == 4
+        # The crowd pushes out nobody else: no other stranger, and nobody at a peer's address.
+        another, near = await connect(one, "127.0.0.3"), await connect(one)
+        assert await rest_of(streams[36]) == b""
+        streams += [await connect(one, "127.0.0.2") for _ in range(40)]
+        for stream in streams[37:77]:
+            assert await rest_of(stream) == b""
+        assert len(accepting.strangers) == 4 and len(accepting.neighbours) == 1
+        for stream in (another, near):
+            with trio.move_on_after(0) as looked:
+                await stream.receive_some(1)
+            assert looked.cancelled_caught
+            await stream.aclose()
         one.mesh.drop("n2")
         two.mesh.drop("n1")
         await one.events.until(lambda: one.events.count("up", "n2") == 2)
