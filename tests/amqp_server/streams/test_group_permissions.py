@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from pamqp import base, commands
 
+from amqp_server.broker.answers import ASKED, Answers, Question, RemoteGrant
 from amqp_server.broker.super_streams import growth
 from amqp_server.wire import methods
 from tests.amqp_server.connection.node import Delivery, Peer
@@ -231,3 +233,47 @@ def test_who_may_not_read_binds_to_an_exchange_without_groups(
     done(low.call(1, bind("secret", 0)))
     done(low.call(1, exchange("lowy", "x-super-stream")))
     done(low.call(1, bind("secret", 0, "lowy")))
+
+
+class Backend:
+    """The HTTP backend: questions wait until `answer`."""
+
+    def __init__(self, node: StreamNode, peer: Peer) -> None:
+        self._node = node
+        self.refuses: set[str] = set()
+        self.asked: list[tuple[Question, Callable[[bool], None]]] = []
+        self._answers = answers = Answers(node.clock.monotonic_ms, 1_000, 100)
+        answers.asks = lambda question, done: self.asked.append((question, done))
+        permissions, client = node.broker.access.permissions, peer.session.client
+        grant = RemoteGrant(answers, "remote", (ASKED, "127.0.0.1"))
+        client.username, client.access = "remote", permissions.add_grant("remote", grant)
+
+    def answer(self) -> None:
+        """Answer all questions, and those that follow from the answers."""
+        while self.asked:
+            question, done = self.asked.pop(0)
+            allowed = dict(question.parameters)["name"] not in self.refuses
+            self._answers.remember(question, allowed)
+            self._node.turn.run(done, allowed)
+            self._node.work()
+
+
+def test_users_of_the_http_backend(node: StreamNode, peer: Peer) -> None:
+    layout(node, peer)
+    secret(node, peer)
+    remote = opened(node)
+    backend = Backend(node, remote)
+    consume(node, remote, name="lowg")
+    backend.answer()
+    publish(peer, [b"a"], "lows")
+    assert worked(node, remote) == [[Message("lows", 0, b"a")]]
+    # A member whose permission is not known yet stays until the answer comes.
+    backend.refuses.add("secret")
+    done(peer.call(1, bind("secret", 1)))
+    assert [dict(question.parameters)["name"] for question, _ in backend.asked] == ["secret"] * 2
+    assert not any(isinstance(each, commands.Basic.Cancel) for _, each in remote.answers())
+    backend.answer()
+    assert [each.consumer_tag for _, each in remote.answers() if isinstance(each, commands.Basic.Cancel)] == [
+        "t"
+    ]
+    assert not host(node, "lowg").group.members
