@@ -155,6 +155,7 @@ class ClusterNode:
         """Wait for the other nodes, all empty, and convert this directory into that of the first node. Raises
         ClusterError.
         """
+        self._founding.begin()
         await self._patiently(self._awaited.wait)
         parts, config = self._parts, self._config
         disk = os.statvfs(config.data_dir)
@@ -181,6 +182,8 @@ class ClusterNode:
         self.replicas.topology_came(self._broker.topology.applied)
         if self._founding.founded is not None:
             self._open_and_tell()
+        else:
+            self._founding.begin()
 
     def belong(self, founded: Founded) -> None:
         self._parts.groups.may_lack(founded.forgotten_before)
