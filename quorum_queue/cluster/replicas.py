@@ -424,7 +424,9 @@ class Replicas:
         self._watch_disk()
         self.lost_entries.tick()
         if self.stalled:
-            # A node that cannot write must not lead.
+            # A node that cannot write must not lead. What it knows may still be read.
+            for group in list(self.active):
+                self._tick_reads(group)
             return
         self._take_pieces()
         for group in list(self._transfers):
@@ -435,11 +437,14 @@ class Replicas:
     def _tick(self, group: Group, heard: Collection[str]) -> None:
         core = group.core
         core.tick(heard)
-        if group.reads is not None:
-            group.reads.ticked = True
-            self.touch(group)
+        self._tick_reads(group)
         # After most ticks a thousand candidates keep waiting.
         if core.has_ready or core.quiet or group.inbox or group.unreached or group.askers:
+            self.touch(group)
+
+    def _tick_reads(self, group: Group) -> None:
+        if group.reads is not None:
+            group.reads.ticked = True
             self.touch(group)
 
     def _watch_disk(self) -> None:

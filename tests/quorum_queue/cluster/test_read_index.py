@@ -168,3 +168,16 @@ def test_members_of_an_earlier_version_are_sent_no_seal() -> None:
     assert found == [Sealed(SEALED, 0)]
     assert not scene.ledger.machine.sealed
     assert list(scene.nodes["b"].deletions) == scene.declared
+
+
+def test_a_node_whose_disk_takes_no_writes_still_answers() -> None:
+    scene = Scene()
+    scene.isolate("c")
+    known: list[bool] = []
+    scene.nodes["c"].replicas.groups[scene.group_id].catch_up(known.append)
+    scene.nodes["c"].end_turn()
+    scene.nodes["c"].replicas.disk_full(True)
+    assert scene.nodes["c"].replicas.stalled
+    for _ in range(LATE_TICKS):
+        scene.tick(scene.nodes["c"])
+    assert known == [False]
