@@ -11,7 +11,7 @@ from tests.model.programs import Program, Step
 SHORT_MS, LONG_MS = 150, 600_000
 LEASE_MS = 700
 CHAINED = "x2"
-LARGE = 1_000
+LARGE = 4_000
 
 
 class Draft:

@@ -23,6 +23,9 @@ class Letters(State):
         else:
             for letter in copy.letters:
                 letter.presence = max(letter.presence, letters_presence)
+                if letter.deaths and letter.deaths[0].reason != reason:
+                    # For which of the two reasons is not known.
+                    letter.deaths = ()
         if certain:
             copy.leave(self.step)
             for letter in copy.letters:

@@ -181,7 +181,7 @@ class Queue:
             settings.max_bytes is not None and size > settings.max_bytes
         )
 
-    def trim(self) -> None:
+    def trim(self, *, certain: bool = True) -> None:
         """Drop the oldest messages beyond the limit: for sure, or perhaps."""
         if self.settings.max_length is None and self.settings.max_bytes is None:
             return
@@ -194,8 +194,10 @@ class Queue:
             sure = [each for each in behind if self.certainly_ready(each)]
             if not self._over(1 + len(behind), copy.message.size + sum(c.message.size for c in behind)):
                 return
-            if not racing and self._over(
-                1 + len(sure), copy.message.size + sum(c.message.size for c in sure)
+            if (
+                certain
+                and not racing
+                and self._over(1 + len(sure), copy.message.size + sum(c.message.size for c in sure))
             ):
                 self.vhost.dead_letter(self, copy, "maxlen", certain=True)
             else:

@@ -22,6 +22,8 @@ class Broker:
     delivery_limit: int | None = 20
     #: True if an answer says that all consequences of earlier requests are there, as on a single node of mqd.
     prompt: bool = True
+    #: True if every node counts a consumer as soon as any client has its consume-ok.
+    exact_consumers: bool = True
     #: By how much later than its end a message may be on its way to a client.
     slack_s: float = 0.0
 
@@ -84,6 +86,9 @@ class State:
 
     def _into_group(self, group: Queue, log: Log, entry: Copy) -> None:
         presence = Presence.COMING if entry.presence is not Presence.MAYBE else Presence.MAYBE
+        if log.compacts and entry.message.size == 0:
+            # A tombstone goes when it is old.
+            presence = Presence.MAYBE
         copy = Copy(entry.message, 0, entry.sent, log.name, presence, ordinal=len(group.copies))
         copy.exchange, copy.key, copy.ready_at = entry.message.exchange, entry.message.key, self.step
         group.copies.append(copy)

@@ -141,6 +141,7 @@ class Topology(Letters):
                     int(answer.consumer_count) != len(queue.consumers)
                     and not queue.shaken
                     and not queue.single_active
+                    and self.broker.exact_consumers
                 ):
                     raise Broken(
                         f"{queue.name} has {answer.consumer_count} consumers where {len(queue.consumers)} is right"
@@ -166,10 +167,10 @@ class Topology(Letters):
             return refused(PRECONDITION_FAILED, ACCESS_REFUSED)
         codes = {OK}
         used = bool(queue.consumers) if isinstance(queue, Queue) else any(not r.over for r in queue.readers)
-        if if_unused and used:
-            codes = {PRECONDITION_FAILED}
-        elif if_unused and isinstance(queue, Log) and self.broker.nodes > 1:
+        if if_unused and isinstance(queue, Log) and self.broker.nodes > 1:
             codes = {NOT_IMPLEMENTED}
+        elif if_unused and used:
+            codes = {PRECONDITION_FAILED}
         elif if_empty:
             low, high = queue.count()
             if isinstance(queue, Queue) and queue.kind == "stream-group":

@@ -116,6 +116,8 @@ class Vhost(Publishes):
                 # An orderly stop takes the consumers away first, and such a queue goes with the last one.
                 queue.certain = not (queue.auto_delete and queue.consumers)
                 queue.crash()
+                # What clients held came back, or will, and may have been too much.
+                queue.trim(certain=False)
                 queue.used()
         for exchange in list(self.exchanges.values()):
             if not exchange.durable:
