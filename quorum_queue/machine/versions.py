@@ -22,7 +22,8 @@ node only begins with the newest.
     6   mqd 0.2: nothing new for quorum queues; publishers choose when they are confirmed (x-confirm), for
         which nodes send each other frames of their own; streams of a cluster keep offsets by name
 
-    7   mqd 0.2: entries of more than 64 MiB
+    7   mqd 0.2: entries of more than 64 MiB; a queue that refuses messages above its limit in bytes refuses
+        the one that does not fit into it
 
 A node that meets a newer version than its own in an entry or a snapshot can't know what the others do: the
 queue stops there, with a line that says so.
@@ -64,6 +65,8 @@ CONFIRM_LEVELS = 6
 STREAM_NAMES = 6
 #: Nodes take entries of more than 64 MiB.
 LARGE_ENTRIES = 7
+#: A message that does not fit into max-length-bytes is refused.
+FITTING = 7
 
 NEWEST = 7
 
@@ -87,6 +90,7 @@ __all__ = [
     "CONFIRM_LEVELS",
     "FEATURES",
     "FIRST",
+    "FITTING",
     "FOUNDERS",
     "GROUPS",
     "LARGE_ENTRIES",
