@@ -163,6 +163,10 @@ class GroupHost(DeferredHost):
         node, incarnation = self._own
         group = self.group
         self.pending = without_larger(self.pending, self.replicas.message_bytes_max)
+        version = self.replicas.version()
+        if self.pending and self.replica.machine.version < version:
+            # A new queue behaves as the present version does from its first message on.
+            self.pending.insert(0, ("version", version))
         for commands in cut(self._outgoing(), self.replicas.options.batch_bytes):
             number, early = group.next_number, False
             for command in commands:

@@ -281,29 +281,51 @@ class Machine:
                 self._discard(ready.drop_head(1), "maxlen", effects)
 
     def _enqueue_or_refuse(self, meta: Meta, run: Run, origin: Any, first: int, effects: Effects) -> None:
-        """Take the messages that fit, one by one near the limit, and refuse the rest."""
+        """Take the messages that fit, one by one near the limit, and refuse the others."""
         settings, ready = self.settings, self.ready
+        limit = settings.max_length_bytes
+        sizes = _counted_sizes(run) if limit is not None and self.version >= versions.FITTING else None
         rest: Run | None = run
+        at = 0
         while rest is not None:
-            room = len(rest.seqs)
+            room = refused = len(rest.seqs)
             if settings.max_length is not None:
                 room = min(room, settings.max_length - ready.count + self._awaited())
-            if settings.max_length_bytes is not None:
-                room = min(room, 1 if ready.bytes < settings.max_length_bytes else 0)
-            if room <= 0:
-                if settings.overflow == "reject-publish-dlx":
-                    start = rest.seqs.start
-                    rest.seqs = range(-start, -start - len(rest.seqs), -1)
-                    effects.dead_letters.append((rest, "maxlen"))
-                effects.refused.append((origin, first, first + len(rest.seqs) - 1))
-                return
-            part = rest if room >= len(rest.seqs) else rest.take(room)
+            if limit is not None and room > 0:
+                if sizes is None:
+                    room = min(room, 1 if ready.bytes < limit else 0)
+                else:
+                    left = limit - self._waiting_bytes()
+                    fits = total = 0
+                    while fits < room and total + sizes[at + fits] <= left:
+                        total += sizes[at + fits]
+                        fits += 1
+                    room = fits
+                    if not room:
+                        # A smaller message behind them may fit.
+                        refused = 1
+                        while at + refused < len(sizes) and sizes[at + refused] > left:
+                            refused += 1
+            count = room if room > 0 else refused
+            part = rest if count >= len(rest.seqs) else rest.take(count)
+            at += count
             rest = None if part is rest else rest
-            count = len(part.seqs)
-            self._accept(meta, part, effects)
-            effects.confirmed.append((origin, first, first + count - 1, part.attributes.persistent))
+            if room > 0:
+                self._accept(meta, part, effects)
+                effects.confirmed.append((origin, first, first + count - 1, part.attributes.persistent))
+                self._assign(meta, effects)
+            else:
+                if settings.overflow == "reject-publish-dlx":
+                    start = part.seqs.start
+                    part.seqs = range(-start, -start - count, -1)
+                    effects.dead_letters.append((part, "maxlen"))
+                effects.refused.append((origin, first, first + count - 1))
             first += count
-            self._assign(meta, effects)
+
+    def _waiting_bytes(self) -> int:
+        """Return the bytes of ready messages, except those that are held and that consumers have room for."""
+        ready = self.ready
+        return 0 if self.holds and self._awaited() >= ready.count else ready.bytes
 
     def _awaited(self) -> int:
         """Return how many of the held messages consumers have room for."""
@@ -665,6 +687,13 @@ class Machine:
 
     def _tick(self, meta: Meta, command: Command, effects: Effects) -> None:
         """Time has passed; `apply` expires due messages."""
+
+
+def _counted_sizes(run: Run) -> list[int]:
+    """Return the bytes of each message that a limit in bytes counts."""
+    overhead = run.attributes.overhead
+    sizes = map(len, run.contents) if run.contents is not None else run.sizes or ()
+    return [size - overhead for size in sizes]
 
 
 def _fitting(run: Run, room_bytes: int) -> int:

@@ -23,9 +23,10 @@ node only begins with the newest.
         which nodes send each other frames of their own; streams of a cluster keep offsets by name
 
     7   mqd 0.2: a queue is sealed at a place in its log before it is deleted on a condition (("seal", …)),
-        and nodes ask the leader how far the log is committed before they answer with counts; names of
-        messages that are too old to be remembered leave the queue in parts; entries may have more than 64
-        MiB; limits of queues, exchanges and bindings hold when the topology applies a declaration
+        and nodes ask the leader how far the log is committed before they answer with counts; a queue that
+        refuses messages above its limit in bytes refuses the one that does not fit into it; names of messages
+        that are too old to be remembered leave the queue in parts; entries may have more than 64 MiB; limits
+        of queues, exchanges and bindings hold when the topology applies a declaration
 
 A node that meets a newer version than its own in an entry or a snapshot can't know what the others do: the
 queue stops there, with a line that says so.
@@ -69,6 +70,8 @@ STREAM_NAMES = 6
 ROOM = 7
 #: Nodes take entries of more than 64 MiB.
 LARGE_ENTRIES = 7
+#: A message that does not fit into max-length-bytes is refused.
+FITTING = 7
 
 #: A queue that deduplicates forgets names that are too old in parts.
 EXPIRY_IN_PARTS = 7
@@ -99,6 +102,7 @@ __all__ = [
     "CONFIRM_LEVELS",
     "FEATURES",
     "FIRST",
+    "FITTING",
     "FOUNDERS",
     "GROUPS",
     "LARGE_ENTRIES",

@@ -55,6 +55,32 @@ def test_a_letter_that_a_full_queue_refuses_is_taken_later() -> None:
     assert [letter(machine, 1), letter(machine, 2), letter(machine, 2)] == [0, 1, 1]
 
 
+def test_a_message_that_does_not_fit_is_refused_from_a_version_on() -> None:
+    """Members of both versions must refuse the same messages of one entry."""
+
+    def answers(machine: Machine, *sizes: int) -> list[tuple[str, int, int]]:
+        run = Run(range(len(sizes)), [b"x" * size for size in sizes], b"head")
+        effects = Effects()
+        machine.apply(Meta(0), [("enqueue", run, "p", 1)], effects)
+        confirmed = [("ack", first, last) for _, first, last, _ in effects.confirmed]
+        return sorted(
+            [*confirmed, *(("nack", first, last) for _, first, last in effects.refused)],
+            key=lambda each: each[1],
+        )
+
+    settings = Settings(max_length_bytes=100, overflow="reject-publish")
+    before = Machine(settings, version=versions.FITTING - 1)
+    assert answers(before, 60, 1000, 10) == [("ack", 1, 1), ("ack", 2, 2), ("nack", 3, 3)]
+    now = Machine(settings, version=versions.FITTING - 1)
+    now.apply(Meta(0), [("version", versions.FITTING)], Effects())
+    assert answers(now, 60, 1000, 41, 40) == [("ack", 1, 1), ("nack", 2, 3), ("ack", 4, 4)]
+    assert answers(now, 1, 0, 1) == [("nack", 1, 1), ("ack", 2, 2), ("nack", 3, 3)]
+    assert now.ready.bytes == 100
+    empty = Machine(settings)
+    assert answers(empty, 101) == [("nack", 1, 1)]
+    assert answers(empty, 100) == [("ack", 1, 1)]
+
+
 def test_what_is_remembered_of_letters_is_bounded() -> None:
     letters = Letters()
     for position in range(0, 2 * STRETCHES_MAX + 10, 2):

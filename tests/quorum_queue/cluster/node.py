@@ -180,6 +180,7 @@ class SimulatedNode:
         )  # fmt: skip
         self.groups = Groups(self.replicas, self.store, self.store.recovered(), lost_before=self.lost_before)
         self.roster = roster = Roster()
+        self.replicas.version = lambda: roster.version
         roster.nodes = dict.fromkeys(self.names, "here")
         topology_progress: Any = SimpleNamespace(up=self.connected)
         self.hosts = WatchedHosts(
