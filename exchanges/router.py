@@ -1,6 +1,7 @@
 """The exchanges and bindings of one vhost, and the routing of messages."""
 
-from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from exchanges.binding import Binding, DestinationKind
@@ -368,6 +369,31 @@ class Router:
                 if binding.destination != name or binding.kind != kind
             ]
         return found
+
+    def bindings_from(self, source: str) -> list[Binding]:
+        """Return the bindings that lead away from an exchange."""
+        return list(self._from.get(source, ()))
+
+    def cascade(self, removed: Iterable[Binding]) -> Iterator[str | None]:
+        """Find the auto-delete exchanges that go if these bindings are removed, in the order in which
+        `unbind` deletes them; a step may find none.
+        """
+        gone: dict[str, None] = {}
+        left: dict[str, int] = {}
+        bindings = deque(removed)
+        while bindings:
+            name = bindings.popleft().source
+            exchange = self._exchanges.get(name)
+            if exchange is None or not exchange.auto_delete or name in gone:
+                yield None
+                continue
+            left[name] = left.get(name, self.count_from(name)) - 1
+            if left[name]:
+                yield None
+                continue
+            gone[name] = None
+            bindings.extend(self._to["exchange"].get(name, ()))
+            yield name
 
     @property
     def binding_count(self) -> int:
