@@ -201,6 +201,7 @@ class Group:
         "snapshot_index",
         "snapshot_log_bytes",
         "snapshotting",
+        "told",
         "unreached",
         "unsynced",
         "wakes",
@@ -239,6 +240,8 @@ class Group:
         #: Leader and term that the flights were sent to.
         self.sent_to = ("", 0)
         self.leading = False
+        #: How many news it knows; see Replicas.tell.
+        self.told = 0
         self.applied = applied
         self.snapshot_index = applied
         #: Up to this index the log holds only entries with bodies of the queue.

@@ -126,17 +126,23 @@ def _tombstones() -> None:
     """A tombstone goes, and the messages that it deleted stay."""
     from persistence.streams import compaction
 
+    def dead_of(batch: Any, keys: Any) -> set[int]:
+        numbers: list[bool] = []
+        for shape in batch.shapes:
+            numbers += [keys.is_tombstone(shape)] * shape.count
+        return {number for number, dead in enumerate(numbers) if dead}
+
     def make(add: Any) -> Any:
         def planted(self: Any, batch: Any, keys: Any) -> Any:
-            dead = compaction._tombstones(batch, KEYS[0])
+            dead = dead_of(batch, KEYS[0])
             return add(self, batch, [None if n in dead else key for n, key in enumerate(keys)])
 
         return planted
 
-    def kept(_: Any) -> Any:
-        def planted(batch: Any, keys: Any, latest: Any, tombstones_until_ms: int) -> Any:
-            dead = compaction._tombstones(batch, keys)
-            numbers, _ = original(batch, keys, latest, tombstones_until_ms)
+    def kept(call: Any) -> Any:
+        def planted(self: Any, batch: Any) -> Any:
+            numbers, _ = call(self, batch)
+            dead = dead_of(batch, KEYS[0])
             return [n for n in numbers if n not in dead], False
 
         return planted
@@ -150,14 +156,9 @@ def _tombstones() -> None:
 
         return planted
 
-    original = compaction._kept
     _replace(compaction.Latest, "add", make)
-    _replace(compaction, "_kept", kept)
+    _replace(compaction._Kept, "__call__", kept)
     _replace(compaction, "plan", plan)
-    from amqp_server.streams import compacting
-
-    if hasattr(compacting, "plan"):
-        compacting.plan = compaction.plan
 
 
 # -- the queue machine ---------------------------------------------------------------------------------------
