@@ -895,7 +895,9 @@ class Judge:
             for queue in self.model.queues.values()
             if isinstance(queue, Queue) and queue.lease is not None and queue.lease[0] <= time.monotonic()
         ]
-        return any(not self._still_there(queue) for queue in over)
+        # Each of them is looked at: that notes what became of it.
+        gone = [queue for queue in over if not self._still_there(queue)]
+        return bool(gone)
 
     def _outlast(self, queue: Queue) -> None:
         """Its lease ends about now: wait for that, so that it does not happen within a step."""
