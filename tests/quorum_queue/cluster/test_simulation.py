@@ -11,10 +11,10 @@ import pytest
 from tests.quorum_queue.cluster import simulation
 from tests.quorum_queue.cluster.simulation import Simulation
 
-SEEDS = 65
+SEEDS = 70
 PART = 10
 #: Number of these seeds whose counts are checked.
-COUNTED = 55
+COUNTED = 60
 
 
 @pytest.fixture(autouse=True)
