@@ -157,13 +157,18 @@ def _cascading(vhost: VHost, removed: list[Binding]) -> Iterator[Operation | Non
 
 
 def _unbinds(vhost: VHost, bindings: list[Binding]) -> Iterator[Operation | None]:
-    for binding in bindings:
+    # Each is freed when it is done: to free 100,000 of them at the end would be a long step.
+    bindings.reverse()
+    while bindings:
+        binding = bindings.pop()
         yield from _cascading(vhost, [binding]) or ()
         yield Unbind(vhost.binding_record(binding))
 
 
 def _deletions(queues: list[Queue]) -> Iterator[Operation | None]:
-    for queue in queues:
+    queues.reverse()
+    while queues:
+        queue = queues.pop()
         if not queue.deleted:
             bindings = queue.vhost.router.bindings_of("queue", queue.name)
             if len(bindings) >= BINDINGS_MIN:
@@ -198,7 +203,9 @@ def _parts_of_vhost(vhost: VHost) -> Iterator[Operation | None] | None:
         for exchange in exchanges:
             yield from _unbinds(vhost, vhost.router.bindings_from(exchange.name))
             yield None
-        yield from _deletions([queue for queue in queues if queue.name not in partitions])
+        if partitions:
+            queues[:] = [queue for queue in queues if queue.name not in partitions]
+        yield from _deletions(queues)
         for exchange in exchanges:
             if not exchange.predeclared and exchange.name not in whole:
                 yield DeleteExchange(vhost.name, exchange.name)

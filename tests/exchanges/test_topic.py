@@ -133,6 +133,7 @@ def test_in_parts_the_answer_is_the_same(patterns: list[str], keys: list[str]) -
         assert {id(found) for part in matcher.parts(key) for found in part} == whole
 
 
+@pytest.mark.pure
 def test_very_many_patterns_are_matched_in_short_steps() -> None:
     for further in (None, "#.a.#.b"):
         router = Router(lambda name: True)

@@ -13,6 +13,9 @@ from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.raft.messages import COMMIT, Message, encode_message
 from tests.quorum_queue.cluster.scene import Scene
 
+#: It looks into the class.
+pytestmark = pytest.mark.pure
+
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
