@@ -762,6 +762,9 @@ class Judge:
             return
         self._leave([queue])
         self._settle()
+        if self.model.queues.get(name) is not queue:
+            # Its last consumer was one of these.
+            return
         number, channel = self._channel({"client": OWN, "channel": 9})
         self.broker.plant(name, "n1")
         # Its process looks at the file every few ms; until then messages are taken.
@@ -895,7 +898,8 @@ class Judge:
             for queue in self.model.queues.values()
             if isinstance(queue, Queue) and queue.lease is not None and queue.lease[0] <= time.monotonic()
         ]
-        return any([not self._still_there(queue) for queue in over])
+        gone = [queue for queue in over if not self._still_there(queue)]
+        return bool(gone)
 
     def _outlast(self, queue: Queue) -> None:
         """Its lease ends about now: wait for that, so that it does not happen within a step."""
@@ -1002,6 +1006,8 @@ class Judge:
             count = self._count(queue.name)
             if not count:
                 break
+            self._do_settle({"client": OWN, "how": "ack", "multiple": True})
+            self._settle()
             if time.monotonic() > deadline:
                 raise Broken(f"{queue.name} has a lag of {count} after all was acked")
             time.sleep(0.05)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: How late a timer may be: until then, a count may contain a message that has expired.
 LATE_S = 1.5
+#: With more copies than these, those that are gone are put aside.
+TIDY = 100
 
 
 @dataclass(eq=False)
@@ -40,6 +42,8 @@ class Consumer:
     def spare(self) -> bool:
         """True if the consumer may get one more message."""
         limit = self.channel.global_prefetch
+        if not limit and (self.no_ack or not self.prefetch):
+            return True
         if limit and len([h for h in self.channel.unacked.values() if h.consumer]) >= limit:
             return False
         return self.no_ack or not self.prefetch or self.held < self.prefetch
@@ -57,6 +61,8 @@ class Queue:
     node: str = ""
     settings: Settings = field(default_factory=Settings)
     copies: list[Copy] = field(default_factory=list)
+    #: Copies that left it in earlier steps, as far as there are many.
+    past: list[Copy] = field(default_factory=list)
     consumers: list[Consumer] = field(default_factory=list)
     #: The only one that gets messages, of a queue with a single active consumer.
     active: Consumer | None = None
@@ -108,6 +114,12 @@ class Queue:
             copy.gone and copy.expiry is not None and now < copy.expiry[1] + LATE_S for copy in self.copies
         )
         return low, len(line) + late
+
+    def tidy(self) -> None:
+        """Put aside what is gone, if it is much."""
+        if len(self.copies) > TIDY and sum(copy.gone for copy in self.copies) > TIDY // 2:
+            self.past += [copy for copy in self.copies if copy.gone]
+            self.copies = [copy for copy in self.copies if not copy.gone]
 
     # -- arrivals --------------------------------------------------------------------------------------------
 
@@ -227,7 +239,7 @@ class Queue:
 
     def find(self, number: int, flag: bool, deaths: tuple[tuple[str, str, int], ...] | None) -> Copy:
         """The copy that a client was given."""
-        named = [copy for copy in self.copies if copy.message.number == number]
+        named = [copy for copy in (*self.copies, *self.past) if copy.message.number == number]
         if not named:
             raise Broken(f"{self.name}: message {number} was delivered, which never was in this queue")
         ready = [copy for copy in named if copy.ready]
@@ -387,6 +399,7 @@ class Queue:
 
     def crash(self) -> None:
         """The only node was killed, and is up again."""
+        self.copies, self.past = self.past + self.copies, []
         for copy in self.copies:
             if self.kind == "classic" and not copy.message.persistent:
                 copy.leave(-2)

@@ -12,6 +12,9 @@ from tests.model.spec.queues import Consumer, Queue
 from tests.model.spec.routing import PREDECLARED, Binding, Exchange, route
 from tests.model.spec.streams import Log
 
+#: Expiry is looked at so often.
+TICK_S = 0.003
+
 
 @dataclass
 class Broker:
@@ -45,6 +48,7 @@ class State:
     step: int = 0
     sent_times: dict[int, float] = field(default_factory=dict)
     ordinal: int = 0
+    _ticked: float = 0.0
     #: Consumers of higher priority that had room while another one got a message in this step.
     passed_over: list[tuple[Queue, Consumer, Consumer]] = field(default_factory=list)
     #: True between a fault and its end.
@@ -57,9 +61,15 @@ class State:
     def begin_step(self, now: float) -> None:
         self.step += 1
         self.sent_at = self.now = self.sent_times[self.step] = now
+        for queue in self.queues.values():
+            if isinstance(queue, Queue):
+                queue.tidy()
 
     def tick(self, now: float) -> None:
         self.now = now
+        if now - self._ticked < TICK_S:
+            return
+        self._ticked = now
         for queue in list(self.queues.values()):
             if isinstance(queue, Queue):
                 queue.tick()
