@@ -341,10 +341,33 @@ class Draft:
             },
             {"op": "delete", "queue": "q1"},
         ]
+        if self.row["permission"] == "no read" and self.log:
+            self._secret()
         for step in self.chance.sample(steps, 4):
             if step["op"] == "declare" and step["kind"] == "stream-group" and not self.log:
                 continue
             self.add(step.pop("op"), client=2, **step)
+
+    def _secret(self) -> None:
+        """A user who may not read a stream adds it to a super stream that a group of his reads."""
+        self.add("exchange", client=0, exchange="ms", kind="x-super-stream")
+        self.add("declare", client=0, queue="ok", kind="stream")
+        self.add("declare", client=0, queue="hidden", kind="stream")
+        self.add("publish", client=0, channel=2, exchange="", key="hidden", messages=[self._message()])
+        self.add("permissions", user="u", permissions=[".*", ".*", "^(ms|ok|g7)$"])
+        self.add("bind", client=2, source="ms", destination="ok", key="0")
+        self.add(
+            "declare",
+            client=2,
+            queue="g7",
+            kind="stream-group",
+            arguments={"x-stream": "ms", "x-stream-offset": "first"},
+        )
+        self.add("bind", client=2, source="ms", destination="hidden", key="1")
+        self.add("qos", client=2, channel=9, count=5)
+        self.add("consume", client=2, channel=9, queue="g7", tag="secret")
+        self.add("wait", ms=200)
+        self.add("permissions", user="u", permissions=[".*", ".*", "^$"])
 
     def _limit(self) -> None:
         self.add("limit", queues=self.chance.randint(3, 5))

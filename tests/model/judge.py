@@ -45,9 +45,9 @@ class Judge:
         self.name = vhost
         self.patience_s = patience_s
         self.model = Vhost(broker.taken_for_granted())
+        self.model.users = self.users = {name: User(name) for name in {*program.users, "guest"}}
         self.clients: dict[int, Client] = {}
         self.sessions: dict[int, Session] = {}
-        self.users = {name: User(name) for name in {*program.users, "guest"}}
         self.cancels: list[tuple[Channel, str]] = []
         self.hit: set[str] = set()
         self.at = -1

@@ -59,6 +59,8 @@ class Queue:
     auto_delete: bool = False
     owner: Session | None = None
     node: str = ""
+    #: Name of the user who declared it.
+    declarer: str = "guest"
     settings: Settings = field(default_factory=Settings)
     copies: list[Copy] = field(default_factory=list)
     #: Copies that left it in earlier steps, as far as there are many.
@@ -156,7 +158,7 @@ class Queue:
             exchange=exchange,
             key=key,
         )
-        copy.ready_at = self.vhost.step
+        copy.ready_at, copy.repeated = self.vhost.step, seen is not None
         limits = [ttl for ttl in (self.settings.ttl_ms, message.expiration_ms) if ttl is not None]
         if limits:
             copy.expiry = (self.vhost.sent_at + min(limits) / 1000, float("inf"))
@@ -273,6 +275,10 @@ class Queue:
             )
         if copy.gone and not self._on_its_way(copy):
             raise Broken(f"{self.name}: {copy} was delivered although it had left the queue")
+        if self.kind == "stream-group" and not self.vhost.may_read(self, copy.lane):
+            raise Broken(
+                f"{self.name}: {copy} is of {copy.lane}, for which nobody was asked for the permission to read"
+            )
         self._check_order(copy, consumer)
         if consumer is not None:
             self._check_consumer(consumer)
@@ -407,6 +413,8 @@ class Queue:
                 self._revive(copy)
             elif copy.ready and copy.presence is not Presence.MAYBE and copy.arrived is None:
                 copy.presence = Presence.MAYBE
+            # The last return may not be on the disk, and what was held counts as returned.
+            copy.returns = (0, copy.returns[1])
         self.consumers.clear()
         self.active = None
 
