@@ -45,9 +45,9 @@ class Judge:
         self.name = vhost
         self.patience_s = patience_s
         self.model = Vhost(broker.taken_for_granted())
+        self.model.users = self.users = {name: User(name) for name in {*program.users, "guest"}}
         self.clients: dict[int, Client] = {}
         self.sessions: dict[int, Session] = {}
-        self.users = {name: User(name) for name in {*program.users, "guest"}}
         self.cancels: list[tuple[Channel, str]] = []
         self.hit: set[str] = set()
         self.at = -1
@@ -762,6 +762,9 @@ class Judge:
             return
         self._leave([queue])
         self._settle()
+        if self.model.queues.get(name) is not queue:
+            # Its last consumer was one of these.
+            return
         number, channel = self._channel({"client": OWN, "channel": 9})
         self.broker.plant(name, "n1")
         # Its process looks at the file every few ms; until then messages are taken.
@@ -1004,6 +1007,8 @@ class Judge:
             count = self._count(queue.name)
             if not count:
                 break
+            self._do_settle({"client": OWN, "how": "ack", "multiple": True})
+            self._settle()
             if time.monotonic() > deadline:
                 raise Broken(f"{queue.name} has a lag of {count} after all was acked")
             time.sleep(0.05)

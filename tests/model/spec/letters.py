@@ -34,7 +34,7 @@ class Letters(State):
             copy.presence = Presence.MAYBE
 
     def _letters_presence(self, queue: Queue, copy: Copy, reason: str, certain: bool) -> Presence:
-        if not certain or copy.presence is Presence.MAYBE:
+        if not certain or copy.vague or copy.presence is Presence.MAYBE:
             return Presence.MAYBE
         prompt = self.broker.prompt and reason != "expired" and not self.troubled
         return (

@@ -163,7 +163,9 @@ class Publishes(Consuming):
     def _confirmed(self, publishing: Publishing, nack: bool) -> None:
         if not nack:
             doubted = [
-                copy for _, copy in publishing.copies if copy.presence is Presence.MAYBE and not copy.doomed
+                copy
+                for _, copy in publishing.copies
+                if copy.presence is Presence.MAYBE and not copy.doomed and not copy.repeated
             ]
             if publishing.outcomes == {"ack", "nack"}:
                 for copy in doubted:
@@ -228,8 +230,13 @@ class Publishes(Consuming):
             for publishing in publishings:
                 self.arrive(publishing)
 
-        if OK not in codes:
+        if OK not in codes and self.broker.nodes == 1:
             committed(None)
+        elif OK not in codes:
+            # The refusal does not say that the rest is there already.
+            for publishing in publishings:
+                for _, copy in publishing.copies:
+                    copy.presence = min(copy.presence, Presence.COMING)
         return Promise(frozenset(codes), committed)
 
     def rollback(self, channel: Channel) -> Promise:
