@@ -34,7 +34,7 @@ from amqp_server.streams.taking_over import take_over
 from persistence.streams.compression import NONE
 from persistence.streams.retention import Limits
 from quorum_queue.cluster.frames import StreamWord
-from quorum_queue.cluster.group import InParts
+from quorum_queue.cluster.group import Foresee
 from quorum_queue.cluster.guests import GuestOrigin
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.errors import Unreadable
@@ -52,7 +52,7 @@ class StreamGroupHost(MemberReaders):
     """The host of a stream, and the state machine of its group."""
 
     single = False
-    in_parts: InParts | None = None
+    foresee: Foresee | None = None
     #: The state of the group has the names that the stream has taken.
     knows_taken = False
     shares_names = True
@@ -214,8 +214,8 @@ class StreamGroupHost(MemberReaders):
                 self._stable.reach(index, self.replica.state(), self._stable.next)
         return min(self._stable.index, applied)
 
-    def snapshot(self) -> bytes:
-        return self._stable.snapshot()
+    def snapshot_in_parts(self, then: Callable[[bytes], None]) -> None:
+        then(self._stable.snapshot())
 
     @property
     def fills_itself(self) -> bool:

@@ -528,6 +528,14 @@ def _joined(blocks: list[Block]) -> Block:
     return joined
 
 
+def closed(block: Block) -> Block:
+    """Return a closed block with the spans of entries that are not released."""
+    if block.open or block.gone:
+        block = _joined([block])
+        block.close()
+    return block
+
+
 def flat(block: Block) -> list[bytes]:
     """Return a block as parts of the columns of `LocationsState`."""
     kept = block.kept()
@@ -560,4 +568,4 @@ def check(block: Block) -> None:
         raise ValueError("numbers do not fit together")
 
 
-__all__ = ["Block", "Locations", "Restoring", "check", "flat"]
+__all__ = ["Block", "Locations", "Restoring", "check", "closed", "flat"]

@@ -13,6 +13,7 @@ from itertools import chain, islice
 from operator import attrgetter
 from typing import Final
 
+from quorum_queue.machine.consumers import NO_KEEPER, Keeper
 from quorum_queue.machine.run import Run
 from quorum_queue.nothing import NO_LIST
 
@@ -25,9 +26,10 @@ _by_position = attrgetter("seqs.start")
 class Level:
     """The ready messages of one priority."""
 
-    __slots__ = ("main", "resident", "returned")
+    __slots__ = ("keeper", "main", "resident", "returned")
 
-    def __init__(self) -> None:
+    def __init__(self, keeper: Keeper = NO_KEEPER) -> None:
+        self.keeper = keeper
         self.main: deque[Run] = deque()
         self.returned: deque[Run] = deque()
         #: Runs of `main` whose bodies may be in memory, oldest first; entries outlive their run and are
@@ -56,8 +58,11 @@ class Level:
     def push(self, run: Run) -> None:
         main = self.main
         run.ready = True
-        if main and main[-1].absorb(run):
-            return
+        if main:
+            if self.keeper.active:
+                self.keeper.keep(main[-1])
+            if main[-1].absorb(run):
+                return
         main.append(run)
         self.forget_gone()
         self.resident.append(run)
@@ -78,6 +83,8 @@ class Level:
         returned = self.returned
         if len(pool) == 1 and returned and _last(returned[-1]) < pool[0].seqs.start:
             # Many single returns come in order; sorting each time would take quadratic time.
+            if self.keeper.active:
+                self.keeper.keep(returned[-1])
             if returned[-1].absorb(pool[0]):
                 pool[0].ready = False
             else:
@@ -89,7 +96,23 @@ class Level:
             return
         pool.extend(returned)
         pool.sort(key=_by_position)
-        self.returned = deque(_joined(_disjoint(pool)))
+        self.returned = deque(self._joined(_disjoint(pool)))
+
+    def _joined(self, pool: list[Run]) -> Iterator[Run]:
+        """Merge neighbours that may be one run, so that many single returns do not stay many runs."""
+        keeper = self.keeper
+        last: Run | None = None
+        for run in pool:
+            if last is not None:
+                if keeper.active:
+                    keeper.keep(last)
+                if last.absorb(run):
+                    run.ready = False
+                    continue
+                yield last
+            last = run
+        if last is not None:
+            yield last
 
     def _insert(self, run: Run) -> None:
         """Put one run among the many that were returned before it."""
@@ -106,6 +129,8 @@ class Level:
         queue = self.returned or self.main
         run = queue[0]
         if count < len(run.seqs):
+            if self.keeper.active:
+                self.keeper.keep(run)
             return run.take(count)
         queue.popleft()
         run.ready = False
@@ -116,20 +141,22 @@ class Level:
     def take_positions(self, low: int, high: int) -> list[Run]:
         """Take the messages with these positions out of both lists."""
         taken: list[Run] = []
-        self.returned = deque(_without(self.returned, low, high, taken))
-        self.main = deque(_without(self.main, low, high, taken))
+        self.returned = deque(_without(self.returned, low, high, taken, self.keeper))
+        self.main = deque(_without(self.main, low, high, taken, self.keeper))
         if taken:
             self.resident = deque(run for run in self.main if run.contents is not None)
         return taken
 
 
-def _without(runs: Iterable[Run], low: int, high: int, taken: list[Run]) -> Iterator[Run]:
+def _without(runs: Iterable[Run], low: int, high: int, taken: list[Run], keeper: Keeper) -> Iterator[Run]:
     """Yield the runs without the taken messages, and put those into `taken`."""
     for run in runs:
         first, stop = run.within(low, high)
         if first == stop:
             yield run
             continue
+        if keeper.active:
+            keeper.keep(run)
         if first:
             front = run.take(first)
             front.ready = True
@@ -161,26 +188,13 @@ def _disjoint(pool: list[Run]) -> list[Run]:
     return singles
 
 
-def _joined(pool: list[Run]) -> Iterator[Run]:
-    """Merge neighbours that may be one run, so that many single returns do not stay many runs."""
-    last: Run | None = None
-    for run in pool:
-        if last is not None:
-            if last.absorb(run):
-                run.ready = False
-                continue
-            yield last
-        last = run
-    if last is not None:
-        yield last
-
-
 class Ready:
     """All ready messages of a queue."""
 
-    __slots__ = ("bytes", "count", "levels", "priority_max")
+    __slots__ = ("bytes", "count", "keeper", "levels", "priority_max")
 
-    def __init__(self, priority_max: int = 0) -> None:
+    def __init__(self, priority_max: int = 0, keeper: Keeper = NO_KEEPER) -> None:
+        self.keeper = keeper
         self.priority_max = priority_max
         #: Levels, lowest priority first. Created with the first message, because an empty deque takes 700
         #: bytes.
@@ -190,7 +204,7 @@ class Ready:
 
     def _level(self, priority: int) -> Level:
         if not self.levels:
-            self.levels = [Level() for _ in range(self.priority_max + 1)]
+            self.levels = [Level(self.keeper) for _ in range(self.priority_max + 1)]
         return self.levels[min(priority, self.priority_max)]
 
     def push(self, run: Run) -> None:

@@ -257,6 +257,18 @@ class Run:
             count += 1
         return count
 
+    def count_of_bytes(self, wanted: int) -> int:
+        """Return how many of the first messages have so many counted bytes, at most all."""
+        if wanted >= self.counted_bytes:
+            return len(self.seqs)
+        sizes = map(len, self.contents) if self.contents is not None else self.sizes or ()
+        counted = 0
+        for index, size in enumerate(sizes):
+            counted += size - self.attributes_of(index).overhead
+            if counted >= wanted:
+                return index + 1
+        return len(self.seqs)
+
     def absorb(self, later: Run) -> bool:
         """Append a run that follows directly, if the two may be one; return whether they were joined."""
         if (

@@ -22,6 +22,9 @@ node only begins with the newest.
     6   mqd 0.2: nothing new for quorum queues; publishers choose when they are confirmed (x-confirm), for
         which nodes send each other frames of their own; streams of a cluster keep offsets by name
 
+    7   mqd 0.2: snapshots of quorum queues have columns, in parts; very many messages that expire, or that a
+        lower limit drops, leave the queue in several entries
+
 A node that meets a newer version than its own in an entry or a snapshot can't know what the others do: the
 queue stops there, with a line that says so.
 """
@@ -61,7 +64,12 @@ CONFIRM_LEVELS = 6
 #: Streams of a cluster keep offsets by name.
 STREAM_NAMES = 6
 
-NEWEST = 6
+#: Snapshots have columns; attributes of queued messages have no time to live, which their deadline says.
+COLUMNS = 7
+#: A batch drops so many messages at most, beyond those that it brings.
+DROPS = 7
+
+NEWEST = 7
 
 #: Features that a node announces in the handshake of a link for the versions that it can apply, beyond the
 #: first.
@@ -80,7 +88,9 @@ def newest_of(features: Collection[str]) -> int:
 
 __all__ = [
     "ADMINISTRATOR",
+    "COLUMNS",
     "CONFIRM_LEVELS",
+    "DROPS",
     "FEATURES",
     "FIRST",
     "FOUNDERS",
