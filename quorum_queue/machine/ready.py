@@ -17,6 +17,8 @@ from quorum_queue.machine.consumers import NO_KEEPER, Keeper
 from quorum_queue.machine.run import Run
 from quorum_queue.nothing import NO_LIST
 
+#: Contents of runs with at least so many before them are packed, once no message joins them any more.
+PACKED_BEHIND: Final = 4
 #: Most of the next runs that are looked at.
 LOOKS_MAX: Final = 4096
 
@@ -39,7 +41,12 @@ class Level:
     def head(self) -> Run | None:
         if self.returned:
             return self.returned[0]
-        return self.main[0] if self.main else None
+        if not self.main:
+            return None
+        head = self.main[0]
+        if head.packed is not None:
+            head.unpack()
+        return head
 
     def paged_out(self, start_bytes: int, stop_bytes: int) -> list[Run]:
         """Return those of the next runs whose bodies are not in memory, beginning after so many bytes, up to
@@ -51,7 +58,7 @@ class Level:
             if ahead > stop_bytes:
                 break
             ahead += run.size
-            if run.contents is None and ahead > start_bytes:
+            if not run.in_memory and ahead > start_bytes:
                 found.append(run)
         return found
 
@@ -63,6 +70,8 @@ class Level:
                 self.keeper.keep(main[-1])
             if main[-1].absorb(run):
                 return
+            if len(main) >= PACKED_BEHIND:
+                main[-1].pack()
         main.append(run)
         self.forget_gone()
         self.resident.append(run)
@@ -128,6 +137,8 @@ class Level:
         """Take up to `count` messages of the head run."""
         queue = self.returned or self.main
         run = queue[0]
+        if run.packed is not None:
+            run.unpack()
         if count < len(run.seqs):
             if self.keeper.active:
                 self.keeper.keep(run)
@@ -144,7 +155,7 @@ class Level:
         self.returned = deque(_without(self.returned, low, high, taken, self.keeper))
         self.main = deque(_without(self.main, low, high, taken, self.keeper))
         if taken:
-            self.resident = deque(run for run in self.main if run.contents is not None)
+            self.resident = deque(run for run in self.main if run.in_memory)
         return taken
 
 
