@@ -607,9 +607,9 @@ class Replicas:
             store.append(group_id, entries)
             for entry in entries:
                 self._written_bytes += len(entry.data)
-            in_parts = group.machine.in_parts
-            if in_parts is not None:
-                self._foresee(group, in_parts.foresee, entries)
+            foresee = group.machine.foresee
+            if foresee is not None:
+                self._foresee(group, foresee, entries)
             last = entries[-1]
             self._written.append(Written(group, hard, last.index, last.term, ready.after_sync))
         elif hard is not None:

@@ -23,10 +23,11 @@ node only begins with the newest.
         which nodes send each other frames of their own; streams of a cluster keep offsets by name
 
     7   mqd 0.2: a queue is sealed at a place in its log before it is deleted on a condition (("seal", …)),
-        and nodes ask the leader how far the log is committed before they answer with counts; a queue that
-        refuses messages above its limit in bytes refuses the one that does not fit into it; names of messages
-        that are too old to be remembered leave the queue in parts; entries may have more than 64 MiB; limits
-        of queues, exchanges and bindings hold when the topology applies a declaration
+        and nodes ask the leader how far the log is committed before they answer with counts; snapshots have
+        columns, in parts; very many messages that expire, or that a lower limit drops, leave the queue in
+        several entries, and so do names of messages that are too old to be remembered; a queue that refuses
+        messages above its limit in bytes refuses the one that does not fit into it; entries may have more
+        than 64 MiB; limits of queues, exchanges and bindings hold when the topology applies a declaration
 
 A node that meets a newer version than its own in an entry or a snapshot can't know what the others do: the
 queue stops there, with a line that says so.
@@ -79,6 +80,10 @@ EXPIRY_IN_PARTS = 7
 #: The log decides whether a queue, a stream or a consumer group may be deleted (see seal),
 #: and nodes know the frames of barriers.
 SEALS = 7
+#: Snapshots have columns; attributes of queued messages have no time to live, which their deadline says.
+COLUMNS = 7
+#: A batch drops so many messages at most, beyond those that it brings.
+DROPS = 7
 
 NEWEST = 7
 
@@ -99,7 +104,9 @@ def newest_of(features: Collection[str]) -> int:
 
 __all__ = [
     "ADMINISTRATOR",
+    "COLUMNS",
     "CONFIRM_LEVELS",
+    "DROPS",
     "FEATURES",
     "FIRST",
     "FITTING",

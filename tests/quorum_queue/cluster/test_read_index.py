@@ -156,7 +156,7 @@ def test_a_new_leader_finds_the_seal_and_deletes_the_queue() -> None:
     for name in "bc":
         scene.nodes[name].deletions.clear()
         host = scene.host(name)
-        host.load(host.snapshot())
+        host.load(host.replica.snapshot())
     scene.work(30)
     assert scene.nodes["b"].deletions or scene.nodes["c"].deletions
 
