@@ -478,11 +478,16 @@ class Router:
             walk = Walk(self, exchange, (routing_key,), message, nonce)
             return walk.route if walk.go_on(AT_ONCE) else None
         matched = matcher.match(routing_key, message, nonce)
-        if len(matched) == 1 and not matched[0].exchanges:
-            depends = matcher.depends
-            return Route(
-                tuple(matched[0].queues), depends if depends is _KEY else _told(depends, routing_key)
-            )
+        if matched or start.alternate is None:
+            # The usual case: the message passes no other exchange.
+            queues = matched[0].queues if matched else {}
+            if len(matched) > 1:
+                queues = {}
+                for destinations in matched:
+                    queues.update(destinations.queues)
+            if not any(destinations.exchanges for destinations in matched):
+                depends = matcher.depends
+                return Route(tuple(queues), depends if depends is _KEY else _told(depends, routing_key))
         walk = Walk(self, exchange, (routing_key,), message, nonce)
         walk.take(matched)
         return walk.route if walk.go_on(AT_ONCE) else None
