@@ -221,6 +221,7 @@ class Dedup:
     def ids_restored(self, ids: list[tuple[bytes, int]]) -> None:
         """Put back some ids, which follow those put back before."""
         self._ids.update(ids)
+        self._order.extend([key for key, _ in ids])
 
     def producers_restored(self, producers: list[tuple[bytes, int, int]]) -> None:
         for key, sequence, used in producers:

@@ -57,7 +57,7 @@ BURST_BYTES: Final = 1 << 20
 #: Behind all positions.
 NEVER: Final = 1 << 62
 #: The latest deadline, ms.
-LATEST_MS: Final = 1 << 62
+LATEST_MS: Final = (1 << 62) - 1
 
 
 #: Most messages that one entry of a log drops because they have expired or exceed a limit, beyond those that

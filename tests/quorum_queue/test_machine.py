@@ -73,15 +73,16 @@ def plain(runs: Iterable[Run]) -> list[Plain]:
         assert run.size == sum(map(len, run.contents))
         for index, seq in enumerate(run.seqs):
             flags = run.due_of(index), run.redelivered, run.attempts
-            # A run keeps the largest frame size of its messages.
-            attributes = run.attributes_of(index)._replace(frame_bytes=0)
+            # A run keeps the largest frame size of its messages, and from versions.COLUMNS on no time to live,
+            # which the deadline says.
+            attributes = run.attributes_of(index)._replace(frame_bytes=0, ttl_ms=None)
             found.append((seq, run.contents[index], run.head_of(index), attributes, *flags))
     return found
 
 
 def plain_of(message: Message) -> Plain:
     flags = message.expires_at, message.redelivered, message.attempts
-    attributes = message.attributes._replace(frame_bytes=0)
+    attributes = message.attributes._replace(frame_bytes=0, ttl_ms=None)
     return (message.seq, message.content, message.head, attributes, *flags)
 
 
