@@ -25,7 +25,8 @@ node only begins with the newest.
     7   mqd 0.2: a queue is sealed at a place in its log before it is deleted on a condition (("seal", …)),
         and nodes ask the leader how far the log is committed before they answer with counts; names of
         messages that are too old to be remembered leave the queue in parts; entries may have more than 64
-        MiB; limits of queues, exchanges and bindings hold when the topology applies a declaration
+        MiB; limits of queues, exchanges and bindings hold when the topology applies a declaration; streams
+        keep the offsets of their names, and refuse more names, until an operator deletes some
 
 A node that meets a newer version than its own in an entry or a snapshot can't know what the others do: the
 queue stops there, with a line that says so.
@@ -77,6 +78,9 @@ EXPIRY_IN_PARTS = 7
 #: and nodes know the frames of barriers.
 SEALS = 7
 
+#: Streams refuse more names than they may keep, and forget a name only when told to.
+NAMES_REFUSED = 7
+
 NEWEST = 7
 
 #: Features that a node announces in the handshake of a link for the versions that it can apply, beyond the
@@ -104,6 +108,7 @@ __all__ = [
     "LARGE_ENTRIES",
     "LETTERS",
     "LOSSES",
+    "NAMES_REFUSED",
     "NEWEST",
     "PARAMETERS",
     "REMOVED",
