@@ -38,21 +38,25 @@ class Driver:
 
     async def run(self, turn: Turn, timers: Timers, clock: Clock, clients: Clients | None = None) -> None:
         """Run turns until cancelled."""
+        late = False
         while True:
-            if turn.behind and clients is not None:
+            if (turn.behind or late) and clients is not None:
                 # Light connections have waited for one turn; they must not wait for two.
                 clients.serve_light()
             due = timers.next_ms
-            if self._wanted or turn.behind or (due is not None and due <= clock.monotonic_ms()):
-                turn.run(_begin, turn, timers, clock)
+            now_ms = clock.monotonic_ms()
+            if self._wanted or turn.behind or (due is not None and due <= now_ms):
+                turn.run(_begin, turn, timers, now_ms)
             # The turn has handled wakes that came while it ran.
             self._wanted = False
             self._woken = trio.Event()
-            if turn.behind:
+            due = timers.next_ms
+            # More timers were due than a turn has time for.
+            late = due is not None and due <= now_ms
+            if turn.behind or late:
                 # Let other connections have their turns first.
                 await trio.lowlevel.checkpoint()
                 continue
-            due = timers.next_ms
             if due is None:
                 await self._woken.wait()
             else:
@@ -60,6 +64,6 @@ class Driver:
                     await self._woken.wait()
 
 
-def _begin(turn: Turn, timers: Timers, clock: Clock) -> None:
-    timers.run(clock.monotonic_ms())
+def _begin(turn: Turn, timers: Timers, now_ms: int) -> None:
+    timers.run(now_ms, turn.overdue)
     turn.catch_up()

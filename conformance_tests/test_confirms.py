@@ -119,6 +119,51 @@ def test_unroutable_mandatory_is_returned_and_then_acked(raw: Raw, name: Name) -
         assert client.read(Basic.Ack).delivery_tag == number
 
 
+@pytest.mark.parametrize("delivery_mode", [1, 2])
+@pytest.mark.parametrize("before", [0, 1, 3])
+def test_the_ack_of_a_returned_message_is_one_of_its_own(
+    ch: BlockingChannel, raw: Raw, name: Name, delivery_mode: int, before: int
+) -> None:
+    """Whatever is published in the same write. Clients take it for that of the message that was returned."""
+    queue = name("q")
+    ch.queue_declare(queue, durable=True)
+    client = confirming(raw)
+    properties = Basic.Properties(delivery_mode=delivery_mode)
+    routed = client.publish_bytes(b"m", routing_key=queue, properties=properties)
+    client.send(routed * before + client.publish_bytes(b"m", routing_key=name("nowhere"), mandatory=True))
+    acks: list[tuple[int, bool]] = []
+    returned = False
+    while (before + 1, False) not in acks:
+        frame = client.read_frame()
+        if frame.type != 1:
+            # The returned content.
+            continue
+        method = frame.method
+        if isinstance(method, Basic.Return):
+            returned = True
+            continue
+        assert isinstance(method, Basic.Ack)
+        assert returned or method.delivery_tag <= before
+        acks.append((method.delivery_tag, method.multiple))
+    assert returned
+    assert all(tag <= before + 1 and (tag, multiple) != (before + 1, True) for tag, multiple in acks)
+
+
+@pytest.mark.parametrize("delivery_mode", [1, 2])
+def test_a_return_comes_behind_the_ack_of_an_earlier_publish(
+    raw: Raw, queue: str, name: Name, delivery_mode: int
+) -> None:
+    client = confirming(raw)
+    for number in range(1, 7, 2):
+        client.publish(b"m", routing_key=queue, properties=Basic.Properties(delivery_mode=delivery_mode))
+        ack = client.read(Basic.Ack)
+        assert (ack.delivery_tag, ack.multiple) == (number, False)
+        client.publish(b"m", routing_key=name("nowhere"), mandatory=True)
+        client.read_content(Basic.Return)
+        ack = client.read(Basic.Ack)
+        assert (ack.delivery_tag, ack.multiple) == (number + 1, False)
+
+
 @pytest.mark.parametrize("durable", [False, True])
 @pytest.mark.parametrize("delivery_mode", [1, 2])
 def test_transient_and_persistent_are_acked(

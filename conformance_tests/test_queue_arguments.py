@@ -4,6 +4,7 @@ overflow.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from typing import Any
@@ -403,6 +404,93 @@ def test_reject_publish_by_bytes(ch: BlockingChannel, name: Name) -> None:
     with pytest.raises(pika.exceptions.NackError):
         publish(ch, queue, b"x")
     assert depth(ch, queue) == 2
+
+
+#: Sizes that are published to a queue with a limit of 1,000 bytes, and those that it takes.
+AROUND_THE_BYTES = [
+    ([600, 1_000_000, 600], [600]),
+    ([1001, 10], [10]),
+    ([1000, 1], [1000]),
+    ([999, 1, 0, 1], [999, 1, 0]),
+    ([400, 400, 201, 200], [400, 400, 200]),
+]
+
+
+def publish_sizes(ch: BlockingChannel, queue: str, sizes: list[int]) -> list[int]:
+    """Publish messages of these sizes; return the sizes of those that were not refused."""
+    ch.confirm_delivery()
+    taken: list[int] = []
+    for size in sizes:
+        with contextlib.suppress(pika.exceptions.NackError):
+            publish(ch, queue, b"x" * size)
+            taken.append(size)
+    return taken
+
+
+@pytest.mark.parametrize(("sizes", "taken"), AROUND_THE_BYTES)
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+def test_reject_publish_refuses_the_message_that_does_not_fit_into_the_bytes(
+    ch: BlockingChannel, name: Name, kind: str, sizes: list[int], taken: list[int]
+) -> None:
+    queue = name("q")
+    limits = {"x-queue-type": kind, "x-max-length-bytes": 1000, "x-overflow": "reject-publish"}
+    ch.queue_declare(queue, durable=True, arguments=limits)
+    assert publish_sizes(ch, queue, sizes) == taken
+    assert list(map(len, drain(ch, queue))) == taken
+
+
+@pytest.mark.parametrize(("sizes", "taken"), AROUND_THE_BYTES)
+def test_reject_publish_dlx_by_bytes_sends_on_what_does_not_fit(
+    ch: BlockingChannel, name: Name, sizes: list[int], taken: list[int]
+) -> None:
+    queue, dead = name("q"), name("dead")
+    ch.queue_declare(dead)
+    letters = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}
+    limits = {"x-max-length-bytes": 1000, "x-overflow": "reject-publish-dlx"}
+    ch.queue_declare(queue, arguments={**limits, **letters})
+    assert publish_sizes(ch, queue, sizes) == taken
+    refused = list(sizes)
+    for size in taken:
+        refused.remove(size)
+    wait_depth(ch, dead, len(refused))
+    assert list(map(len, drain(ch, dead))) == refused
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+@pytest.mark.parametrize(
+    ("sizes", "kept"), [([1001], []), ([600, 1_000_000, 600], [600]), ([1000, 1], [1]), ([1001, 10], [10])]
+)
+def test_drop_head_by_bytes_takes_any_message_and_drops_the_oldest(
+    ch: BlockingChannel, name: Name, kind: str, sizes: list[int], kept: list[int]
+) -> None:
+    queue = name("q")
+    ch.queue_declare(queue, durable=True, arguments={"x-queue-type": kind, "x-max-length-bytes": 1000})
+    assert publish_sizes(ch, queue, sizes) == sizes
+    assert list(map(len, drain(ch, queue))) == kept
+
+
+def test_a_dead_letter_that_does_not_fit_into_the_bytes_is_refused(ch: BlockingChannel, name: Name) -> None:
+    target, source = name("target"), name("source")
+    ch.queue_declare(target, arguments={"x-max-length-bytes": 1000, "x-overflow": "reject-publish"})
+    letters = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": target}
+    ch.queue_declare(source, arguments={"x-max-length": 0, **letters})
+    publish(ch, source, b"x" * 600, b"x" * 1001, b"x" * 400)
+    wait_depth(ch, target, 2)
+    assert list(map(len, drain(ch, target))) == [600, 400]
+
+
+def test_a_transaction_with_a_message_that_does_not_fit_into_the_bytes(
+    ch: BlockingChannel, name: Name
+) -> None:
+    queue = name("q")
+    ch.queue_declare(queue, arguments={"x-max-length-bytes": 1000, "x-overflow": "reject-publish"})
+    tx = ch.connection.channel()
+    tx.tx_select()
+    publish(tx, queue, b"x" * 600, b"x" * 1001, b"x" * 400)
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker) as closed:
+        tx.tx_commit()
+    assert closed.value.reply_code == 406
+    assert list(map(len, drain(ch, queue))) == [600, 400]
 
 
 def test_reject_publish_without_confirms_drops_silently(ch: BlockingChannel, name: Name) -> None:

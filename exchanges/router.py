@@ -1,6 +1,7 @@
 """The exchanges and bindings of one vhost, and the routing of messages."""
 
-from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from exchanges.binding import Binding, DestinationKind
@@ -8,6 +9,7 @@ from exchanges.errors import InvalidArgument, RoutingTooLong, UnknownExchangeTyp
 from exchanges.field import type_name
 from exchanges.matcher import Depends, Destinations, Matcher, Message
 from exchanges.registry import PREDECLARED, create_matcher
+from exchanges.topic import TopicMatcher
 
 __all__ = [
     "Depends",
@@ -89,6 +91,7 @@ class Walk:
         "_message",
         "_nonce",
         "_number",
+        "_parts",
         "_pending",
         "_queues",
         "_router",
@@ -112,6 +115,8 @@ class Walk:
         self._nonce = nonce
         #: The exchange that is asked; None between two exchanges.
         self._at: Exchange | None = None
+        #: What an exchange with very many bindings answers, in parts.
+        self._parts: Iterator[Sequence[Destinations]] | None = None
         #: The number of the next key to ask it about, and whether any key before has matched.
         self._number = 0
         self._matched = False
@@ -145,9 +150,20 @@ class Walk:
             exchange = self._at
             if exchange is None:
                 self._next()
+            elif self._parts is not None:
+                part = next(self._parts, None)
+                if part is None:
+                    self._parts = None
+                    self._end_of_key(exchange)
+                else:
+                    self._add(part)
+                    self.steps += 1
             else:
-                key = self._keys[self._number]
-                self.take(exchange.matcher.match(key, self._message, self._nonce))
+                key, matcher = self._keys[self._number], exchange.matcher
+                if isinstance(matcher, TopicMatcher) and matcher.large:
+                    self._parts = matcher.parts(key)
+                else:
+                    self.take(matcher.match(key, self._message, self._nonce))
         if self.steps > self._router.steps_max:
             raise RoutingTooLong(self._router.steps_max)
         return self.done
@@ -157,6 +173,10 @@ class Walk:
         exchange = self._at
         assert exchange is not None
         self.steps += 1
+        self._add(matched)
+        self._end_of_key(exchange)
+
+    def _add(self, matched: Sequence[Destinations]) -> None:
         several = len(self._keys) > 1
         for destinations in matched:
             if several:
@@ -170,6 +190,8 @@ class Walk:
         if matched:
             self._matched = True
             self.steps += len(matched) // _NAMED_IN_A_STEP
+
+    def _end_of_key(self, exchange: Exchange) -> None:
         self._number += 1
         if self._number < len(self._keys) and exchange.matcher.wants_all_keys:
             return
@@ -369,6 +391,31 @@ class Router:
             ]
         return found
 
+    def bindings_from(self, source: str) -> list[Binding]:
+        """Return the bindings that lead away from an exchange."""
+        return list(self._from.get(source, ()))
+
+    def cascade(self, removed: Iterable[Binding]) -> Iterator[str | None]:
+        """Find the auto-delete exchanges that go if these bindings are removed, in the order in which
+        `unbind` deletes them; a step may find none.
+        """
+        gone: dict[str, None] = {}
+        left: dict[str, int] = {}
+        bindings = deque(removed)
+        while bindings:
+            name = bindings.popleft().source
+            exchange = self._exchanges.get(name)
+            if exchange is None or not exchange.auto_delete or name in gone:
+                yield None
+                continue
+            left[name] = left.get(name, self.count_from(name)) - 1
+            if left[name]:
+                yield None
+                continue
+            gone[name] = None
+            bindings.extend(self._to["exchange"].get(name, ()))
+            yield name
+
     @property
     def binding_count(self) -> int:
         return sum(map(len, self._from.values()))
@@ -426,12 +473,21 @@ class Router:
         start = self._exchanges.get(exchange)
         if start is None:
             return NOWHERE
-        matched = start.matcher.match(routing_key, message, nonce)
-        if len(matched) == 1 and not matched[0].exchanges:
-            depends = start.matcher.depends
-            return Route(
-                tuple(matched[0].queues), depends if depends is _KEY else _told(depends, routing_key)
-            )
+        matcher = start.matcher
+        if isinstance(matcher, TopicMatcher) and matcher.large:
+            walk = Walk(self, exchange, (routing_key,), message, nonce)
+            return walk.route if walk.go_on(AT_ONCE) else None
+        matched = matcher.match(routing_key, message, nonce)
+        if matched or start.alternate is None:
+            # The usual case: the message passes no other exchange.
+            queues = matched[0].queues if matched else {}
+            if len(matched) > 1:
+                queues = {}
+                for destinations in matched:
+                    queues.update(destinations.queues)
+            if not any(destinations.exchanges for destinations in matched):
+                depends = matcher.depends
+                return Route(tuple(queues), depends if depends is _KEY else _told(depends, routing_key))
         walk = Walk(self, exchange, (routing_key,), message, nonce)
         walk.take(matched)
         return walk.route if walk.go_on(AT_ONCE) else None

@@ -6,11 +6,17 @@ Work is bounded by words times nodes, whatever the keys are; a recursive walk wo
 distribute the words over several `#`. If keys have several `#`, nearly all nodes are visited only once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from exchanges.binding import Binding
 from exchanges.errors import InvalidArgument
 from exchanges.matcher import Depends, Destinations, Message
+
+#: With more bindings than this, a key is matched in parts.
+LARGE: Final = 4096
+#: Nodes that are visited in a part.
+_PART: Final = 256
 
 
 class TrieNode:
@@ -75,6 +81,12 @@ class TopicMatcher:
         self._any_words_max = any_words_max
         #: Number of `#` in the keys beyond the first one of each.
         self.any_words_again = 0
+        self._count = 0
+
+    @property
+    def large(self) -> bool:
+        """True if `parts` should be used instead of `match`."""
+        return self._count > LARGE
 
     def bind(self, binding: Binding) -> None:
         raw_count = split(binding.routing_key).count("#")
@@ -90,6 +102,7 @@ class TopicMatcher:
             node.destinations = Destinations()
         node.destinations.add(binding)
         self.any_words_again += max(0, words.count("#") - 1)
+        self._count += 1
 
     def unbind(self, binding: Binding) -> None:
         words = pattern_words(binding.routing_key)
@@ -107,12 +120,13 @@ class TopicMatcher:
             if node.is_bare():
                 parent.detach(word)
         self.any_words_again -= max(0, words.count("#") - 1)
+        self._count -= 1
 
     def match(self, routing_key: str, message: Message | None, nonce: int) -> Sequence[Destinations]:
         root = self._root
         words = routing_key.split(".") if routing_key else []
         if self.any_words_again:
-            return self._match_several(words)
+            return [found for part in self._several(words) for found in part]
         reached = [root] if root.any_words is None else [root, root.any_words]
         for word in words:
             following: list[TrieNode] = []
@@ -134,7 +148,38 @@ class TopicMatcher:
             reached = following
         return [node.destinations for node in reached if node.destinations is not None]
 
-    def _match_several(self, words: list[str]) -> Sequence[Destinations]:
+    def parts(self, routing_key: str) -> Iterator[Sequence[Destinations]]:
+        """Yield what `match` returns in parts, each of which takes a short time; some are empty."""
+        words = split(routing_key)
+        if self.any_words_again:
+            yield from self._several(words)
+            return
+        left: list[tuple[TrieNode, int]] = [(self._root, 0)]
+        if self._root.any_words is not None:
+            left.append((self._root.any_words, 0))
+        found: list[Destinations] = []
+        visited = 0
+        while left:
+            node, place = left.pop()
+            visited += 1
+            if visited % _PART == 0:
+                yield found
+                found = []
+            if place == len(words):
+                if node.destinations is not None:
+                    found.append(node.destinations)
+                continue
+            place += 1
+            if node.is_any_words:
+                left.append((node, place))
+            for after in (node.words.get(words[place - 1]), node.one_word):
+                if after is not None:
+                    left.append((after, place))
+                    if after.any_words is not None:
+                        left.append((after.any_words, place))
+        yield found
+
+    def _several(self, words: list[str]) -> Iterator[Sequence[Destinations]]:
         """The same for keys with several `#`: two ways may lead to one node, and many `#` may be reached.
 
         A reached `#` stays reached. It is visited once: its successors are noted under the words that lead to
@@ -146,9 +191,11 @@ class TopicMatcher:
         waiting_for_any: dict[TrieNode, None] = {}
         reached: dict[TrieNode, None] = {self._root: None}
 
-        def note(nodes: dict[TrieNode, None]) -> None:
+        def note(nodes: dict[TrieNode, None]) -> Iterator[Sequence[Destinations]]:
             """From the next word on, the successors of the `#` after these nodes may match."""
-            for node in nodes:
+            for number, node in enumerate(nodes, 1):
+                if number % _PART == 0:
+                    yield ()
                 any_words = node.any_words
                 if any_words is None or any_words in stay:
                     continue
@@ -165,16 +212,20 @@ class TopicMatcher:
                 if any_words.one_word is not None:
                     waiting_for_any[any_words.one_word] = None
 
-        note(reached)
+        yield from note(reached)
         for word in words:
             come = waiting[word]
             waiting[word] = {node: None for node in come if not node.leads_to_any_words_only()}
             come.update(waiting_for_any)
-            for node in reached:
+            for number, node in enumerate(reached, 1):
+                if number % _PART == 0:
+                    yield ()
                 for after in (node.words.get(word), node.one_word):
                     if after is not None:
                         come[after] = None
             reached = come
-            note(reached)
+            yield from note(reached)
         found = [*reached, *stay]
-        return [node.destinations for node in found if node.destinations is not None]
+        for start in range(0, len(found), _PART):
+            part = found[start : start + _PART]
+            yield [node.destinations for node in part if node.destinations is not None]

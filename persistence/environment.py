@@ -37,7 +37,7 @@ from persistence.metadata import Metadata, unpack_entry
 from persistence.record import seal, unseal
 from persistence.store import BALLAST_FILE, DATA_FILE, LmdbStore
 from persistence.transaction import LOGGED, LmdbTransaction
-from persistence.wal import BLOCK_BYTES, LogDamaged, WriteAheadLog
+from persistence.wal import BLOCK_BYTES, LogDamaged, WriteAheadLog, sync_directory
 
 logger = logging.getLogger("mqd.persistence")
 
@@ -81,6 +81,8 @@ class Environment(Metadata, LmdbStore):
     _lock: int
     _log: WriteAheadLog | None = None
     _log_commit_bytes_max: int
+    #: The last record of the log that LMDB had at the start.
+    _logged: int = 0
     _schema_version: int
     _sync: bool
 
@@ -138,7 +140,7 @@ class Environment(Metadata, LmdbStore):
                 raise
             if sync:
                 for made in (directory / "main", directory, directory.parent):
-                    _sync_directory(made)
+                    sync_directory(made)
         except (OSError, lmdb.Error) as error:
             os.close(lock)
             raise DataDirectoryUnusable(
@@ -195,14 +197,19 @@ class Environment(Metadata, LmdbStore):
 
     @property
     def written(self) -> int:
-        """Number of transactions and of records of the log since the store was made. They are on the disk."""
-        return super().written + (0 if self._log is None else self._log.synced)
+        """Number of transactions and of records of the log since the store was made. They are on the disk.
+
+        It never falls, also when the node is started without a log: other nodes would take the directory for
+        an old copy.
+        """
+        return super().written + (self._logged if self._log is None else self._log.synced)
 
     def _open_log(self, size: int, logged: bool) -> None:
         """Open the log, and store records that only it has in LMDB. `logged`: LMDB's note says that there may
         be such records.
         """
         path = self.directory / "main" / LOG_FILE
+        self._logged = self._logged_sequence()
         size = size and max(size - size % BLOCK_BYTES, LOG_BYTES_MIN)
         if logged and not path.exists():
             raise DataDirectoryUnusable(
@@ -213,19 +220,22 @@ class Environment(Metadata, LmdbStore):
             logger.critical("%s is empty: what was confirmed last before the node ended is lost", path)
         if not size and not logged:
             return
-        log = WriteAheadLog.open(path, size or LOG_BYTES, sync=self._sync)
+        log = WriteAheadLog.open(path, size or LOG_BYTES, sync=self._sync, needed=logged)
         try:
             self._replay(log, path)
+            self._logged = self._logged_sequence()
         except BaseException:
             log.close()
             raise
         if log.size != size:
             log.close()
+            # From here on it may be gone.
+            self._note(schema_version=b"%d" % self._schema_version)
             path.unlink()
             if not size:
                 return
             log = WriteAheadLog.open(path, size, sync=self._sync)
-            log.sequence = log.synced = self._logged_sequence()
+            log.sequence = log.synced = self._logged
         self._log = log
 
     def _logged_sequence(self) -> int:
@@ -429,12 +439,3 @@ def _close_to_others(directory: Path) -> None:
         mode,
         mode & ~stat.S_IRWXO,
     )
-
-
-def _sync_directory(directory: Path) -> None:
-    """New files survive a power failure only if their directory entry is synced, too."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

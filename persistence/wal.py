@@ -55,26 +55,48 @@ class WriteAheadLog:
         self._next = 1
 
     @classmethod
-    def open(cls, path: Path, size: int, *, sync: bool = True) -> "WriteAheadLog":
-        """Open the log, or make one of this many bytes, at least. Raises
-        OSError, and DataDirectoryUnusable.
+    def open(cls, path: Path, size: int, *, sync: bool = True, needed: bool = True) -> "WriteAheadLog":
+        """Open the log, or make one of this many bytes, at least. `needed`: LMDB may lack records of it.
+
+        Raises OSError, and DataDirectoryUnusable.
         """
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_DSYNC if sync else 0)
-        file = os.open(path, flags, 0o600)
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_DSYNC if sync else 0)
+        try:
+            file = os.open(path, flags)
+        except FileNotFoundError:
+            return cls._made(path, size, flags, sync)
         try:
             header = os.pread(file, HEADER.size, 0)
-            if not header:
-                return cls(file, path, _make(file, size, sync), size // BLOCK_BYTES)
             magic, salt = HEADER.unpack(header) if len(header) == HEADER.size else (b"", b"")
-            if magic != MAGIC:
+            if magic == MAGIC:
+                return cls(file, path, salt, os.fstat(file).st_size // BLOCK_BYTES)
+            # Earlier versions could die between its size and its header.
+            if any(header) or (header and needed):
                 raise DataDirectoryUnusable(
                     f"{path} is no log of mqd, or its beginning is damaged. Put it back from a backup, or, if that "
                     f"cannot be done, empty it (: > {path}): what was confirmed last is lost then."
                 )
-            return cls(file, path, salt, os.fstat(file).st_size // BLOCK_BYTES)
         except BaseException:
             os.close(file)
             raise
+        os.close(file)
+        return cls._made(path, size, flags, sync)
+
+    @classmethod
+    def _made(cls, path: Path, size: int, flags: int, sync: bool) -> "WriteAheadLog":
+        """Make an empty log. It gets its name when it is whole. Raises OSError."""
+        new = path.with_name(f"{path.name}.new")
+        new.unlink(missing_ok=True)
+        file = os.open(new, flags | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            salt = _make(file, size, sync)
+            new.rename(path)
+            if sync:
+                sync_directory(path.parent)
+        except BaseException:
+            os.close(file)
+            raise
+        return cls(file, path, salt, size // BLOCK_BYTES)
 
     def close(self) -> None:
         os.close(self._file)
@@ -160,6 +182,15 @@ class WriteAheadLog:
     @property
     def is_half_full(self) -> bool:
         return 2 * self._used_blocks >= self._blocks
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in it durable."""
+    file = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
 
 
 def _make(file: int, size: int, sync: bool) -> bytes:

@@ -56,7 +56,7 @@ class Leftover:
             run = runs.popleft()
             messages += len(run.seqs)
             count += 1
-            if run.contents is not None:
+            if run.in_memory:
                 size += run.size
         if not runs:
             self._runs.pop()

@@ -570,7 +570,7 @@ class LocalHost(DeadLettering):
             # The queue's whole journal is deleted when the last dead letters have left.
             return False
         for run in settled:
-            if run.contents is not None:
+            if run.in_memory:
                 self.resident_bytes -= run.size
                 services.memory.used -= run.size
             if self.journalled and run.attributes.persistent:

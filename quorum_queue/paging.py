@@ -80,7 +80,7 @@ class Paging(QueueHost):
             keep = level.main[0] if level.main else None
             while resident and freed < bytes_wanted:
                 run = resident.pop()
-                if not run.ready or run.contents is None:
+                if not run.ready or not run.in_memory:
                     continue
                 if run is keep:
                     held_back.append(run)
@@ -122,6 +122,8 @@ class Paging(QueueHost):
         return freed
 
     def _spill(self, run: Run) -> None:
+        if run.packed is not None:
+            run.unpack()
         self._spilled_to = max(self._spilled_to, run.seqs[-1])
         run.spilled = True
         # Deliveries of consumers may have gaps; records have none.

@@ -62,13 +62,17 @@ class Steps:
         steps = self._steps
         if steps is None:
             return
-        for _ in steps:
-            if self._turn.overdue():
-                self._turn.later(self, self._go_on)
-                return
-            if self._steps is not steps:
-                # A step has stopped the work.
-                return
+        try:
+            for _ in steps:
+                if self._turn.overdue():
+                    self._turn.later(self, self._go_on)
+                    return
+                if self._steps is not steps:
+                    # A step has stopped the work.
+                    return
+        except BaseException:
+            self._steps = None
+            raise
         self._steps = None
         if self._done is not None:
             self._done()

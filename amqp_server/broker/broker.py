@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 from amqp_server.broker.access import Access
@@ -20,7 +21,7 @@ from amqp_server.broker.records import ExchangeRecord, encoded
 from amqp_server.broker.replication import Done, LocalReplication, Replication
 from amqp_server.broker.reply import Replies
 from amqp_server.broker.runtime import Runtime
-from amqp_server.broker.sessions import Sessions
+from amqp_server.broker.sessions import BrokerSession, Sessions
 from amqp_server.broker.time_notes import TimeNotes
 from amqp_server.broker.timers import Timers
 from amqp_server.broker.topology import Topology
@@ -34,6 +35,7 @@ from amqp_server.turn import Turn
 from quorum_queue.clock import Clock
 from quorum_queue.deleted_host import DeletedHost
 from quorum_queue.local import NodeServices
+from quorum_queue.steps import Steps
 
 
 class Counts:
@@ -100,6 +102,11 @@ class Broker:
         self.time_notes = TimeNotes(metadata, services.queue_time, clock, timers, services.commits)
         #: The reason that sessions know why publishers are blocked.
         self._blocked = ""
+        #: Sessions that are to be closed, in order, with the reasons.
+        self._to_close: deque[tuple[BrokerSession, str]] = deque()
+        self._closings = Steps(turn, self._close_sessions, "connections could not be closed")
+        self._forgettings = Steps(turn, self._forget_each_memo, "memos could not be cleared")
+        self._tellings = Steps(turn, self._tell_of_alarm, "clients could not be told of an alarm")
         alarms.subscribe(lambda: turn.run(self._tell_sessions))
 
     def changed(self) -> None:
@@ -121,12 +128,24 @@ class Broker:
         self._blocked = self.alarms.reason
         if self.alarms.active:
             self._forget_memos()
+        self._tellings.begin()
+
+    def _tell_of_alarm(self) -> Iterator[None]:
+        # A session may continue with everything that the alarm has held back.
         for session in self.sessions:
-            self.turn.contain(session, session.alarm_changed)
+            if self.sessions.get(session.number) is session:
+                self.turn.contain(session, session.alarm_changed)
+                yield
 
     def _forget_memos(self) -> None:
+        if not self._forgettings.under_way:
+            self._forgettings.begin()
+
+    def _forget_each_memo(self) -> Iterator[None]:
         for session in self.sessions:
-            session.forget_memos()
+            if self.sessions.get(session.number) is session:
+                session.forget_memos()
+                yield
 
     # -- changes ---------------------------------------------------------------------------------------------
 
@@ -163,9 +182,22 @@ class Broker:
 
     def close_sessions_of(self, vhost: str) -> None:
         """Close the connections of a vhost that is being deleted."""
-        for session in self.sessions:
-            if session.vhost is not None and session.vhost.name == vhost:
-                session.force_close(f"vhost '{vhost}' is deleted")
+        self.close_sessions(
+            [each for each in self.sessions if each.vhost is not None and each.vhost.name == vhost],
+            f"vhost '{vhost}' is deleted",
+        )
+
+    def close_sessions(self, sessions: Iterable[BrokerSession], reason: str) -> None:
+        """Close these connections, as many in each turn as it has time for."""
+        self._to_close.extend([(session, reason) for session in sessions])
+        self._closings.begin()
+
+    def _close_sessions(self) -> Iterator[None]:
+        while self._to_close:
+            session, reason = self._to_close.popleft()
+            if self.sessions.get(session.number) is session:
+                self.turn.contain(session, session.force_close, reason)
+                yield
 
     def exclusive_declared(self, queue: Queue) -> None:
         """An exclusive queue was declared. Delete it if its session has ended meanwhile."""

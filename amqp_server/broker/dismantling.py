@@ -9,6 +9,7 @@ some, and every node applies as many in a turn as it has time for (quorum_queue.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from amqp_server.broker.operations import (
@@ -22,6 +23,7 @@ from amqp_server.broker.operations import (
 from amqp_server.broker.replication import Done
 from amqp_server.broker.super_streams import has_partitions, partitions_of
 from amqp_server.broker.topology import Result
+from amqp_server.broker.vhost import binding_of
 from amqp_server.turn import Turn
 from quorum_queue.boundary import Fatal
 from quorum_queue.ports import Refused
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from exchanges.binding import Binding
 
 #: Deletions that may have very many parts.
-DELETIONS = (DeleteVhost, DeleteExchange, DeleteQueue, NodeDown)
+DELETIONS = (DeleteVhost, DeleteExchange, DeleteQueue, NodeDown, Unbind)
 #: With more bindings than this, parts are deleted first; a queue counts as QUEUE_BINDINGS bindings.
 BINDINGS_MIN, QUEUE_BINDINGS = 500, 10
 #: Maximum number of parts that are proposed and not applied yet.
@@ -46,10 +48,11 @@ class Dismantling:
         self,
         turn: Turn,
         propose: Callable[[Operation, Done | None], None],
-        parts: Iterator[Operation],
+        parts: Iterator[Operation | None],
         operation: Operation,
         done: Done | None,
     ) -> None:
+        """A part may be None: the next one is still looked for."""
         self._turn = turn
         self._propose = propose
         self._parts = parts
@@ -66,8 +69,9 @@ class Dismantling:
         if self._over:
             return
         for part in self._parts:
-            self._proposed += 1
-            self._propose(part, self._applied)
+            if part is not None:
+                self._proposed += 1
+                self._propose(part, self._applied)
             if self._proposed >= PROPOSED_MAX:
                 self._waits = True
                 return
@@ -96,13 +100,19 @@ class Dismantling:
         raise Fatal(f"{self._operation} could not be applied: {error!r}") from error
 
 
-def parts_of(vhosts: dict[str, VHost], operation: Operation) -> Iterator[Operation] | None:
+def parts_of(vhosts: dict[str, VHost], operation: Operation) -> Iterator[Operation | None] | None:
     """Return the parts to delete before this object; None if they are few."""
     if isinstance(operation, DeleteVhost):
         vhost = vhosts.get(operation.name)
         return _parts_of_vhost(vhost) if vhost is not None else None
     if isinstance(operation, NodeDown):
         return _queues_of_node(vhosts, operation)
+    if isinstance(operation, Unbind):
+        vhost = vhosts.get(operation.record.vhost)
+        if vhost is None:
+            return None
+        binding = binding_of(operation.record)
+        return _cascading(vhost, [binding]) if vhost.router.has(binding) else None
     if isinstance(operation, (DeleteExchange, DeleteQueue)):
         vhost = vhosts.get(operation.vhost)
         if vhost is None or (isinstance(operation, DeleteExchange) and operation.if_unused):
@@ -118,25 +128,57 @@ def parts_of(vhosts: dict[str, VHost], operation: Operation) -> Iterator[Operati
             return None
         else:
             bindings = vhost.router.bindings_of("exchange", operation.name)
-        return _unbinds(vhost, bindings) if len(bindings) >= BINDINGS_MIN else None
+        if len(bindings) >= BINDINGS_MIN:
+            return _unbinds(vhost, bindings)
+        return _cascading(vhost, bindings)
     return None
 
 
-def _unbinds(vhost: VHost, bindings: list[Binding]) -> Iterator[Operation]:
-    for binding in bindings:
+def _cascading(vhost: VHost, removed: list[Binding]) -> Iterator[Operation | None] | None:
+    """Return the parts of auto-delete exchanges that go with these bindings, and with each other: a chain of
+    them may be as long as there are exchanges. The last ones go first, so that each goes alone.
+    """
+    router = vhost.router
+    steps = router.cascade(removed)
+    found = list(islice(steps, BINDINGS_MIN))
+    if len(found) < BINDINGS_MIN:
+        return None
+
+    def parts() -> Iterator[Operation | None]:
+        for name in steps:
+            found.append(name)
+            yield None
+        for name in reversed(found):
+            if name is not None:
+                yield from _unbinds(vhost, router.bindings_from(name))
+            yield None
+
+    return parts()
+
+
+def _unbinds(vhost: VHost, bindings: list[Binding]) -> Iterator[Operation | None]:
+    # Each is freed when it is done: to free 100,000 of them at the end would be a long step.
+    bindings.reverse()
+    while bindings:
+        binding = bindings.pop()
+        yield from _cascading(vhost, [binding]) or ()
         yield Unbind(vhost.binding_record(binding))
 
 
-def _deletions(queues: list[Queue]) -> Iterator[Operation]:
-    for queue in queues:
+def _deletions(queues: list[Queue]) -> Iterator[Operation | None]:
+    queues.reverse()
+    while queues:
+        queue = queues.pop()
         if not queue.deleted:
             bindings = queue.vhost.router.bindings_of("queue", queue.name)
             if len(bindings) >= BINDINGS_MIN:
                 yield from _unbinds(queue.vhost, bindings)
+            else:
+                yield from _cascading(queue.vhost, bindings) or ()
             yield queue.deletion
 
 
-def _queues_of_node(vhosts: dict[str, VHost], operation: NodeDown) -> Iterator[Operation] | None:
+def _queues_of_node(vhosts: dict[str, VHost], operation: NodeDown) -> Iterator[Operation | None] | None:
     """Return deletions of queues only: a deletion of an exchange has only its name, and another exchange of
     that name may have been declared since.
     """
@@ -146,21 +188,24 @@ def _queues_of_node(vhosts: dict[str, VHost], operation: NodeDown) -> Iterator[O
     return _deletions(queues) if len(queues) * QUEUE_BINDINGS >= BINDINGS_MIN else None
 
 
-def _parts_of_vhost(vhost: VHost) -> Iterator[Operation] | None:
+def _parts_of_vhost(vhost: VHost) -> Iterator[Operation | None] | None:
     queues, exchanges = list(vhost.queues.values()), list(vhost.router.exchanges())
     if QUEUE_BINDINGS * len(queues) + len(exchanges) + vhost.router.binding_count < BINDINGS_MIN:
         return None
 
-    def parts() -> Iterator[Operation]:
+    def parts() -> Iterator[Operation | None]:
         # Super streams are deleted as a whole, with their bindings: this node may end before it has proposed
         # everything.
         whole = {exchange.name: exchange for exchange in exchanges if has_partitions(exchange)}
         partitions = {name for exchange in whole.values() for name in partitions_of(vhost, exchange) or ()}
-        bindings = [each for each in vhost.router.bindings() if each.source not in whole]
         for name in whole:
             yield DeleteExchange(vhost.name, name)
-        yield from _unbinds(vhost, bindings)
-        yield from _deletions([queue for queue in queues if queue.name not in partitions])
+        for exchange in exchanges:
+            yield from _unbinds(vhost, vhost.router.bindings_from(exchange.name))
+            yield None
+        if partitions:
+            queues[:] = [queue for queue in queues if queue.name not in partitions]
+        yield from _deletions(queues)
         for exchange in exchanges:
             if not exchange.predeclared and exchange.name not in whole:
                 yield DeleteExchange(vhost.name, exchange.name)

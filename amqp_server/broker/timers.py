@@ -17,6 +17,10 @@ class Wakeable(Unit, Protocol):
     def wake(self) -> None: ...
 
 
+def _never() -> bool:
+    return False
+
+
 class _Call(NamedTuple):
     """A time in the heap. It does not keep the host alive: it may stay in the heap long after the host is
     gone.
@@ -82,11 +86,15 @@ class Timers:
             heapq.heappop(heap)
         return None
 
-    def run(self, now_ms: int) -> None:
-        """Wake all hosts that are due. If one raises, it has failed; the others are still woken."""
-        while True:
+    def run(self, now_ms: int, overdue: Callable[[], bool] = _never) -> None:
+        """Wake all hosts that are due, or at least one, until the turn is `overdue`. If one raises, it has
+        failed; the others are still woken.
+        """
+        woken = False
+        while not woken or not overdue():
             next_ms = self.next_ms
             if next_ms is None or next_ms > now_ms:
                 return
+            woken = True
             _, host = self._pending.pop(heapq.heappop(self._heap).key)
             self._contain(host, host.wake)

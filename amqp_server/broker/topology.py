@@ -227,9 +227,10 @@ class Topology:
         broker.runtime.parameters.clear(GLOBAL, USER_LIMITS, name)
         broker.access.users.delete(name)
         self._tell("user.deleted", name=name)
-        for session in broker.sessions:
-            if session.client.identity == name:
-                session.force_close(f"user '{name}' is deleted")
+        broker.close_sessions(
+            [session for session in broker.sessions if session.client.identity == name],
+            f"user '{name}' is deleted",
+        )
         return Result(True)
 
     def _replace_hash(self, index: int, operation: operations.ReplaceHash) -> Result:

@@ -88,14 +88,14 @@ class Confirms:
         self._turn.confirm(self)
 
     def flush(self) -> None:
-        """Send the answers of the turn."""
+        """Send the answers that have come since the last call."""
         if self._mixed:
             answered, self._mixed = self._mixed, []
             for mixed in answered:
                 mixed.tell(self._acked, self._nacked)
         acked, self._acked = self._acked, []
         nacked, self._nacked = self._nacked, []
-        if self.closed:
+        if self.closed or not (acked or nacked):
             return
         if len(acked) == 1 and not nacked:
             first, last = acked[0]

@@ -443,16 +443,28 @@ def begin_publish(segment: Segment, transaction: Transaction | None) -> tuple[li
     if not targets:
         if route.mandatory:
             traffic.return_unroutable += count
-            return_all(channel, route, contents, segment.heads)
+            _return_in_order(channel, segment)
         else:
             traffic.drop_unroutable += count
         if confirms is not None:
             confirms.confirmed(first, first + count - 1)
+            if route.mandatory and channel.confirms is not None:
+                # Their acks follow them at once, in frames of their own: clients take an ack for that of the
+                # message that was returned last.
+                channel.confirms.flush()
     if transaction is not None and targets and segment.attributes.confirm_level != MAJORITY:
         origin = transaction.await_answers(count)
     if confirms is not None and len(targets) > 1:
         return targets, Copies(origin, first, count, len(targets)), first
     return targets, origin, first
+
+
+def _return_in_order(channel: Channel, segment: Segment) -> None:
+    """Return unroutable messages behind the answers to earlier ones, as far as these have come."""
+    if channel.confirms is not None:
+        channel.broker.turn.apply()
+        channel.confirms.flush()
+    return_all(channel, segment.route, segment.contents, segment.heads)
 
 
 def hand_over(

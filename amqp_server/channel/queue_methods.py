@@ -404,6 +404,15 @@ def delete(channel: Channel, method: commands.Queue.Delete) -> None:
     if not condition:
         connection.after(queue.catch_up, counted)
         return
-    # Its home deletes a queue that it has sealed, perhaps before the answer is here.
-    channel.deleting = queue
-    connection.after(partial(queue.seal, condition), decided)
+
+    def may_delete(majority: bool) -> None:
+        if not majority:
+            # A sealed queue would serve nobody until there is a majority that can delete it.
+            raise Unavailable(
+                f"cannot delete {place_of(queue)} on a condition: no majority of the cluster's nodes answers"
+            )
+        # Its home deletes a queue that it has sealed, perhaps before the answer is here.
+        channel.deleting = queue
+        connection.after(partial(queue.seal, condition), decided)
+
+    connection.after(channel.broker.replication.catch_up, may_delete)

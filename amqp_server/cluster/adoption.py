@@ -131,10 +131,10 @@ class Adoption:
 
     async def carry_out(self, commits: Commits) -> None:
         """Take all steps. Afterwards the store has the directory of a member. Raises ClusterError."""
+        # It reads the store, which must have what was submitted since the start.
+        await _stored(commits)
         for _ in self.steps():
-            stored = trio.Event()
-            commits.request(stored.set, to_store=True)
-            await stored.wait()
+            await _stored(commits)
 
     def steps(self) -> Iterator[None]:
         """Submit one transaction after the other; each is durable before the caller asks for the next.
@@ -481,3 +481,9 @@ def _leave_out(machine: Machine, lost: Mapping[int, None]) -> None:
         else:
             for part in parts:
                 machine.ready.push(part)
+
+
+async def _stored(commits: Commits) -> None:
+    done = trio.Event()
+    commits.request(done.set, to_store=True)
+    await done.wait()

@@ -34,7 +34,6 @@ from amqp_server.broker.records import DEDUPLICATION_PRODUCERS, ExchangeRecord, 
 from amqp_server.broker.topology import Result, Topology
 from amqp_server.cluster.roster import LAST_BATCH, NOTHING_GIVEN_UP, GivenUpEntries, Roster
 from quorum_queue.boundary import Fatal
-from quorum_queue.cluster.group import InParts
 from quorum_queue.machine import versions
 from quorum_queue.raft.members import Members
 
@@ -172,7 +171,6 @@ class Catalog:
         self.users: dict[int, str] = {}
         #: Prepared operations by their indexes.
         self._foreseen: dict[int, _Foreseen] = {}
-        self.in_parts: InParts | None = InParts(self.foresee, self.snapshot_in_parts)
         topology.has_version(roster.version)
 
     def batch(self, number: int, proposal: Proposal) -> bytes:

@@ -122,6 +122,11 @@ class Founding:
             logger.warning("this node's data directory is new to the cluster: the other nodes fill it")
         self._fate.belong(msgspec.structs.replace(founded, lost=lost, lost_before=0, name=self._node))
 
+    def begin(self) -> None:
+        """Found a cluster of one, if this node is configured with no others: nobody has to agree."""
+        if self.founded is None and self._nodes == [self._node]:
+            self._found_if_all_told()
+
     def _found(self, peer: str, about: About) -> None:
         """Found a cluster, since none exists yet."""
         ours = self._nodes
@@ -130,6 +135,10 @@ class Founding:
                 "node %s is configured with the peers %s, this node with %s: no cluster is founded before they agree",
                 *(peer, ", ".join(about.peers), ", ".join(ours)),
             )
+        self._found_if_all_told()
+
+    def _found_if_all_told(self) -> None:
+        ours = self._nodes
         bringing = self.bringing() | ({self._node: self.brings} if self.brings else {})
         if len(bringing) > 1:
             self._choose_one(bringing)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -184,16 +184,29 @@ class ClusterHosts:
         turn = self._services.turn
         return RemoteReply(turn, token, home, replicas.links, replicas.node, replicas.incarnation)
 
-    def reached(self) -> None:
-        """A link is up: groups that this node should lead need not wait for an election timeout."""
+    def reached(self) -> Iterator[None]:
+        """A link is up: groups that this node should lead need not wait for an election timeout. Looks at one
+        group at each step.
+        """
         replicas = self._groups.replicas
         node, up = replicas.node, {replicas.node, *replicas.links.connected()}
         topology = replicas.groups.get(GROUP)
         if topology is not None and node == min(up.intersection(topology.core.members.voters), default=""):
             _hurry(topology, up)
-        for queue_id, host in self.grouped.items():
-            if self.queues[queue_id].record.leader == node:
+        for queue_id, host in self.each_grouped():
+            queue = self.queues.get(queue_id)
+            if queue is not None and queue.record.leader == node:
                 _hurry(host.group, up)
+            yield
+
+    def each_grouped(self) -> Iterator[tuple[int, Any]]:
+        """Yield the hosts of `grouped`, for loops that take several turns: without those that are gone when
+        it is their turn.
+        """
+        for queue_id, host in list(self.grouped.items()):
+            known: Any = self.grouped.get(queue_id)
+            if known is host:
+                yield queue_id, known
 
     def _group_host(self, queue: Queue, *, late: bool = False) -> MemberHost:
         """Make the host of a queue that this node is a member of. `late`: this node joined after the queue

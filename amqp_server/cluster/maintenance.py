@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from amqp_server.broker.operations import NodeDown, Operation, SetMembers
 from amqp_server.cluster.catalog import GROUP, PutNode, RaiseVersion
@@ -16,6 +16,7 @@ from quorum_queue.cluster.reach import Reach
 from quorum_queue.machine import versions
 from quorum_queue.raft.errors import MembershipRefused, NotLeader
 from quorum_queue.raft.members import Members
+from quorum_queue.steps import Steps
 
 if TYPE_CHECKING:
     from amqp_server.broker.queue import Queue
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from amqp_server.cluster.replication import ClusterReplication
     from amqp_server.cluster.roster import Roster
     from quorum_queue.cluster.replicas import Replicas
+    from quorum_queue.ports import Turn
 
 logger = logging.getLogger("mqd.cluster")
 
@@ -30,6 +32,8 @@ logger = logging.getLogger("mqd.cluster")
 LOST_FACTOR = 10
 #: Idle groups whose log is cut in one round.
 CUT_GROUPS = 20
+#: Groups that a node that is about to stop hands over at once.
+DRAINED_AT_ONCE = 500
 #: A log is cut only if this many times its size is at least the size of the snapshot.
 CUT_GROWTH = 8
 
@@ -42,6 +46,7 @@ class Maintenance:
         hosts: ClusterHosts,
         replication: ClusterReplication,
         reach: Reach,
+        turn: Turn,
         *,
         addresses: Callable[[], dict[str, str]],
         propose: Callable[[Operation], None],
@@ -61,30 +66,42 @@ class Maintenance:
         self._founded = False
         #: True if the topology has the present address of this node, or was asked to take it.
         self._address_is_told = False
+        self._looks = Steps(turn, self._look_at_groups, "the groups could not be looked after")
         #: When nodes went down, by this node's clock, and nodes that the topology counts as lost.
         self._down_since: dict[str, int] = {}
         self._lost: dict[str, None] = {}
 
     def look(self) -> None:
-        """Do the periodic work for all groups that this node leads."""
+        """Do the periodic work for all groups that this node leads, those of queues in as many turns as they
+        take.
+        """
         group = self._replicas.groups.get(GROUP)
         if group is not None and group.is_leader:
             self._look_after_nodes(group)
         self._tell_address()
+        if not self._looks.under_way:
+            self._looks.begin()
+
+    def _look_at_groups(self) -> Iterator[None]:
         moved = 0
-        for queue_id, host in self._hosts.grouped.items():
-            if not host.group.is_leader:
-                continue
-            queue = self._hosts.queues[queue_id]
-            self._adjust_members(host.group, queue.members)
-            self._grow(queue)
-            if isinstance(host, GroupHost) and host.replica.machine.version < self._roster.version:
-                host.submit(("version", self._roster.version))
-            if not self._replicas.draining and moved < self._replicas.options.rebalance_groups:
-                moved += self._move(host.group, queue.record.leader)
-        self._ask_to_leave()
-        self._tell_stopped()
-        self._cut_logs()
+        for queue_id, host in self._hosts.each_grouped():
+            queue = self._hosts.queues.get(queue_id)
+            if queue is not None and host.group.is_leader:
+                moved += self._look_at(host, queue, may_move=moved < self._replicas.options.rebalance_groups)
+            yield
+        yield from self._ask_to_leave()
+        yield from self._tell_stopped()
+        yield from self._cut_logs()
+
+    def _look_at(self, host: Any, queue: Queue, *, may_move: bool) -> int:
+        """Look after a group that this node leads; return 1 if it is handed over."""
+        self._adjust_members(host.group, queue.members)
+        self._grow(queue)
+        if isinstance(host, GroupHost) and host.replica.machine.version < self._roster.version:
+            host.submit(("version", self._roster.version))
+        if self._replicas.draining or not may_move:
+            return 0
+        return self._move(host.group, queue.record.leader)
 
     # -- group 0 ---------------------------------------------------------------------------------------------
 
@@ -214,17 +231,22 @@ class Maintenance:
         everyone, reach = members.everyone(), self._reach
         return reach.count(name, everyone) >= reach.count(self._replicas.node, everyone)
 
-    def _ask_to_leave(self) -> None:
+    def _ask_to_leave(self) -> Iterator[None]:
         """Ask whether the groups that this node is to leave have removed it."""
-        for queue_id, queue in self._hosts.leaving.items():
-            for name in queue.members:
-                self._replicas.send(name, frames.leaving(queue_id))
+        for queue_id, queue in list(self._hosts.leaving.items()):
+            if queue_id in self._hosts.leaving:
+                for name in queue.members:
+                    self._replicas.send(name, frames.leaving(queue_id))
+            yield
 
-    def _tell_stopped(self) -> None:
+    def _tell_stopped(self) -> Iterator[None]:
         """Tell the members of groups that failed here: the leader requeues the deliveries of this node's
         consumers.
         """
-        for queue_id, queue in self._hosts.stopped.items():
+        for queue_id, queue in list(self._hosts.stopped.items()):
+            yield
+            if queue_id not in self._hosts.stopped:
+                continue
             _, incarnation = self._replicas.own_in(queue_id)
             for name in queue.members:
                 if frames.STOPPED_FEATURE in self._replicas.links.features_of(name):
@@ -287,22 +309,26 @@ class Maintenance:
         self._replicas.draining = True
         # Tell the others first, so that the receivers do not hand leadership back.
         self._reach.tell()
-        left = 0
+        left = given = 0
         for group in list(self._replicas.groups.values()):
             if group.is_leader:
                 others = [name for name in group.core.members.voters if name != self._replicas.node]
                 connected = self._replicas.links.connected()
                 if any(name in connected for name in others):
                     left += 1
-                    self._give_away(group, others)
+                    if given < DRAINED_AT_ONCE:
+                        given += self._give_away(group, others)
         return left
 
     # -- logs ------------------------------------------------------------------------------------------------
 
-    def _cut_logs(self) -> None:
+    def _cut_logs(self) -> Iterator[None]:
         """Take snapshots of idle groups, so that their logs take no space, and no time at a start."""
         cut = 0
         for group in list(self._replicas.groups.values()):
+            yield
+            if self._replicas.groups.get(group.id) is not group:
+                continue
             resting = group.core.quiet and not group.snapshotting and not group.sending
             if resting and group.since_bytes and CUT_GROWTH * group.since_bytes >= group.snapshot_bytes:
                 compaction.take_snapshot(group)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 import msgspec
 import trio
@@ -39,6 +39,7 @@ from quorum_queue.links.ports import Peer, Poll
 from quorum_queue.machine import versions
 from quorum_queue.ports import Refused
 from quorum_queue.raft.members import Members
+from quorum_queue.steps import Steps
 
 logger = logging.getLogger("mqd.cluster")
 
@@ -83,10 +84,18 @@ class ClusterNode:
             hosts,
             self.replication,
             self.reach,
+            broker.turn,
             addresses=self._addresses,
             propose=broker.propose,
         )
+        self._wakes = Steps(broker.turn, self._wake_queues, "queues could not look at the time")
+        self._ticks = Steps(broker.turn, self.replicas.ticks, "groups could not look at the time")
+        self._links_told = Steps(broker.turn, self._tell_links, "groups could not be told of a link")
+        #: True if a link has come up since groups were told of links.
+        self._reached = False
+        self._gone_nodes = Steps(broker.turn, self._look_for_gone_nodes, "queues could not be told of a node")
         self._hand_over = HandOver(self.replicas, self.reach)
+        self._handings = Steps(broker.turn, self._hand_over.hand_over, "groups could not be handed over")
         self._removed = RemovedNodes(self.mesh, self.roster, broker.clock)
         self.administration = Administration(self, self._turn, propose=broker.propose)
         self.questions = Questions(
@@ -117,7 +126,7 @@ class ClusterNode:
             Dispatch(self.replicas, self.mesh, self._guests, hosts, self.reach),
             self._handlers(),
             asleep_ms_max=config.cluster_dead_ms + config.node_down_ms // 2,
-            distrust=self.replicas.distrust,
+            distrust=self._distrust,
         )
         #: See quorum_queue.links.ports.Events.
         self.received = self._incoming.received
@@ -133,6 +142,8 @@ class ClusterNode:
 
     def _alarm_changed(self) -> None:
         self.replicas.disk_full("disk" in self._broker.alarms.names())
+        if self.replicas.has_news:
+            self._turn.run(self._links_told.begin)
 
     # -- belonging -------------------------------------------------------------------------------------------
 
@@ -155,6 +166,7 @@ class ClusterNode:
         """Wait for the other nodes, all empty, and convert this directory into that of the first node. Raises
         ClusterError.
         """
+        self._founding.begin()
         await self._patiently(self._awaited.wait)
         parts, config = self._parts, self._config
         disk = os.statvfs(config.data_dir)
@@ -181,6 +193,8 @@ class ClusterNode:
         self.replicas.topology_came(self._broker.topology.applied)
         if self._founding.founded is not None:
             self._open_and_tell()
+        else:
+            self._founding.begin()
 
     def belong(self, founded: Founded) -> None:
         self._parts.groups.may_lack(founded.forgotten_before)
@@ -336,8 +350,9 @@ class ClusterNode:
         raise ClusterError(self._why_out)
 
     def _close_sessions(self) -> None:
-        for session in self._broker.sessions:
-            session.force_close("broker forced connection closure with reason 'shutdown'")
+        self._broker.close_sessions(
+            self._broker.sessions, "broker forced connection closure with reason 'shutdown'"
+        )
 
     # -- links -----------------------------------------------------------------------------------------------
 
@@ -355,7 +370,8 @@ class ClusterNode:
         self._node_is(peer, hello.incarnation)
         self.replicas.link_up(peer)
         self.client_counts.link_up(peer)
-        self.hosts.reached()
+        self._reached = True
+        self._links_told.begin()
 
     def link_down(self, peer: str) -> None:
         self._turn.run(self._link_down, peer)
@@ -366,6 +382,7 @@ class ClusterNode:
         self._broken_at[peer] = self._broker.clock.monotonic_ms()
         self.reach.link_down(peer)
         self.replicas.link_down(peer)
+        self._links_told.begin()
         self._guests.link_down(peer)
         self.questions.link_down(peer)
         self.client_counts.link_down(peer)
@@ -379,9 +396,23 @@ class ClusterNode:
         self.replicas.incarnations[node] = incarnation
         if incarnation is None:
             self.client_counts.node_down(node)
-        for host in self.hosts.grouped.values():
+        self._gone_nodes.begin()
+
+    def _distrust(self) -> None:
+        self.replicas.distrust()
+        self._links_told.begin()
+
+    def _tell_links(self) -> Iterator[None]:
+        yield from self.replicas.tell()
+        if self._reached:
+            self._reached = False
+            yield from self.hosts.reached()
+
+    def _look_for_gone_nodes(self) -> Iterator[None]:
+        for _, host in self.hosts.each_grouped():
             if host.group.is_leader:
-                host.gone_members()
+                self._turn.contain(host, host.gone_members)
+            yield
 
     def _handlers(self) -> dict[int, Handler]:
         """Handlers of frames that are not about a queue or its group."""
@@ -445,8 +476,14 @@ class ClusterNode:
         config = self._config
         self._incoming.look_at_clock()
         self.replicas.tick(self.mesh.heard_within(config.cluster_dead_ms / 1000))
+        if self.replicas.has_news:
+            self._links_told.begin()
+        if not self._ticks.under_way:
+            self._ticks.begin()
         self.reach.tell()
         self._hand_over.tick()
+        if not self._handings.under_way:
+            self._handings.begin()
         self._guests.tick()
         self._parts.topology_progress.go_on()
         if not self._is_behind:
@@ -497,8 +534,13 @@ class ClusterNode:
         if abs(self._queue_time.heard(trust, queue_ms)) >= TIME_CHANGED_MS:
             self._broker.time_notes.note()
             # The next expiry has moved.
-            for queue in self._broker.all_queues():
-                queue.host.wake()
+            self._wakes.begin()
+
+    def _wake_queues(self) -> Iterator[None]:
+        for queue in list(self._broker.all_queues()):
+            if not queue.deleted:
+                self._turn.contain(queue.host, queue.host.wake)
+                yield
 
     def _forget_lost_disk(self) -> None:
         """A lost disk no longer matters once this node has caught up with the topology."""

@@ -46,6 +46,8 @@ logger = logging.getLogger("mqd.connection")
 ACCEPT_BATCH: Final = 8
 #: Interval of checks of all connections, ms.
 WATCH_MS: Final = 1_000
+#: Time for which connections are checked before others have their turns, s.
+CHECKED_S: Final = 0.004
 #: Stands for the proxy header of a direct connection.
 NO_PROXY: Final = ProxyHeader(0)
 #: Address of clients within this process: a separate loopback address, so that their failed logins slow down
@@ -401,7 +403,10 @@ class Server:
         summarised = trio.current_time()
         while True:
             await trio.sleep(until_beat_s(WATCH_MS, now_ms()))
-            self._check_all()
+            left = self._all()
+            while left:
+                self._check_some(left)
+                await trio.lowlevel.checkpoint()
             if trio.current_time() - summarised >= LOG_SUMMARY_S:
                 summarised = trio.current_time()
                 self._summarise()
@@ -410,11 +415,19 @@ class Server:
         for text in self.broker.log_limit.summaries():
             logger.warning("%s", text)
 
-    def _check_all(self) -> None:
+    def _all(self) -> list[Transport]:
+        return list(self.transports)
+
+    def _check_some(self, left: list[Transport]) -> None:
+        """Check some of these, and remove them from the list. Others have their turns in between."""
         # A separate function, so that no variable of `watch` keeps a connection alive after its end.
-        now = monotonic()
-        for transport in list(self.transports):
-            self._check(transport, now)
+        now, ends = monotonic(), monotonic() + CHECKED_S
+        while left:
+            transport = left.pop()
+            if transport in self.transports:
+                self._check(transport, now)
+            if monotonic() > ends:
+                return
 
     def _check(self, transport: Transport, now: float) -> None:
         session, handshake_s = transport.session, self.config.handshake_timeout_s

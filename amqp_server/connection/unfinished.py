@@ -8,13 +8,14 @@ through again, a few times; a connection that makes none is closed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from amqp_server.connection.session import Session
 from amqp_server.connection.state import State
 from amqp_server.errors import ResourceError
 from quorum_queue.boundary import Fatal
+from quorum_queue.steps import Steps
 
 if TYPE_CHECKING:
     from amqp_server.broker.broker import Broker
@@ -59,6 +60,9 @@ class UnfinishedWatch:
         self._first_bytes = -1
         #: Passes by number of the session.
         self._passes: dict[int, _Pass] = {}
+        #: Connections that are to be ended, the next one last.
+        self._to_end: list[Session] = []
+        self._ends = Steps(broker.turn, self._end_them, "unfinished messages could not be dropped")
         if self._timeout_ms:
             broker.alarms.subscribe(self._alarm_changed)
 
@@ -91,10 +95,18 @@ class UnfinishedWatch:
         left_bytes = self._first_bytes + self._spare_bytes - unfinished_bytes
         if not ended and holders and left_bytes < PASS_BYTES_MIN:
             ended = self._largest(holders)
-        for session in ended:
-            self._end(session)
-        if not ended:
+        if ended:
+            self._to_end = ended
+            self._ends.begin()
+        else:
             self._let_through(holders, left_bytes)
+
+    def _end_them(self) -> Iterator[None]:
+        while self._to_end:
+            session = self._to_end.pop()
+            if self._holds(session):
+                self._end(session)
+            yield
 
     def _sessions(self) -> list[Session]:
         return [session for session in self._broker.sessions if isinstance(session, Session)]

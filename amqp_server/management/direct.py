@@ -6,8 +6,10 @@ session lives for one request. If other nodes have to answer, the request waits 
 
 from __future__ import annotations
 
+import mmap
 import struct
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -33,16 +35,20 @@ READ_S = 2.0
 READ_AHEAD = 4
 #: What a message takes up besides its contents.
 MESSAGE_BYTES = 512
+#: Bytes of a body that are copied in one step.
+COPY_BYTES = 512 * 1024
 _TIMESTAMP = struct.Struct(">Q")
 
 
 #: Returns whether a message of this size, after so many others, is taken. May raise.
 Takes = Callable[[int, int], Awaitable[bool]]
+#: Lets others run, between two pieces of a long message.
+Rest = Callable[[], Awaitable[None]]
 
 
 class Content(NamedTuple):
     properties: content.Properties
-    body: bytes
+    body: bytes | memoryview
 
     @property
     def size(self) -> int:
@@ -130,12 +136,16 @@ class Direct:
 
     async def ask(self, method: base.Frame, *more: bytes) -> list[base.Frame | Content]:
         """Send a method, and frames behind it; return the answers. Raises errors that close the channel."""
+        await self._asked(method, *more)
+        return self.answers()
+
+    async def _asked(self, method: base.Frame, *more: bytes) -> None:
+        """Send a method, and frames behind it; return when it was answered."""
         self._answered = trio.Event()
         self.tell(method, *more)
         while self.waits:
             await self._answered.wait()
             self._answered = trio.Event()
-        return self.answers()
 
     def tell(self, method: base.Frame, *more: bytes) -> None:
         """Send a method, and frames behind it, as a turn or as a part of one. Raises PreconditionFailed."""
@@ -162,9 +172,10 @@ class Direct:
         answers = await self.ask(method, framed)
         return not any(isinstance(answer, commands.Basic.Return) for answer in answers)
 
-    async def get(self, queue: str) -> Got | None:
-        """Take the first message of a queue, None if there is none."""
-        answers = await self.ask(methods.make(commands.Basic.Get, queue=queue))
+    async def get(self, queue: str, rest: Rest | None = None) -> Got | None:
+        """Take the first message of a queue, None if there is none. `rest` is called within a long one."""
+        await self._asked(methods.make(commands.Basic.Get, queue=queue))
+        answers = self.answers() if rest is None else [answer async for answer in self._taken(rest)]
         if len(answers) != 2:
             return None
         told, message = answers
@@ -179,19 +190,23 @@ class Direct:
         bytes_max: int,
         end: int,
         takes: Takes,
+        rest: Rest,
     ) -> list[Read]:
         """Read a stream as a consumer with these arguments, at most to the offset before `end`."""
         found: list[Read] = []
         size = 0
-        answers = await self.ask(commands.Basic.Qos(prefetch_count=min(count, READ_AHEAD)))
+        await self.ask(commands.Basic.Qos(prefetch_count=min(count, READ_AHEAD)))
         consume = methods.make(
             commands.Basic.Consume, queue=stream, consumer_tag="management", arguments=dict(arguments)
         )
-        answers = await self.ask(consume)
+        await self._asked(consume)
         deliver: commands.Basic.Deliver | None = None
         with trio.move_on_after(READ_S):
             while True:
-                for answer in answers:
+                self._answered = trio.Event()
+                heard = False
+                async for answer in self._taken(rest):
+                    heard = True
                     if isinstance(answer, commands.Basic.Deliver):
                         deliver = answer
                     elif isinstance(answer, Content) and deliver is not None:
@@ -201,16 +216,11 @@ class Direct:
                         size += answer.size
                 if len(found) >= count or size >= bytes_max or (found and found[-1].offset >= end - 1):
                     break
-                self._answered = trio.Event()
-                answers = []
                 if deliver is not None:
                     tag, deliver = deliver.delivery_tag or 0, None
-                    answers = await self.ask(commands.Basic.Ack(tag, True))
-                if not answers:
-                    answers = self.answers()
-                if not answers:
+                    await self._asked(commands.Basic.Ack(tag, True))
+                elif not heard:
                     await self._answered.wait()
-                    answers = self.answers()
         return found[:count]
 
     async def hand_on(self, queue: Queue, got: Sequence[Got], synced: Callable[[], Awaitable[None]]) -> int:
@@ -262,28 +272,90 @@ class Direct:
     def _hand_on(self, queue: Queue, got: Got, routed: list[bool]) -> None:
         channel, (properties, body) = self._session.channels[CHANNEL], got.content
         exchange, key = got.ok.exchange or "", got.ok.routing_key or ""
+        assert isinstance(body, bytes)
         routed.append(publish_unchanged(channel, queue, exchange, key, properties, body))
 
     def _answers(self, data: bytes) -> Iterator[base.Frame | Content]:
+        frames_ = _Frames([data])
+        while (answer := frames_.next_answer()) is not None:
+            yield answer.whole() if isinstance(answer, _Body) else answer
+
+    async def _taken(self, rest: Rest) -> AsyncIterator[base.Frame | Content]:
+        """Take the answers that have arrived, as `answers` does, and copy large bodies piece by piece."""
+        frames_ = _Frames(self._outbox.take())
+        while (answer := frames_.next_answer()) is not None:
+            if not isinstance(answer, _Body):
+                yield answer
+            elif answer.size <= COPY_BYTES:
+                yield answer.whole()
+            else:
+                yield await answer.whole_in_pieces(rest)
+
+
+class _Body(NamedTuple):
+    """A message as it is in the answers, not copied."""
+
+    properties: content.Properties
+    parts: list[memoryview]
+    size: int
+
+    def whole(self) -> Content:
+        return Content(self.properties, b"".join(self.parts))
+
+    async def whole_in_pieces(self, rest: Rest) -> Content:
+        # Pages of an anonymous map are made when first written; zeros for a whole `bytearray` would take
+        # as long as the copy.
+        body, at = memoryview(mmap.mmap(-1, self.size)), 0
+        for part in self.parts:
+            for start in range(0, len(part), COPY_BYTES):
+                await rest()
+                piece = part[start : start + COPY_BYTES]
+                body[at : at + len(piece)] = piece
+                at += len(piece)
+        return Content(self.properties, body)
+
+
+class _Frames:
+    """Reads frames out of chunks, which may end anywhere."""
+
+    def __init__(self, chunks: Iterable[bytes | memoryview]) -> None:
+        self._chunks: deque[memoryview] = deque(memoryview(chunk) for chunk in chunks if len(chunk))
+
+    def next_answer(self) -> base.Frame | _Body | None:
+        """Return the next method, or the next whole message; None if there is none. Raises the error that
+        closes the channel.
+        """
         header: content.Properties | None = None
-        wanted, parts = 0, list[bytes]()
-        position = 0
-        while position < len(data):
-            kind, _, size = frames.prefix.unpack_from(data, position)
-            start, end = position + 7, position + 7 + size
-            position = end + 1
+        wanted, parts = 0, list[memoryview]()
+        while self._chunks:
+            kind, _, size = frames.prefix.unpack(b"".join(self._take(7)))
+            payload = self._take(size)
+            self._take(1)
             if kind == frames.METHOD:
-                yield _method(data[start:end])
-                continue
+                return _method(b"".join(payload))
             if kind == frames.HEADER:
-                header = content.Properties.parse(data[start:end])
-                wanted, parts = int.from_bytes(data[start + 4 : start + 12], "big"), []
+                raw = b"".join(payload)
+                header = content.Properties.parse(raw)
+                wanted = int.from_bytes(raw[4:12], "big")
             elif kind == frames.BODY:
-                parts.append(data[start:end])
+                parts += payload
                 wanted -= size
             if header is not None and wanted == 0:
-                yield Content(header, b"".join(parts))
-                header = None
+                return _Body(header, parts, sum(map(len, parts)))
+        return None
+
+    def _take(self, count: int) -> list[memoryview]:
+        """Take the next bytes, without a copy."""
+        found: list[memoryview] = []
+        while count and self._chunks:
+            chunk = self._chunks.popleft()
+            if len(chunk) > count:
+                self._chunks.appendleft(chunk[count:])
+                chunk = chunk[:count]
+            count -= len(chunk)
+            if chunk:
+                found.append(chunk)
+        return found
 
 
 def _nothing(_: Direct) -> None: ...

@@ -6,13 +6,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
+import trio
 from pamqp import commands
 
 from amqp_server.broker.broker import Broker
 from amqp_server.broker.consumer_groups import refuse_publish
 from amqp_server.broker.permissions import ITSELF
 from amqp_server.errors import NotFound, PreconditionFailed
-from amqp_server.management.direct import Direct, Got, Takes
+from amqp_server.management.direct import Direct, Got, Rest, Takes
 from amqp_server.management.views import (
     Fate,
     MessageView,
@@ -56,7 +57,13 @@ class ManagedMessages:
             return await direct.publish(method, properties, body)
 
     async def get(
-        self, vhost: str, queue: str, count: int, fate: Fate, takes: Takes | None = None
+        self,
+        vhost: str,
+        queue: str,
+        count: int,
+        fate: Fate,
+        takes: Takes | None = None,
+        rest: Rest = trio.lowlevel.checkpoint,
     ) -> list[MessageView]:
         """`takes` is asked about each message; the first that it does not take is requeued, and the last."""
         takes = takes or _take_all
@@ -64,7 +71,7 @@ class ManagedMessages:
         size = tag = 0
         with Direct(self._broker, vhost, ITSELF) as direct:
             while len(got) < count and size < GET_BYTES_MAX:
-                taken = await direct.get(queue)
+                taken = await direct.get(queue, rest)
                 if taken is None:
                     break
                 told, message = taken
@@ -95,6 +102,7 @@ class ManagedMessages:
         arguments: Mapping[str, object],
         count: int,
         takes: Takes | None = None,
+        rest: Rest = trio.lowlevel.checkpoint,
     ) -> list[tuple[int, MessageView]]:
         """Return messages of a stream with their offsets, as a consumer with these arguments gets them.
         `takes` is asked about each one; the first that it does not take is the end.
@@ -110,7 +118,7 @@ class ManagedMessages:
         if end <= queue.host.first_offset or (isinstance(start, int) and start >= end):
             return []
         with Direct(self._broker, vhost, ITSELF) as direct:
-            found = await direct.read(stream, arguments, count, GET_BYTES_MAX, end, takes or _take_all)
+            found = await direct.read(stream, arguments, count, GET_BYTES_MAX, end, takes or _take_all, rest)
         return [
             (
                 each.offset,

@@ -134,7 +134,9 @@ async def get(call: Call) -> Any:
     if asked.truncate is not None and asked.truncate < 0:
         raise bad_request("truncate must not be negative")
     try:
-        got = await call.broker.messages.get(vhost, name, asked.count, FATES[asked.ackmode], _takes(call))
+        got = await call.broker.messages.get(
+            vhost, name, asked.count, FATES[asked.ackmode], _takes(call), call.slices.rest
+        )
     except AMQPError as error:
         raise with_code(error) from None
     found = [(None, message) for message in got]
@@ -179,7 +181,9 @@ async def read(call: Call) -> Any:
     arguments: dict[str, object] = {"x-stream-offset": asked.offset}
     if asked.filter is not None:
         arguments["x-stream-filter"] = asked.filter
-    found = await call.broker.messages.read(vhost, name, arguments, asked.count, _takes(call))
+    found = await call.broker.messages.read(
+        vhost, name, arguments, asked.count, _takes(call), call.slices.rest
+    )
     return Messages(found, call.slices, call.held, encoding=asked.encoding, truncate=asked.truncate)
 
 

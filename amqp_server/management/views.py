@@ -217,6 +217,6 @@ class MessageView(msgspec.Struct, kw_only=True):
     #: Returns the properties that are set, under their AMQP names: decoded, they may take many times the
     #: memory of their bytes.
     properties: Callable[[], Details]
-    body: bytes
+    body: bytes | memoryview
     #: Bytes of the message in memory.
     size: int

@@ -37,7 +37,7 @@ from persistence.streams.retention import Limits
 from quorum_queue.cluster import read_index
 from quorum_queue.cluster.deferred_host import without_larger
 from quorum_queue.cluster.frames import StreamWord
-from quorum_queue.cluster.group import InParts
+from quorum_queue.cluster.group import Foresee
 from quorum_queue.cluster.group_host import UNKNOWN
 from quorum_queue.cluster.guests import GuestOrigin
 from quorum_queue.cluster.replicas import Replicas
@@ -57,7 +57,7 @@ class StreamGroupHost(MemberReaders):
     """The host of a stream, and the state machine of its group."""
 
     single = False
-    in_parts: InParts | None = None
+    foresee: Foresee | None = None
     #: The state of the group has the names that the stream has taken.
     knows_taken = False
     shares_names = True
@@ -231,8 +231,8 @@ class StreamGroupHost(MemberReaders):
                 self._stable.reach(index, self.replica.state(), self._stable.next)
         return min(self._stable.index, applied)
 
-    def snapshot(self) -> bytes:
-        return self._stable.snapshot()
+    def snapshot_in_parts(self, then: Callable[[bytes], None]) -> None:
+        then(self._stable.snapshot())
 
     @property
     def fills_itself(self) -> bool:

@@ -27,7 +27,7 @@ from amqp_server.streams.group_takers import Client, Getter
 from amqp_server.streams.group_watch import MemberWatch
 from quorum_queue.cluster import read_index
 from quorum_queue.cluster.deferred_host import DeferredHost
-from quorum_queue.cluster.group import InParts
+from quorum_queue.cluster.group import Foresee
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.consumer_groups.entries import (
     CodecError,
@@ -76,7 +76,7 @@ class ReplicatedGroupHost(GroupEffects):
     """The host of a consumer group, and the state machine of its Raft group."""
 
     single = False
-    in_parts: InParts | None = None
+    foresee: Foresee | None = None
     counts_bytes = False
     wants_ids = False
     holds_dead_letters = False
@@ -345,8 +345,8 @@ class ReplicatedGroupHost(GroupEffects):
     def covered(self, applied: int) -> int:
         return applied
 
-    def snapshot(self) -> bytes:
-        return self.replica.snapshot()
+    def snapshot_in_parts(self, then: Callable[[bytes], None]) -> None:
+        then(self.replica.snapshot())
 
     @property
     def fills_itself(self) -> bool:

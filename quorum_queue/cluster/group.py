@@ -32,17 +32,6 @@ ENTRY_OVERHEAD: Final = 64
 
 #: Returns whether it will call back, now or later.
 Foresee = Callable[[int, bytes, Callable[[], None]], bool]
-#: Calls back, now or in a later turn, with a snapshot of the moment of this call.
-SnapshotInParts = Callable[[Callable[[bytes], None]], None]
-
-
-class InParts(NamedTuple):
-    """The slow work of a machine that is done in parts, because it takes longer than a turn may."""
-
-    #: Prepares appended entries: called with index, data, and the function to call afterwards.
-    foresee: Foresee
-    #: Replaces the machine's own `snapshot`.
-    snapshot: SnapshotInParts
 
 
 class StateMachine(Protocol):
@@ -53,7 +42,6 @@ class StateMachine(Protocol):
 
     #: Whether each batch needs an entry of its own.
     single: bool
-    in_parts: InParts | None
 
     @property
     def title(self) -> str:
@@ -62,6 +50,12 @@ class StateMachine(Protocol):
     @property
     def awaited(self) -> bool:
         """True if a client of this node waits for changes by other nodes."""
+
+    @property
+    def foresee(self) -> Foresee | None:
+        """Prepares appended entries, which may take longer than a turn: called with index, data, and the
+        function to call afterwards.
+        """
 
     def encode(self, batches: list[bytes]) -> bytes:
         """Make an entry of the batches of nodes. Only called on a leader."""
@@ -85,11 +79,12 @@ class StateMachine(Protocol):
         the last one stored elsewhere.
         """
 
-    def snapshot(self) -> bytes: ...
+    def snapshot_in_parts(self, then: Callable[[bytes], None]) -> None:
+        """Call `then`, now or in a later turn, with a snapshot of the moment of this call."""
 
     def fill(self, state: bytes, peer: str, wanted: Callable[[], bool], then: Callable[[], None]) -> None:
-        """Fetch the data that a state from `peer` refers to and that this node lacks, as long as the state is
-        wanted; then call `then`.
+        """Read a state from `peer`, and fetch the data that it refers to and that this node lacks, as long as
+        it is wanted; then call `then`.
         """
 
     @property
@@ -99,7 +94,7 @@ class StateMachine(Protocol):
     def restore(self, state: bytes) -> None: ...
 
     def kept_in(self, state: bytes) -> list[range]:
-        """The same as `kept` of a machine restored from this state."""
+        """The same as `kept` of a machine restored from this state, for which `fill` has called back."""
 
     def last_own_batch(self) -> int:
         """The last batch of this node (of its present incarnation) that was applied."""
@@ -201,6 +196,7 @@ class Group:
         "snapshot_index",
         "snapshot_log_bytes",
         "snapshotting",
+        "told",
         "unreached",
         "unsynced",
         "wakes",
@@ -239,6 +235,8 @@ class Group:
         #: Leader and term that the flights were sent to.
         self.sent_to = ("", 0)
         self.leading = False
+        #: How many news it knows; see Replicas.tell.
+        self.told = 0
         self.applied = applied
         self.snapshot_index = applied
         #: Up to this index the log holds only entries with bodies of the queue.
@@ -259,11 +257,7 @@ class Group:
 
     def snapshot(self, then: Callable[[bytes], None]) -> None:
         """Call `then` with the state at the entry that is `covered` now, at once or in a later turn."""
-        in_parts = self.machine.in_parts
-        if in_parts is None:
-            then(self.machine.snapshot())
-        else:
-            in_parts.snapshot(then)
+        self.machine.snapshot_in_parts(then)
 
     @property
     def leader(self) -> str:

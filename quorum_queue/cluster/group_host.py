@@ -15,9 +15,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from quorum_queue.cluster import contents, dead_letters, read_index
+from quorum_queue.cluster import contents, dead_letters, read_index, state_of
 from quorum_queue.cluster.deferred_host import DeferredHost, cut, without_larger
-from quorum_queue.cluster.group import Group, InParts
+from quorum_queue.cluster.group import Foresee, Group
 from quorum_queue.cluster.last_letters import LastLetters
 from quorum_queue.cluster.ranges import joined, parted
 from quorum_queue.cluster.replicas import Replicas
@@ -65,6 +65,7 @@ class GroupHost(DeferredHost):
         "deliveries_waiting",
         "group",
         "queue_id",
+        "read",
         "replica",
         "replicas",
         "services",
@@ -75,7 +76,7 @@ class GroupHost(DeferredHost):
 
     group: Group
     single = False
-    in_parts: InParts | None = None
+    foresee: Foresee | None = None
 
     def __init__(
         self,
@@ -96,6 +97,8 @@ class GroupHost(DeferredHost):
         self.services = services
         self.replicas = replicas
         self.replica = Replica(settings if declared is None else declared)
+        #: A snapshot of another node that was read in parts, and its replica.
+        self.read: tuple[bytes, Replica] | None = None
         #: The wanted settings of the queue; the machine has the present ones.
         self._configured = settings
         self._own = replicas.own_in(queue_id)
@@ -163,6 +166,10 @@ class GroupHost(DeferredHost):
         node, incarnation = self._own
         group = self.group
         self.pending = without_larger(self.pending, self.replicas.message_bytes_max)
+        version = self.replicas.version()
+        if self.pending and self.replica.machine.version < version:
+            # A new queue behaves as the present version does from its first message on.
+            self.pending.insert(0, ("version", version))
         for commands in cut(self._outgoing(), self.replicas.options.batch_bytes):
             number, early = group.next_number, False
             for command in commands:
@@ -336,14 +343,14 @@ class GroupHost(DeferredHost):
         return applied
 
     def fill(self, state: bytes, peer: str, wanted: Callable[[], bool], then: Callable[[], None]) -> None:
-        then()
+        state_of.Reading(self, state, wanted, then).go_on()
 
     @property
     def fills_itself(self) -> bool:
         return False
 
-    def snapshot(self) -> bytes:
-        return self.replica.snapshot()
+    def snapshot_in_parts(self, then: Callable[[bytes], None]) -> None:
+        state_of.Encoding(self, then).go_on()
 
     def kept(self, low: int) -> list[range]:
         pinned = list(self.replica.locations.pinned_from(low))
@@ -369,7 +376,7 @@ class GroupHost(DeferredHost):
         return awaited
 
     def kept_in(self, state: bytes) -> list[range]:
-        return list(_restored(state).locations.pinned_from(0))
+        return list(self._restored(state).locations.pinned_from(0))
 
     def released(self) -> list[range]:
         # `apply` gets them from every entry.
@@ -387,7 +394,7 @@ class GroupHost(DeferredHost):
 
     def load(self, state: bytes) -> None:
         """Start from this node's own snapshot. Raises Unreadable."""
-        self.replica = _restored(state)
+        self.replica = self._restored(state)
         self._keep_time()
 
     def restore(self, state: bytes) -> None:
@@ -396,7 +403,7 @@ class GroupHost(DeferredHost):
 
         Raises Unreadable.
         """
-        self.replica = _restored(state)
+        self.replica, self.read = self._restored(state), None
         self._keep_time()
         self.replicas.bodies.drop_group(self.queue_id)
         self.deliveries_waiting.clear()
@@ -420,6 +427,15 @@ class GroupHost(DeferredHost):
         self._passed(last_own)
         if self.pending:
             self._turn.schedule(self)
+
+    def _restored(self, state: bytes) -> Replica:
+        """Return the replica of a snapshot, which may have been read before. Raises Unreadable."""
+        if self.read is not None and self.read[0] == state:
+            return self.read[1]
+        try:
+            return Replica.restore(state)
+        except CodecError as error:
+            raise state_of.unreadable(error) from None
 
     def _catch_up_consumers(self, asked: list[tuple[str, Any]]) -> None:
         """Deliver to this node's consumers the messages that they hold by the
@@ -639,6 +655,9 @@ class GroupHost(DeferredHost):
         dead_letters.send_waiting(self)
 
     def entries_applied(self) -> None:
+        if self.read is not None and self.group.receiving is None:
+            # It was given up.
+            self.read = None
         if self.deliveries_waiting:
             self.deliver_waiting()
 
@@ -711,13 +730,6 @@ class GroupHost(DeferredHost):
             known = incarnations.get(node, incarnation)
             if known is None or known > incarnation or node not in members:
                 self.submit(("node_down", node, incarnation))
-
-
-def _restored(state: bytes) -> Replica:
-    try:
-        return Replica.restore(state)
-    except CodecError as error:
-        raise Unreadable(f"its snapshot can't be read by this version of mqd: {error}") from None
 
 
 def _nothing() -> None: ...

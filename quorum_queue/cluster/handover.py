@@ -50,20 +50,28 @@ class HandOver:
         self._given: dict[tuple[int, str], tuple[int, int]] = {}
 
     def tick(self) -> None:
-        """Begin to hand over groups that another node should lead, a limited number at each tick."""
+        """Look at what was handed over: then call `hand_over`."""
         self._look_at_begun()
         if self._given:
             since = self._replicas.clock.monotonic_ms() - self._replicas.options.steady_ms
             self._given = {given: rest for given, rest in self._given.items() if rest[0] > since}
-        lacking = self._reach.lacking()
-        if not lacking:
+        if not self._reach.lacking():
             self._paused.clear()
             self._pause_ms.clear()
+
+    def hand_over(self) -> Iterator[None]:
+        """Begin to hand over groups that another node should lead, a limited number at each tick, and look at
+        one group at each step.
+        """
+        lacking = self._reach.lacking()
         if not lacking or not self._replicas.led_count:
             return
         moved: dict[str, int] = {}
         left = self._replicas.options.handover_groups
         for group, best in self._better_elsewhere():
+            if not best:
+                yield
+                continue
             # Each group always picks the same node, and many groups spread over all nodes.
             to = best[group.id % len(best)]
             if transfer(self._replicas, group, to):
@@ -79,13 +87,16 @@ class HandOver:
             )
 
     def _better_elsewhere(self) -> Iterator[tuple[Group, list[str]]]:
-        """Yield groups that this node leads, the topology first, with the voters that reach most of their
-        members.
+        """Yield the groups, the topology first, with the voters that reach most of their members; none for a
+        group that this node does not lead.
         """
         gains: dict[Members, dict[str, int]] = {}
-        for group in sorted(self._replicas.groups.values(), key=lambda group: group.id):
+        groups = self._replicas.groups
+        for group in [groups[group_id] for group_id in sorted(groups)]:
             leadership = group.core.leadership
-            if leadership is None or leadership.transferring or not leadership.has_quorum():
+            there = groups.get(group.id) is group
+            if leadership is None or leadership.transferring or not there or not leadership.has_quorum():
+                yield group, []
                 continue
             members = group.core.members
             gain = gains.get(members)
@@ -95,8 +106,7 @@ class HandOver:
             if self._given:
                 now = self._replicas.clock.monotonic_ms()
                 best = [name for name in best if self._given.get((group.id, name), (0, 0))[0] <= now]
-            if best:
-                yield group, best
+            yield group, best
 
     def _gains(self, members: Members) -> dict[str, int]:
         """Return the voters that reach more of these members than this node, and how many more."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -145,6 +145,11 @@ class Replicas:
         self._last_ticket = incarnation << 20
         #: Groups that were closed or stopped in this turn.
         self._closed: list[Group] = []
+        #: News that not all groups know: what to do with each group; and the number of news before.
+        self._news: list[Callable[[Group], None]] = []
+        self._told = 0
+        #: Peers that were heard of before the last tick.
+        self._heard: Collection[str] = ()
 
     # -- groups ----------------------------------------------------------------------------------------------
 
@@ -173,6 +178,7 @@ class Replicas:
         )
         self._stopped.pop(group_id, None)
         group = self.groups[group_id] = Group(self, group_id, core, machine, applied=applied)
+        group.told = self.news_count
         self.touch(group)
         for message in self.unopened.take_messages(group_id):
             self.contain(group, self._step, group, message)
@@ -285,11 +291,52 @@ class Replicas:
         return self.links.send(peer, parts)
 
     def link_up(self, peer: str) -> None:
-        for group in list(self.groups.values()):
-            self.contain(group, self._link_up, group, peer)
+        """A link is up: call `tell`."""
+        self._news.append(partial(self._link_up, peer))
         self.lost_entries.ask_again()
 
-    def _link_up(self, group: Group, peer: str) -> None:
+    def link_down(self, peer: str) -> None:
+        """A link is down: call `tell`."""
+        self.lost_entries.link_down(peer)
+        self._news.append(partial(self._link_down, peer))
+
+    @property
+    def news_count(self) -> int:
+        """Number of news for all groups since the start."""
+        return self._told + len(self._news)
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self._news)
+
+    def tell(self) -> Iterator[None]:
+        """Tell all groups about the changes of links and of this node, one group at each step. A group that
+        gets a frame before its step is told first, so that it sees news and frames in their order.
+        """
+        until = self.news_count
+        for group in list(self.groups.values()):
+            if group.told < until and self.groups.get(group.id) is group:
+                self._tell(group)
+                yield
+        del self._news[: until - self._told]
+        self._told = until
+
+    def _tell(self, group: Group) -> None:
+        news = self._news[group.told - self._told :]
+        group.told = self.news_count
+        for each in news:
+            self.contain(group, each, group)
+
+    def _group_of(self, group_id: int) -> Group | None:
+        """Return a group that is open here, up to date for a frame."""
+        group = self.groups.get(group_id)
+        if group is not None and group.told != self.news_count:
+            self._tell(group)
+            # It may have failed.
+            return self.groups.get(group_id)
+        return group
+
+    def _link_up(self, peer: str, group: Group) -> None:
         # A peer matters to a group only if it leads the group, or follows this node in it.
         if group.core.leader in (self.node, peer) and peer in group.core.members.everyone():
             group.core.in_contact(peer)
@@ -297,12 +344,7 @@ class Replicas:
                 group.sent_to = ("", 0)
             self.touch(group)
 
-    def link_down(self, peer: str) -> None:
-        self.lost_entries.link_down(peer)
-        for group in list(self.groups.values()):
-            self.contain(group, self._link_down, group, peer)
-
-    def _link_down(self, group: Group, peer: str) -> None:
+    def _link_down(self, peer: str, group: Group) -> None:
         transfer.peer_gone(group, peer)
         group.forget_askers(peer)
         if peer in group.core.members.everyone():
@@ -314,7 +356,7 @@ class Replicas:
         kind = frame[0]
         if kind == frames.RAFT:
             group_id, message = decode_message(frame, 1)
-            group = self.groups.get(group_id)
+            group = self._group_of(group_id)
             if group is not None:
                 self.contain(group, self._step, group, message)
             elif group_id in self._stopped:
@@ -323,13 +365,13 @@ class Replicas:
                 self.unopened.keep_message(group_id, message, len(frame))
         elif kind == frames.BATCH:
             group_id, payload = frames.parse_batch(frame)
-            group = self.groups.get(group_id)
+            group = self._group_of(group_id)
             # A node that is no longer a member sees neither the results of its batches nor its own removal.
             if group is not None and group.is_leader and peer in group.core.members.everyone():
                 group.take(payload)
         elif kind == frames.EARLY:
             group_id, term, ticket, payload = frames.parse_early(frame)
-            group = self.groups.get(group_id)
+            group = self._group_of(group_id)
             if group is not None and group.is_leader and peer in group.core.members.everyone():
                 # Batches of an earlier term may not all have arrived; they will come again.
                 group.take(payload, peer if term == group.core.term else "", ticket)
@@ -342,35 +384,35 @@ class Replicas:
                 self.contain(group, read_index.received, group, peer, kind, first, second)
         elif kind == frames.STATE:
             piece = frames.parse_state(frame)
-            group = self.groups.get(piece.group)
+            group = self._group_of(piece.group)
             if group is None or self.unopened.has_pieces(piece.group):
                 self.unopened.keep_piece(peer, piece)
             else:
                 self.contain(group, transfer.receive_state, group, peer, piece)
         elif kind == frames.FETCH:
             group_id, indexes = frames.parse_fetch(frame)
-            group = self.groups.get(group_id)
+            group = self._group_of(group_id)
             if group is None:
                 transfer.answer_fetch(self, peer, group_id, indexes)
             else:
                 self.contain(group, transfer.answer_fetch, self, peer, group_id, indexes)
         elif kind == frames.ENTRIES:
             group_id, found = frames.parse_entries(frame)
-            group = self.groups.get(group_id)
+            group = self._group_of(group_id)
             if group is not None:
                 self.contain(group, transfer.receive_entries, group, peer, found)
         elif kind == frames.SEEK:
             group_id, questions = frames.parse_seek(frame)
-            group = self.groups.get(group_id)
+            group = self._group_of(group_id)
             if group is not None:
                 self.contain(group, self.lost_entries.answer, peer, group, questions)
         elif kind == frames.SOUGHT:
             group_id, leader_term, answers = frames.parse_sought(frame)
-            group = self.groups.get(group_id)
+            group = self._group_of(group_id)
             if group is not None:
                 self.contain(group, self.lost_entries.answered, peer, group, leader_term, answers)
         elif kind == frames.PASS:
-            group = self.groups.get(frames.parse_group(frame))
+            group = self._group_of(frames.parse_group(frame))
             if group is not None:
                 self.contain(group, self.lost_entries.pass_over, group.id)
         else:
@@ -379,12 +421,12 @@ class Replicas:
     def _received_about_levels(self, peer: str, kind: int, frame: memoryview) -> None:
         if kind == frames.REACHED:
             group_id, index = frames.parse_stopped(frame)
-            group = self.groups.get(group_id)
+            group = self._group_of(group_id)
             if group is not None and peer == group.core.leader:
                 self.contain(group, group.reached, index)
             return
         group_id, first, second, _ = frames.parse_early(frame)
-        group = self.groups.get(group_id)
+        group = self._group_of(group_id)
         if group is None:
             return
         if kind == frames.AWAIT:
@@ -420,26 +462,39 @@ class Replicas:
     # -- time ------------------------------------------------------------------------------------------------
 
     def tick(self, heard: Collection[str]) -> None:
-        """One tick of the election clock, for the groups that are not idle."""
+        """One tick of the election clock: call `tell`, and `ticks` for the groups that are not idle."""
+        self._heard = heard
         self._watch_disk()
         self.lost_entries.tick()
         if self.stalled:
-            # A node that cannot write must not lead.
+            # A node that cannot write must not lead. What it knows may still be read.
+            for group in list(self.active):
+                self._tick_reads(group)
             return
         self._take_pieces()
         for group in list(self._transfers):
             self.contain(group, transfer.go_on, group)
+
+    def ticks(self) -> Iterator[None]:
+        """One tick for each group that is not idle, one group at each step."""
+        if self.stalled:
+            return
         for group in list(self.active):
-            self.contain(group, self._tick, group, heard)
+            if group in self.active:
+                self.contain(group, self._tick, group, self._heard)
+                yield
 
     def _tick(self, group: Group, heard: Collection[str]) -> None:
         core = group.core
         core.tick(heard)
-        if group.reads is not None:
-            group.reads.ticked = True
-            self.touch(group)
+        self._tick_reads(group)
         # After most ticks a thousand candidates keep waiting.
         if core.has_ready or core.quiet or group.inbox or group.unreached or group.askers:
+            self.touch(group)
+
+    def _tick_reads(self, group: Group) -> None:
+        if group.reads is not None:
+            group.reads.ticked = True
             self.touch(group)
 
     def _watch_disk(self) -> None:
@@ -452,7 +507,7 @@ class Replicas:
         return not (self.draining or self.stalled)
 
     def disk_full(self, full: bool) -> None:
-        """The disk has no room left, or has some again."""
+        """The disk has no room left, or has some again. Call `tell`."""
         self._full = full
         self._watch_disk()
 
@@ -464,21 +519,25 @@ class Replicas:
             logger.warning("the disk accepts writes again")
             return
         logger.warning("the disk does not accept writes: giving up leadership")
-        for group in list(self.groups.values()):
-            if group.is_leader:
-                self.contain(group, group.core.step_down)
-                self.touch(group)
+        self._news.append(self._step_down)
+
+    def _step_down(self, group: Group) -> None:
+        if group.is_leader:
+            group.core.step_down()
+            self.touch(group)
 
     def distrust(self) -> None:
         """This node's knowledge may be outdated: it neither leads nor follows until it hears from the others
-        again.
+        again. Call `tell`.
         """
-        for group in list(self.groups.values()):
-            if group.is_leader:
-                self.contain(group, group.core.step_down)
-            else:
-                self.contain(group, group.core.lost_contact, group.core.leader)
-            self.touch(group)
+        self._news.append(self._distrust)
+
+    def _distrust(self, group: Group) -> None:
+        if group.is_leader:
+            group.core.step_down()
+        else:
+            group.core.lost_contact(group.core.leader)
+        self.touch(group)
 
     # -- turns -----------------------------------------------------------------------------------------------
 
@@ -548,9 +607,9 @@ class Replicas:
             store.append(group_id, entries)
             for entry in entries:
                 self._written_bytes += len(entry.data)
-            in_parts = group.machine.in_parts
-            if in_parts is not None:
-                self._foresee(group, in_parts.foresee, entries)
+            foresee = group.machine.foresee
+            if foresee is not None:
+                self._foresee(group, foresee, entries)
             last = entries[-1]
             self._written.append(Written(group, hard, last.index, last.term, ready.after_sync))
         elif hard is not None:

@@ -70,6 +70,7 @@ class Receiving:
         "state",
         "storing",
         "term",
+        "whole",
         "unchecked",
         "wanted",
     )
@@ -86,6 +87,8 @@ class Receiving:
         self.log_term = piece.log_term
         self.members = piece.members
         self.state = bytearray()
+        #: The state, once it is complete.
+        self.whole = b""
         #: Entries that this node may have, and has not looked for on its disk yet.
         self.unchecked: deque[range] = deque()
         #: Entries to be requested, and requested ones.
@@ -278,19 +281,14 @@ def receive_state(group: Group, peer: str, piece: frames.StatePiece) -> None:
             group, peer, piece, group.core.last_index, replicas.clock.monotonic_ms()
         )
         replicas._transfers[group] = None
-    if piece.offset != len(receiving.state):
+    if receiving.whole or piece.offset != len(receiving.state):
         return
     receiving.state += piece.data
     receiving.moved_at = replicas.clock.monotonic_ms()
     if len(receiving.state) < piece.total:
         return
-    for entries in group.machine.kept_in(bytes(receiving.state)):
-        # A follower trusts only the committed part of its log; the rest may be another leader's.
-        behind = group.applied + 1
-        if entries.start < behind:
-            receiving.unchecked.append(range(entries.start, min(entries.stop, behind)))
-        if entries.stop > behind:
-            receiving.wanted.append(range(max(entries.start, behind), entries.stop))
+    receiving.whole = state = bytes(receiving.state)
+    receiving.state = bytearray()
     replicas.store.begin_aside(group.id, receiving.index, receiving.log_term)
     receiving.checking = True
 
@@ -298,11 +296,19 @@ def receive_state(group: Group, peer: str, piece: frames.StatePiece) -> None:
         return group.receiving is receiving and replicas.groups.get(group.id) is group
 
     def filled() -> None:
-        if wanted():
-            receiving.moved_at = replicas.clock.monotonic_ms()
-            _check(group, receiving)
+        if not wanted():
+            return
+        for entries in group.machine.kept_in(state):
+            # A follower trusts only the committed part of its log; the rest may be another leader's.
+            behind = group.applied + 1
+            if entries.start < behind:
+                receiving.unchecked.append(range(entries.start, min(entries.stop, behind)))
+            if entries.stop > behind:
+                receiving.wanted.append(range(max(entries.start, behind), entries.stop))
+        receiving.moved_at = replicas.clock.monotonic_ms()
+        _check(group, receiving)
 
-    group.machine.fill(bytes(receiving.state), peer, wanted, filled)
+    group.machine.fill(state, peer, wanted, filled)
 
 
 def _check(group: Group, receiving: Receiving) -> None:
@@ -396,7 +402,7 @@ def _store(group: Group, receiving: Receiving) -> None:
         group.receiving = None
         return
     receiving.storing = True
-    state = bytes(receiving.state)
+    state = receiving.whole
     members = Members.decode(receiving.members)
     store = replicas.store
     # In one transaction: delete entries that were never committed, and store the snapshot.

@@ -8,6 +8,7 @@ below all of those, so it follows from them, and acks behind a gap are known as 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -50,6 +51,15 @@ class Spans:
 
     def all(self) -> list[Span]:
         return list(self._spans)
+
+    def restore(self, spans: list[Span]) -> None:
+        """Become the spans that `all` returned."""
+        rising = all(span.stop <= after.low for span, after in pairwise(spans))
+        if not rising or any(span.low >= span.stop for span in spans):
+            raise ValueError("spans are not in order")
+        self._spans = spans
+        self._lows = [span.low for span in spans]
+        self.count = sum([span.stop - span.low for span in spans])
 
     def add(self, span: Span) -> None:
         """Add offsets that are in none of them."""

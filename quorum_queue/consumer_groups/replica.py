@@ -503,7 +503,8 @@ class Replica:
                 each.number,
                 each.cursor,
                 each.generation,
-                [(span.low, span.stop, span.attempts) for span in each.returned.all()],
+                # There may be very many: as they are, these are tuples.
+                cast(list[tuple[int, int, int]], each.returned.all()),
                 [(*dead.span, dead.reason, dead.first) for dead in self.dead if dead.partition is each],
                 -1 if each.owner is None else places[each.owner.key],
                 () if each.holder is None else each.holder.key,
@@ -540,8 +541,10 @@ class Replica:
         for each in state.partitions:
             partition = Partition(each.stream_id, each.name, each.number)
             partition.cursor, partition.generation = each.cursor, each.generation
-            for span in each.returned:
-                partition.returned.add(Span(*span))
+            try:
+                partition.returned.restore([Span(*span) for span in each.returned])
+            except ValueError as error:
+                raise CodecError(f"no snapshot of a group: {error}") from error
             for low, stop, attempts, reason, first in each.dead:
                 span_of = Span(low, stop, attempts)
                 partition.dying.add(span_of)

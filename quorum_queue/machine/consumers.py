@@ -12,6 +12,26 @@ from quorum_queue.nothing import NO_DICT, NO_LIST
 UNLIMITED: Final = 1 << 62
 
 
+class Keeper:
+    """Is told before a run or a consumer changes; see quorum_queue.machine.frozen."""
+
+    __slots__ = ("active",)
+
+    def __init__(self) -> None:
+        #: False if nothing has to be kept.
+        self.active = False
+
+    def keep(self, run: Run) -> None:
+        """This run is about to change."""
+
+    def keep_consumer(self, consumer: Consumer) -> None:
+        """This consumer, or the list of its runs, is about to change."""
+
+
+#: For what belongs to no machine yet.
+NO_KEEPER: Final = Keeper()
+
+
 class Window(Protocol):
     """Prefetch that several consumers share: the channel-wide prefetch of `basic.qos global=true`."""
 
@@ -23,9 +43,10 @@ class Window(Protocol):
 class Checkout:
     """Messages that a consumer holds, by the consumer's own consecutive delivery ids."""
 
-    __slots__ = ("count", "runs", "starts")
+    __slots__ = ("count", "keeper", "runs", "starts")
 
     def __init__(self) -> None:
+        self.keeper = NO_KEEPER
         self.starts: list[int] = []
         self.runs: list[Run] = []
         self.count = 0
@@ -53,6 +74,8 @@ class Checkout:
             else:
                 del starts[first_gone:index], runs[first_gone:index]
                 index = first_gone
+                if self.keeper.active:
+                    self.keeper.keep(run)
                 if low > first:
                     front = run.take(low - first)
                     starts[index : index + 1] = [first, low]
@@ -267,9 +290,10 @@ class _Group:
 class Consumers:
     """The consumers of a queue, in turns within each priority."""
 
-    __slots__ = ("_groups", "active", "by_key", "count", "exclusive_count", "single_active")
+    __slots__ = ("_groups", "active", "by_key", "count", "exclusive_count", "keeper", "single_active")
 
-    def __init__(self, *, single_active: bool = False) -> None:
+    def __init__(self, *, single_active: bool = False, keeper: Keeper = NO_KEEPER) -> None:
+        self.keeper = keeper
         self.by_key: dict[Any, Consumer] = NO_DICT
         #: By priority, highest first.
         self._groups: list[_Group] = NO_LIST
@@ -283,6 +307,7 @@ class Consumers:
         """Note a consumer that is attached, or holds messages, as the last one."""
         if self.by_key is NO_DICT:
             self.by_key = {}
+        consumer.checkout.keeper = self.keeper
         self.by_key[consumer.key] = consumer
 
     def drop_all(self) -> list[Consumer]:

@@ -210,6 +210,22 @@ class Dedup:
         producers = [(key, sequence, used) for key, (sequence, used) in self._producers.items()]
         return DedupState(list(self._ids.items()), producers)
 
+    def ids(self) -> dict[bytes, int]:
+        """Return a copy of the ids, each with the time when it was taken."""
+        return self._ids.copy()
+
+    def producers(self) -> dict[bytes, tuple[int, int]]:
+        """Return a copy of the producers, each with its highest sequence and its last use."""
+        return self._producers.copy()
+
+    def ids_restored(self, ids: list[tuple[bytes, int]]) -> None:
+        """Put back some ids, which follow those put back before."""
+        self._ids.update(ids)
+
+    def producers_restored(self, producers: list[tuple[bytes, int, int]]) -> None:
+        for key, sequence, used in producers:
+            self._producers[key] = sequence, used
+
     def restore(self, state: DedupState) -> None:
         """Put back what `state` returned."""
         self._ids = dict(state.ids)

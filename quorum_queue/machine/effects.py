@@ -8,6 +8,8 @@ from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.seal import Sealed
 
+NO_LIMIT: Final = 1 << 62
+
 Reason = Literal["rejected", "expired", "maxlen", "delivery_limit"]
 #: Reasons why a consumer was not attached: its key is in use, it or an attached consumer is exclusive, or the
 #: queue is sealed.
@@ -58,8 +60,8 @@ class Effects:
         wants_places: bool = False,
         wants_acked: bool = False,
         in_memory: bool = False,
-        expires_max: int = 1 << 62,
-        hands_max: int = 1 << 62,
+        expires_max: int = NO_LIMIT,
+        hands_max: int = NO_LIMIT,
     ) -> None:
         #: True if the host writes a log, and so needs a copy of each accepted run.
         self.wants_enqueued = wants_enqueued
@@ -71,7 +73,8 @@ class Effects:
         self.configured = False
         #: Number of messages delivered in this batch.
         self.burst_messages = self.burst_bytes = 0
-        #: Number of messages that may still expire in this batch; the rest expires in the next one.
+        #: Number of messages that may still expire in this batch, or be dropped beyond those that it brings;
+        #: the rest follows in the next one.
         self.expires_left = expires_max
         #: Number of deliveries, each of one run, after which the rest waits for the next batch.
         self.hands_max = hands_max

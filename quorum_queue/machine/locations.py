@@ -54,9 +54,9 @@ class Block:
     def __init__(self) -> None:
         #: What `firsts` and `entries` count from.
         self.first = self.entry = 0
-        self.firsts = array("q")
+        self.firsts: array[int] | range = array("q")
         self.counts = array("q")
-        self.entries = array("q")
+        self.entries: array[int] | range = array("q")
         self.ordinals = array("q")
         #: Unsettled messages of each entry, at the place of its first span; 0 at the others.
         self.live = array("q")
@@ -96,13 +96,26 @@ class Block:
         at = bisect_left(self.entries, entry - self.entry)
         return at if at < len(self.entries) and self.entries[at] == entry - self.entry else -1
 
+    def append(self, first: int, count: int, entry: int, ordinal: int) -> None:
+        """Append a span to an open block; `live` is the caller's."""
+        firsts, entries = self.firsts, self.entries
+        assert isinstance(firsts, array) and isinstance(entries, array)
+        firsts.append(first)
+        self.counts.append(count)
+        entries.append(entry)
+        self.ordinals.append(ordinal)
+
     def close(self) -> None:
         """Take less memory; nothing will be appended."""
         self.open = False
         first, entry = self.firsts[0], self.entries[0]
         self.first, self.entry = self.first + first, self.entry + entry
-        self.firsts = _narrow([number - first for number in self.firsts])
-        self.entries = _narrow([number - entry for number in self.entries])
+        count = len(self.firsts)
+        # Mostly messages come alone, one after the other, in entries that follow each other.
+        rises = self.firsts[-1] - first == count - 1
+        self.firsts = range(count) if rises else _narrow([number - first for number in self.firsts])
+        rises = self.entries[-1] - entry == count - 1 and 0 not in self.live
+        self.entries = range(count) if rises else _narrow([number - entry for number in self.entries])
         self.counts, self.ordinals = _narrow(self.counts), _narrow(self.ordinals)
         self.live = _narrow(self.live)
 
@@ -196,7 +209,7 @@ class Locations:
                     block.counts[last] += count
                     return
                 block.live.append(0)
-                self._append(block, first_seq, count, entry, ordinal)
+                block.append(first_seq, count, entry, ordinal)
                 return
             if last + 1 >= BLOCK_SPANS:
                 block.close()
@@ -213,13 +226,7 @@ class Locations:
         block.newest = len(block.firsts)
         block.live.append(count)
         block.left += count
-        self._append(block, first_seq, count, entry, ordinal)
-
-    def _append(self, block: Block, first_seq: int, count: int, entry: int, ordinal: int) -> None:
-        block.firsts.append(first_seq)
-        block.counts.append(count)
-        block.entries.append(entry)
-        block.ordinals.append(ordinal)
+        block.append(first_seq, count, entry, ordinal)
 
     def find(self, seqs: range) -> list[tuple[int, range]]:
         """Return the entries of these positions, in order, each with the ordinals within it. Raises KeyError.
@@ -480,10 +487,7 @@ class Restoring:
             block.left += live[pin]
             block.newest = len(block)
             while at < len(firsts) and entries[at] == entry:
-                block.firsts.append(firsts[at])
-                block.counts.append(counts[at])
-                block.entries.append(entry)
-                block.ordinals.append(ordinals[at])
+                block.append(firsts[at], counts[at], entry, ordinals[at])
                 at += 1
             block.live.extend([0] * (len(block) - len(block.live)))
             pin += 1
@@ -519,13 +523,18 @@ def _joined(blocks: list[Block]) -> Block:
             entry = block.entry + block.entries[at]
             if not joined.entries or joined.entries[-1] != entry:
                 joined.newest = len(joined)
-            joined.firsts.append(block.first + block.firsts[at])
-            joined.counts.append(block.counts[at])
-            joined.entries.append(entry)
-            joined.ordinals.append(block.ordinals[at])
+            joined.append(block.first + block.firsts[at], block.counts[at], entry, block.ordinals[at])
             joined.live.append(block.live[at])
         joined.left += block.left
     return joined
+
+
+def closed(block: Block) -> Block:
+    """Return a closed block with the spans of entries that are not released."""
+    if block.open or block.gone:
+        block = _joined([block])
+        block.close()
+    return block
 
 
 def flat(block: Block) -> list[bytes]:
@@ -560,4 +569,4 @@ def check(block: Block) -> None:
         raise ValueError("numbers do not fit together")
 
 
-__all__ = ["Block", "Locations", "Restoring", "check", "flat"]
+__all__ = ["Block", "Locations", "Restoring", "check", "closed", "flat"]

@@ -38,9 +38,10 @@ from quorum_queue.machine import versions
 from quorum_queue.machine.consumers import Checkout, Consumer, Consumers
 from quorum_queue.machine.dedup import Dedup, Sequence
 from quorum_queue.machine.effects import GONE, Effects, Reason
+from quorum_queue.machine.frozen import Frozen
 from quorum_queue.machine.letters import Letter, Letters
 from quorum_queue.machine.ready import Level, Ready
-from quorum_queue.machine.run import Run
+from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.seal import SEALED, Sealed, outcome
 from quorum_queue.machine.settings import Settings
 from quorum_queue.nothing import NO_DICT
@@ -55,6 +56,17 @@ BURST_MESSAGES: Final = 4096
 BURST_BYTES: Final = 1 << 20
 #: Behind all positions.
 NEVER: Final = 1 << 62
+#: The latest deadline, ms.
+LATEST_MS: Final = 1 << 62
+
+
+#: Most messages that one entry of a log drops because they have expired or exceed a limit, beyond those that
+#: it brings.
+DROPS_MAX: Final = 4096
+#: Attributes as they are in a queue, by those that messages came with.
+_deadlined: Final[dict[Attributes, Attributes]] = {}
+_persistent: Final[dict[Attributes, Attributes]] = {}
+MEMO_MAX: Final = 256
 
 
 class Meta(NamedTuple):
@@ -71,6 +83,7 @@ class Machine:
         "consumers",
         "dead_lettering",
         "dedup",
+        "frozen",
         "held_from",
         "holds",
         "last_used_ms",
@@ -89,8 +102,10 @@ class Machine:
         self.settings = settings
         self.version = version
         self.next_seq = next_seq
-        self.ready = Ready(settings.priority_max)
-        self.consumers = Consumers(single_active=settings.single_active_consumer)
+        #: The moments of which snapshots are being made.
+        self.frozen = Frozen()
+        self.ready = Ready(settings.priority_max, self.frozen)
+        self.consumers = Consumers(single_active=settings.single_active_consumer, keeper=self.frozen)
         self.unacked_count = self.unacked_bytes = 0
         #: Dead letters that wait until their targets have them, by position (at-least-once only).
         self.dead_lettering: dict[int, tuple[Run, Reason]] = NO_DICT
@@ -132,11 +147,13 @@ class Machine:
     def finish(self, meta: Meta, effects: Effects) -> None:
         """Hand out ready messages to consumers with room."""
         self._assign(meta, effects, effects.hands_max)
-        if self.unlimited and self.held_from == NEVER and not effects.more:
-            # Consumers have what they have room for.
-            self.unlimited = False
-            if self.settings.overflow == "drop-head":
-                self._drop_over_limit(effects)
+        if self.unlimited and (self.held_from != NEVER or effects.more):
+            # The limit holds when transactions are complete, and consumers have what they have room for.
+            return
+        self.unlimited = False
+        if self.settings.overflow == "drop-head":
+            # An earlier batch may have had too many to drop.
+            self._drop_over_limit(effects)
 
     @property
     def due_ms(self) -> int | None:
@@ -162,7 +179,7 @@ class Machine:
             self._accept(meta, run, effects)
             effects.confirmed.append((origin, first, first + len(run.seqs) - 1, run.attributes.persistent))
             self._assign(meta, effects)
-            self._drop_over_limit(effects)
+            self._drop_over_limit(effects, len(run.seqs))
         else:
             self._enqueue_or_refuse(meta, run, origin, first, effects)
 
@@ -257,53 +274,93 @@ class Machine:
         run.seqs = range(first, first + count)
         ttl = self.settings.message_ttl_ms
         own = run.attributes.ttl_ms
-        if own is not None and (ttl is None or own < ttl):
-            ttl = own
-        run.expires_at = None if ttl is None else meta.now_ms + ttl
+        if own is not None:
+            if ttl is None or own < ttl:
+                ttl = own
+            if self.version >= versions.COLUMNS:
+                run.attributes = _without_ttl(run.attributes)
+        # A damaged time in an entry must not be a deadline that no column can hold.
+        run.expires_at = None if ttl is None else min(meta.now_ms + ttl, LATEST_MS)
         if self.settings.keeps_all and not run.attributes.persistent:
-            run.attributes = run.attributes._replace(persistent=True)
+            run.attributes = _as_persistent(run.attributes)
         effects.accepted_bytes += run.size
         if effects.wants_enqueued:
             effects.enqueued.append(_as_accepted(run))
         self.ready.push(run, self.held_from)
 
-    def _drop_over_limit(self, effects: Effects) -> None:
+    def _drop_over_limit(self, effects: Effects, new: int = 0) -> None:
+        """Drop what exceeds the limits: at most as many messages as are new, and as this batch may drop in
+        addition.
+        """
         settings, ready = self.settings, self.ready
         if self.holds:
             # Consumers will take messages before the queue is too long.
             self.unlimited = True
             return
-        if settings.max_length is not None:
-            while ready.count > settings.max_length:
-                self._discard(ready.drop_head(ready.count - settings.max_length), "maxlen", effects)
-        if settings.max_length_bytes is not None:
-            while ready.count and ready.bytes > settings.max_length_bytes:
-                self._discard(ready.drop_head(1), "maxlen", effects)
+        while ready.count:
+            over = 0 if settings.max_length is None else ready.count - settings.max_length
+            if over <= 0:
+                if settings.max_length_bytes is None or ready.bytes <= settings.max_length_bytes:
+                    return
+                head = ready.head()
+                assert head is not None
+                over = head.count_of_bytes(ready.bytes - settings.max_length_bytes)
+            may = new + effects.expires_left
+            if may <= 0:
+                effects.more = True
+                return
+            dropped = ready.drop_head(min(over, may))
+            count = len(dropped.seqs)
+            effects.expires_left -= max(count - new, 0)
+            new = max(new - count, 0)
+            self._discard(dropped, "maxlen", effects)
 
     def _enqueue_or_refuse(self, meta: Meta, run: Run, origin: Any, first: int, effects: Effects) -> None:
-        """Take the messages that fit, one by one near the limit, and refuse the rest."""
+        """Take the messages that fit, one by one near the limit, and refuse the others."""
         settings, ready = self.settings, self.ready
+        limit = settings.max_length_bytes
+        sizes = _counted_sizes(run) if limit is not None and self.version >= versions.FITTING else None
         rest: Run | None = run
+        at = 0
         while rest is not None:
-            room = len(rest.seqs)
+            room = refused = len(rest.seqs)
             if settings.max_length is not None:
                 room = min(room, settings.max_length - ready.count + self._awaited())
-            if settings.max_length_bytes is not None:
-                room = min(room, 1 if ready.bytes < settings.max_length_bytes else 0)
-            if room <= 0:
-                if settings.overflow == "reject-publish-dlx":
-                    start = rest.seqs.start
-                    rest.seqs = range(-start, -start - len(rest.seqs), -1)
-                    effects.dead_letters.append((rest, "maxlen"))
-                effects.refused.append((origin, first, first + len(rest.seqs) - 1))
-                return
-            part = rest if room >= len(rest.seqs) else rest.take(room)
+            if limit is not None and room > 0:
+                if sizes is None:
+                    room = min(room, 1 if ready.bytes < limit else 0)
+                else:
+                    left = limit - self._waiting_bytes()
+                    fits = total = 0
+                    while fits < room and total + sizes[at + fits] <= left:
+                        total += sizes[at + fits]
+                        fits += 1
+                    room = fits
+                    if not room:
+                        # A smaller message behind them may fit.
+                        refused = 1
+                        while at + refused < len(sizes) and sizes[at + refused] > left:
+                            refused += 1
+            count = room if room > 0 else refused
+            part = rest if count >= len(rest.seqs) else rest.take(count)
+            at += count
             rest = None if part is rest else rest
-            count = len(part.seqs)
-            self._accept(meta, part, effects)
-            effects.confirmed.append((origin, first, first + count - 1, part.attributes.persistent))
+            if room > 0:
+                self._accept(meta, part, effects)
+                effects.confirmed.append((origin, first, first + count - 1, part.attributes.persistent))
+                self._assign(meta, effects)
+            else:
+                if settings.overflow == "reject-publish-dlx":
+                    start = part.seqs.start
+                    part.seqs = range(-start, -start - count, -1)
+                    effects.dead_letters.append((part, "maxlen"))
+                effects.refused.append((origin, first, first + count - 1))
             first += count
-            self._assign(meta, effects)
+
+    def _waiting_bytes(self) -> int:
+        """Return the bytes of ready messages, except those that are held and that consumers have room for."""
+        ready = self.ready
+        return 0 if self.holds and self._awaited() >= ready.count else ready.bytes
 
     def _awaited(self) -> int:
         """Return how many of the held messages consumers have room for."""
@@ -396,6 +453,8 @@ class Machine:
         count = len(run.seqs)
         effects.burst_messages += count
         effects.burst_bytes += run.size
+        if self.frozen.active:
+            self.frozen.keep_consumer(consumer)
         consumer.next_id = first_id + count
         if consumer.no_ack:
             effects.deliveries.append((consumer, _as_delivered(run), first_id))
@@ -466,6 +525,8 @@ class Machine:
         consumer = self.consumers.by_key.get(key)
         if consumer is None:
             return []
+        if self.frozen.active:
+            self.frozen.keep_consumer(consumer)
         runs = consumer.checkout.take(low, high)
         self._taken(consumer, runs)
         return runs
@@ -496,6 +557,8 @@ class Machine:
         limit = self.settings.delivery_limit
         kept: list[Run] = []
         for run in runs:
+            if self.frozen.active:
+                self.frozen.keep(run)
             run.redelivered = True
             if limit is not None:
                 run.attempts += 1
@@ -545,6 +608,8 @@ class Machine:
         _, low, high = command
         lost = self.ready.take_positions(low, high)
         for consumer in self.consumers.in_turn():
+            if self.frozen.active:
+                self.frozen.keep_consumer(consumer)
             held = consumer.checkout.take_positions(low, high)
             if held:
                 self._taken(consumer, held)
@@ -578,6 +643,8 @@ class Machine:
 
     def _let_go(self, consumer: Consumer, effects: Effects, *, requeue: bool) -> None:
         key = consumer.key
+        if self.frozen.active:
+            self.frozen.keep_consumer(consumer)
         self.consumers.detach(consumer)
         if requeue:
             # Use copies: this batch's deliveries have not been sent yet, and returned runs are joined with
@@ -601,20 +668,27 @@ class Machine:
     def _touch(self, meta: Meta, command: Command, effects: Effects) -> None:
         self._use(meta, effects)
 
+    def _changing(self, key: Any) -> Consumer | None:
+        """Return a known consumer that is about to change."""
+        consumer = self.consumers.by_key.get(key)
+        if consumer is not None and self.frozen.active:
+            self.frozen.keep_consumer(consumer)
+        return consumer
+
     def _pause(self, meta: Meta, command: Command, effects: Effects) -> None:
-        consumer = self.consumers.by_key.get(command[1])
+        consumer = self._changing(command[1])
         if consumer is not None:
             consumer.paused = command[2]
             self.consumers.has_room(consumer)
 
     def _prefetch(self, meta: Meta, command: Command, effects: Effects) -> None:
-        consumer = self.consumers.by_key.get(command[1])
+        consumer = self._changing(command[1])
         if consumer is not None:
             consumer.limit(command[2], consumer.window_limit)
             self.consumers.has_room(consumer)
 
     def _window(self, meta: Meta, command: Command, effects: Effects) -> None:
-        consumer = self.consumers.by_key.get(command[1])
+        consumer = self._changing(command[1])
         if consumer is None:
             return
         if isinstance(command[2], int):
@@ -667,6 +741,13 @@ class Machine:
         """Time has passed; `apply` expires due messages."""
 
 
+def _counted_sizes(run: Run) -> list[int]:
+    """Return the bytes of each message that a limit in bytes counts."""
+    overhead = run.attributes.overhead
+    sizes = map(len, run.contents) if run.contents is not None else run.sizes or ()
+    return [size - overhead for size in sizes]
+
+
 def _fitting(run: Run, room_bytes: int) -> int:
     """Return how many messages of a run begin within the room.
 
@@ -674,6 +755,25 @@ def _fitting(run: Run, room_bytes: int) -> int:
     """
     sizes = map(len, run.contents) if run.contents is not None else run.sizes or ()
     return 1 + bisect_left(list(accumulate(sizes))[:-1], room_bytes)
+
+
+def _without_ttl(attributes: Attributes) -> Attributes:
+    """Return the attributes of messages whose deadline is known. Equal ones are one object."""
+    found = _deadlined.get(attributes)
+    if found is None:
+        if len(_deadlined) >= MEMO_MAX:
+            _deadlined.clear()
+        found = _deadlined[attributes] = attributes._replace(ttl_ms=None)
+    return found
+
+
+def _as_persistent(attributes: Attributes) -> Attributes:
+    found = _persistent.get(attributes)
+    if found is None:
+        if len(_persistent) >= MEMO_MAX:
+            _persistent.clear()
+        found = _persistent[attributes] = attributes._replace(persistent=True)
+    return found
 
 
 def _dedup(settings: Settings) -> Dedup | None:

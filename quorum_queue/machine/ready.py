@@ -13,9 +13,12 @@ from itertools import chain, islice
 from operator import attrgetter
 from typing import Final
 
+from quorum_queue.machine.consumers import NO_KEEPER, Keeper
 from quorum_queue.machine.run import Run
 from quorum_queue.nothing import NO_LIST
 
+#: Contents of runs with at least so many before them are packed, once no message joins them any more.
+PACKED_BEHIND: Final = 4
 #: Most of the next runs that are looked at.
 LOOKS_MAX: Final = 4096
 
@@ -25,9 +28,10 @@ _by_position = attrgetter("seqs.start")
 class Level:
     """The ready messages of one priority."""
 
-    __slots__ = ("main", "resident", "returned")
+    __slots__ = ("keeper", "main", "resident", "returned")
 
-    def __init__(self) -> None:
+    def __init__(self, keeper: Keeper = NO_KEEPER) -> None:
+        self.keeper = keeper
         self.main: deque[Run] = deque()
         self.returned: deque[Run] = deque()
         #: Runs of `main` whose bodies may be in memory, oldest first; entries outlive their run and are
@@ -37,7 +41,12 @@ class Level:
     def head(self) -> Run | None:
         if self.returned:
             return self.returned[0]
-        return self.main[0] if self.main else None
+        if not self.main:
+            return None
+        head = self.main[0]
+        if head.packed is not None:
+            head.unpack()
+        return head
 
     def paged_out(self, start_bytes: int, stop_bytes: int) -> list[Run]:
         """Return those of the next runs whose bodies are not in memory, beginning after so many bytes, up to
@@ -49,7 +58,7 @@ class Level:
             if ahead > stop_bytes:
                 break
             ahead += run.size
-            if run.contents is None and ahead > start_bytes:
+            if not run.in_memory and ahead > start_bytes:
                 found.append(run)
         return found
 
@@ -57,12 +66,14 @@ class Level:
         """Put the run at the end, where messages from the position `apart_from` on join no earlier ones."""
         main = self.main
         run.ready = True
-        if (
-            main
-            and (run.seqs.start < apart_from or main[-1].seqs.start >= apart_from)
-            and main[-1].absorb(run)
-        ):
-            return
+        if main:
+            last = main[-1]
+            if self.keeper.active:
+                self.keeper.keep(last)
+            if (run.seqs.start < apart_from or last.seqs.start >= apart_from) and last.absorb(run):
+                return
+            if len(main) >= PACKED_BEHIND:
+                last.pack()
         main.append(run)
         self.forget_gone()
         self.resident.append(run)
@@ -83,6 +94,8 @@ class Level:
         returned = self.returned
         if len(pool) == 1 and returned and _last(returned[-1]) < pool[0].seqs.start:
             # Many single returns come in order; sorting each time would take quadratic time.
+            if self.keeper.active:
+                self.keeper.keep(returned[-1])
             if returned[-1].absorb(pool[0]):
                 pool[0].ready = False
             else:
@@ -94,7 +107,23 @@ class Level:
             return
         pool.extend(returned)
         pool.sort(key=_by_position)
-        self.returned = deque(_joined(_disjoint(pool)))
+        self.returned = deque(self._joined(_disjoint(pool)))
+
+    def _joined(self, pool: list[Run]) -> Iterator[Run]:
+        """Merge neighbours that may be one run, so that many single returns do not stay many runs."""
+        keeper = self.keeper
+        last: Run | None = None
+        for run in pool:
+            if last is not None:
+                if keeper.active:
+                    keeper.keep(last)
+                if last.absorb(run):
+                    run.ready = False
+                    continue
+                yield last
+            last = run
+        if last is not None:
+            yield last
 
     def _insert(self, run: Run) -> None:
         """Put one run among the many that were returned before it."""
@@ -110,7 +139,11 @@ class Level:
         """Take up to `count` messages of the head run."""
         queue = self.returned or self.main
         run = queue[0]
+        if run.packed is not None:
+            run.unpack()
         if count < len(run.seqs):
+            if self.keeper.active:
+                self.keeper.keep(run)
             return run.take(count)
         queue.popleft()
         run.ready = False
@@ -121,20 +154,22 @@ class Level:
     def take_positions(self, low: int, high: int) -> list[Run]:
         """Take the messages with these positions out of both lists."""
         taken: list[Run] = []
-        self.returned = deque(_without(self.returned, low, high, taken))
-        self.main = deque(_without(self.main, low, high, taken))
+        self.returned = deque(_without(self.returned, low, high, taken, self.keeper))
+        self.main = deque(_without(self.main, low, high, taken, self.keeper))
         if taken:
-            self.resident = deque(run for run in self.main if run.contents is not None)
+            self.resident = deque(run for run in self.main if run.in_memory)
         return taken
 
 
-def _without(runs: Iterable[Run], low: int, high: int, taken: list[Run]) -> Iterator[Run]:
+def _without(runs: Iterable[Run], low: int, high: int, taken: list[Run], keeper: Keeper) -> Iterator[Run]:
     """Yield the runs without the taken messages, and put those into `taken`."""
     for run in runs:
         first, stop = run.within(low, high)
         if first == stop:
             yield run
             continue
+        if keeper.active:
+            keeper.keep(run)
         if first:
             front = run.take(first)
             front.ready = True
@@ -166,26 +201,13 @@ def _disjoint(pool: list[Run]) -> list[Run]:
     return singles
 
 
-def _joined(pool: list[Run]) -> Iterator[Run]:
-    """Merge neighbours that may be one run, so that many single returns do not stay many runs."""
-    last: Run | None = None
-    for run in pool:
-        if last is not None:
-            if last.absorb(run):
-                run.ready = False
-                continue
-            yield last
-        last = run
-    if last is not None:
-        yield last
-
-
 class Ready:
     """All ready messages of a queue."""
 
-    __slots__ = ("bytes", "count", "levels", "priority_max")
+    __slots__ = ("bytes", "count", "keeper", "levels", "priority_max")
 
-    def __init__(self, priority_max: int = 0) -> None:
+    def __init__(self, priority_max: int = 0, keeper: Keeper = NO_KEEPER) -> None:
+        self.keeper = keeper
         self.priority_max = priority_max
         #: Levels, lowest priority first. Created with the first message, because an empty deque takes 700
         #: bytes.
@@ -195,7 +217,7 @@ class Ready:
 
     def _level(self, priority: int) -> Level:
         if not self.levels:
-            self.levels = [Level() for _ in range(self.priority_max + 1)]
+            self.levels = [Level(self.keeper) for _ in range(self.priority_max + 1)]
         return self.levels[min(priority, self.priority_max)]
 
     def push(self, run: Run, apart_from: int = 1 << 62) -> None:

@@ -16,20 +16,17 @@ from collections.abc import Iterator
 from hashlib import blake2b
 from typing import Any
 
-import msgspec
-
 from quorum_queue.machine import snapshot, versions
 from quorum_queue.machine.bodies import Bodies, bodies_of, contents_of
-from quorum_queue.machine.codec import CodecError
 from quorum_queue.machine.consumers import Consumer
-from quorum_queue.machine.effects import Effects, Reason, Refusal
+from quorum_queue.machine.effects import NO_LIMIT, Effects, Reason, Refusal
 from quorum_queue.machine.entries import Batch, DecodedEntry, decode_entry, encode_batch, encode_entry
 from quorum_queue.machine.locations import Locations
-from quorum_queue.machine.machine import Machine, Meta
+from quorum_queue.machine.machine import DROPS_MAX, Machine, Meta
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.seal import SEALED, Sealed
 from quorum_queue.machine.settings import Settings
-from quorum_queue.machine.states import ReplicaState
+from quorum_queue.machine.snapshot import Own, Reading, View
 
 #: (node, incarnation)
 Member = tuple[str, int]
@@ -132,7 +129,8 @@ class Replica:
         self.applied = index
         self.now_ms = max(self.now_ms, entry.now_ms)
         meta = Meta(self.now_ms)
-        effects = Effects(wants_places=True)
+        drops_max = DROPS_MAX if self.machine.version >= versions.DROPS else NO_LIMIT
+        effects = Effects(wants_places=True, expires_max=drops_max)
         applied = Applied(index)
         for batch in entry.batches:
             is_own = batch.node == own[0] and batch.incarnation == own[1]
@@ -227,33 +225,34 @@ class Replica:
 
     def snapshot(self) -> bytes:
         """Return everything but bodies. A restore also needs the entries that `locations.pinned()` names."""
+        view = self.view()
+        while view.go_on():
+            pass
+        return view.replica()
+
+    def view(self) -> View:
+        """Begin a snapshot: it has the state of this moment, whatever is applied until it is encoded."""
         batches = [(node, last[0], last[1]) for node, last in sorted(self.batches.items())]
-        state = ReplicaState(
-            self.machine.version,
-            self.applied,
-            self.now_ms,
-            batches,
-            self.locations.snapshot(),
-            snapshot.encode(self.machine),
-            None if self.gap is None else sorted(self.gap),
-        )
-        return msgspec.msgpack.encode(state)
+        gap = None if self.gap is None else sorted(self.gap)
+        return View(self.machine, Own(self.applied, self.now_ms, batches, gap), self.locations)
 
     @classmethod
     def restore(cls, data: bytes | memoryview) -> Replica:
         """Build a replica from what `snapshot` returned. Raises CodecError."""
-        try:
-            state = msgspec.msgpack.decode(data, type=ReplicaState)
-        except msgspec.MsgspecError as error:
-            raise CodecError(f"no snapshot of a replica: {error}") from error
-        snapshot.check_version(state.version)
-        machine = snapshot.decode(state.machine)
+        reading = Reading(data)
+        while reading.go_on():
+            pass
+        return cls.of(reading)
+
+    @classmethod
+    def of(cls, reading: Reading) -> Replica:
+        """Build a replica from a snapshot that was read."""
+        machine, own = reading.machine, reading.own
         replica = cls(machine.settings)
-        replica.machine = machine
-        replica.applied, replica.now_ms = state.applied, state.now_ms
-        replica.batches = {node: (incarnation, number) for node, incarnation, number in state.batches}
-        replica.gap = None if state.gap is None else dict.fromkeys(state.gap)
-        replica.locations = Locations.restore(state.locations)
+        replica.machine, replica.locations = machine, reading.locations
+        replica.applied, replica.now_ms = own.applied, own.now_ms
+        replica.batches = {node: (incarnation, number) for node, incarnation, number in own.batches}
+        replica.gap = None if own.gap is None else dict.fromkeys(own.gap)
         return replica
 
     def digest(self) -> bytes:

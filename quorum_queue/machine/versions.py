@@ -23,10 +23,12 @@ node only begins with the newest.
         which nodes send each other frames of their own; streams of a cluster keep offsets by name
 
     7   mqd 0.2: a queue is sealed at a place in its log before it is deleted on a condition (("seal", …)),
-        and nodes ask the leader how far the log is committed before they answer with counts; names of
-        messages that are too old to be remembered leave the queue in parts; entries may have more than 64
-        MiB; limits of queues, exchanges and bindings hold when the topology applies a declaration; streams
-        keep the offsets of their names, and refuse more names, until an operator deletes some
+        and nodes ask the leader how far the log is committed before they answer with counts; snapshots have
+        columns, in parts; very many messages that expire, or that a lower limit drops, leave the queue in
+        several entries, and so do names of messages that are too old to be remembered; a queue that refuses
+        messages above its limit in bytes refuses the one that does not fit into it; entries may have more
+        than 64 MiB; limits of queues, exchanges and bindings hold when the topology applies a declaration;
+        streams keep the offsets of their names, and refuse more names, until an operator deletes some
 
 A node that meets a newer version than its own in an entry or a snapshot can't know what the others do: the
 queue stops there, with a line that says so.
@@ -70,6 +72,8 @@ STREAM_NAMES = 6
 ROOM = 7
 #: Nodes take entries of more than 64 MiB.
 LARGE_ENTRIES = 7
+#: A message that does not fit into max-length-bytes is refused.
+FITTING = 7
 
 #: A queue that deduplicates forgets names that are too old in parts.
 EXPIRY_IN_PARTS = 7
@@ -77,6 +81,10 @@ EXPIRY_IN_PARTS = 7
 #: The log decides whether a queue, a stream or a consumer group may be deleted (see seal),
 #: and nodes know the frames of barriers.
 SEALS = 7
+#: Snapshots have columns; attributes of queued messages have no time to live, which their deadline says.
+COLUMNS = 7
+#: A batch drops so many messages at most, beyond those that it brings.
+DROPS = 7
 
 #: Streams refuse more names than they may keep, and forget a name only when told to.
 NAMES_REFUSED = 7
@@ -100,9 +108,12 @@ def newest_of(features: Collection[str]) -> int:
 
 __all__ = [
     "ADMINISTRATOR",
+    "COLUMNS",
     "CONFIRM_LEVELS",
+    "DROPS",
     "FEATURES",
     "FIRST",
+    "FITTING",
     "FOUNDERS",
     "GROUPS",
     "LARGE_ENTRIES",

@@ -29,6 +29,8 @@ def plant(file: Path, queue: str, count: int) -> None:
 def install(file: Path) -> None:
     """Make the queues of this process fail as the file says."""
     from quorum_queue.cluster.group_host import GroupHost
+    from quorum_queue.local import LocalHost
+    from quorum_queue.machine.machine import ENQUEUES
 
     left, name, known = 0, "", ""
 
@@ -57,4 +59,16 @@ def install(file: Path) -> None:
 
     place: Any = GroupHost
     place.apply = planted
+    apply_pending: Any = LocalHost.apply_pending
+
+    def planted_alone(self: LocalHost) -> None:
+        """A queue without a log of its own fails before it takes messages."""
+        nonlocal left
+        if left > 0 and self.queue.name == name and any(c[0] in ENQUEUES for c in self.pending):
+            left -= 1
+            raise Planted("messages, not taken")
+        apply_pending(self)
+
+    place = LocalHost
+    place.apply_pending = planted_alone
     threading.Thread(target=follow, daemon=True).start()

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from exchanges.binding import Binding
 from exchanges.errors import InvalidArgument
+from exchanges.router import Router
 from exchanges.topic import TopicMatcher
 from tests.work import steps
 
@@ -120,6 +121,35 @@ def test_a_hash_that_is_reached_is_not_looked_at_again_for_each_word() -> None:
         return steps(matcher.match, key, None, 0)
 
     assert cost(110) < 2 * cost(10)
+
+
+@given(patterns=st.lists(PATTERNS, max_size=12), keys=st.lists(WORDS, max_size=8))
+def test_in_parts_the_answer_is_the_same(patterns: list[str], keys: list[str]) -> None:
+    matcher = TopicMatcher()
+    for number, pattern in enumerate(patterns):
+        matcher.bind(Binding("x", f"q{number}", "queue", pattern))
+    for key in keys:
+        whole = {id(found) for found in matcher.match(key, None, 0)}
+        assert {id(found) for part in matcher.parts(key) for found in part} == whole
+
+
+@pytest.mark.pure
+def test_very_many_patterns_are_matched_in_short_steps() -> None:
+    for further in (None, "#.a.#.b"):
+        router = Router(lambda name: True)
+        router.declare("t", "topic")
+        for number, words in enumerate(itertools.product("a*", repeat=13)):
+            router.bind(Binding("t", f"q{number % 50}", "queue", ".".join(words)))
+        if further is not None:
+            router.bind(Binding("t", "more", "queue", further))
+        key = ".".join("a" * 13)
+        assert router.route_at_once("t", key) is not None
+        walk = router.begin("t", [key])
+        longest = 0
+        while not walk.done:
+            longest = max(longest, steps(walk.go_on, 1))
+        assert len(walk.route.queues) == 50 and walk.steps > 50
+        assert longest < 40_000
 
 
 def test_equal_keys_share_a_node_and_count() -> None:

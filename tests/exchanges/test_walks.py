@@ -56,6 +56,7 @@ def crowd(count: int) -> Router:
     return router
 
 
+@pytest.mark.pure
 @pytest.mark.parametrize("made", [alternates, bindings, crowd])
 def test_the_work_grows_with_the_exchanges_on_the_way_and_no_faster(made: Callable[[int], Router]) -> None:
     message = {"headers": {"a": 1}}
@@ -69,6 +70,7 @@ def test_the_work_grows_with_the_exchanges_on_the_way_and_no_faster(made: Callab
     assert 400 <= walk.steps <= 3 * 400
 
 
+@pytest.mark.pure
 @pytest.mark.parametrize("made", [alternates, bindings, crowd])
 def test_no_step_of_a_walk_is_long(made: Callable[[int], Router]) -> None:
     router = made(2_000)
@@ -124,6 +126,7 @@ def test_an_exchange_with_very_many_queues_counts_as_several_steps() -> None:
     assert walk.go_on(50)
 
 
+@pytest.mark.pure
 def test_the_queues_behind_a_chain_are_found_in_short_steps() -> None:
     router = bindings(5_000)
     found = router.reachable_queues("x0")
@@ -136,6 +139,7 @@ def test_the_queues_behind_a_chain_are_found_in_short_steps() -> None:
     assert ended(router.reachable_queues("x4999")) == ["q"]
 
 
+@pytest.mark.pure
 @pytest.mark.parametrize("made", [alternates, bindings])
 def test_changes_of_a_long_chain_cost_the_same_as_those_of_a_short_one(made: Callable[[int], Router]) -> None:
     def work(count: int) -> int:

@@ -18,7 +18,7 @@ from pathlib import Path
 from conformance_tests.patience import PATIENCE_S
 from tests.model import differences, planted
 from tests.model.brokers import Foreign, MqdNode, MqdNodes, Operated
-from tests.model.campaign import Campaign
+from tests.model.campaign import Campaign, Failure
 from tests.model.programs import Program
 
 
@@ -43,6 +43,7 @@ def arguments(words: list[str]) -> argparse.Namespace:
         "--ignore", action="append", default=[], metavar="REGEX", help="failures to pass over"
     )
     parser.add_argument("--failures", type=int, default=1, help="end after so many")
+    parser.add_argument("--shrink", action="store_true", help="make the program of --file smaller")
     parser.add_argument("--no-shrink", action="store_true")
     return parser.parse_args(words)
 
@@ -64,7 +65,12 @@ def main(words: list[str]) -> int:
     began = time.monotonic()
     try:
         if asked.file:
-            found = campaign.judge(Program.read(asked.file))
+            program = Program.read(asked.file)
+            found = campaign.judge(program)
+            if found is not None and asked.shrink:
+                failure = Failure(program, str(found), 0, 1)
+                campaign.shrink(failure)
+                print(failure.program.dumps())
             print(found or "nothing is wrong")
             return int(found is not None)
         within = dict(each.split("=", 1) for each in asked.within)

@@ -61,6 +61,7 @@ class Operated(Protocol):
     def api(self, method: str, path: str, body: Any = None) -> Any: ...
     def taken_for_granted(self) -> Broker: ...
     def fault(self, kind: str, node: str, detail: dict[str, Any]) -> None: ...
+    def plant(self, queue: str, node: str) -> None: ...
     def heal(self) -> None: ...
     def alive(self) -> bool: ...
     def log_tail(self) -> str: ...
@@ -76,7 +77,7 @@ class MqdNode:
 
     product = "mqd"
     names: Sequence[str] = ("n1",)
-    faults = frozenset({"kill", "restart", "freeze", "clock"})
+    faults = frozenset({"kill", "restart", "freeze", "clock", "entry"})
 
     def __init__(
         self,
@@ -126,6 +127,9 @@ class MqdNode:
             self._clock_s = detail.get("by_s", 3600) if not self._clock_s else 0
             shifted_clock.set_clock(Path(self._home.name) / "clock", self._clock_s)
 
+    def plant(self, queue: str, node: str) -> None:
+        planted_entries.plant(Path(self._home.name) / "plant", queue, 1)
+
     def heal(self) -> None:
         if self._clock_s:
             self.fault("clock", "n1", {})
@@ -168,7 +172,7 @@ class MqdNodes:
         return request(f"http://guest:guest@127.0.0.1:{self.cluster._nodes[node].http}", method, path, body)
 
     def taken_for_granted(self) -> Broker:
-        return Broker(nodes=3, prompt=False, slack_s=1.0)
+        return Broker(nodes=3, prompt=False, exact_consumers=False, slack_s=1.0)
 
     def fault(self, kind: str, node: str, detail: dict[str, Any]) -> None:
         from tests.cluster.links import isolate, sever
@@ -248,10 +252,13 @@ class Foreign:
 
     def taken_for_granted(self) -> Broker:
         limit = None if self.product.startswith("rabbitmq-3") else 20
-        return Broker(prompt=False, slack_s=0.5, delivery_limit=limit)
+        return Broker(prompt=False, exact_consumers=False, slack_s=0.5, delivery_limit=limit)
 
     def fault(self, kind: str, node: str, detail: dict[str, Any]) -> None:
         raise AssertionError("no faults here")
+
+    def plant(self, queue: str, node: str) -> None:
+        raise AssertionError("nothing is planted here")
 
     def heal(self) -> None:
         pass

@@ -11,7 +11,8 @@ from tests.model.programs import Program, Step
 SHORT_MS, LONG_MS = 150, 600_000
 LEASE_MS = 700
 CHAINED = "x2"
-LARGE = 1_000
+#: Messages of a large transaction on one node, and on three.
+LARGE = {1: 2_000, 3: 300}
 
 
 class Draft:
@@ -340,10 +341,33 @@ class Draft:
             },
             {"op": "delete", "queue": "q1"},
         ]
+        if self.row["permission"] == "no read" and self.log:
+            self._secret()
         for step in self.chance.sample(steps, 4):
             if step["op"] == "declare" and step["kind"] == "stream-group" and not self.log:
                 continue
             self.add(step.pop("op"), client=2, **step)
+
+    def _secret(self) -> None:
+        """A user who may not read a stream adds it to a super stream that a group of his reads."""
+        self.add("exchange", client=0, exchange="ms", kind="x-super-stream")
+        self.add("declare", client=0, queue="ok", kind="stream")
+        self.add("declare", client=0, queue="hidden", kind="stream")
+        self.add("publish", client=0, channel=2, exchange="", key="hidden", messages=[self._message()])
+        self.add("permissions", user="u", permissions=[".*", ".*", "^(ms|ok|g7)$"])
+        self.add("bind", client=2, source="ms", destination="ok", key="0")
+        self.add(
+            "declare",
+            client=2,
+            queue="g7",
+            kind="stream-group",
+            arguments={"x-stream": "ms", "x-stream-offset": "first"},
+        )
+        self.add("bind", client=2, source="ms", destination="hidden", key="1")
+        self.add("qos", client=2, channel=9, count=5)
+        self.add("consume", client=2, channel=9, queue="g7", tag="secret")
+        self.add("wait", ms=200)
+        self.add("permissions", user="u", permissions=[".*", ".*", "^$"])
 
     def _limit(self) -> None:
         self.add("limit", queues=self.chance.randint(3, 5))
@@ -404,7 +428,7 @@ class Draft:
         row = self.row
         exchange, key = self._target()
         client, channel = self.chance.choice([(0, 1), (0, 1), (0, 1), (1, 2), (0, 2)])
-        if row["publish"] == "large tx" and channel == 1 and self.chance.random() < 0.3:
+        if row["publish"] == "large tx" and channel == 1 and self.chance.random() < 0.2:
             self._large_transaction()
             return
         count = self.chance.choice([1, 1, 2, 3, 5, 8])
@@ -431,8 +455,8 @@ class Draft:
         queues = (
             ["q1", self.queue] if not self.log else ["q1", "s" if self.row["exchange"] != "super" else "s-0"]
         )
-        self.add("large", client=0, keys=queues, number=self.number + 1, count=LARGE)
-        self.number += LARGE
+        self.add("large", client=0, keys=queues, number=self.number + 1, count=LARGE[self.nodes])
+        self.number += LARGE[self.nodes]
         self.add("commit", client=0, watch=queues)
         self.add("purge", client=0, channel=8, queue="q1")
         if not self.log:

@@ -26,6 +26,8 @@ from tests.model.spec.vhost import Vhost
 
 #: Number of the client that the judge has for itself.
 OWN = -1
+#: How long messages are sent that a queue is to fail at, and their first number.
+PLANTED_S, TRIGGERS = 0.1, 1_000_000
 #: A lease that ends within this time is outlasted before the next step.
 SOON_S = 0.25
 
@@ -43,9 +45,9 @@ class Judge:
         self.name = vhost
         self.patience_s = patience_s
         self.model = Vhost(broker.taken_for_granted())
+        self.model.users = self.users = {name: User(name) for name in {*program.users, "guest"}}
         self.clients: dict[int, Client] = {}
         self.sessions: dict[int, Session] = {}
-        self.users = {name: User(name) for name in {*program.users, "guest"}}
         self.cancels: list[tuple[Channel, str]] = []
         self.hit: set[str] = set()
         self.at = -1
@@ -196,6 +198,9 @@ class Judge:
         if isinstance(method, commands.Channel.Close) and not isinstance(method, answers):
             code = int(method.reply_code or 0)
             client.send(channel, commands.Channel.CloseOk())
+            if spec is not None and OK in promise.codes and code in (404, 506) and self._lease_ended():
+                self.model.close_channel(spec)
+                return None
             if code not in promise.codes and not (spec and code in spec.closing):
                 raise Broken(
                     f"{name} was refused with {code} {method.reply_text} where {_words(promise.codes)} is right"
@@ -592,8 +597,14 @@ class Judge:
         before = self._watched(watched)
         promise = self.model.commit(channel)
         self.clients[number].send(channel.number, commands.Tx.Commit())
-        if watched and OK in promise.codes and before is not None:
-            after = [queue.count()[0] for queue in self._queues(watched)]
+        counts = [queue.count() for queue in self._queues(watched or [])]
+        if (
+            watched
+            and OK in promise.codes
+            and before is not None
+            and all(low == high for low, high in counts)
+        ):
+            after = [low for low, _ in counts]
             while not self.clients[number].events and self.clients[number].gone is None:
                 self._check_whole(watched, before, self._watched(watched), after)
                 wait_readable([self.clients[number]], 0)
@@ -723,6 +734,9 @@ class Judge:
             self._strike(kind, node, step)
 
     def _strike_alone(self, kind: str, node: str, step: Step) -> None:
+        if kind == "entry":
+            self._strike_one(step["queue"])
+            return
         if kind in ("kill", "restart"):
             if step.get("vouch") or kind == "restart":
                 self._vouch()
@@ -739,6 +753,48 @@ class Judge:
             self.sessions.clear()
             self.model.now = time.monotonic()
             self.model.crashed(sessions)
+
+    def _strike_one(self, name: str) -> None:
+        """A queue fails when it gets a message, and starts again from what is stored."""
+        queue = self.model.queues.get(name)
+        if not isinstance(queue, Queue) or queue.owner or not queue.durable or queue.kind == "stream-group":
+            self.skipped += 1
+            return
+        self._leave([queue])
+        self._settle()
+        if self.model.queues.get(name) is not queue:
+            # Its last consumer was one of these.
+            return
+        number, channel = self._channel({"client": OWN, "channel": 9})
+        self.broker.plant(name, "n1")
+        # Its process looks at the file every few ms; until then messages are taken.
+        until = time.monotonic() + PLANTED_S
+        while time.monotonic() < until:
+            trigger = Message(TRIGGERS + self.model.ordinal, 1, "", name)
+            for _, copy in self.model._enqueue(channel, trigger, {name}, False).copies:
+                copy.presence = Presence.MAYBE
+            properties = commands.Basic.Properties(message_id=str(trigger.number), delivery_mode=2)
+            frames = publish_frames(channel.number, "", name, trigger.body, properties, mandatory=False)
+            self.clients[number].write(frames)
+            self._flush(number)
+        queue.crash()
+        self._await_queue(name)
+
+    def _await_queue(self, name: str) -> None:
+        deadline = time.monotonic() + self.patience_s
+        while True:
+            number, channel = self._channel({"client": OWN, "channel": 3})
+            client = self.clients[number]
+            client.send(channel.number, commands.Queue.Declare(queue=name, passive=True))
+            arrived = self._await(client, channel.number, commands.Queue.DeclareOk)
+            if arrived is not None and isinstance(arrived.method, commands.Queue.DeclareOk):
+                return
+            if arrived is not None:
+                client.send(channel.number, commands.Channel.CloseOk())
+                self.model.close_channel(channel)
+            if time.monotonic() > deadline:
+                raise Broken(f"{name} is not back {self.patience_s} s after its failure")
+            time.sleep(0.05)
 
     def _vouch(self) -> None:
         """An answer to a declare says that all before it is on the disk."""
@@ -807,7 +863,7 @@ class Judge:
                     "PUT", brokers.path("cluster", "queues", self.name, queue.name, "leader"), {"node": node}
                 )
         else:
-            self.broker.plant(queue.name, node)  # type: ignore[attr-defined]
+            self.broker.plant(queue.name, node)
             if isinstance(queue, Queue):
                 queue.shaken = True
 
@@ -834,6 +890,17 @@ class Judge:
             if not queue.certain and queue.owner is None and self.model.queues.get(queue.name) is queue:
                 queue.certain = True
                 self._still_there(queue)
+
+    def _lease_ended(self) -> bool:
+        """True if a queue has just expired, so that a request found it gone."""
+        over = [
+            queue
+            for queue in self.model.queues.values()
+            if isinstance(queue, Queue) and queue.lease is not None and queue.lease[0] <= time.monotonic()
+        ]
+        # Each of them is looked at: that notes what became of it.
+        gone = [queue for queue in over if not self._still_there(queue)]
+        return bool(gone)
 
     def _outlast(self, queue: Queue) -> None:
         """Its lease ends about now: wait for that, so that it does not happen within a step."""
@@ -940,6 +1007,8 @@ class Judge:
             count = self._count(queue.name)
             if not count:
                 break
+            self._do_settle({"client": OWN, "how": "ack", "multiple": True})
+            self._settle()
             if time.monotonic() > deadline:
                 raise Broken(f"{queue.name} has a lag of {count} after all was acked")
             time.sleep(0.05)

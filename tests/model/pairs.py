@@ -79,7 +79,7 @@ THREE = frozenset(
     {
         ("asked", "other"),
         ("asked", "each"),
-        *(("fault", each) for each in ("cut", "isolate", "transfer", "entry")),
+        *(("fault", each) for each in ("cut", "isolate", "transfer")),
     }
 )
 #: Faults with which what is not durable is lost are of little use with these.

@@ -1,15 +1,26 @@
-"""Bugs that are planted in an mqd, to see whether the model finds them."""
+"""Bugs that are planted in an mqd, to see whether the model finds them.
+
+Each is a function that replaces a method before the broker starts. Only a pure mqd can have them: methods of
+compiled classes can't be replaced.
+"""
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from tests.cluster.mqd import TROUBLED
 
 VARIABLE = "MQD_TEST_BUG"
+ROOT = str(Path(__file__).parents[2])
 BUGS: dict[str, Callable[[], None]] = {}
+#: Bugs that need three nodes.
+CLUSTERED = frozenset({"stale-conditions", "offset-skipped-after-failover"})
 
 
 def started_with(name: str | None) -> tuple[Sequence[str], dict[str, str]]:
@@ -20,11 +31,391 @@ def started_with(name: str | None) -> tuple[Sequence[str], dict[str, str]]:
     return (sys.executable, "-P", "-c", start), {VARIABLE: name}
 
 
-ROOT = __file__.rsplit("/tests/", 1)[0]
-
-
 def main() -> int | None:
+    from amqp_server.build import BUILD
+
+    assert BUILD == "pure", "a bug can be planted in a pure mqd only"
     BUGS[os.environ[VARIABLE]]()
     from tests.cluster.troubled_mqd import main as run
 
     return run()
+
+
+def bug(name: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    def note(plant: Callable[[], None]) -> Callable[[], None]:
+        BUGS[name] = plant
+        return plant
+
+    return note
+
+
+def _machine() -> Any:
+    from quorum_queue.machine import machine
+
+    return machine
+
+
+def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    setattr(owner, name, make(getattr(owner, name)))
+
+
+# -- what is stored ------------------------------------------------------------------------------------------
+
+
+@bug("lost-when-a-failed-queue-restarts")
+def _lost() -> None:
+    """What the queue stored last is not read again."""
+    from amqp_server.broker import stored_queues
+
+    def make(fill: Any) -> Any:
+        def planted(record: Any, settings: Any, recovered: Any, slots: Any, marks: Any) -> Any:
+            records = list(recovered.records)[:-1]
+            return fill(record, settings, replace(recovered, records=iter(records)), slots, marks)
+
+        return planted
+
+    from amqp_server.broker.failures import Failures
+
+    def revived(revive: Any) -> Any:
+        def planted(self: Any, failure: Any) -> None:
+            _replace(stored_queues, "fill", make)
+            revive(self, failure)
+
+        return planted
+
+    _replace(Failures, "revive", revived)
+
+
+@bug("priority-forgotten-by-restart")
+def _priority() -> None:
+    from amqp_server.broker import stored_queues
+
+    def make(unsettled: Any) -> Any:
+        def planted(run: Any, settled: Any) -> Any:
+            run.attributes = run.attributes._replace(priority=0)
+            return unsettled(run, settled)
+
+        return planted
+
+    _replace(stored_queues, "_unsettled", make)
+
+
+@bug("no-flag-after-kill")
+def _flag() -> None:
+    from persistence.marks import DeliveredMarks
+
+    _replace(DeliveredMarks, "mark", lambda mark: lambda self, slot, seq: None)
+
+
+@bug("deduplication-forgets-at-restart")
+def _dedup() -> None:
+    from amqp_server.broker import stored_queues
+
+    _replace(stored_queues, "_restore_names", lambda restore: lambda *_: None)
+
+
+@bug("group-position-lost")
+def _group() -> None:
+    from amqp_server.streams.group_places import GroupPlaces
+
+    _replace(GroupPlaces, "store", lambda store: lambda self, partition: None)
+
+
+@bug("tombstones-dropped-early")
+def _tombstones() -> None:
+    """A tombstone goes, and the messages that it deleted stay."""
+    from persistence.streams import compaction
+
+    def dead_of(batch: Any, keys: Any) -> set[int]:
+        numbers: list[bool] = []
+        for shape in batch.shapes:
+            numbers += [keys.is_tombstone(shape)] * shape.count
+        return {number for number, dead in enumerate(numbers) if dead}
+
+    def make(add: Any) -> Any:
+        def planted(self: Any, batch: Any, keys: Any) -> Any:
+            dead = dead_of(batch, KEYS[0])
+            return add(self, batch, [None if n in dead else key for n, key in enumerate(keys)])
+
+        return planted
+
+    def kept(call: Any) -> Any:
+        def planted(self: Any, batch: Any) -> Any:
+            numbers, _ = call(self, batch)
+            dead = dead_of(batch, KEYS[0])
+            return [n for n in numbers if n not in dead], False
+
+        return planted
+
+    KEYS: list[Any] = []
+
+    def plan(make_plan: Any) -> Any:
+        def planted(log: Any, keys: Any, *rest: Any) -> Any:
+            KEYS[:] = [keys]
+            return make_plan(log, keys, *rest)
+
+        return planted
+
+    _replace(compaction.Latest, "add", make)
+    _replace(compaction._Kept, "__call__", kept)
+    _replace(compaction, "plan", plan)
+
+
+# -- the queue machine ---------------------------------------------------------------------------------------
+
+
+@bug("stale-conditions")
+def _stale() -> None:
+    """Conditions and counts are looked up in the copy at hand."""
+    from amqp_server.broker.queue import Queue
+
+    _replace(Queue, "barrier", lambda barrier: lambda self, done, *, again=True: done())
+
+
+@bug("bytes-not-compared-with-the-room")
+def _bytes() -> None:
+    """A queue below its limit in bytes takes a message of any size."""
+    machine = _machine()
+
+    def planted(self: Any, meta: Any, run: Any, origin: Any, first: int, effects: Any) -> None:
+        settings, ready = self.settings, self.ready
+        for single in run.singles():
+            full = settings.max_length is not None and ready.count >= settings.max_length
+            full = full or (
+                settings.max_length_bytes is not None and ready.bytes >= settings.max_length_bytes
+            )
+            if full:
+                effects.refused.append((origin, first, first))
+            else:
+                self._accept(meta, single, effects)
+                effects.confirmed.append((origin, first, first, single.attributes.persistent))
+                self._assign(meta, effects)
+            first += 1
+
+    machine.Machine._enqueue_or_refuse = planted
+
+
+@bug("no-ttl-after-requeue")
+def _ttl() -> None:
+    def make(give_back: Any) -> Any:
+        def planted(self: Any, runs: Any, effects: Any) -> None:
+            for run in runs:
+                run.expires_at = None
+            give_back(self, runs, effects)
+
+        return planted
+
+    _replace(_machine().Machine, "_give_back", make)
+
+
+@bug("letter-lost-at-overflow")
+def _letter() -> None:
+    def make(discard: Any) -> Any:
+        def planted(self: Any, run: Any, reason: str, effects: Any) -> None:
+            if reason == "maxlen":
+                effects.settled.append(run)
+            else:
+                discard(self, run, reason, effects)
+
+        return planted
+
+    _replace(_machine().Machine, "_discard", make)
+
+
+@bug("letter-doubled-at-overflow")
+def _doubled() -> None:
+    def make(parts: Any) -> Any:
+        def planted(self: Any, queue: Any, run: Any, reason: str, done: Any, letter: Any) -> Any:
+            if reason == "maxlen":
+                yield from parts(self, queue, run, reason, None, None)
+            yield from parts(self, queue, run, reason, done, letter)
+
+        return planted
+
+    from amqp_server.broker.dead_letter import DeadLetterSender
+
+    _replace(DeadLetterSender, "_parts", make)
+
+
+@bug("deaths-not-counted")
+def _deaths() -> None:
+    from amqp_server.broker import dead_letter
+
+    _replace(dead_letter, "_long", lambda long: lambda number: long(1))
+
+
+@bug("prefetch-exceeded")
+def _prefetch() -> None:
+    from quorum_queue.machine.consumers import Consumer
+
+    def make(room: Any) -> Any:
+        return lambda self: room(self) + (1 if self.prefetch and not self.no_ack and not self.paused else 0)
+
+    _replace(Consumer, "room", make)
+
+
+@bug("two-active-consumers")
+def _active() -> None:
+    from quorum_queue.machine.consumers import Consumers
+
+    def make(takers: Any) -> Any:
+        def planted(self: Any, most: int) -> Any:
+            self.single_active = False
+            try:
+                return takers(self, most)
+            finally:
+                self.single_active = True
+
+        return lambda self, most: planted(self, most) if self.single_active else takers(self, most)
+
+    _replace(Consumers, "takers", make)
+
+
+@bug("returned-to-the-tail")
+def _tail() -> None:
+    """A returned message gets the position of a new one."""
+    from quorum_queue.machine.ready import Level
+
+    def make(_: Any) -> Any:
+        def planted(self: Any, runs: Any) -> None:
+            for run in runs:
+                for single in run.singles() if run.seqs.step != 1 else (run,):
+                    single.ready = True
+                    self.main.append(single)
+
+        return planted
+
+    _replace(Level, "put_back", make)
+
+
+@bug("delivery-limit-off-by-one")
+def _limit() -> None:
+    def make(give_back: Any) -> Any:
+        def planted(self: Any, runs: Any, effects: Any) -> None:
+            for run in runs:
+                run.attempts -= run.attempts == 1
+            give_back(self, runs, effects)
+
+        return planted
+
+    _replace(_machine().Machine, "_give_back", make)
+
+
+# -- topology ------------------------------------------------------------------------------------------------
+
+
+@bug("alternate-skipped-if-mandatory")
+def _alternate() -> None:
+    from amqp_server.channel import publish
+
+    def make(make_route: Any) -> Any:
+        def planted(channel: Any, key: bytes, method: Any) -> Any:
+            exchange = channel.vhost.router.get(method.exchange)
+            if exchange is None or not method.mandatory:
+                return make_route(channel, key, method)
+            alternate, exchange.alternate = exchange.alternate, None
+            try:
+                return make_route(channel, key, method)
+            finally:
+                exchange.alternate = alternate
+
+        return planted
+
+    _replace(publish, "make_route", make)
+    for module in list(sys.modules.values()):
+        if getattr(module, "make_route", None) is not None:
+            module.make_route = publish.make_route  # type: ignore[attr-defined]
+
+
+@bug("unbound-but-routed")
+def _unbound() -> None:
+    """An unbind does not raise the generation, so the memo of routes stays."""
+    from amqp_server.connection.incoming import Incoming
+
+    calls = itertools.count()
+
+    def make(forget: Any) -> Any:
+        return lambda self: forget(self) if next(calls) % 2 else None
+
+    _replace(Incoming, "forget_old_routes", make)
+
+
+@bug("policy-not-for-existing-queues")
+def _policy() -> None:
+    from amqp_server.broker.queue import Queue
+
+    _replace(Queue, "apply_policies", lambda apply: lambda self: None)
+
+
+@bug("exclusive-queue-open-to-others")
+def _exclusive() -> None:
+    from amqp_server.broker.queue import Queue
+
+    _replace(Queue, "owned_by", lambda owned: lambda self, number: True)
+
+
+@bug("rollback-publishes")
+def _rollback() -> None:
+    from amqp_server.channel.tx import Transaction
+
+    def make(rollback: Any) -> Any:
+        def planted(self: Any) -> None:
+            settlements, self.settlements = self.settlements, []
+            self.commit(acks=False)
+            self.settlements = settlements
+            rollback(self)
+
+        return planted
+
+    _replace(Transaction, "rollback", make)
+
+
+@bug("queues-max-passed")
+def _queues_max() -> None:
+    from amqp_server.broker.limits import Limits
+
+    _replace(Limits, "check_queue", lambda check: lambda self, vhost, name, count: None)
+
+
+@bug("read-not-asked-by-groups")
+def _read() -> None:
+    """The permission to read the stream is not asked when a group is declared."""
+    from amqp_server.broker.permissions import Permissions
+
+    def make(check: Any) -> Any:
+        def planted(self: Any, user: str, vhost: str, kind: str, name: str, access: str) -> None:
+            if access != "read" or not name.startswith("s"):
+                check(self, user, vhost, kind, name, access)
+
+        return planted
+
+    _replace(Permissions, "check", make)
+
+
+# -- streams -------------------------------------------------------------------------------------------------
+
+
+@bug("offset-skipped-after-failover")
+def _skipped() -> None:
+    """A reader that begins within a log begins one message too late after its node has led."""
+    from amqp_server.streams.readers import StreamReaders
+
+    def make(begins: Any) -> Any:
+        def planted(self: Any, consumer: Any, offset: int) -> None:
+            begins(self, consumer, offset + (offset == 0 and self.end_offset > 3))
+
+        return planted
+
+    _replace(StreamReaders, "_begins", make)
+
+
+@bug("part-of-a-transaction-first")
+def _part() -> None:
+    """A commit hands over a few messages in each turn."""
+    from amqp_server.channel import tx
+
+    tx.PARTS_AT_ONCE = 10
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -86,13 +86,11 @@ class ListModel:
         limited = self.settings.max_length is not None or self.settings.max_length_bytes is not None
         if limited and self.settings.overflow != "drop-head":
             for number, content in zip(numbers, contents, strict=True):
-                if self.is_full():
-                    rest = numbers[number - numbers.start :]
-                    self.outcome.refused += rest
+                if self.is_full(len(content) - attributes.overhead):
+                    self.outcome.refused.append(number)
                     if self.settings.overflow == "reject-publish-dlx":
-                        lost = contents[number - numbers.start :]
-                        self.outcome.dead_letters += [(content, "maxlen") for content in lost]
-                    return
+                        self.outcome.dead_letters.append((content, "maxlen"))
+                    continue
                 self.accept(number, content, head, attributes)
                 self.assign()
             return
@@ -120,10 +118,10 @@ class ListModel:
     def ready_bytes(self) -> int:
         return sum(len(message.content) - message.attributes.overhead for message in self.ready)
 
-    def is_full(self) -> bool:
+    def is_full(self, added_bytes: int) -> bool:
         length, size = self.settings.max_length, self.settings.max_length_bytes
         return (length is not None and len(self.ready) >= length) or (
-            size is not None and self.ready_bytes >= size
+            size is not None and self.ready_bytes + added_bytes > size
         )
 
     def drop_over_limit(self) -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 
 from quorum_queue.machine import machine as machine_module
-from quorum_queue.machine import snapshot
+from quorum_queue.machine import snapshot, versions
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.machine import Machine, Meta
@@ -73,6 +74,43 @@ def test_a_snapshot_at_every_split(random: Random, batches: int) -> None:
         assert digest(restored) == expected
         copies.append(Reader(restored, original.number, original.getter_id))
     assert len(copies) == len(log)
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.integers(0, 1 << 32).map(Random), st.integers(2, 10), st.sampled_from([6, versions.NEWEST]))
+def test_a_snapshot_in_parts_is_of_its_moment(random: Random, batches: int, version: int) -> None:
+    """Whatever is applied, and whatever other snapshots are made, before it is encoded."""
+    reader = Reader(Machine(random_settings(random), version=version))
+    views: list[tuple[snapshot.View, bytes]] = []
+    with small_parts():
+        for batch in random_log(random, batches):
+            reader.apply(batch)
+            views = [(view, expected) for view, expected in views if go_on(view, expected, random)]
+            views.append((snapshot.View(reader.machine), snapshot.encode(reader.machine)))
+            assert reader.machine.frozen.active
+        for view, expected in views:
+            while go_on(view, expected, random):
+                pass
+    assert not reader.machine.frozen.active
+
+
+def go_on(view: snapshot.View, expected: bytes, random: Random) -> bool:
+    for _ in range(random.randint(0, 2)):
+        if not view.go_on():
+            assert view.machine() == expected
+            return False
+    return True
+
+
+@contextmanager
+def small_parts() -> Iterator[None]:
+    names = ("PART_MESSAGES", "PART_RUNS", "PART_BLOCKS", "PART_NAMES")
+    before = {name: getattr(snapshot, name) for name in names}
+    vars(snapshot).update(dict.fromkeys(names, 1))
+    try:
+        yield
+    finally:
+        vars(snapshot).update(before)
 
 
 def test_holders_are_in_the_order_of_detaching_whatever_came_before() -> None:

@@ -8,13 +8,26 @@ from typing import Any
 import hypothesis.strategies as st
 from hypothesis import given
 
-from quorum_queue.machine.run import KINDS_MAX, MIXED_LENGTH_MAX, NEVER, RUN_LENGTH_MAX, Attributes, Run
+from quorum_queue.machine.run import (
+    KINDS_MAX,
+    MIXED_LENGTH_MAX,
+    NEVER,
+    PACKED_BYTES_MAX,
+    PACKED_LENGTH_MIN,
+    RUN_LENGTH_MAX,
+    Attributes,
+    Run,
+)
+from quorum_queue.machine.snapshot import sizes_of
 
 Plain = tuple[int, bytes | int, bytes, Attributes, int | None, bool, int]
 
 
 def plain(run: Run) -> list[Plain]:
     """Return the messages one by one; where bodies are paged out, their sizes."""
+    if run.packed is not None:
+        assert run.in_memory and run.contents is None
+        run.unpack()
     items: Any = run.contents if run.contents is not None else run.sizes
     assert len(items) == len(run)
     assert run.size == (sum(map(len, items)) if run.contents is not None else sum(items))
@@ -140,6 +153,39 @@ def test_absorb(data: st.DataObject) -> None:
 
 def without_frame(message: Plain) -> Plain:
     return (*message[:3], message[3]._replace(frame_bytes=0), *message[4:])
+
+
+@given(st.lists(st.binary(max_size=5), min_size=PACKED_LENGTH_MIN, max_size=40), st.binary(max_size=3))
+def test_packed_contents(contents: list[bytes], prefix: bytes) -> None:
+    contents = [prefix + content for content in contents]
+
+    def packed() -> Run:
+        run = Run(range(7, 7 + len(contents)), list(contents), b"")
+        run.pack()
+        assert run.packed is not None and run.contents is None and run.in_memory
+        assert list(sizes_of(run)) == list(map(len, contents))
+        return run
+
+    run = packed()
+    assert run.packed is not None and len(run.packed) <= len(b"".join(contents)) - len(prefix) * len(contents)
+    run.unpack()
+    assert run.contents == contents
+    run = packed()
+    assert not run.absorb(Run(range(run.seqs.stop, run.seqs.stop + 1), [b""], b""))
+    front = run.take(5)
+    assert (front.contents, run.contents) == (contents[:5], contents[5:])
+    assert packed().every(1, 3).contents == contents[1::3]
+    run = packed()
+    assert run.page_out() == run.size and not run.in_memory and run.sizes is not None
+    run.page_in(list(contents))
+    assert run.contents == contents
+
+
+def test_few_or_large_contents_are_not_packed() -> None:
+    for count, size in ((PACKED_LENGTH_MIN - 1, 1), (PACKED_LENGTH_MIN, PACKED_BYTES_MAX + 1)):
+        run = Run(range(count), [bytes(size)] * count, b"")
+        run.pack()
+        assert run.packed is None and run.contents is not None
 
 
 @given(runs(), st.integers(4, 10))

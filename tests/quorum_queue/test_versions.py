@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,8 +15,8 @@ from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.entries import decode_entry, encode_batch, encode_entry
 from quorum_queue.machine.letters import SOURCES_MAX, STRETCHES_KEPT, STRETCHES_MAX, Letter, Letters
-from quorum_queue.machine.machine import Machine, Meta
-from quorum_queue.machine.replicated import Replica
+from quorum_queue.machine.machine import DROPS_MAX, Machine, Meta
+from quorum_queue.machine.replicated import Applied, Replica
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
 from tests.cluster.releases import WHEELS
@@ -53,6 +54,32 @@ def test_a_letter_that_a_full_queue_refuses_is_taken_later() -> None:
     assert [letter(machine, 1), letter(machine, 2)] == [1, 1]
     machine.apply(Meta(0), [("purge",)], Effects())
     assert [letter(machine, 1), letter(machine, 2), letter(machine, 2)] == [0, 1, 1]
+
+
+def test_a_message_that_does_not_fit_is_refused_from_a_version_on() -> None:
+    """Members of both versions must refuse the same messages of one entry."""
+
+    def answers(machine: Machine, *sizes: int) -> list[tuple[str, int, int]]:
+        run = Run(range(len(sizes)), [b"x" * size for size in sizes], b"head")
+        effects = Effects()
+        machine.apply(Meta(0), [("enqueue", run, "p", 1)], effects)
+        confirmed = [("ack", first, last) for _, first, last, _ in effects.confirmed]
+        return sorted(
+            [*confirmed, *(("nack", first, last) for _, first, last in effects.refused)],
+            key=lambda each: each[1],
+        )
+
+    settings = Settings(max_length_bytes=100, overflow="reject-publish")
+    before = Machine(settings, version=versions.FITTING - 1)
+    assert answers(before, 60, 1000, 10) == [("ack", 1, 1), ("ack", 2, 2), ("nack", 3, 3)]
+    now = Machine(settings, version=versions.FITTING - 1)
+    now.apply(Meta(0), [("version", versions.FITTING)], Effects())
+    assert answers(now, 60, 1000, 41, 40) == [("ack", 1, 1), ("nack", 2, 3), ("ack", 4, 4)]
+    assert answers(now, 1, 0, 1) == [("nack", 1, 1), ("ack", 2, 2), ("nack", 3, 3)]
+    assert now.ready.bytes == 100
+    empty = Machine(settings)
+    assert answers(empty, 101) == [("nack", 1, 1)]
+    assert answers(empty, 100) == [("ack", 1, 1)]
 
 
 def test_what_is_remembered_of_letters_is_bounded() -> None:
@@ -161,3 +188,58 @@ def test_the_last_release_reads_the_first_version_and_we_read_what_it_writes(whe
     assert done.returncode == 0, done.stderr.decode()
     replica.apply(3, decode_entry(entry(3)), ("n9", 1))
     assert Replica.restore(done.stdout).digest() == replica.digest()
+
+
+@pytest.mark.parametrize("version", [versions.DROPS - 1, versions.DROPS])
+@pytest.mark.parametrize("why", ["expired", "maxlen", "bytes"])
+def test_very_many_messages_are_dropped_by_several_entries(version: int, why: str) -> None:
+    count = 2 * DROPS_MAX + 10
+    declared = Settings(message_ttl_ms=1000) if why == "expired" else Settings()
+    lower = {"maxlen": replace(declared, max_length=3), "bytes": replace(declared, max_length_bytes=3)}
+    replica = Replica(declared)
+    replica.machine.version = version
+    index = 0
+
+    def apply(now_ms: int, *commands: Any) -> Applied:
+        nonlocal index
+        index += 1
+        entry = encode_entry(now_ms, [b"".join(encode_batch("n1", 1, index, commands))])
+        return replica.apply(index, decode_entry(entry), ("n1", 1))
+
+    for _ in range(count // 10):
+        apply(0, ("enqueue", Run(range(10), [b"x"] * 10, b"\x00\x01q", PERSISTENT), None, 0))
+    count = replica.machine.ready.count
+    kept = 0 if why == "expired" else 3
+    applied = apply(2000, ("configure", lower[why]) if why in lower else ("tick",))
+    dropped = []
+    while applied.more:
+        dropped.append(sum(map(len, applied.settled)))
+        applied = apply(2000, ("tick",))
+    dropped.append(sum(map(len, applied.settled)))
+    assert replica.machine.ready.count == kept
+    if version < versions.DROPS:
+        assert dropped == [count - kept]
+    else:
+        assert dropped == [DROPS_MAX, DROPS_MAX, count - kept - 2 * DROPS_MAX]
+    assert applied.wake_at is None and not len(replica.locations) - bool(kept)
+
+
+def test_a_full_queue_drops_as_many_as_come_however_many() -> None:
+    machine = Machine(Settings(max_length=5))
+    for first in range(0, 30_000, 10_000):
+        effects = Effects(expires_max=7)
+        machine.apply(Meta(0), [("enqueue", Run(range(10_000), [b"x"] * 10_000, b"q"), None, first)], effects)
+        assert machine.ready.count == 5 and not effects.more
+
+
+def test_the_time_to_live_becomes_the_deadline() -> None:
+    for version in (versions.COLUMNS - 1, versions.COLUMNS):
+        machine = Machine(Settings(keeps_all=True), version=version)
+        for ttl_ms in (10, 20):
+            run = Run(range(1), [b"x"], b"q", Attributes(ttl_ms=ttl_ms))
+            machine.apply(Meta(5), [("enqueue", run, None, 0)], Effects())
+        (run,) = machine.ready.runs()
+        assert [run.due_of(index) for index in (0, 1)] == [15, 25]
+        kept = [run.attributes_of(index).ttl_ms for index in (0, 1)]
+        assert kept == ([None, None] if version == versions.COLUMNS else [10, 20])
+        assert run.attributes.persistent

@@ -88,6 +88,63 @@ def test_what_has_very_much_in_it_is_deleted_in_parts(deletion: Callable[[Member
         assert vhost is not None and list(vhost.queues) == [f"q{number}" for number in range(1, QUEUES)]
 
 
+@pytest.mark.parametrize("order", [1, -1], ids=["from the first one", "from the last one"])
+@pytest.mark.parametrize("what", ["queue", "exchange", "binding", "vhost", "node"])
+def test_a_chain_of_auto_delete_exchanges_goes_in_parts(what: str, order: int) -> None:
+    member, index = filled()
+    nothing = encoded({})
+
+    def apply(operation: Operation) -> Result:
+        nonlocal index
+        index += 1
+        return member.topology.apply(index, operation)
+
+    length = 600
+    for number in range(length + 1)[::order]:
+        record = ExchangeRecord("v", f"x{number}", "fanout", True, False, nothing, True)
+        apply(operations.DeclareExchange(record))
+    for number in range(length):
+        apply(operations.Bind(BindingRecord("v", f"x{number}", f"x{number + 1}", "exchange", "", nothing)))
+    last = BindingRecord("v", f"x{length}", "q1", "queue", "", nothing)
+    apply(operations.Bind(last))
+    vhost = member.broker.vhost("v")
+    deletions: dict[str, Operation] = {
+        "queue": vhost.queues["q1"].deletion,
+        "exchange": operations.DeleteExchange("v", f"x{length}"),
+        "binding": operations.Unbind(last),
+        "vhost": operations.DeleteVhost("v"),
+        "node": operations.NodeDown("n2", 1),
+    }
+    operation = deletions[what]
+    done: list[Result | Refused] = []
+    member.broker.turn.run(member.broker.propose, operation, done.append)
+    proposed = member.replication.proposed
+    longest = 0
+    while not done:
+        assert 0 < len(proposed) <= PROPOSED_MAX
+        part, told = proposed.pop(0)
+        results: list[Result] = []
+        longest = max(longest, steps(lambda part=part, results=results: results.append(apply(part))))
+        if told is not None:
+            member.broker.turn.run(told, results[0])
+        member.broker.turn.run(member.broker.turn.catch_up)
+    assert longest < OPERATION_MAX
+    assert [name for name in (f"x{number}" for number in range(length)) if vhost.router.get(name)] == []
+
+
+def test_a_short_chain_goes_at_once() -> None:
+    member, index = filled()
+    nothing = encoded({})
+    for number in range(10):
+        record = ExchangeRecord("v", f"x{number}", "fanout", True, False, nothing, True)
+        member.topology.apply(index + 2 * number + 1, operations.DeclareExchange(record))
+        bound = BindingRecord("v", f"x{number - 1}", f"x{number}", "exchange", "", nothing)
+        if number:
+            member.topology.apply(index + 2 * number + 2, operations.Bind(bound))
+    member.broker.turn.run(member.broker.propose, operations.Unbind(bound), None)
+    assert [operation for operation, _ in member.replication.proposed] == [operations.Unbind(bound)]
+
+
 def test_without_a_majority_who_waits_is_told_so() -> None:
     member, _ = filled()
     done: list[Result | Refused] = []

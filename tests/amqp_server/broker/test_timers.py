@@ -113,3 +113,30 @@ def test_a_forgotten_host_is_not_kept() -> None:
     assert known() is None
     timers.run(20)
     assert kept.woken == 1
+
+
+def test_timers_that_are_due_at_once_wait_for_the_next_turn() -> None:
+    woken: list[int] = []
+
+    class Host:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def wake(self) -> None:
+            woken.append(self.number)
+
+        def failed(self, error: Exception) -> None:
+            raise error
+
+    own = Timers(changed=lambda: None)
+    hosts = [Host(number) for number in range(10)]
+    for host in hosts:
+        own.wake(host, 5)
+    looks = iter([False, False, True, True])
+    own.run(5, lambda: next(looks))
+    assert woken == [0, 1, 2] and own.next_ms == 5
+    # At least one, in a turn that is overdue already.
+    own.run(5, lambda: next(looks))
+    assert woken == [0, 1, 2, 3]
+    own.run(5)
+    assert woken == list(range(10)) and own.next_ms is None

@@ -8,6 +8,7 @@ import ipaddress
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 import trustme
 
 from conformance_tests.ports import free_ports
@@ -32,6 +33,51 @@ def serves(ring: Ring, *names: str) -> None:
         publish(other, "proof", b"1")
         assert take(channel, "proof", 1) == [b"1"]
         other.queue_delete("proof")
+
+
+@pytest.mark.parametrize("before", ["nothing", "one node's data"])
+def test_a_cluster_of_one_that_grows_to_three(tmp_path: Path, before: str) -> None:
+    """Nobody else has to agree, so it serves at once; the others join later."""
+    ring = Ring(tmp_path, names=("n1",))
+    node, durable = ring.nodes["n1"], [b"%d" % at for at in range(20)]
+    if before != "nothing":
+        alone = Node(tmp_path / "n1", "--disk-free-min-bytes", "1MiB")
+        ring.nodes["n1"] = alone
+        with alone:
+            with ring.channel("n1") as channel:
+                channel.queue_declare("q", durable=True, arguments=QUORUM)
+                publish(channel, "q", *durable)
+            assert alone.stop() == 0
+        ring.nodes["n1"] = node
+    try:
+        ring.start("n1")
+        with ring.channel("n1") as channel:
+            if before == "nothing":
+                channel.queue_declare("q", durable=True, arguments=QUORUM)
+                publish(channel, "q", *durable)
+            publish(channel, "q", b"more")
+        assert node.stop() == 0
+        ring.start("n1")
+        serves(ring, "n1")
+        node.kill()
+        ring.start("n1")
+        for name, port in zip(("n2", "n3"), free_ports(2), strict=True):
+            ring.links[name] = port
+            ring.names.append(name)
+            ring.mqctl("n1", "cluster", "join", name, f"{HOST}:{port}")
+            ring.place(name)
+            ring.start(name)
+            ring.mqctl("n1", "cluster", "grow", name)
+        ring.equal("q", *NAMES)
+        serves(ring, *NAMES)
+        node.kill()
+        ring.place("n1")
+        with ring.channel("n2") as channel:
+            assert take(channel, "q", 21) == [*durable, b"more"]
+        ring.start("n1")
+        serves(ring, *NAMES)
+    finally:
+        ring.close()
 
 
 def test_founded_when_the_last_one_is_there(empty: Ring) -> None:

@@ -12,7 +12,7 @@ from tests.amqp_server.cluster.simulation import simulation
 from tests.amqp_server.cluster.simulation.cluster import by_hand
 from tests.amqp_server.cluster.simulation.simulation import Simulation
 
-SEEDS = 48
+SEEDS = 64
 
 
 @pytest.fixture(autouse=True)

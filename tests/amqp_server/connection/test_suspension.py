@@ -68,6 +68,12 @@ class LateHost:
     def barrier(self, done: Callable[..., None]) -> None:
         self._waiting.append(lambda: self._host.barrier(done))
 
+    def catch_up(self, done: Callable[..., None]) -> None:
+        self._waiting.append(lambda: self._host.catch_up(done))
+
+    def seal(self, condition: int, done: Any) -> None:
+        self._waiting.append(lambda: self._host.seal(condition, done))
+
     def attach(self, consumer: Any, done: Any) -> None:
         self._waiting.append(lambda: self._host.attach(consumer, done))
 
@@ -532,7 +538,7 @@ def test_a_home_that_cannot_be_reached_is_an_error_of_the_channel(
     node: Cluster, peer: Peer, remote: LateHosts
 ) -> None:
     host: Any = node.broker.vhost("/").queues["q"].host
-    host.barrier = lambda done: done(Refused("node n2 cannot be reached"))
+    host.catch_up = host.barrier = lambda done: done(Refused("node n2 cannot be reached"))
     host.attach = lambda consumer, done: done("node n2 cannot be reached")
     for method in (declare(passive=True), commands.Basic.Consume(queue="q")):
         close = close_of(peer.call(1, method))

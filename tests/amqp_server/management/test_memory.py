@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from amqp_server.management.answer import Refusal
+from amqp_server.management.direct import COPY_BYTES
 from amqp_server.management.http import Slots
 from amqp_server.management.managed_broker import ManagedBroker
 from amqp_server.management.memory import LITTLE_BYTES, Memory
@@ -194,3 +195,24 @@ async def test_gets_beyond_the_memory_get_fewer_messages(connect: Connect, broke
     answer = await connect("admin").post("/queues/%2F/q/get", json=asked)
     assert answer.status_code == 200, answer.text
     assert [row["payload_bytes"] for row in answer.json()] == [1_000] * 4
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("size", [0, 1, COPY_BYTES, COPY_BYTES + 1, 3 * COPY_BYTES + 7])
+async def test_bodies_are_read_from_chunks_that_end_anywhere(broker: ManagedBroker, size: int) -> None:
+    """Also in pieces: then others run in between, and the copy is as good."""
+    await broker.queues.declare("/", "q", durable=False, auto_delete=False, arguments={})
+    body = bytes(number % 251 for number in range(size))
+    await broker.messages.publish("/", "", "q", {"headers": {"a": 1}}, body, "guest")
+    rests = 0
+
+    async def rest() -> None:
+        nonlocal rests
+        rests += 1
+
+    (got,) = await broker.messages.get("/", "q", 2, "requeue", rest=rest)
+    assert bytes(got.body) == body and got.properties() == {"headers": {"a": 1}}
+    assert rests >= (size // COPY_BYTES if size > COPY_BYTES else 0)
+    (whole,) = await broker.messages.get("/", "q", 2, "ack")
+    assert bytes(whole.body) == body
+    assert await broker.messages.get("/", "q", 2, "ack") == []

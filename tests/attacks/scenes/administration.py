@@ -153,7 +153,28 @@ def firehose(target: Target) -> None:
         client.call(commands.Queue.Purge(queue="copies"), commands.Queue.PurgeOk)
 
 
+def large_node(target: Target) -> None:
+    """100,000 queues are looked at, get a policy and other permissions, and are deleted with their vhost."""
+    assert call(target, "PUT", "/api/vhosts/big", {}) < 300
+    every = {"configure": ".*", "write": ".*", "read": ".*"}
+    assert call(target, "PUT", "/api/permissions/big/guest", every) < 300
+    for part in range(10):
+        queues: list[dict[str, Any]] = [
+            {"name": f"q{part}-{n}", "vhost": "big", "durable": False, "auto_delete": False, "arguments": {}}
+            for n in range(target.many(9_900))
+        ]
+        assert call(target, "POST", "/api/definitions", {"queues": queues}) < 300
+    policy = {"pattern": "^q", "definition": {"max-length": 10, "message-ttl": 1_000}, "apply-to": "queues"}
+    assert call(target, "PUT", "/api/policies/big/all", policy) < 300
+    assert call(target, "PUT", "/api/permissions/big/guest", {**every, "read": "^q"}) < 300
+    for path in ("/api/overview", "/metrics", "/api/nodes", "/api/queues?page=1&page_size=100"):
+        call(target, "GET", path)
+    time.sleep(SECONDS * max(target.size, 0.25))
+    assert call(target, "DELETE", "/api/vhosts/big") < 300
+
+
 SCENES = (
+    Scene("large-node", "100,000 queues watched, changed and deleted at once", large_node),
     Scene("policy-flaps", "policy over 10,000 queues set, changed and cleared without a pause", policy_flaps),
     Scene("many-policies", "1,000 policies and 10,000 queues, and more policies over these", many_policies),
     Scene(

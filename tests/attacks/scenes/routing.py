@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from pamqp import commands
@@ -119,6 +120,55 @@ def many_keys(target: Target) -> None:
         client.count("bound")
 
 
+def auto_delete_chain(target: Target) -> None:
+    """Exchanges that go when their last binding goes, each bound to the next one; the last one loses its
+    queue.
+    """
+    length = target.many(20_000)
+    with target.client() as client:
+        client.declare("bound", durable=False)
+        frames.flood(
+            client,
+            [
+                commands.Exchange.Declare(exchange=f"x{n}", exchange_type="fanout", auto_delete=True)
+                for n in range(length)
+            ],
+        )
+        frames.flood(
+            client,
+            [commands.Exchange.Bind(destination=f"x{n + 1}", source=f"x{n}") for n in range(length - 1)],
+        )
+        client.call(
+            commands.Queue.Bind(queue="bound", exchange=f"x{length - 1}", routing_key=""),
+            commands.Queue.BindOk,
+        )
+        client.call(commands.Queue.Delete(queue="bound"), commands.Queue.DeleteOk)
+        client.call(
+            commands.Exchange.Declare(exchange="x0", exchange_type="direct"), commands.Exchange.DeclareOk
+        )
+
+
+def expiries_at_once(target: Target) -> None:
+    """A fanout to 10,000 queues, whose messages all expire at the same time."""
+    with target.client() as client:
+        count = target.many(10_000)
+        arguments: Any = {"x-message-ttl": 2_000}
+        frames.flood(
+            client,
+            [
+                commands.Queue.Declare(queue=f"q{n}", exclusive=True, arguments=arguments)
+                for n in range(count)
+            ],
+        )
+        frames.flood(
+            client, [commands.Queue.Bind(queue=f"q{n}", exchange="amq.fanout") for n in range(count)]
+        )
+        for _ in range(3):
+            client.send(frames.message("amq.fanout", "", b"x") * 2)
+            client.sync(0)
+            time.sleep(2.5)
+
+
 def hash_ring(target: Target) -> None:
     """Many heavy bindings of a consistent-hash exchange, with a message after each: the sum of the weights is
     the largest permitted.
@@ -227,6 +277,8 @@ SCENES = (
     Scene("headers-chain", "chain of 5,000 alternate exchanges that look at headers", headers_chain),
     Scene("bound-chain", "chain of 20,000 exchanges bound to each other", bound_chain),
     Scene("many-keys", "messages with 10,000 keys, over 50 alternate exchanges", many_keys),
+    Scene("auto-delete-chain", "chain of 20,000 auto-delete exchanges that go at once", auto_delete_chain),
+    Scene("expiries-at-once", "messages of 10,000 queues that expire at the same time", expiries_at_once),
     Scene("hash-ring", "1,000 heavy bindings of a consistent-hash exchange", hash_ring),
     Scene("topic-hashes", "topic patterns with 12 `#`, keys of 61 words", topic_hashes),
     Scene("wide-headers", "50 bindings for any of 300 headers, messages with 2,000", wide_headers),

@@ -23,6 +23,9 @@ class Letters(State):
         else:
             for letter in copy.letters:
                 letter.presence = max(letter.presence, letters_presence)
+                if letter.deaths and letter.deaths[0].reason != reason:
+                    # For which of the two reasons is not known.
+                    letter.deaths = ()
         if certain:
             copy.leave(self.step)
             for letter in copy.letters:
@@ -31,7 +34,7 @@ class Letters(State):
             copy.presence = Presence.MAYBE
 
     def _letters_presence(self, queue: Queue, copy: Copy, reason: str, certain: bool) -> Presence:
-        if not certain or copy.presence is Presence.MAYBE:
+        if not certain or copy.vague or copy.presence is Presence.MAYBE:
             return Presence.MAYBE
         prompt = self.broker.prompt and reason != "expired" and not self.troubled
         return (

@@ -88,6 +88,10 @@ class Copy:
     source: Copy | None = None
     letters: list[Copy] = field(default_factory=list)
     doomed: bool = False
+    #: It may be a duplicate that the queue does not take.
+    repeated: bool = False
+    #: It expired when the policy of its queue changed, before or after that.
+    vague: bool = False
     #: Keys and exchange of the copy, which dead-lettering changes.
     exchange: str = ""
     key: str = ""

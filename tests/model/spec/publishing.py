@@ -107,6 +107,8 @@ class Publishes(Consuming):
                 return
             log.remembered[identity] = Presence.SURE
         entry = Copy(message, 0, self.step, lane, Presence.COMING, ordinal=self.ordinal)
+        if log.compacts:
+            self._supersede(log, message)
         log.entries.append(entry)
         publishing.logs.append(log)
         for queue in list(self.queues.values()):
@@ -116,6 +118,15 @@ class Publishes(Consuming):
                 and log.name in self.streams_of(queue.arguments["x-stream"])
             ):
                 self._into_group(queue, log, entry)
+
+    def _supersede(self, log: Log, message: Message) -> None:
+        """Messages of the same key may be compacted away now, before a group has read them."""
+        for group in self.queues.values():
+            if isinstance(group, Queue) and group.kind == "stream-group":
+                for copy in group.copies:
+                    same = copy.message.headers.get("x-stream-key") == message.headers.get("x-stream-key")
+                    if copy.lane == log.name and copy.ready and same and "x-stream-key" in message.headers:
+                        copy.presence = Presence.MAYBE
 
     def arrive(self, publishing: Publishing) -> None:
         """The publish was confirmed, or an answer behind it says that it was handled."""
@@ -152,7 +163,9 @@ class Publishes(Consuming):
     def _confirmed(self, publishing: Publishing, nack: bool) -> None:
         if not nack:
             doubted = [
-                copy for _, copy in publishing.copies if copy.presence is Presence.MAYBE and not copy.doomed
+                copy
+                for _, copy in publishing.copies
+                if copy.presence is Presence.MAYBE and not copy.doomed and not copy.repeated
             ]
             if publishing.outcomes == {"ack", "nack"}:
                 for copy in doubted:
@@ -217,8 +230,13 @@ class Publishes(Consuming):
             for publishing in publishings:
                 self.arrive(publishing)
 
-        if OK not in codes:
+        if OK not in codes and self.broker.nodes == 1:
             committed(None)
+        elif OK not in codes:
+            # The refusal does not say that the rest is there already.
+            for publishing in publishings:
+                for _, copy in publishing.copies:
+                    copy.presence = min(copy.presence, Presence.COMING)
         return Promise(frozenset(codes), committed)
 
     def rollback(self, channel: Channel) -> Promise:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: How late a timer may be: until then, a count may contain a message that has expired.
 LATE_S = 1.5
+#: With more copies than these, those that are gone are put aside.
+TIDY = 100
 
 
 @dataclass(eq=False)
@@ -40,6 +42,8 @@ class Consumer:
     def spare(self) -> bool:
         """True if the consumer may get one more message."""
         limit = self.channel.global_prefetch
+        if not limit and (self.no_ack or not self.prefetch):
+            return True
         if limit and len([h for h in self.channel.unacked.values() if h.consumer]) >= limit:
             return False
         return self.no_ack or not self.prefetch or self.held < self.prefetch
@@ -55,8 +59,12 @@ class Queue:
     auto_delete: bool = False
     owner: Session | None = None
     node: str = ""
+    #: Name of the user who declared it.
+    declarer: str = "guest"
     settings: Settings = field(default_factory=Settings)
     copies: list[Copy] = field(default_factory=list)
+    #: Copies that left it in earlier steps, as far as there are many.
+    past: list[Copy] = field(default_factory=list)
     consumers: list[Consumer] = field(default_factory=list)
     #: The only one that gets messages, of a queue with a single active consumer.
     active: Consumer | None = None
@@ -109,6 +117,12 @@ class Queue:
         )
         return low, len(line) + late
 
+    def tidy(self) -> None:
+        """Put aside what is gone, if it is much."""
+        if len(self.copies) > TIDY and sum(copy.gone for copy in self.copies) > TIDY // 2:
+            self.past += [copy for copy in self.copies if copy.gone]
+            self.copies = [copy for copy in self.copies if not copy.gone]
+
     # -- arrivals --------------------------------------------------------------------------------------------
 
     def offer(
@@ -144,7 +158,7 @@ class Queue:
             exchange=exchange,
             key=key,
         )
-        copy.ready_at = self.vhost.step
+        copy.ready_at, copy.repeated = self.vhost.step, seen is not None
         limits = [ttl for ttl in (self.settings.ttl_ms, message.expiration_ms) if ttl is not None]
         if limits:
             copy.expiry = (self.vhost.sent_at + min(limits) / 1000, float("inf"))
@@ -181,7 +195,7 @@ class Queue:
             settings.max_bytes is not None and size > settings.max_bytes
         )
 
-    def trim(self) -> None:
+    def trim(self, *, certain: bool = True) -> None:
         """Drop the oldest messages beyond the limit: for sure, or perhaps."""
         if self.settings.max_length is None and self.settings.max_bytes is None:
             return
@@ -194,8 +208,10 @@ class Queue:
             sure = [each for each in behind if self.certainly_ready(each)]
             if not self._over(1 + len(behind), copy.message.size + sum(c.message.size for c in behind)):
                 return
-            if not racing and self._over(
-                1 + len(sure), copy.message.size + sum(c.message.size for c in sure)
+            if (
+                certain
+                and not racing
+                and self._over(1 + len(sure), copy.message.size + sum(c.message.size for c in sure))
             ):
                 self.vhost.dead_letter(self, copy, "maxlen", certain=True)
             else:
@@ -225,7 +241,7 @@ class Queue:
 
     def find(self, number: int, flag: bool, deaths: tuple[tuple[str, str, int], ...] | None) -> Copy:
         """The copy that a client was given."""
-        named = [copy for copy in self.copies if copy.message.number == number]
+        named = [copy for copy in (*self.copies, *self.past) if copy.message.number == number]
         if not named:
             raise Broken(f"{self.name}: message {number} was delivered, which never was in this queue")
         ready = [copy for copy in named if copy.ready]
@@ -259,6 +275,10 @@ class Queue:
             )
         if copy.gone and not self._on_its_way(copy):
             raise Broken(f"{self.name}: {copy} was delivered although it had left the queue")
+        if self.kind == "stream-group" and not self.vhost.may_read(self, copy.lane):
+            raise Broken(
+                f"{self.name}: {copy} is of {copy.lane}, for which nobody was asked for the permission to read"
+            )
         self._check_order(copy, consumer)
         if consumer is not None:
             self._check_consumer(consumer)
@@ -385,6 +405,7 @@ class Queue:
 
     def crash(self) -> None:
         """The only node was killed, and is up again."""
+        self.copies, self.past = self.past + self.copies, []
         for copy in self.copies:
             if self.kind == "classic" and not copy.message.persistent:
                 copy.leave(-2)
@@ -392,6 +413,8 @@ class Queue:
                 self._revive(copy)
             elif copy.ready and copy.presence is not Presence.MAYBE and copy.arrived is None:
                 copy.presence = Presence.MAYBE
+            # The last return may not be on the disk, and what was held counts as returned.
+            copy.returns = (0, copy.returns[1])
         self.consumers.clear()
         self.active = None
 

@@ -6,11 +6,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.model.spec import settings
-from tests.model.spec.channels import Session
+from tests.model.spec.channels import Session, User
 from tests.model.spec.messages import Copy, Presence
 from tests.model.spec.queues import Consumer, Queue
 from tests.model.spec.routing import PREDECLARED, Binding, Exchange, route
 from tests.model.spec.streams import Log
+
+#: Expiry is looked at so often.
+TICK_S = 0.003
 
 
 @dataclass
@@ -22,6 +25,8 @@ class Broker:
     delivery_limit: int | None = 20
     #: True if an answer says that all consequences of earlier requests are there, as on a single node of mqd.
     prompt: bool = True
+    #: True if every node counts a consumer as soon as any client has its consume-ok.
+    exact_consumers: bool = True
     #: By how much later than its end a message may be on its way to a client.
     slack_s: float = 0.0
 
@@ -34,6 +39,9 @@ class State:
         default_factory=lambda: {name: Exchange(name, kind) for name, kind in PREDECLARED.items()}
     )
     bindings: list[Binding] = field(default_factory=list)
+    #: Users who made bindings, and all users by name.
+    binders: dict[tuple[str, str], str] = field(default_factory=dict)
+    users: dict[str, User] = field(default_factory=dict)
     policies: list[settings.Policy] = field(default_factory=list)
     operator_policies: list[settings.Policy] = field(default_factory=list)
     queues_max: int | None = None
@@ -43,6 +51,7 @@ class State:
     step: int = 0
     sent_times: dict[int, float] = field(default_factory=dict)
     ordinal: int = 0
+    _ticked: float = 0.0
     #: Consumers of higher priority that had room while another one got a message in this step.
     passed_over: list[tuple[Queue, Consumer, Consumer]] = field(default_factory=list)
     #: True between a fault and its end.
@@ -55,9 +64,15 @@ class State:
     def begin_step(self, now: float) -> None:
         self.step += 1
         self.sent_at = self.now = self.sent_times[self.step] = now
+        for queue in self.queues.values():
+            if isinstance(queue, Queue):
+                queue.tidy()
 
     def tick(self, now: float) -> None:
         self.now = now
+        if now - self._ticked < TICK_S:
+            return
+        self._ticked = now
         for queue in list(self.queues.values()):
             if isinstance(queue, Queue):
                 queue.tick()
@@ -71,6 +86,11 @@ class State:
     def locked(self, queue: Queue | Log, session: Session) -> bool:
         return isinstance(queue, Queue) and queue.owner is not None and queue.owner is not session
 
+    def may_read(self, group: Queue, stream: str) -> bool:
+        """True if the user who declared the group, or who bound the stream later, may read the stream."""
+        names = {group.declarer, self.binders.get((group.arguments["x-stream"], stream), group.declarer)}
+        return any(name not in self.users or self.users[name].may("read", stream) for name in names)
+
     def streams_of(self, name: str) -> list[str]:
         """The partitions of a stream or a super stream."""
         exchange = self.exchanges.get(name)
@@ -83,7 +103,11 @@ class State:
         return route(self.exchanges, self.bindings, exchange, keys, headers, self.queues)
 
     def _into_group(self, group: Queue, log: Log, entry: Copy) -> None:
+        readable = self.may_read(group, log.name)
         presence = Presence.COMING if entry.presence is not Presence.MAYBE else Presence.MAYBE
+        if not readable or (log.compacts and entry.message.size == 0):
+            # A tombstone goes when it is old.
+            presence = Presence.MAYBE
         copy = Copy(entry.message, 0, entry.sent, log.name, presence, ordinal=len(group.copies))
         copy.exchange, copy.key, copy.ready_at = entry.message.exchange, entry.message.key, self.step
         group.copies.append(copy)

@@ -79,7 +79,7 @@ class Topology(Letters):
 
         def declared(_: Any) -> None:
             owner = channel.session if exclusive else None
-            self._add_queue(name, kind, durable, arguments, auto_delete, owner, channel.session.node)
+            self._add_queue(name, kind, durable, arguments, auto_delete, owner, channel.session)
 
         return success(declared)
 
@@ -91,12 +91,14 @@ class Topology(Letters):
         arguments: dict[str, Any],
         auto_delete: bool,
         owner: Session | None,
-        node: str,
+        session: Session,
     ) -> None:
         if kind == "stream":
-            self.queues[name] = Log(self, name, arguments, node=node)
+            self.queues[name] = Log(self, name, arguments, node=session.node)
             return
-        queue = Queue(self, name, kind, durable, arguments, auto_delete, owner, node)
+        queue = Queue(
+            self, name, kind, durable, arguments, auto_delete, owner, session.node, session.user.name
+        )
         queue.settings = self._settings(queue)
         queue.used()
         self.queues[name] = queue
@@ -141,6 +143,7 @@ class Topology(Letters):
                     int(answer.consumer_count) != len(queue.consumers)
                     and not queue.shaken
                     and not queue.single_active
+                    and self.broker.exact_consumers
                 ):
                     raise Broken(
                         f"{queue.name} has {answer.consumer_count} consumers where {len(queue.consumers)} is right"
@@ -166,10 +169,10 @@ class Topology(Letters):
             return refused(PRECONDITION_FAILED, ACCESS_REFUSED)
         codes = {OK}
         used = bool(queue.consumers) if isinstance(queue, Queue) else any(not r.over for r in queue.readers)
-        if if_unused and used:
-            codes = {PRECONDITION_FAILED}
-        elif if_unused and isinstance(queue, Log) and self.broker.nodes > 1:
+        if if_unused and isinstance(queue, Log) and self.broker.nodes > 1:
             codes = {NOT_IMPLEMENTED}
+        elif if_unused and used:
+            codes = {PRECONDITION_FAILED}
         elif if_empty:
             low, high = queue.count()
             if isinstance(queue, Queue) and queue.kind == "stream-group":
@@ -344,8 +347,25 @@ class Topology(Letters):
         def bound(_: Any) -> None:
             if binding not in self.bindings:
                 self.bindings.append(binding)
+                self.binders[binding.source, binding.destination] = channel.session.user.name
+                self._into_groups(binding)
 
-        return success(bound)
+        # Whether a stream may become a partition without the permission to read it is not said; only that
+        # nobody reads it then.
+        unread = binding.kind == "queue" and not channel.session.user.may("read", binding.destination)
+        return Promise(frozenset({OK, ACCESS_REFUSED} if unread else {OK}), bound)
+
+    def _into_groups(self, binding: Binding) -> None:
+        """Groups read a partition that is added later from its first message on."""
+        log = self.queues.get(binding.destination)
+        if not isinstance(log, Log) or self.exchanges[binding.source].kind != "x-super-stream":
+            return
+        for group in self.queues.values():
+            if not isinstance(group, Queue) or group.kind != "stream-group":
+                continue
+            if group.arguments["x-stream"] == binding.source:
+                for entry in log.entries:
+                    self._into_group(group, log, entry)
 
     def _binding_codes(self, channel: Channel, binding: Binding) -> set[int]:
         user = channel.session.user

@@ -53,10 +53,22 @@ class Vhost(Publishes):
             exchange.alternate_by_policy = policy.get("alternate-exchange")
         for queue in list(self.queues.values()):
             if isinstance(queue, Queue) and queue.kind != "stream-group":
+                self._expire_under_both(queue)
                 before, queue.settings = queue.settings, self._settings(queue)
                 if before.expires_ms != queue.settings.expires_ms:
                     queue.used()
                 queue.trim()
+
+    def _expire_under_both(self, queue: Queue) -> None:
+        """What may expire just now does so under the old policy or under the new one."""
+        old, new = queue.settings, self._settings(queue)
+        for copy in queue.line():
+            if copy.may_have_expired(self.now) and old != new:
+                copy.vague = True
+                self.dead_letter(queue, copy, "expired", certain=False)
+                queue.settings = new
+                copy.letters = copy.letters + self._letters(queue, copy, "expired", Presence.MAYBE)
+                queue.settings = old
 
     def owed(self) -> list[str]:
         out: list[str] = []
@@ -79,14 +91,14 @@ class Vhost(Publishes):
         """All that has happened so far is on the disk."""
         for queue in self.queues.values():
             if isinstance(queue, Queue):
-                for copy in queue.copies:
+                for copy in (*queue.copies, *queue.past):
                     copy.safe = copy.safe or copy.gone
 
     def crashed(self, sessions: list[Session]) -> None:
         """The only node was killed, and is up again."""
         for queue in self.queues.values():
             if isinstance(queue, Queue):
-                for copy in queue.copies:
+                for copy in (*queue.copies, *queue.past):
                     if copy.gone and not copy.safe and copy.letters:
                         for letter in copy.letters:
                             letter.source = copy
@@ -116,6 +128,8 @@ class Vhost(Publishes):
                 # An orderly stop takes the consumers away first, and such a queue goes with the last one.
                 queue.certain = not (queue.auto_delete and queue.consumers)
                 queue.crash()
+                # What clients held came back, or will, and may have been too much.
+                queue.trim(certain=False)
                 queue.used()
         for exchange in list(self.exchanges.values()):
             if not exchange.durable:

@@ -175,12 +175,23 @@ class Ledger:
         if not self.machine.consumers.count:
             self.unused_at = self.index
 
+    def _check_seal(self, was_sealed: bool, condition: int) -> None:
+        """Check the condition by the books where the log has sealed the queue."""
+        if was_sealed or not self.machine.sealed:
+            return
+        self.note("seals")
+        if condition & EMPTY and self.ready:
+            raise self.fail(f"it is sealed as if it was empty, and has {self.ready} messages")
+        if condition & UNUSED and self.unused_at < self.index:
+            raise self.fail("it is sealed as if it was unused, and has consumers")
+
     def deleted_if(self, condition: int, began: int) -> None:
         """A client that asked when the log was at `began` is told that the queue met the condition.
 
         Every message that was confirmed before is in an entry up to `began`.
         """
-        if self.closed or self.deleted:
+        if self.closed or self.deleted or self.machine.sealed:
+            # The condition of another client may have sealed it, and it is as good as deleted.
             return
         if condition & EMPTY and self.empty_at < began:
             raise self.fail(
@@ -214,12 +225,14 @@ class Ledger:
         ]
         verb = "" if command is None else command[0]
         released = self._let_go(command) if command is not None else []
+        was_sealed = self.machine.sealed
         if command is None:
             self.machine.finish(meta, effects)
         else:
             self.machine.run(meta, [command], effects)
             if verb == "seal":
                 self._look_for_idle()
+                self._check_seal(was_sealed, command[2])
         for first_seq, count, ordinal in (effects.places or [])[starts[0] :]:
             self._accept(first_seq, entry.bodies.contents(range(ordinal, ordinal + count)), command)
         if verb in ("return", "node_down") or (verb == "detach" and command is not None and command[2]):

@@ -29,6 +29,7 @@ from quorum_queue.cluster.undeclared import UndeclaredQueues
 from quorum_queue.local import NodeServices
 from quorum_queue.memory import MemoryBudget
 from quorum_queue.raft.options import Options
+from quorum_queue.steps import Steps
 from tests.clocks import ManualClock
 from tests.persistence import disk_steps
 from tests.quorum_queue.cluster.broker import (
@@ -180,6 +181,7 @@ class SimulatedNode:
         )  # fmt: skip
         self.groups = Groups(self.replicas, self.store, self.store.recovered(), lost_before=self.lost_before)
         self.roster = roster = Roster()
+        self.replicas.version = lambda: roster.version
         roster.nodes = dict.fromkeys(self.names, "here")
         topology_progress: Any = SimpleNamespace(up=self.connected)
         self.hosts = WatchedHosts(
@@ -203,9 +205,12 @@ class SimulatedNode:
             self.hosts,
             replication,
             self.reach,
+            self.turn,
             addresses=dict,
             propose=replication.propose,
         )
+        self.links_told = Steps(self.turn, self.replicas.tell, "links could not be told")
+        self.group_ticks = Steps(self.turn, self.replicas.ticks, "no tick")
         self.broken_at = {name: self.now_ms for name in self.names if name != self.name}
         self.queues: dict[str, SimulatedQueue] = {}
         there: dict[int, Declared] = {}
@@ -279,6 +284,7 @@ class SimulatedNode:
         self._node_is(peer, incarnation)
         self.reach.link_up(peer, self.features_of(peer))
         self.replicas.link_up(peer)
+        self.links_told.begin()
 
     def link_down(self, peer: str) -> None:
         self.turn.run(self._link_down, peer)
@@ -287,6 +293,7 @@ class SimulatedNode:
         self.broken_at[peer] = self.now_ms
         self.reach.link_down(peer)
         self.replicas.link_down(peer)
+        self.links_told.begin()
         self.guests.link_down(peer)
         for host in list(self.hosts.remote.values()):
             host.link_down(peer)
@@ -346,9 +353,13 @@ class SimulatedNode:
             else:
                 self.silent.pop(peer, None)
         self.replicas.tick([peer for peer in self.sessions if self.silent.get(peer, 0) < 2])
+        self.links_told.begin()
+        self.group_ticks.begin()
         self.roster.version = self.network.version
         self.reach.tell()
         self.hand_over.tick()
+        for _ in self.hand_over.hand_over():
+            pass
         self.guests.tick()
         for node, since in list(self.broken_at.items()):
             if self.now_ms - since >= REPLICATION.node_down_ms:
@@ -408,8 +419,10 @@ class SimulatedNode:
         return False
 
     def _disk_full(self, full: bool) -> None:
-        self.full = full
-        self.replicas.disk_full(full)
+        if full is not self.full:
+            self.full = full
+            self.replicas.disk_full(full)
+            self.links_told.begin()
 
     def learn(self, declared: Declared) -> None:
         """The topology tells the node of a queue's next members."""

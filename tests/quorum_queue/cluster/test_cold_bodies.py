@@ -299,7 +299,7 @@ def test_a_follower_that_comes_back_waits_for_the_disk_of_the_leader_and_publish
     publisher = scene.publisher("a")
     leading: Any = scene.nodes["a"]
     # The log keeps these entries.
-    leading.maintenance._cut_logs = lambda: None
+    leading.maintenance._cut_logs = lambda: iter(())
     for _ in range(4):
         scene.publish("a", publisher, size=SIZE)
         scene.work(2)

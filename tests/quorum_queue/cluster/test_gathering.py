@@ -12,7 +12,7 @@ from persistence.memory import MemoryEnvironment
 from persistence.stepped import SteppedCommit
 from quorum_queue.boundary import Boundary
 from quorum_queue.cluster.gathering import SMALL_ENTRY_BYTES
-from quorum_queue.cluster.group import Group, InParts
+from quorum_queue.cluster.group import Foresee, Group
 from quorum_queue.cluster.options import ReplicationOptions
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.raft.log import Log
@@ -28,7 +28,7 @@ class Batches:
 
     title = "a group"
     single = False
-    in_parts: InParts | None = None
+    foresee: Foresee | None = None
     awaited = True
 
     def __init__(self) -> None:
@@ -56,8 +56,8 @@ class Batches:
     def fills_itself(self) -> bool:
         return False
 
-    def snapshot(self) -> bytes:
-        return b""
+    def snapshot_in_parts(self, then: Callable[[bytes], None]) -> None:
+        then(b"")
 
     def restore(self, state: bytes) -> None: ...
     def wanted(self, index: int) -> bool:

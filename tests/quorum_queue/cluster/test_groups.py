@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from quorum_queue.cluster import frames
-from quorum_queue.cluster.group import InParts
 from quorum_queue.cluster.group_host import GroupHost
 from quorum_queue.machine.entries import decode_entry
 from tests.quorum_queue.cluster.node import REPLICATION, TICK_MS
@@ -73,9 +72,8 @@ def test_nothing_is_applied_while_an_entry_is_made_ready(name: str, monkeypatch:
         waiting.append(ready)
         return True
 
-    in_parts = InParts(foresee, lambda then: then(group.machine.snapshot()))
-    made = property(lambda host: in_parts if host is group.machine else None)
-    monkeypatch.setattr(GroupHost, "in_parts", made)
+    made = property(lambda host: foresee if host is group.machine else None)
+    monkeypatch.setattr(GroupHost, "foresee", made)
     scene.publish("b", publisher, 2)
     scene.work(20)
     assert waiting and group.applied == before < group.core.commit

@@ -30,7 +30,7 @@ def begin(messages: int = 3, *, elections: int = 1) -> tuple[Scene, Publisher]:
     """Return a queue with messages of each of some terms, all in the log."""
     scene = Scene()
     for node in scene.nodes.values():
-        node.maintenance._cut_logs = lambda: None  # type: ignore[method-assign]
+        node.maintenance._cut_logs = lambda: iter(())  # type: ignore[method-assign]
     scene.raise_version()
     publisher = scene.publisher("a")
     for at in range(elections):

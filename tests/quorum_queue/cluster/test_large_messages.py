@@ -21,11 +21,12 @@ EARLIER = 2000
 
 def limited(*, version: int = versions.NEWEST, names: str = "abc", members: str = "abc") -> Scene:
     scene = Scene(names=names, members=members)
+    scene.network.version = version
     for node in scene.nodes.values():
         node.replicas.options = replace(
             node.replicas.options, message_bytes_max=LIMIT, earlier_message_bytes_max=EARLIER
         )
-        node.replicas.version = lambda: version
+        node.roster.version = version
     return scene
 
 

@@ -156,7 +156,7 @@ def test_a_new_leader_finds_the_seal_and_deletes_the_queue() -> None:
     for name in "bc":
         scene.nodes[name].deletions.clear()
         host = scene.host(name)
-        host.load(host.snapshot())
+        host.load(host.replica.snapshot())
     scene.work(30)
     assert scene.nodes["b"].deletions or scene.nodes["c"].deletions
 
@@ -168,3 +168,16 @@ def test_members_of_an_earlier_version_are_sent_no_seal() -> None:
     assert found == [Sealed(SEALED, 0)]
     assert not scene.ledger.machine.sealed
     assert list(scene.nodes["b"].deletions) == scene.declared
+
+
+def test_a_node_whose_disk_takes_no_writes_still_answers() -> None:
+    scene = Scene()
+    scene.isolate("c")
+    known: list[bool] = []
+    scene.nodes["c"].replicas.groups[scene.group_id].catch_up(known.append)
+    scene.nodes["c"].end_turn()
+    scene.nodes["c"].replicas.disk_full(True)
+    assert scene.nodes["c"].replicas.stalled
+    for _ in range(LATE_TICKS):
+        scene.tick(scene.nodes["c"])
+    assert known == [False]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from quorum_queue.cluster import compaction, frames
+from amqp_server.turn import Turn
+from quorum_queue.cluster import compaction, frames, state_of
+from quorum_queue.machine import locations, snapshot, versions
 from tests.quorum_queue.cluster.network import OPEN
 from tests.quorum_queue.cluster.node import TICK_MS
 from tests.quorum_queue.cluster.scene import Scene, sync
@@ -58,6 +62,44 @@ def test_a_snapshot_brings_every_body() -> None:
     assert len(pinned) == 30
     for index in pinned:
         assert scene.nodes["c"].store.read_one(scene.group_id, index).data == scene.ledger.entries[index]
+    scene.finish()
+
+
+@pytest.mark.pure
+@pytest.mark.parametrize("version", [versions.FIRST, versions.NEWEST])
+def test_a_snapshot_is_made_and_read_in_parts(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns have time for one part, of one run, and the queue goes on meanwhile."""
+    scene = Scene()
+    if version == versions.NEWEST:
+        scene.raise_version()
+    assert scene.host("a").replica.machine.version == version
+    for name in ("PART_MESSAGES", "PART_RUNS", "PART_BLOCKS"):
+        monkeypatch.setattr(snapshot, name, 1)
+    monkeypatch.setattr(locations, "BLOCK_SPANS", 4)
+    lagging(scene)
+    parts: Counter[str] = Counter()
+    overdue = Turn.overdue
+    monkeypatch.setattr(Turn, "overdue", lambda turn: parts["under way"] > 0 or overdue(turn))
+    for kind in (state_of.Encoding, state_of.Reading):
+
+        def counted(each: Any, go_on: Callable[[Any], None] = kind.go_on) -> None:
+            parts[type(each).__name__] += 1
+            parts["under way"] += 1
+            go_on(each)
+            parts["under way"] -= 1
+
+        monkeypatch.setattr(kind, "go_on", counted)
+    publisher = scene.publisher("a")
+    scene.heal()
+    for _ in range(60):
+        scene.publish("a", publisher)
+        scene.work(3)
+        for node in scene.running:
+            if node.turn.behind:
+                node.turn.run(node.turn.catch_up)
+    scene.settle()
+    assert scene.nodes["c"].restored >= 1
+    assert parts["Encoding"] > 5 and parts["Reading"] > 5
     scene.finish()
 
 

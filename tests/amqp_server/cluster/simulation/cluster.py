@@ -304,6 +304,12 @@ class Cluster:
                 self.start(node)
             self.connect_all()
             self.work_off()
+            # A node looks after its groups a few in each turn.
+            for node in self.running:
+                for _ in range(ROUNDS):
+                    if node.turn.behind:
+                        node.end_turn()
+            self.work_off()
             rested = 0 if self.unrest() else rested + 1
             if rested > LOOK_ROUNDS:
                 # By now the maintenance has looked at the cluster, too.

@@ -1,0 +1,26 @@
+"""Programs with fixed seeds against real brokers: a short campaign; `make model` is the long one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from conformance_tests.patience import PATIENCE_S
+from tests.model.brokers import MqdNode, MqdNodes
+from tests.model.campaign import Campaign
+
+SECONDS = {1: 30.0, 3: 30.0}
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_what_clients_see_is_what_the_model_allows(nodes: int, tmp_path: Path) -> None:
+    """As many programs as there is time for, the same ones in every run."""
+    campaign = Campaign(MqdNode if nodes == 1 else MqdNodes, nodes, 1, tmp_path, PATIENCE_S)
+    try:
+        failures = list(campaign.run(SECONDS[nodes], 0, {}))
+        told = [f"seed {each.program.seed}: {each.text}\n{each.program.dumps()}" for each in failures]
+        assert not told, "\n".join(told)
+        assert campaign.programs > 1
+    finally:
+        campaign.close()

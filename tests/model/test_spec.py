@@ -1,0 +1,256 @@
+"""The specification by itself, and what draws programs."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.model import pairs
+from tests.model.generator import draw
+from tests.model.programs import Program
+from tests.model.shrink import shrunk
+from tests.model.spec.channels import Channel, Delivered, Session, User
+from tests.model.spec.hashing import partition
+from tests.model.spec.messages import Message, died
+from tests.model.spec.promises import NOT_FOUND, PRECONDITION_FAILED, Broken, Promise
+from tests.model.spec.queues import Queue
+from tests.model.spec.routing import Binding, topic_matches
+from tests.model.spec.state import Broker
+from tests.model.spec.vhost import Vhost
+
+
+class Answer:
+    message_count = 0
+    consumer_count = 0
+
+
+class Talk:
+    """A client of the model; each call is a step."""
+
+    def __init__(self) -> None:
+        self.model = Vhost(Broker())
+        self.session = Session(0, User("guest"), "n1")
+        self.at_s = 0.0
+        self.number = 0
+        self.channel = self.open(1)
+
+    def step(self, after_s: float = 0.01) -> None:
+        self.at_s += after_s
+        self.model.begin_step(self.at_s)
+        self.model.tick(self.at_s)
+
+    def done(self, promise: Promise, answer: object = None) -> None:
+        assert promise.codes == {0}, promise
+        promise.effect(answer)
+
+    def open(self, number: int) -> Channel:
+        self.step()
+        self.done(self.model.open_channel(self.session, number))
+        return self.session.channels[number]
+
+    def declare(self, name: str, kind: str = "classic", **arguments: object) -> Queue:
+        self.step()
+        given = {"x-" + key.replace("_", "-"): value for key, value in arguments.items()}
+        self.done(self.model.declare_queue(self.channel, name, kind, arguments=given))
+        queue = self.model.queues[name]
+        assert isinstance(queue, Queue)
+        return queue
+
+    def publish(self, queue: str, count: int = 1, **message: object) -> None:
+        self.step()
+        for _ in range(count):
+            self.number += 1
+            self.model.publish(self.channel, Message(self.number, 10, "", queue, **message))  # type: ignore[arg-type]
+        for each in self.model.queues.values():
+            if isinstance(each, Queue):
+                for copy in each.copies:
+                    each.arrived(copy)
+
+    def consume(self, queue: str, tag: str = "c", prefetch: int = 0) -> None:
+        self.step()
+        self.done(self.model.qos(self.channel, prefetch, False))
+        self.done(self.model.consume(self.channel, queue, tag))
+
+    def deliver(self, number: int, *, redelivered: bool = False, tag: str = "c", queue: str = "q") -> None:
+        self.model.on_delivery(
+            self.channel,
+            Delivered(self.channel.last_tag + 1, number, redelivered, "", queue, {}, 10, tag),
+        )
+
+    def settle(self, how: str, tag: int) -> None:
+        self.step()
+        self.model.settle(self.channel, how, tag, False)
+
+
+@pytest.fixture
+def talk() -> Talk:
+    return Talk()
+
+
+def test_messages_come_in_order_and_once(talk: Talk) -> None:
+    talk.declare("q")
+    talk.publish("q", 2)
+    talk.consume("q")
+    assert len(talk.model.owed()) == 2
+    talk.deliver(1)
+    talk.deliver(2)
+    assert not talk.model.owed()
+    with pytest.raises(Broken, match="held by a client"):
+        talk.deliver(2)
+
+
+def test_a_message_is_not_overtaken(talk: Talk) -> None:
+    talk.declare("q")
+    talk.publish("q", 2)
+    talk.consume("q", prefetch=1)
+    talk.deliver(2)
+    talk.step()
+    with pytest.raises(Broken, match="came before message 1"):
+        talk.model.settle_step()
+
+
+def test_prefetch_is_a_limit(talk: Talk) -> None:
+    talk.declare("q")
+    talk.publish("q", 2)
+    talk.consume("q", prefetch=1)
+    talk.deliver(1)
+    assert not talk.model.owed()
+    with pytest.raises(Broken, match="more than its prefetch"):
+        talk.deliver(2)
+
+
+def test_a_returned_message_has_the_flag(talk: Talk) -> None:
+    talk.declare("q")
+    talk.publish("q")
+    talk.consume("q")
+    talk.deliver(1)
+    talk.settle("requeue", 1)
+    with pytest.raises(Broken, match="redelivered=False"):
+        talk.deliver(1)
+    talk.deliver(1, redelivered=True)
+
+
+def test_an_expired_message_is_not_delivered(talk: Talk) -> None:
+    talk.declare("q", message_ttl=100)
+    talk.publish("q")
+    talk.step(0.2)
+    promise = talk.model.consume(talk.channel, "q", "c")
+    talk.done(promise)
+    assert not talk.model.owed()
+    with pytest.raises(Broken, match="delivered"):
+        talk.deliver(1)
+
+
+def test_the_oldest_are_dead_lettered_at_the_limit(talk: Talk) -> None:
+    dead = talk.declare("dead")
+    talk.declare("q", max_length=2, dead_letter_exchange="", dead_letter_routing_key="dead")
+    talk.publish("q", 3)
+    assert [(copy.message.number, copy.deaths[0].reason) for copy in dead.line()] == [(1, "maxlen")]
+    assert talk.model.queues["q"].count() == (2, 2)
+
+
+def test_a_full_queue_refuses(talk: Talk) -> None:
+    talk.declare("q", max_length_bytes=25, overflow="reject-publish")
+    talk.channel.confirming = True
+    talk.publish("q", 3)
+    assert [p.outcomes for p in talk.channel.unconfirmed.values()] == [{"ack"}, {"ack"}, {"nack"}]
+    talk.model.on_confirm(talk.channel, 2, True, False)
+    with pytest.raises(Broken, match="got ack where"):
+        talk.model.on_confirm(talk.channel, 3, False, False)
+
+
+def test_a_lost_connection_leaves_its_publishes_in_doubt(talk: Talk) -> None:
+    queue = talk.declare("q")
+    talk.channel.confirming = True
+    talk.model.broker.prompt = False
+    talk.step()
+    talk.model.publish(talk.channel, Message(1, 10, "", "q"), awaited=False)
+    talk.model.lose_session(talk.session, certain=False)
+    assert queue.count() == (0, 1)
+
+
+def test_rollback_publishes_nothing(talk: Talk) -> None:
+    queue = talk.declare("q")
+    talk.done(talk.model.select(talk.channel, "tx"))
+    talk.publish("q")
+    talk.done(talk.model.rollback(talk.channel))
+    assert queue.count() == (0, 0)
+    talk.publish("q")
+    talk.done(talk.model.commit(talk.channel))
+    assert queue.count() == (1, 1)
+
+
+def test_refusals(talk: Talk) -> None:
+    assert talk.model.get(talk.channel, "q", no_ack=False).codes == {NOT_FOUND}
+    declared = talk.model.declare_queue(talk.channel, "q", "quorum", arguments={"x-max-priority": 5})
+    assert declared.codes == {PRECONDITION_FAILED}
+    talk.declare("q")
+    talk.publish("q")
+    assert talk.model.delete_queue(talk.channel, "q", if_empty=True).codes == {PRECONDITION_FAILED}
+
+
+def test_counts_are_judged(talk: Talk) -> None:
+    talk.declare("q")
+    talk.publish("q")
+    promise = talk.model.declare_queue(talk.channel, "q", "", passive=True)
+    with pytest.raises(Broken, match="has 0 messages where 1 is right"):
+        promise.effect(Answer())
+
+
+def test_exchanges_route(talk: Talk) -> None:
+    model, channel = talk.model, talk.channel
+    talk.declare("q")
+    talk.done(model.declare_exchange(channel, "other", "fanout"))
+    talk.done(model.declare_exchange(channel, "x", "topic", arguments={"alternate-exchange": "other"}))
+    talk.done(model.bind(channel, Binding("x", "queue", "q", "a.#")))
+    assert model._route("x", ["a.b"], {}) == {"q"}
+    assert model._route("x", ["b"], {}) == set()
+    talk.done(model.bind(channel, Binding("other", "queue", "q", "")))
+    assert model._route("x", ["b"], {}) == {"q"}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "key", "matches"),
+    [("a.*", "a.b", True), ("a.*", "a", False), ("#", "", True), ("#.b", "a.c.b", True), ("*.b", "b", False)],
+)
+def test_topics(pattern: str, key: str, matches: bool) -> None:
+    assert topic_matches(pattern.split("."), key.split(".") if key else []) == matches
+
+
+def test_partitions_are_those_of_the_stream_protocol() -> None:
+    # As in the example of docs/streams.md.
+    assert [partition(name, 3) for name in ("ada", "max", "ben")] == [0, 1, 2]
+
+
+def test_deaths_are_counted() -> None:
+    once = died((), "q", "expired", "x", ("k",))
+    other = died(once, "r", "maxlen", "y", ("k",))
+    twice = died(other, "q", "expired", "x", ("k",))
+    assert [(death.queue, death.count) for death in twice] == [("q", 2), ("r", 1)]
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_every_pair_occurs(nodes: int) -> None:
+    missing = pairs.all_pairs(nodes)
+    for count, row in enumerate(pairs.rows(nodes, 0)):
+        missing -= pairs.pairs_of(row)
+        if not missing:
+            break
+        assert count < 300, sorted(missing)[:5]
+
+
+def test_a_program_is_the_same_again() -> None:
+    row = next(pairs.rows(3, 5))
+    program = draw(7, row, 3)
+    assert program == draw(7, row, 3) == Program.loads(program.dumps())
+    assert program != draw(8, row, 3)
+
+
+def test_programs_shrink() -> None:
+    publish = {"op": "publish", "messages": [{"number": n} for n in range(8)]}
+    steps = [{"op": "wait", "ms": n} for n in range(10)]
+    program = Program(0, 1, [*steps, publish, *steps])
+
+    def fails(tried: Program) -> bool:
+        return any({"number": 5} in step.get("messages", ()) for step in tried.steps)
+
+    assert shrunk(program, fails).steps == [{"op": "publish", "messages": [{"number": 5}]}]

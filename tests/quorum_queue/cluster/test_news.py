@@ -1,0 +1,88 @@
+"""What all groups of a node have to hear they hear one after the other, and each before any later frame."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from quorum_queue.cluster import frames
+from quorum_queue.cluster.group import Group
+from quorum_queue.cluster.replicas import Replicas
+from quorum_queue.raft.messages import COMMIT, Message, encode_message
+from tests.quorum_queue.cluster.scene import Scene
+
+#: It looks into the class.
+pytestmark = pytest.mark.pure
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Record what groups hear from now on."""
+    heard: list[tuple[str, int]] = []
+    for name in ("_link_up", "_link_down"):
+
+        def note(self: Replicas, peer: str, group: Group, name: str = name) -> None:
+            heard.append((name, group.id))
+
+        monkeypatch.setattr(Replicas, name, note)
+    monkeypatch.setattr(
+        Replicas, "_step", lambda self, group, message: heard.append(("frame", group.id)), raising=True
+    )
+    return heard
+
+
+def three_groups(scene: Scene) -> tuple[Replicas, list[int]]:
+    replicas = scene.nodes["b"].replicas
+    (group,) = replicas.groups.values()
+    own: list[int] = [group.id]
+    for number in (1_001, 1_002):
+        core = group.core
+        opened = replicas.open(
+            number, group.machine, members=core.members, hard=core.hard, log=core.log, applied=0
+        )
+        own.append(opened.id)
+    return replicas, own
+
+
+def test_a_group_hears_of_links_before_a_frame_of_the_next_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    replicas, own = three_groups(Scene())
+    heard = recorded(monkeypatch)
+    replicas.link_down("a")
+    replicas.link_up("a")
+    assert heard == [] and replicas.has_news
+    steps = replicas.tell()
+    next(steps)
+    assert heard == [("_link_down", own[0]), ("_link_up", own[0])]
+    heard.clear()
+    message = Message(COMMIT, "a", "b", 1)
+    frame = b"".join(encode_message(own[2], message, bytes((frames.RAFT,))))
+    replicas.received("a", memoryview(frame))
+    assert heard == [("_link_down", own[2]), ("_link_up", own[2]), ("frame", own[2])]
+    heard.clear()
+    # News of the next minute, while some groups have not heard the first ones.
+    replicas.link_down("a")
+    list(steps)
+    told = [("_link_down", own[1]), ("_link_up", own[1]), ("_link_down", own[1])]
+    assert heard[:3] == told
+    list(replicas.tell())
+    assert sorted(heard) == sorted([*told, ("_link_down", own[0]), ("_link_down", own[2])])
+    assert not replicas.has_news
+    list(replicas.tell())
+    assert len(heard) == 5
+
+
+def test_a_new_group_hears_no_old_news(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene()
+    heard = recorded(monkeypatch)
+    scene.nodes["b"].replicas.link_down("a")
+    replicas, own = three_groups(scene)
+    list(replicas.tell())
+    assert heard == [("_link_down", own[0])]
