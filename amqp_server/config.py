@@ -577,7 +577,7 @@ class Config:
     )
     stream_names_max: int = option(
         1_000,
-        "Offsets that a stream keeps by name (x-group); the name that was used longest ago is forgotten first.",
+        "Offsets that a stream keeps by name (x-group); consumers with more names are refused with 406.",
         low=1,
         high=1_000_000,
     )

@@ -25,7 +25,7 @@ from amqp_server.errors import (
     PreconditionFailed,
     Unavailable,
 )
-from amqp_server.streams.start import parse_consumer_start, parse_wanted
+from amqp_server.streams.start import NAMES_FULL, parse_consumer_start, parse_wanted
 from amqp_server.wire import content, frames, tables
 from amqp_server.wire.deliver import LARGE_BYTES, DeliverTemplate
 from quorum_queue.host import DELETED
@@ -136,6 +136,12 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
             channel.forget(subscription)
             if refused == EXCLUSIVE:
                 raise in_exclusive_use(channel, queue)
+            if refused == NAMES_FULL:
+                raise PreconditionFailed(
+                    "no place for a new name ('x-group'), stream_names_max is "
+                    f"{connection.config.stream_names_max}: delete a name (mqctl delete_stream_offset), or raise the "
+                    f"limit: {place_of(queue)}"
+                )
             raise Unavailable(refused)
 
     connection.after(begin, attached)

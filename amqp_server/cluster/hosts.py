@@ -292,6 +292,7 @@ class ClusterHosts:
             self.asks,
             partial(self._home, queue),
             lambda: queue.members,
+            lambda: self._roster.version,
         )
         return host
 

@@ -42,6 +42,7 @@ from amqp_server.management.managed_exchanges import ManagedExchanges
 from amqp_server.management.managed_groups import ManagedGroups
 from amqp_server.management.managed_messages import ManagedMessages
 from amqp_server.management.managed_node import ManagedNode
+from amqp_server.management.managed_offsets import ManagedOffsets
 from amqp_server.management.managed_queues import ManagedQueues
 from amqp_server.management.proposals import Proposals
 from amqp_server.management.together import Together
@@ -88,6 +89,7 @@ class ManagedBroker:
         self.queues = ManagedQueues(broker, node.administration)
         self.consumers = ManagedConsumers(broker, self.queues, self.connections)
         self.groups = ManagedGroups(broker)
+        self.offsets = ManagedOffsets(broker)
         self.exchanges = ManagedExchanges(broker, self._proposals)
         self.bindings = ManagedBindings(broker, self.queues)
         self.messages = ManagedMessages(broker, self.node.synced)

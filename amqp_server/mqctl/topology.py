@@ -195,6 +195,32 @@ def reset_group(
     show_columns(columns, rows, invocation)
 
 
+OFFSET_COLUMNS = ("name", "committed_offset", "lag", "in_use", "connection")
+
+
+@mqctl.command(
+    "list_stream_offsets",
+    help="Lists the offsets that a stream keeps by name, the least recently used first, and which a consumer has now.",
+)
+@in_vhost
+@click.argument("stream")
+@pass_invocation
+def list_stream_offsets(invocation: Invocation, vhost: str, stream: str) -> None:
+    show_columns(OFFSET_COLUMNS, invocation.client.get("queues", vhost, stream, "offsets"), invocation)
+
+
+@mqctl.command(
+    "delete_stream_offset",
+    help="Deletes an offset that a stream keeps by name, unless a consumer has the name.",
+)
+@in_vhost
+@click.argument("stream")
+@click.argument("name")
+@pass_invocation
+def delete_stream_offset(invocation: Invocation, vhost: str, stream: str, name: str) -> None:
+    invocation.client.delete("queues", vhost, stream, "offsets", name)
+
+
 @mqctl.command("delete_exchange", help="Deletes an exchange.")
 @in_vhost
 @click.argument("name")

@@ -131,7 +131,7 @@ CONSUMERS = {
         "stream", "`first`, `last`, `next`, an offset, a timestamp, an age such as `1h`, `committed`",
         "[where it begins](../streams.md#consuming)",
     ),
-    "x-group": ("stream", "name", "whose place `committed` is; on a node that stands alone"),
+    "x-group": ("stream", "name", "whose place `committed` is; refused with 406 if the stream has `stream_names_max` others"),
     "x-stream-offset-default": ("stream", "as above", "where `committed` begins the first time"),
     "x-stream-filter": ("stream", "text, or a list of texts", "only messages with one of these filter values"),
     "x-stream-match-unfiltered": ("stream", "true, false", "and those without any"),

@@ -69,18 +69,30 @@ class Append(msgspec.Struct, array_like=True, frozen=True):
     size: int = 0
 
 
+#: What a note of a new name does if the stream has as many names as it may keep: the name takes the place of
+#: the one used longest ago, or the note has no effect. From versions.NAMES_REFUSED on, nodes write only notes
+#: of the second kind.
+EVICTS, REFUSES = 0, 1
+#: The note deletes the name, if `instead` still owns it. From versions.NAMES_REFUSED on.
+DELETES = 2
+
+
 class Note(msgspec.Struct, array_like=True, frozen=True):
-    """A note from a consumer with a name: it takes the name, or has acked up to an offset without a gap."""
+    """A note from a consumer with a name: it takes the name, or has acked up to an offset without a gap. Or a
+    note from an operator, who deletes a name.
+    """
 
     name: str
     #: The consumer.
     owner: str
     offset: int = NO_OFFSET
-    #: Maximum number of names from now on; the least recently used ones are forgotten.
+    #: Maximum number of names, for new ones.
     most: int = 1
     #: The owner that it takes the name from, "" if there was none. A late note takes the name from no other
     #: owner.
     instead: str = ""
+    #: EVICTS, REFUSES or DELETES; earlier versions know only the first kind, and ignore this field.
+    kind: int = EVICTS
 
 
 class NodeBatch(msgspec.Struct, array_like=True, frozen=True):
@@ -288,7 +300,10 @@ def _within(kept: list[range], number: int, count: int) -> list[range]:
 
 
 __all__ = [
+    "DELETES",
+    "EVICTS",
     "NO_OFFSET",
+    "REFUSES",
     "Append",
     "CodecError",
     "NamedMessages",

@@ -17,11 +17,11 @@ from typing import Any
 from amqp_server.streams.compacting import Compacting, Compaction, Copies, NoCopies
 from amqp_server.streams.encode import Encoded, Encoder, begin_large
 from amqp_server.streams.leftover import Leftover
-from amqp_server.streams.named import Names, Progress
+from amqp_server.streams.named import NAME_ABSENT, NAME_IN_USE, Names, Progress
 from amqp_server.streams.node_names import NodeNames
 from amqp_server.streams.readers import BOUNDLESS, StreamReaders
 from amqp_server.streams.services import StreamServices
-from amqp_server.streams.start import NEXT, Start
+from amqp_server.streams.start import NAMES_FULL, NEXT, Start
 from amqp_server.streams.stream_consumer import StreamConsumer
 from amqp_server.streams.stream_options import StreamOptions
 from amqp_server.streams.taken import Taken
@@ -204,8 +204,11 @@ class StreamHost(StreamReaders):
                 self._attach(command[1])
             elif verb == "detach":
                 self._detach(command[1])
-                if command[2]:
-                    self._progress.pop(command[1], None)
+                progress = self._progress.get(command[1])
+                if progress is not None and (command[2] or not progress.holds):
+                    del self._progress[command[1]]
+                # It may still wait for its name.
+                self._attached(command[1], "the consumer is gone")
             elif verb == "pause":
                 consumer = self._consumers.get(command[1])
                 if consumer is not None:
@@ -415,22 +418,26 @@ class StreamHost(StreamReaders):
 
     def _attach(self, given: Any) -> None:
         """`given` is a quorum_queue.machine.consumers.Consumer."""
+        start = given.sink.start
+        if start.group and not self.shares_names and not self._admits(start.group):
+            self._attached(given.key, NAMES_FULL)
+            return
         consumer = StreamConsumer(
             self._services, given.key, given.sink, given.own_prefetch, paused=given.paused
         )
         self._consumers[given.key] = consumer
         self._group_count += consumer.for_group
-        self._attached(given.key, None)
-        start = given.sink.start
         if start.group:
             self._begin_named(consumer, start)
         else:
+            self._attached(given.key, None)
             self._begin(consumer, start)
 
     # -- offsets by name -------------------------------------------------------------------------------------
 
     def _begin_named(self, consumer: StreamConsumer, start: Start) -> None:
         """Begin a consumer with a name at the name's offset. An earlier consumer with the name loses it."""
+        self._attached(consumer.key, None)
         for other, progress in list(self._progress.items()):
             if progress.name == start.group:
                 del self._progress[other]
@@ -439,6 +446,37 @@ class StreamHost(StreamReaders):
         self._progress[consumer.key] = Progress(start.group)
         known = self._names.offsets.get(start.group)
         self._begin(consumer, (start.otherwise or NEXT) if known is None else Start(offset=known))
+
+    def _admits(self, name: str) -> bool:
+        taken = self.names_here()
+        new = sum([each not in self._names.offsets for each in taken])
+        return self._names.admits(name, taken, new)
+
+    def names_here(self) -> set[str]:
+        """Return the names that consumers of this node have or wait for, or may still ack for."""
+        return {progress.name for progress in self._progress.values()}
+
+    def kept_names(self, done: Callable[[list[tuple[str, int | None]] | Refused], None]) -> None:
+        """Find the names that the stream keeps, with their offsets; None for a name that was taken and has
+        not acked yet.
+        """
+        found: dict[str, int | None] = {**self._names.offsets}
+        for name in sorted(self.names_here()):
+            found.setdefault(name, None)
+        done(list(found.items()))
+
+    def delete_name(self, name: str, done: Callable[[Refused | None], None]) -> None:
+        """Delete a name, unless a consumer has it. In a cluster the caller knows that none has it, and only
+        one that takes it at the same time is in the way.
+        """
+        if name in self.names_here():
+            done(NAME_IN_USE)
+        elif name not in self._names.offsets:
+            done(NAME_ABSENT)
+        else:
+            position = self._names.delete(name)
+            self._services.journal.settle(self.queue_id, range(position, position + 1))
+            self._services.commits.request(partial(done, None))
 
     def _note_progress(self, verb: str, key: Key, low: int, high: int) -> None:
         progress = self._progress.get(key)

@@ -4,22 +4,27 @@ into the log, and the consumers follow the log. See node_names.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from amqp_server.streams.asks import ABSENT, Done
-from amqp_server.streams.entries import Note
-from amqp_server.streams.named import Progress
+from amqp_server.streams.entries import DELETES, NO_OFFSET, Note
+from amqp_server.streams.named import NAME_IN_USE, Progress
 from amqp_server.streams.node_names import NodeNames
+from amqp_server.streams.replicated import Kept
 from quorum_queue.cluster import frames
 from quorum_queue.cluster.frames import StreamWord
 from quorum_queue.host import Key
+from quorum_queue.ports import Refused
 
 if TYPE_CHECKING:
     from amqp_server.streams.group_host import StreamGroupHost
 
 _names_decoder = msgspec.msgpack.Decoder(tuple[list[Note], list[str]])
+#: Decodes the state of names that a member tells.
+kept_decoder = msgspec.msgpack.Decoder(dict[str, Kept])
 
 
 class LoggedNames:
@@ -29,7 +34,13 @@ class LoggedNames:
         """`owner` identifies this node and its start."""
         self._host = host
         self.node_names = NodeNames(
-            owner, names_max, send=self._send, begin=host.named_begins, lose=host.loses_name
+            owner,
+            names_max,
+            send=self._send,
+            begin=host.named_begins,
+            lose=host.loses_name,
+            refuse=host.refuses_name,
+            keeps=host.keeps_names,
         )
         #: The number of the batch with this node's notes, while it is in progress; else 0.
         self._number = 0
@@ -106,8 +117,28 @@ class LoggedNames:
         if not notes:
             reply(self._word(names) if self._host.group.informed else ABSENT)
             return
+        self._log(notes, names, reply)
+
+    def _log(self, notes: list[Note], names: list[str], reply: Done) -> None:
+        """Submit these notes, and reply with the state of these names afterwards."""
         self._asked.append((self._host.group.next_number, names, reply))
         self._host.submit_notes(notes)
 
+    def delete(self, name: str, owner: str, done: Callable[[Refused | None], None]) -> None:
+        """Delete a name, unless another consumer than `owner` has taken it."""
+        self._log([deletion(name, owner)], [name], lambda word: done(after_deletion(name, word)))
 
-__all__ = ["LoggedNames"]
+
+def deletion(name: str, owner: str) -> Note:
+    """Return the note that deletes a name that this owner was the last to take."""
+    return Note(name, "", NO_OFFSET, 1, owner, DELETES)
+
+
+def after_deletion(name: str, word: StreamWord) -> Refused | None:
+    """Return why a name was not deleted, given the answer to the note."""
+    if word.what != frames.TOLD_FOUND:
+        return Refused("no member of the stream has answered: the name may be deleted or not")
+    return NAME_IN_USE if name in kept_decoder.decode(word.data) else None
+
+
+__all__ = ["LoggedNames", "after_deletion", "deletion", "kept_decoder"]

@@ -16,12 +16,13 @@ from amqp_server.streams.entries import Note
 from amqp_server.streams.finding import Finding
 from amqp_server.streams.logged_names import LoggedNames
 from amqp_server.streams.member_segments import MemberSegments
-from amqp_server.streams.named import Progress
+from amqp_server.streams.named import NAME_ABSENT, Progress
 from amqp_server.streams.start import Start
 from amqp_server.streams.stream_consumer import StreamConsumer
-from amqp_server.streams.taking_over import begin_named
+from amqp_server.streams.taking_over import begin_named, refuse_name
 from persistence.streams.log import Read
 from quorum_queue.host import Key
+from quorum_queue.machine.versions import NAMES_REFUSED
 from quorum_queue.ports import Refused
 
 
@@ -91,6 +92,36 @@ class MemberReaders(MemberSegments):
         self._progress.pop(key, None)
         self._detach(key)
         self.queue.consumer_lost(key)
+
+    def refuses_name(self, key: Key) -> None:
+        """Called when there is no place for the name of a consumer."""
+        refuse_name(self, key)
+
+    def keeps_names(self) -> bool:
+        """Return whether all nodes know that names stay until they are deleted."""
+        return self.replicas.version() >= NAMES_REFUSED
+
+    def kept_names(self, done: Callable[[list[tuple[str, int | None]] | Refused], None]) -> None:
+        def reached(why: Refused | None = None) -> None:
+            if why is not None:
+                done(why)
+                return
+            kept = self.replica.names.items()
+            done([(name, None if offset < 0 else offset) for name, (offset, _) in kept])
+
+        self._reach_committed(reached)
+
+    def delete_name(self, name: str, done: Callable[[Refused | None], None]) -> None:
+        def reached(why: Refused | None = None) -> None:
+            kept = self.replica.names.get(name)
+            if why is not None:
+                done(why)
+            elif kept is None:
+                done(NAME_ABSENT)
+            else:
+                self.names.delete(name, kept.owner, done)
+
+        self._reach_committed(reached)
 
     @property
     def progress(self) -> dict[Key, Progress]:

@@ -7,17 +7,22 @@ is stored in the journal as a note of the stream, at a position that no message 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 import msgspec
 
 from quorum_queue.consumer_groups.group import Group, Member
 from quorum_queue.consumer_groups.partition import Partition
+from quorum_queue.ports import Refused
 
 logger = logging.getLogger("mqd.streams")
 
 #: Position of the first note in the journal.
 FIRST = 1 << 60
+
+#: Reasons why a name is not deleted.
+NAME_ABSENT = Refused("the stream keeps no offset of this name")
+NAME_IN_USE = Refused("a consumer has this name now")
 
 
 class Note(msgspec.Struct, array_like=True):
@@ -31,12 +36,14 @@ _decoder = msgspec.msgpack.Decoder(Note)
 class Names:
     """The names that a stream knows, the least recently used first."""
 
-    __slots__ = ("_most", "_positions", "offsets")
+    __slots__ = ("_most", "_next", "_positions", "offsets")
 
     def __init__(self, most: int) -> None:
         self._most = most
         self.offsets: dict[str, int] = {}
         self._positions: dict[str, int] = {}
+        #: Position of the next new name. The journal may still have to delete the notes at earlier ones.
+        self._next = FIRST
 
     def restore(self, annotations: Mapping[int, bytes]) -> None:
         """Restore the names from the journal."""
@@ -49,24 +56,28 @@ class Names:
                 else:
                     self.offsets[note.name] = note.offset
                     self._positions[note.name] = position
+                self._next = position + 1
+
+    def admits(self, name: str, taken: Container[str], new: int) -> bool:
+        """Return whether a consumer may have this name. Consumers have the names `taken`, and `new` of those
+        have no offset yet.
+        """
+        return name in self.offsets or name in taken or len(self.offsets) + new < self._most
 
     def put(self, name: str, offset: int) -> tuple[int, bytes]:
-        """Keep an offset; return position and bytes of its note. This may remove the least recently used
-        name.
-        """
+        """Keep an offset; return position and bytes of its note."""
         position = self._positions.get(name)
-        self.offsets.pop(name, None)
         if position is None:
-            if len(self.offsets) >= self._most:
-                oldest = next(iter(self.offsets))
-                del self.offsets[oldest]
-                position = self._positions.pop(oldest)
-            else:
-                used = set(self._positions.values())
-                position = next(each for each in range(FIRST, FIRST + len(used) + 1) if each not in used)
-            self._positions[name] = position
+            position = self._positions[name] = self._next
+            self._next += 1
+        self.offsets.pop(name, None)
         self.offsets[name] = offset
         return position, msgspec.msgpack.encode(Note(name, offset))
+
+    def delete(self, name: str) -> int:
+        """Forget a name; return the position of its note."""
+        del self.offsets[name]
+        return self._positions.pop(name)
 
 
 class Progress:
@@ -114,4 +125,4 @@ class Progress:
         self._member.take(low, high)
 
 
-__all__ = ["Names", "Progress"]
+__all__ = ["NAME_ABSENT", "NAME_IN_USE", "Names", "Progress"]

@@ -18,11 +18,12 @@ from amqp_server.streams.asks import NOTHING, Asks
 from amqp_server.streams.encode import Encoded
 from amqp_server.streams.entries import Note
 from amqp_server.streams.host import StreamConsumer, StreamHost, StreamServices
-from amqp_server.streams.named import Progress
+from amqp_server.streams.logged_names import after_deletion, deletion, kept_decoder
+from amqp_server.streams.named import NAME_ABSENT, Progress
 from amqp_server.streams.node_names import NodeNames
 from amqp_server.streams.replicated import Kept
 from amqp_server.streams.start import Start
-from amqp_server.streams.taking_over import begin_named, take_over
+from amqp_server.streams.taking_over import begin_named, refuse_name, take_over
 from persistence.streams import batch as batches
 from persistence.streams.batch import Batch, Damaged
 from persistence.streams.log import READ_BYTES, Lost, heads_of
@@ -34,6 +35,7 @@ from quorum_queue.host import MOVED, Key
 from quorum_queue.machine.machine import ENQUEUES, Command
 from quorum_queue.machine.seal import Sealed
 from quorum_queue.machine.settings import Settings
+from quorum_queue.machine.versions import NAMES_REFUSED
 from quorum_queue.ports import Hosted, Refused
 
 logger = logging.getLogger("mqd.streams")
@@ -46,7 +48,6 @@ TAIL_BYTES_MAX = 4 * READ_BYTES
 FRESH_MS = 1_000
 #: Interval at which a member is asked whether other nodes have taken the names of consumers here, ms.
 NAMES_MS = 1_000
-_kept_decoder = msgspec.msgpack.Decoder(dict[str, Kept])
 
 
 class Publisher(RemoteHost):
@@ -78,8 +79,11 @@ class StreamRemoteHost(StreamHost):
         asks: Asks,
         home: Callable[[str], str],
         members: Callable[[], tuple[str, ...]],
+        version: Callable[[], int],
     ) -> None:
-        """`home` returns the member to ask, if possible another member than its argument."""
+        """`home` returns the member to ask, if possible another member than its argument; `version` is the
+        one that all nodes know.
+        """
         self._members = members
         self.publisher = publisher
         self._asks = asks
@@ -104,6 +108,8 @@ class StreamRemoteHost(StreamHost):
             send=self._send_notes,
             begin=self._named_begins,
             lose=self._loses_name,
+            refuse=partial(refuse_name, self),
+            keeps=lambda: version() >= NAMES_REFUSED,
         )
 
     def _recover(self) -> None:
@@ -333,7 +339,23 @@ class StreamRemoteHost(StreamHost):
     def _kept_in(self, word: StreamWord) -> dict[str, Kept]:
         now = self._names_told_ms = self._services.clock.monotonic_ms()
         self._services.timers.wake(self, now + NAMES_MS)
-        return _kept_decoder.decode(word.data)
+        return kept_decoder.decode(word.data)
+
+    def kept_names(self, done: Callable[[list[tuple[str, int | None]] | Refused], None]) -> None:
+        done(Refused("a member of the stream has to be asked"))
+
+    def delete_name(self, name: str, done: Callable[[Refused | None], None]) -> None:
+        def found(word: StreamWord) -> None:
+            kept = kept_decoder.decode(word.data) if word.what == frames.TOLD_FOUND else None
+            if kept is None:
+                done(Refused("no member of the stream answers"))
+            elif name not in kept:
+                done(NAME_ABSENT)
+            else:
+                data = msgspec.msgpack.encode(([deletion(name, kept[name].owner)], [name]))
+                self._ask(frames.ASK_NAMES, 0, lambda answer: done(after_deletion(name, answer)), data)
+
+        self._ask(frames.ASK_NAMES, 0, found, msgspec.msgpack.encode(([], [name])))
 
     def _look_at_names(self) -> None:
         """Ask from time to time whether consumers of other nodes have taken names."""

@@ -17,6 +17,8 @@ import msgspec
 
 from amqp_server.streams.encode import Encoded
 from amqp_server.streams.entries import (
+    DELETES,
+    EVICTS,
     NO_OFFSET,
     Append,
     CodecError,
@@ -178,16 +180,26 @@ class Replica:
         return found
 
     def _note(self, note: Note) -> None:
-        """Apply a note: a consumer takes a name, or the owner of a name has acked more."""
-        offset, owner = self.names.get(note.name, _NEW)
+        """Apply a note: a consumer takes a name, the owner of a name has acked more, or an operator deletes a
+        name.
+        """
+        kept = self.names.get(note.name)
+        offset, owner = kept or _NEW
+        if note.kind == DELETES:
+            if kept is not None and owner == note.instead:
+                del self.names[note.name]
+            return
         if note.offset == NO_OFFSET:
             if owner not in (note.instead, note.owner):
                 return
         elif owner not in ("", note.owner):
             return
+        evicts, most = note.kind == EVICTS, max(note.most, 1)
+        if kept is None and len(self.names) >= most and not evicts:
+            return
         self.names.pop(note.name, None)
         self.names[note.name] = Kept(max(offset, min(note.offset, self.next_offset)), note.owner)
-        while len(self.names) > max(note.most, 1):
+        while evicts and len(self.names) > most:
             del self.names[next(iter(self.names))]
 
     def _append_new(self, append: Append, taken: Taken, applied: Applied) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from amqp_server.config import age_ms
 from amqp_server.errors import PreconditionFailed
@@ -40,6 +40,8 @@ _NAMES = {"first": Start("first"), "last": Start("last"), "next": NEXT}
 #: Value instead of an offset: begin where a name last acked.
 COMMITTED = "committed"
 GROUP_BYTES_MAX = 255
+#: Why a consumer is not attached: its name is new, and the stream has as many names as it may keep.
+NAMES_FULL: Final = "names full"
 
 
 def parse_consumer_start(arguments: Mapping[str, object], types: Mapping[str, str], place: str) -> Start:

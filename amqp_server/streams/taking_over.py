@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from amqp_server.streams.entries import NO_OFFSET
 from amqp_server.streams.host import StreamHost
-from amqp_server.streams.start import NEXT, Start
+from amqp_server.streams.start import NAMES_FULL, NEXT, Start
 from quorum_queue.host import Key
 
 
 def begin_named(host: StreamHost, key: Key, offset: int) -> None:
     """Begin a consumer that has got its name at the name's offset."""
+    host._attached(key, None)
     consumer = host._consumers.get(key)
     if consumer is not None and consumer.next_offset < 0:
         otherwise = consumer.sink.start.otherwise or NEXT
@@ -24,6 +25,11 @@ def take_over(before: StreamHost, after: StreamHost) -> None:
         after._progress.update(before._progress)
         before._progress.clear()
         after._node_names.adopt(before._node_names)
+        for key in before._consumers:
+            # It waits for its name.
+            attached = before.asking.attaching.pop(key, None)
+            if attached is not None:
+                after.begin_asking().attaching[key] = attached
     for key, consumer in list(before._consumers.items()):
         start = consumer.sink.start if consumer.next_offset < 0 else None
         del before._consumers[key]
@@ -38,4 +44,13 @@ def take_over(before: StreamHost, after: StreamHost) -> None:
             after._to_serve[consumer] = None
 
 
-__all__ = ["begin_named", "take_over"]
+def refuse_name(host: StreamHost, key: Key) -> None:
+    """Refuse a consumer: the stream has no place for its name."""
+    host._progress.pop(key, None)
+    host._detach(key)
+    if not host._attached(key, NAMES_FULL):
+        # It had its name once, and began again on another host.
+        host.queue.consumer_lost(key)
+
+
+__all__ = ["begin_named", "refuse_name", "take_over"]

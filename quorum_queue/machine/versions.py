@@ -27,7 +27,8 @@ node only begins with the newest.
         columns, in parts; very many messages that expire, or that a lower limit drops, leave the queue in
         several entries, and so do names of messages that are too old to be remembered; a queue that refuses
         messages above its limit in bytes refuses the one that does not fit into it; entries may have more
-        than 64 MiB; limits of queues, exchanges and bindings hold when the topology applies a declaration
+        than 64 MiB; limits of queues, exchanges and bindings hold when the topology applies a declaration;
+        streams keep the offsets of their names, and refuse more names, until an operator deletes some
 
 A node that meets a newer version than its own in an entry or a snapshot can't know what the others do: the
 queue stops there, with a line that says so.
@@ -85,6 +86,9 @@ COLUMNS = 7
 #: A batch drops so many messages at most, beyond those that it brings.
 DROPS = 7
 
+#: Streams refuse more names than they may keep, and forget a name only when told to.
+NAMES_REFUSED = 7
+
 NEWEST = 7
 
 #: Features that a node announces in the handshake of a link for the versions that it can apply, beyond the
@@ -115,6 +119,7 @@ __all__ = [
     "LARGE_ENTRIES",
     "LETTERS",
     "LOSSES",
+    "NAMES_REFUSED",
     "NEWEST",
     "PARAMETERS",
     "REMOVED",

@@ -65,7 +65,7 @@ def test_seeds_and_what_they_reach() -> None:
         "disks lost": 3, "retention": 1, "a super stream is declared": 30, "partitions are added": 8,
         "a super stream is deleted": 8, "confirmed in partitions": 1000, "published again": 1000,
         "passes of compaction": 100, "confirmed by the leader": 500, "confirmed by all": 500,
-        "confirmed before a majority has it": 200, "names taken": 100, "two nodes damaged": 2, "no room for segments": 2,
+        "confirmed before a majority has it": 200, "names taken": 100, "names refused": 100, "two nodes damaged": 2, "no room for segments": 2,
         "begun at a time": 200, "batches compared": 900,
     }  # fmt: skip
     assert {name: seen[name] for name in least if seen[name] < least[name]} == {}, seen
@@ -228,6 +228,7 @@ MUTATIONS = [
     Mutation("names go back", Replica, "_note", whoever_says_so),
     Mutation("a snapshot without offsets by name", stable, "encode_state", forgets_names),
     Mutation("all have what a majority has", Leadership, "reached", what_is_committed),
+    Mutation("a new name takes the place of another one", StreamGroupHost, "keeps_names", lambda self: False),
     Mutation("a snapshot beyond the segments", StreamGroupHost, "covered", to_the_end, 14),
     Mutation("a batch is taken twice", Replica, "_is_next", any_batch, 2),
     Mutation("damages are passed over", Filling, "miss", as_it_is),

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from threading import Thread
 
 import pika
+import pika.exceptions
 import pytest
 
+from amqp_server.mqctl.client import Failure
 from conformance_tests.patience import PATIENCE_S
 from tests.amqp_server.cluster.conftest import OPTIONS
 from tests.amqp_server.cluster.ring import NAMES, Ring
@@ -138,14 +141,70 @@ def test_a_new_consumer_takes_the_name_over_on_whichever_node_it_is(ring: Ring) 
             each.close()
 
 
-def test_so_many_names_are_kept(ring: Ring) -> None:
-    declare(ring, "many")
+def refused(ring: Ring, at: str, stream: str, name: str) -> None:
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker) as caught:
+        read(ring, at, stream, name, 1)
+    assert caught.value.reply_code == 406
+    assert caught.value.reply_text.endswith(f"or raise the limit: queue '{stream}' in vhost '/'")
+
+
+def offsets(ring: Ring, at: str, stream: str) -> dict[str, tuple[str, str]]:
+    rows = [line.split("\t") for line in ring.mqctl(at, "-q", "list_stream_offsets", stream).splitlines()]
+    return {name: (offset, in_use) for name, offset, _, in_use, _ in rows}
+
+
+def test_more_names_are_refused_until_an_operator_deletes_some(ring: Ring) -> None:
+    declare(ring, "many", x_initial_cluster_size=2)
     append(ring, "n1", "many", 0, 20)
-    for number in range(6):
-        name = f"r{number}"
-        assert read(ring, NAMES[number % 3], "many", name, 2) == [0, 1]
-        goes_on(ring, NAMES[number % 3], "many", name, 2)
-    # Four are kept, and each use counts.
-    for number in (5, 4, 3, 2):
-        goes_on(ring, "n1", "many", f"r{number}", 2)
-    assert read(ring, "n2", "many", "r0", 1, acked=0) == [0]
+    for number in range(4):
+        at = NAMES[number % 3]
+        assert read(ring, at, "many", f"r{number}", 2) == [0, 1]
+        goes_on(ring, at, "many", f"r{number}", 2)
+    for at in NAMES:
+        refused(ring, at, "many", f"new {at}")
+        assert offsets(ring, at, "many") == {f"r{number}": ("2", "false") for number in range(4)}
+    # Those that are there come back, wherever they are.
+    for number in range(4):
+        goes_on(ring, NAMES[(number + 1) % 3], "many", f"r{number}", 2)
+    for number, at in enumerate(NAMES):
+        name, holder = f"r{number}", NAMES[(number + 1) % 3]
+        with ring.channel(holder, confirm=False) as channel:
+            channel.basic_qos(prefetch_count=5)
+            arguments = {"x-stream-offset": "committed", "x-group": name}
+            channel.basic_consume("many", lambda *told: None, arguments=arguments)
+            assert offsets(ring, at, "many")[name] == ("2", "true")
+            with pytest.raises(Failure, match="now: stop it before its offset is deleted"):
+                ring.mqctl(at, "delete_stream_offset", "many", name)
+
+        def gone(at: str = at, name: str = name) -> bool:
+            return offsets(ring, at, "many")[name] == ("2", "false")
+
+        wait_until("its consumer is gone", gone)
+        ring.mqctl(at, "delete_stream_offset", "many", name)
+        assert read(ring, at, "many", f"new {at}", 1) == [0]
+        refused(ring, holder, "many", name)
+    assert set(offsets(ring, "n1", "many")) == {"r3", "new n1", "new n2", "new n3"}
+
+
+def test_two_nodes_that_take_the_last_place_at_once(ring: Ring) -> None:
+    declare(ring, "last", x_initial_cluster_size=2)
+    append(ring, "n1", "last", 0, 5)
+    for number in range(3):
+        assert read(ring, "n1", "last", f"r{number}", 1) == [0]
+    found: dict[str, int] = {}
+
+    def take(at: str) -> None:
+        try:
+            found[at] = len(read(ring, at, "last", f"mine {at}", 5))
+        except pika.exceptions.ChannelClosedByBroker as error:
+            found[at] = error.reply_code
+
+    threads = [Thread(target=take, args=(at,)) for at in NAMES]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found.values()) == [5, 406, 406]
+    (winner,) = [at for at, got in found.items() if got != 406]
+    for at in NAMES:
+        assert set(offsets(ring, at, "last")) == {"r0", "r1", "r2", f"mine {winner}"}

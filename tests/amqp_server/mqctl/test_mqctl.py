@@ -308,6 +308,51 @@ def test_groups(mqd: Addresses, mqctl: Mqctl, tmp_path: Path) -> None:
     ok(mqctl("delete_exchange", "orders"))
 
 
+def test_offsets_by_name(mqd: Addresses, mqctl: Mqctl) -> None:
+    ok(mqctl("declare_queue", "log/1", "-a", "x-queue-type=stream"))
+    for number in range(3):
+        ok(mqctl("publish", "", "log/1", str(number)))
+    list_offsets = ("-q", "list_stream_offsets", "log/1")
+    assert ok(mqctl(*list_offsets)).rows == []
+    arguments = {"x-stream-offset": "committed", "x-stream-offset-default": "first"}
+    with channel(mqd) as reader:
+        reader.basic_qos(prefetch_count=10)
+        for name in ("re/ports", "audit"):
+            for method, _, _ in reader.consume("log/1", arguments=arguments | {"x-group": name}):
+                reader.basic_ack(method.delivery_tag)
+                break
+            reader.cancel()
+        reader.basic_consume("log/1", lambda *told: None, arguments=arguments | {"x-group": "re/ports"})
+        rows = ok(mqctl(*list_offsets)).rows
+        assert [row[:4] for row in rows] == [
+            ["audit", "1", "2", "false"],
+            ["re/ports", "1", "2", "true"],
+        ]
+        assert rows[1][4].startswith("127.0.0.1:")
+        refused = mqctl("delete_stream_offset", "log/1", "re/ports")
+        assert refused.code == 65 and "has the name 're/ports' now: stop it" in refused.err
+    # A user that may not read the stream may not delete what others have read of it.
+    ok(mqctl("add_user", "mia", "pw"))
+    ok(mqctl("set_user_tags", "mia", "management"))
+    ok(mqctl("set_permissions", "mia", ".*", ".*", "^mine$"))
+    refused = mqctl("--user", "mia", "--password", "pw", "delete_stream_offset", "log/1", "audit")
+    assert refused.code != 0 and "'log/1' in vhost '/' refused for user 'mia'" in refused.err
+    ok(mqctl("set_permissions", "mia", "", "", "^log"))
+    ok(mqctl("--user", "mia", "--password", "pw", "delete_stream_offset", "log/1", "audit"))
+    ok(mqctl("delete_user", "mia"))
+    ok(mqctl("delete_stream_offset", "log/1", "re/ports"))
+    assert ok(mqctl(*list_offsets)).rows == []
+    absent = mqctl("delete_stream_offset", "log/1", "audit")
+    assert absent.code == 69 and "keeps no offset by the name 'audit'" in absent.err
+    ok(mqctl("declare_queue", "plain"))
+    for command in (("list_stream_offsets", "plain"), ("delete_stream_offset", "plain", "a")):
+        assert "'plain' in vhost '/' is no stream" in mqctl(*command).err
+    for command in (("list_stream_offsets", "nope"), ("delete_stream_offset", "nope", "a")):
+        assert mqctl(*command) == (69, "", "Error: no queue 'nope' in vhost '/'\n")
+    for name in ("plain", "log/1"):
+        ok(mqctl("delete_queue", name))
+
+
 def test_refusals_are_the_brokers_own(mqctl: Mqctl) -> None:
     assert "expected integer, got longstr" in mqctl("declare_queue", "bad", "-a", "x-message-ttl=abc").err
     assert "contains reserved prefix 'amq.*'" in mqctl("declare_queue", "amq.mine").err

@@ -39,7 +39,7 @@ from amqp_server.streams.group_host import StreamGroupHost
 from amqp_server.streams.headed import offsets_of
 from amqp_server.streams.host import StreamOptions
 from amqp_server.streams.replicated import Applied
-from amqp_server.streams.start import COMMITTED, Start
+from amqp_server.streams.start import COMMITTED, NAMES_FULL, Start
 from amqp_server.wire import content
 from persistence.streams import batch as batches
 from persistence.streams import index
@@ -64,6 +64,8 @@ NAME = "s"
 #: A super stream, which is declared and deleted again and again.
 WHOLE = "w"
 PARTITIONS_MAX = 6
+#: Names that a stream keeps.
+NAMES = 2
 BODY_BYTES = 12
 #: Kinds of persistent messages, by confirm level.
 PERSISTENT = tuple(kind(persistent=True) for kind in ATTRIBUTES)
@@ -232,8 +234,11 @@ class Reader:
         if self.next is not None:
             self.start = Start(offset=self.next)
         consumer = Consumer(self.key, prefetch=5, sink=self)
-        node.turn.run(queue.host.attach, consumer, lambda refused: None)
+        node.turn.run(queue.host.attach, consumer, self.answered)
         node.end_turn()
+
+    def answered(self, refused: str | None) -> None:
+        """Called when it is attached, or can't be."""
 
     @property
     def is_attached(self) -> bool:
@@ -352,6 +357,23 @@ class NamedReader(Reader):
         acked[self.name] = max(acked.get(self.name, 0), self._ends[first_id])
 
 
+class ThirdReader(NamedReader):
+    """A consumer with a name for which there is no place."""
+
+    def __init__(self, simulation: StreamSimulation, number: int) -> None:
+        super().__init__(simulation, "three", number)
+        self.answers: list[str | None] = []
+
+    def answered(self, refused: str | None) -> None:
+        self.answers.append(refused)
+        if refused is None:
+            raise Violation(f"reader {self.number} has a name for which there is no place")
+        self._simulation.stream.note("names refused", refused == NAMES_FULL)
+
+    def deliver_batch(self, consumer: Any, reader: BatchReader, count: int, first_id: int) -> None:
+        raise Violation(f"reader {self.number} gets messages without its name")
+
+
 def value_of(body: bytes) -> bytes | None:
     """Return the filter value: some messages have none."""
     key = key_of(body)
@@ -409,6 +431,7 @@ class StreamSimulation(Cluster):
         #: Consumers with names, each with the offset up to which it has acked.
         self.named_readers: list[NamedReader] = []
         self.acked_to: dict[str, int] = {}
+        self.third_readers: list[ThirdReader] = []
         #: By member, the offsets that its names have come to.
         self._seen_names: dict[StreamGroupHost, dict[str, int]] = {}
         #: Offsets that were damaged on each node, until all are whole again.
@@ -419,7 +442,11 @@ class StreamSimulation(Cluster):
             node.turn_lasts = random.choice((inf, inf, 3.0))
             # Some members compress a stream that is declared without compression, each in its own way.
             node.stream_options = StreamOptions(
-                segment_bytes=900, flush_bytes=400, flush_ms=300, codec=random.choice((NONE, ZSTD, LZ4))
+                segment_bytes=900,
+                flush_bytes=400,
+                flush_ms=300,
+                codec=random.choice((NONE, ZSTD, LZ4)),
+                names_max=NAMES,
             )
         self.mend()
         self.settle()
@@ -514,6 +541,7 @@ class StreamSimulation(Cluster):
         elif action < 0.90:
             if random.random() < 0.3:
                 self.read_named(node)
+                self.read_third(node)
             else:
                 self.read(node)
         elif action < 0.93:
@@ -657,8 +685,19 @@ class StreamSimulation(Cluster):
         reader.attach(node, queue)
         return reader
 
+    def read_third(self, node: SimulatedNode) -> None:
+        """A consumer wants a third name, when a member knows that there are enough already."""
+        queue = self.queue(node)
+        if queue is not None and any(len(host.replica.names) == NAMES for _, host in self.members()):
+            reader = ThirdReader(self, 20_000 + len(self.third_readers))
+            self.third_readers.append(reader)
+            self.log(f"{node.name}: reader {reader.number} wants a third name")
+            reader.attach(node, queue)
+
     def check_names(self, host: StreamGroupHost) -> None:
         seen = self._seen_names.setdefault(host, {})
+        if len(host.replica.names) > NAMES or not seen.keys() <= host.replica.names.keys():
+            raise Violation(f"there were the names {list(seen)}, and now {list(host.replica.names)}")
         for name, kept in host.replica.names.items():
             if kept.offset < seen.get(name, -1):
                 raise Violation(f"{name} goes back to {kept.offset} from {seen[name]}")
@@ -935,6 +974,9 @@ class StreamSimulation(Cluster):
                 break
         else:
             raise Violation(f"readers do not come to the end at {stop}: {late}, {filling}")
+        for third in self.third_readers:
+            if third.is_attached and not third.answers:
+                raise Violation(f"reader {third.number} waits for an answer")
         for reader in since + whole:
             assert reader.node is not None
             queue = self.queue(reader.node)
