@@ -341,10 +341,10 @@ class Draft:
             },
             {"op": "delete", "queue": "q1"},
         ]
-        if self.row["permission"] == "no read" and self.log:
+        if self.row["permission"] == "no read" and self.row["kind"] == "group":
             self._secret()
         for step in self.chance.sample(steps, 4):
-            if step["op"] == "declare" and step["kind"] == "stream-group" and not self.log:
+            if step["op"] == "declare" and step["kind"] == "stream-group" and self.kind != "group":
                 continue
             self.add(step.pop("op"), client=2, **step)
 
