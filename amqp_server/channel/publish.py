@@ -386,7 +386,7 @@ def begin_publish(segment: Segment, transaction: Transaction | None) -> tuple[li
             confirms.confirmed(first, first + count - 1)
     if transaction is not None and targets and segment.attributes.confirm_level != MAJORITY:
         origin = transaction.await_answers(count)
-    # To a transaction each refusal matters, and at once: the answers of other queues may come after the commit.
+    # To a transaction each refusal matters at once: answers of other queues may come after the commit.
     if confirms is not None and len(targets) > 1 and origin is not transaction:
         return targets, Copies(origin, first, count, len(targets)), first
     return targets, origin, first

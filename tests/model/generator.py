@@ -177,7 +177,8 @@ class Draft:
             exchange="x",
             kind=real,
             arguments=alternate,
-            auto_delete=self.chance.random() < 0.15,
+            # Whether it goes with a queue that a restart takes away is not said.
+            auto_delete=self.row["life"] == "durable" and self.chance.random() < 0.15,
         )
         if kind == "chain":
             self.add("bind", client=0, source="x", destination=CHAINED, key="k", to_exchange=True)

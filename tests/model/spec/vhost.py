@@ -123,6 +123,8 @@ class Vhost(Publishes):
                     reader.over = True
             elif not queue.durable or queue.owner is not None:
                 queue.consumers.clear()
+                # Its bindings are not there any more, which deletes no exchange.
+                self.bindings = [b for b in self.bindings if (b.kind, b.destination) != ("queue", queue.name)]
                 self.remove_queue(queue)
             else:
                 # An orderly stop takes the consumers away first, and such a queue goes with the last one.
