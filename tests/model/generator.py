@@ -12,7 +12,7 @@ SHORT_MS, LONG_MS = 150, 600_000
 LEASE_MS = 700
 CHAINED = "x2"
 #: Messages of a large transaction on one node, and on three.
-LARGE = {1: 2_000, 3: 300}
+LARGE = {1: 600, 3: 200}
 
 
 class Draft:
