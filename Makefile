@@ -11,6 +11,7 @@
 # docs    the pages as a site, with a search, in build/docs/site; reference, what is generated of them, anew
 # soak    an hour of churn, after which memory, descriptors and disk must be flat
 # fuzz    the tests that have examples, with random ones, for a minute; fuzz-api, requests by chance to the management API
+# model   programs by chance against real brokers, judged by an executable specification of the broker, for ten minutes
 # sim     clusters in one process, with seeded chance in the place of networks, disks and clocks
 PYTHON ?= python3
 BIN := .venv/bin
@@ -23,7 +24,7 @@ COMPILED_TESTS := $(addprefix tests/,$(addprefix amqp_server/,broker channel str
 	$(addprefix tests/quorum_queue/test_,checkout.py clock.py codec.py cold_bodies.py crash.py dedup.py entries.py local_host.py locations.py \
 	machine.py replicated.py run.py) tests/quorum_queue/links/test_framing.py
 
-.PHONY: run cluster build docs reference test test-suite test-conformance page test-pure test-compiled example check conformance clients fuzz fuzz-api bench chaos attack soak sim clean
+.PHONY: run cluster build docs reference test test-suite test-conformance page test-pure test-compiled example check conformance clients fuzz fuzz-api bench chaos attack soak model sim clean
 
 # Sets `bin` to the directory of the programs to run: those of the compiled wheel, or, without a C compiler or with
 # MQD_PURE=1, of the editable install.
@@ -121,6 +122,10 @@ attack: .venv/test
 # An hour of churn, after which the broker must be as small as after five minutes; ARGS="--minutes 2" is a start.
 soak: .venv/test
 	$(COMPILE) && "$$bin"/python -m tests.attacks.soak $(ARGS)
+
+# ARGS="--nodes 3" takes three nodes, ARGS="--file FILE" runs a program again that failed; others: python -m tests.model --help
+model: .venv/test
+	$(COMPILE) && TEST_PROGRAMS="$$bin" $(BIN)/python -m tests.model --seconds 600 $(ARGS)
 
 # Whole clusters under seeded chance: `make sim SEED=n` is one run (ARGS=--trace tells all of it), without SEED those of CI.
 # KIND=queues is quorum queues and their messages, KIND=topology whole nodes with all that is declared; both by default.

@@ -454,7 +454,8 @@ def begin_publish(segment: Segment, transaction: Transaction | None) -> tuple[li
                 channel.confirms.flush()
     if transaction is not None and targets and segment.attributes.confirm_level != MAJORITY:
         origin = transaction.await_answers(count)
-    if confirms is not None and len(targets) > 1:
+    # To a transaction each refusal matters at once: answers of other queues may come after the commit.
+    if confirms is not None and len(targets) > 1 and origin is not transaction:
         return targets, Copies(origin, first, count, len(targets)), first
     return targets, origin, first
 

@@ -21,6 +21,16 @@ from tests.model.brokers import Foreign, MqdNode, MqdNodes, Operated
 from tests.model.campaign import Campaign, Failure
 from tests.model.programs import Program
 
+#: What a broker has that is not mqd.
+FOREIGN = {
+    "kind": "classic|quorum|stream",
+    "fault": "none",
+    "deduplication": "no",
+    "compaction": "no",
+    "limit": "none",
+    "exchange": "default|direct|fanout|topic|headers|chain|alternate",
+}
+
 
 def arguments(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.model", description=(__doc__ or "").split("\n")[0])
@@ -75,7 +85,7 @@ def main(words: list[str]) -> int:
             return int(found is not None)
         within = dict(each.split("=", 1) for each in asked.within)
         if asked.amqp_url:
-            within |= {"fault": "none"}
+            within = {**FOREIGN, **within}
         known: Counter[str] = Counter()
         for failure in campaign.run(asked.seconds, asked.programs, within):
             excuse = differences.known(campaign.product, failure)

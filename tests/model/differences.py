@@ -16,21 +16,65 @@ class Difference:
     broker: str
     #: Found in the text of the failure.
     text: str
-    #: Choices of the row without which it does not happen.
-    row: tuple[tuple[str, str], ...]
     reason: str
+    #: Choices of the row without which it does not happen; several are separated by |.
+    row: tuple[tuple[str, str], ...] = ()
 
 
-KNOWN: tuple[Difference, ...] = ()
+RABBITMQ = "rabbitmq"
+KNOWN: tuple[Difference, ...] = (
+    Difference(
+        RABBITMQ,
+        r"operations with if-(empty|unused) flag set are not supported",
+        "conditional deletes of quorum queues and streams are refused with 540",
+    ),
+    Difference(
+        RABBITMQ,
+        r"basic\.get operations are not supported by quorum queues with single active consumer",
+        "basic.get from a quorum queue with a single active consumer is refused with 405",
+    ),
+    Difference(RABBITMQ, r"does not support global qos", "no global prefetch on quorum queues (540)"),
+    Difference(
+        RABBITMQ,
+        r"Basic\.Consume was accepted where 403 is right|in exclusive use where success is right",
+        "exclusive consumers of quorum queues exclude nobody",
+        (("kind", "quorum"),),
+    ),
+    Difference(
+        RABBITMQ,
+        r"basic\.(nack|reject|recover).* not supported by stream queues",
+        "nack, reject and recover of a stream's delivery close the connection",
+    ),
+    Difference(
+        RABBITMQ,
+        r"^step \d+ \(\w+\): \w+(-\d)? has \d+ messages where",
+        "counts of streams are those of the last statistics",
+        (("kind", "stream"),),
+    ),
+    Difference(
+        RABBITMQ,
+        r"Tx\.Commit was accepted where 406 is right",
+        "a message of a transaction that a queue refuses is lost, and the commit succeeds",
+    ),
+    Difference(
+        RABBITMQ,
+        r"got ack where {'nack'} is right",
+        "a quorum queue takes some messages above its limit before it refuses others",
+        (("kind", "quorum"),),
+    ),
+    Difference(
+        RABBITMQ,
+        r"came before message|came to .* after message|is lost|never was in this queue|messages where|remain where",
+        "a policy with max-length and overflow together drops messages before it refuses any",
+        (("policy", "overflow"),),
+    ),
+)
 
 
 def known(product: str, failure: Failure) -> str | None:
+    row = failure.program.row
     for each in KNOWN:
-        row = failure.program.row
-        if (
-            product.startswith(each.broker)
-            and re.search(each.text, failure.text)
-            and all(row.get(k) == v for k, v in each.row)
-        ):
+        fits = all(row.get(name) in values.split("|") for name, values in each.row)
+        if product.startswith(each.broker) and fits and re.search(each.text, failure.text):
             return each.reason
     return None

@@ -257,7 +257,7 @@ class Judge:
         method = arrived.method
         if channel is None:
             return
-        self.model.tick(time.monotonic())
+        self.model.tick(time.monotonic(), again=True)
         if isinstance(method, commands.Basic.Deliver):
             self.model.on_delivery(channel, self._delivered(arrived))
         elif isinstance(method, commands.Basic.Ack | commands.Basic.Nack):

@@ -127,7 +127,7 @@ def rows(nodes: int, seed: int, within: Mapping[str, str] | None = None) -> Iter
     chance = random.Random(seed)
     every = choices(nodes)
     for name, value in (within or {}).items():
-        every[name] = (value,)
+        every[name] = tuple(value.split("|"))
     while True:
         missing = sorted(p for p in all_pairs(nodes) if all(value in every[name] for name, value in p))
         chance.shuffle(missing)

@@ -90,7 +90,9 @@ class Letters(State):
         if source is not None and not source.gone:
             source.leave(self.step)
             for letter in source.letters:
-                letter.presence = max(letter.presence, Presence.COMING)
+                # Of a vague one there are letters by two policies, of which one set is the real one.
+                if not source.vague:
+                    letter.presence = max(letter.presence, Presence.COMING)
         copy.source = None
         if copy.doomed:
             for letter in copy.letters:

@@ -33,7 +33,7 @@ class Vhost(Publishes):
             self.close_channel(channel)
             for copy in returned:
                 if not certain and not copy.gone:
-                    copy.presence = Presence.COMING
+                    copy.presence = min(copy.presence, Presence.COMING)
                     copy.returns = (max(0, copy.returns[0] - 1), copy.returns[1])
         self.close_session(session)
 
@@ -104,6 +104,12 @@ class Vhost(Publishes):
                             letter.source = copy
                             if not letter.safe:
                                 letter.presence = Presence.MAYBE
+        for queue in self.queues.values():
+            if isinstance(queue, Queue):
+                for copy in queue.copies:
+                    if not copy.message.persistent and copy.may_have_expired(self.now):
+                        # Dead-lettered before, its transient letter is lost.
+                        copy.vague = True
         held = {}
         for session in sessions:
             for channel in session.channels.values():
@@ -123,6 +129,13 @@ class Vhost(Publishes):
                     reader.over = True
             elif not queue.durable or queue.owner is not None:
                 queue.consumers.clear()
+                # What clients held came back first, if the stop was an orderly one.
+                for copy in queue.copies:
+                    if copy.held:
+                        copy.put_back(self.step)
+                queue.trim(certain=False)
+                # Its bindings are not there any more, which deletes no exchange.
+                self.bindings = [b for b in self.bindings if (b.kind, b.destination) != ("queue", queue.name)]
                 self.remove_queue(queue)
             else:
                 # An orderly stop takes the consumers away first, and such a queue goes with the last one.
