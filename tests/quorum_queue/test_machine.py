@@ -73,8 +73,8 @@ def plain(runs: Iterable[Run]) -> list[Plain]:
         assert run.size == sum(map(len, run.contents))
         for index, seq in enumerate(run.seqs):
             flags = run.due_of(index), run.redelivered, run.attempts
-            # A run keeps the largest frame size of its messages, and from versions.COLUMNS on no time to live,
-            # which the deadline says.
+            # A run keeps the largest frame size of its messages. From versions.COLUMNS on it keeps no time to
+            # live, which the deadline says.
             attributes = run.attributes_of(index)._replace(frame_bytes=0, ttl_ms=None)
             found.append((seq, run.contents[index], run.head_of(index), attributes, *flags))
     return found
