@@ -150,11 +150,3 @@ def _batch_at(entries: Sequence[Entry], at: int) -> int:
     while at >= 0 and entries[at].kind != BATCH:
         at -= 1
     return at
-
-
-def position_after(entries: Sequence[Entry], position: int) -> int | None:
-    """Return the next position in the entries after this one: a batch certainly begins there."""
-    for entry in entries:
-        if entry.kind == BATCH and entry.position > position:
-            return entry.position
-    return None

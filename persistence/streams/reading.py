@@ -7,7 +7,6 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections.abc import Callable
-from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
@@ -67,7 +66,7 @@ class SegmentReader(IndexedSegments):
                     end = min(span.start + READ_BYTES + index.SPACING_BYTES, segment.size)
                     seek_bytes = _bytes_of(span.start, span.end or end)
                 reading = _Reading(self.files, path, segment, place, wanted, seek_bytes)
-                found = reading.run(partial(self._after, segment))
+                found = reading.run(self.next_head)
             except FileNotFoundError:
                 if segment not in self.segments:
                     # It was deleted by its age or size meanwhile, or compacted.
@@ -182,9 +181,6 @@ class SegmentReader(IndexedSegments):
                 found = head.base
         return found
 
-    def _after(self, segment: Segment, position: int) -> int | None:
-        return index.position_after(self.entries(segment.where), position)
-
     # -- for other nodes -------------------------------------------------------------------------------------
 
     def read_raw(self, offset: int) -> Raw:
@@ -250,13 +246,15 @@ class _Reading:
         self._window = Window(files, path, segment.size)
         self._segment = segment
         self._position, self._offset = place.position, place.offset
+        #: The next batch has this offset or a later one.
+        self._expected = segment.base
         self._wanted = wanted
         self._seek_bytes = seek_bytes if wanted is None else 0
         self._found: list[Batch] = []
         self._lost: list[Lost] = []
 
-    def run(self, after: Callable[[int], int | None]) -> Read:
-        """`after` returns the position of the next batch after one at which there should be a batch."""
+    def run(self, next_head: Callable[[Window, int, int, int], int]) -> Read:
+        """`next_head` finds the next batch after damage; see SegmentFiles.next_head."""
         size = passed = 0
         # A batch that no filter matches need not be read.
         ahead = READ_BYTES + HEAD_BYTES if self._wanted is None else HEAD_BYTES + 4096
@@ -270,8 +268,13 @@ class _Reading:
                 if head.stop > self._segment.stop:
                     raise Damaged("a batch reaches behind its segment")
             except Damaged as error:
-                if not self._jump(after(self._position), str(error)):
+                logger.debug("%s at %d: %s", self._path, self._position, error)
+                found = next_head(self._window, self._position + 1, self._expected, self._segment.size)
+                if found < 0:
+                    self._position = self._segment.size
                     break
+                # The gap is reported with this batch.
+                self._position = found
                 continue
             if head.base > self._offset:
                 self._lost.append(Lost(self._offset, head.base, f"{self._path} has a hole"))
@@ -283,6 +286,7 @@ class _Reading:
                 passed += not taken
                 self._offset = head.stop
             self._position += head.size
+            self._expected = head.stop
         self._keep_no_more(size)
         segment = self._segment
         place = Place(segment.base, self._position, self._offset, segment.stem)
@@ -295,12 +299,6 @@ class _Reading:
         if size < self._window.read_bytes * KEPT_MIN:
             for batch in self._found:
                 batch.items = bytes(batch.items)
-
-    def _jump(self, position: int | None, why: str) -> bool:
-        """Continue after damage; the gap is reported with the next existing batch."""
-        logger.debug("%s at %d: %s", self._path, self._position, why)
-        self._position = self._segment.size if position is None else position
-        return position is not None
 
     def _take(self, head: Head) -> int:
         """Return how much memory the batch takes; 0 if it is not wanted."""

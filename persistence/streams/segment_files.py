@@ -77,7 +77,7 @@ class SegmentFiles:
                 if head.base < expected:
                     raise Damaged("a batch comes a second time")
             except Damaged:
-                found = self._next_head(window, position + 1, expected, size)
+                found = self.next_head(window, position + 1, expected, size)
                 if found < 0:
                     return
                 position = found
@@ -92,7 +92,10 @@ class SegmentFiles:
             expected = head.stop
             position += head.size
 
-    def _next_head(self, window: Window, position: int, expected: int, size: int) -> int:
+    def next_head(self, window: Window, position: int, expected: int, size: int) -> int:
+        """Search from a position on for the head of a batch with the offset `expected` or a later one; return
+        its position, below zero if there is none.
+        """
         while position + HEAD_BYTES <= size:
             data = window.take(position, min(READ_BYTES, size - position))
             found = batches.find_head(data, 0, expected)

@@ -176,9 +176,9 @@ def forgets_what_it_took(state: Any, taken: Any) -> Any:
     return _encode_state(state, None)
 
 
-def says_too_much(self: StreamGroupHost) -> Any:
+def says_too_much(self: StreamGroupHost, then: Callable[[bytes], None]) -> None:
     """A snapshot has the names of messages that come behind it: they are taken for duplicates."""
-    return _encode_state(self._stable.state, self.replica.taken)
+    then(_encode_state(self._stable.state, self.replica.taken))
 
 
 def cuts_the_wrong_ones(append: Any, kept: list[range]) -> Any:
@@ -186,7 +186,7 @@ def cuts_the_wrong_ones(append: Any, kept: list[range]) -> Any:
     return _without(append, [range(sum(map(len, kept)))])
 
 
-def keeps_nothing(batch: Any, keys: Any, latest: Any, until_ms: int) -> tuple[list[int], bool]:
+def keeps_nothing(self: Any, batch: Any) -> tuple[list[int], bool]:
     """Compaction drops all messages of the batches that it writes anew."""
     return [], False
 
@@ -240,8 +240,8 @@ MUTATIONS = [
     Mutation("deleted partitions go on", VHost, "_close_host", stays_open),
     Mutation("duplicates are taken", Taken, "new_of", all_are_new),
     Mutation("a snapshot without names", stable, "encode_state", forgets_what_it_took),
-    Mutation("a snapshot with later names", StreamGroupHost, "snapshot", says_too_much, 3),
-    Mutation("compaction loses the latest of a key", compaction, "_kept", keeps_nothing, 3),
+    Mutation("a snapshot with later names", StreamGroupHost, "snapshot_in_parts", says_too_much, 3),
+    Mutation("compaction loses the latest of a key", compaction._Kept, "__call__", keeps_nothing, 3),
     Mutation("duplicates are cut in the wrong place", replicated, "without", cuts_the_wrong_ones),
     Mutation("members have other batches", replicated, "placed", at_its_own_time),
     Mutation("segments count before they are synced", CrashingFiles, "sync", is_not_synced),

@@ -99,12 +99,6 @@ def test_an_index_leads_to_the_batch_before() -> None:
         2000,
         2000,
     ]
-    assert [index.position_after(entries, position) for position in (-1, 0, 1500, 2000)] == [
-        0,
-        1000,
-        2000,
-        None,
-    ]
     assert entries[0].kind == BATCH
     assert index.span_of(entries, 12) == index.Span(1000, 2000, 3000, 10)
     assert index.span_of(entries, 21) == index.span_of(entries, 31) == index.Span(2000, 3000, 0, 20)

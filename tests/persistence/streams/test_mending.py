@@ -86,6 +86,25 @@ def test_every_flipped_bit_is_mended(lost_power: bool) -> None:
             assert same(files, sound)
 
 
+def test_behind_damage_that_stays_everything_is_read() -> None:
+    """No member may have what is damaged. A reader finds the next batch as other nodes' questions do, also if
+    the index has no entry behind the damage: otherwise it would ask for sound messages again and again.
+    """
+    files = CrashingFiles()
+    log = filled(files)
+    segment = log.segments[1]
+    path = log.path(segment.where, ".segment")
+    files.now[path][3] ^= 1
+    for offset in range(segment.base, segment.stop):
+        raw = log.read_raw(offset)
+        read = log.read(offset)
+        if raw.lost is None:
+            assert read.lost == [] and read.batches[0].base <= offset < read.batches[0].stop
+        else:
+            assert [(each.low, each.stop) for each in read.lost] == [(raw.lost.low, raw.lost.stop)]
+    assert log.read_raw(segment.base).lost == Lost(segment.base, segment.base + 3, f"{path} is damaged")
+
+
 @pytest.mark.parametrize("lost_power", [False, True])
 def test_what_others_have_in_other_batches_is_put_between(lost_power: bool) -> None:
     """Peers have compressed or compacted in another way: their batches begin and end elsewhere, and have
