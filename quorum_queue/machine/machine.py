@@ -383,12 +383,12 @@ class Machine:
             ):
                 effects.more = bool(consumers.takers(1)[0])
                 break
-            level = ready.head_level()
-            assert level is not None
+            level = ready.head_level(self.held_from)
+            if level is None:
+                # All that is left belongs to transactions that are not complete.
+                return
             head = level.head()
             assert head is not None
-            if head.seqs.start >= self.held_from:
-                return
             length = len(head.seqs)
             if head.expires_at is not None and head.expires_at <= meta.now_ms:
                 over = head.over(self._limit(head, meta))
@@ -474,9 +474,9 @@ class Machine:
         """
         ready = self.ready
         while ready.count:
-            level = ready.head_level()
+            level = ready.head_level(self.held_from)
             head = level.head() if level is not None else None
-            due = None if head is None or head.seqs.start >= self.held_from else head.due
+            due = None if head is None else head.due
             if level is None or head is None or due is None:
                 return
             if due > meta.now_ms:
@@ -504,9 +504,9 @@ class Machine:
         self._use(meta, effects)
         self._expire(meta, effects, whole=True)
         consumer: Consumer = command[1]
-        level = self.ready.head_level()
+        level = self.ready.head_level(self.held_from)
         head = level.head() if level is not None else None
-        if level is not None and head is not None and head.seqs.start < self.held_from:
+        if level is not None and head is not None:
             if head.contents is None and effects.in_memory:
                 effects.paged_out = True
                 effects.gets_waiting.append(command)

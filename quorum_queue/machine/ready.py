@@ -238,11 +238,15 @@ class Ready:
         for priority, group in grouped.items():
             self._level(priority).put_back(group)
 
-    def head_level(self) -> Level | None:
-        """Return the highest level that holds a message."""
+    def head_level(self, before: int = 1 << 62) -> Level | None:
+        """Return the highest level whose next message has a position before this one."""
         for level in reversed(self.levels):
             if level.main or level.returned:
-                return level
+                if before == 1 << 62:
+                    return level
+                head = level.head()
+                if head is not None and head.seqs.start < before:
+                    return level
         return None
 
     def head(self) -> Run | None:
