@@ -67,7 +67,7 @@ class Draft:
             kind = self.chance.choice(["classic", "quorum"])
             self.add("declare", client=0, queue="dead", kind=kind)
             self.add("bind", client=0, source="dlx", destination="dead", key="dk")
-            if self.chance.random() < 0.2:
+            if self.chance.random() < 0.4:
                 # A cycle.
                 self.add("bind", client=0, source="dlx", destination="q0", key="dk")
         if row["exchange"] == "super":

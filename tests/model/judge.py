@@ -905,7 +905,8 @@ class Judge:
         """Its lease ends about now: wait for that, so that it does not happen within a step."""
         assert queue.lease is not None
         ends = queue.lease[1]
-        time.sleep(max(0.0, ends - time.monotonic()))
+        # A question just before the end may be answered, and the queue be deleted nevertheless.
+        time.sleep(max(0.0, ends + SOON_S - time.monotonic()))
         while self._still_there(queue):
             if queue.lease is None or queue.lease[0] > time.monotonic():
                 # The question has renewed it.

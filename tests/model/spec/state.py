@@ -25,8 +25,9 @@ class Broker:
     delivery_limit: int | None = 20
     #: True if an answer says that all consequences of earlier requests are there, as on a single node of mqd.
     prompt: bool = True
-    #: True if every node counts a consumer as soon as any client has its consume-ok.
-    exact_consumers: bool = True
+    #: True if a passive declare counts all messages that were confirmed, and all consumers with a consume-ok,
+    #: whichever nodes the clients use.
+    exact_counts: bool = True
     #: By how much later than its end a message may be on its way to a client.
     slack_s: float = 0.0
 
