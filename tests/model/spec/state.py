@@ -46,6 +46,8 @@ class State:
     policies: list[settings.Policy] = field(default_factory=list)
     operator_policies: list[settings.Policy] = field(default_factory=list)
     queues_max: int | None = None
+    #: Auto-delete queues whose last consumer has left: gone a moment later.
+    vanishing: list[str] = field(default_factory=list)
     #: Monotonic time now, and when the present step was begun.
     now: float = 0.0
     sent_at: float = 0.0
