@@ -67,7 +67,7 @@ class Draft:
             kind = self.chance.choice(["classic", "quorum"])
             self.add("declare", client=0, queue="dead", kind=kind)
             self.add("bind", client=0, source="dlx", destination="dead", key="dk")
-            if self.chance.random() < 0.2:
+            if self.chance.random() < 0.4:
                 # A cycle.
                 self.add("bind", client=0, source="dlx", destination="q0", key="dk")
         if row["exchange"] == "super":
@@ -236,12 +236,43 @@ class Draft:
             out.append((at, self._fault))
         if row["permission"] != "all":
             out.append((self.chance.randint(0, count // 2), self._permission))
+        if row["compaction"] == "yes":
+            out.append((self.chance.randint(0, count), self._compacted))
         if row["limit"] != "none":
             out.append((self.chance.randint(0, count // 2), self._limit))
         return sorted(out, key=lambda pair: -pair[0])
 
+    def _before_fault(self) -> None:
+        """Messages that wait, and some that are acked: a restart must keep the one and not the other."""
+        self._publish()
+        if self.log:
+            self._consume()
+        for client in (1, 2, 0):
+            if self.chance.random() < 0.6:
+                self.add(
+                    "settle",
+                    client=client,
+                    channel=self.chance.choice([5, 6]),
+                    how="ack",
+                    multiple=True,
+                    count=0,
+                )
+        if not self.log:
+            messages = [self._message() for _ in range(3)]
+            self.add(
+                "publish", client=1, channel=2, exchange="", key=self.queue, messages=messages, wait=True
+            )
+
+    def _again(self) -> None:
+        """What was published before is published once more, with the same frame."""
+        for step in reversed(self.steps):
+            if step["op"] == "publish" and step["exchange"] == "x":
+                self.add(**(step | {"messages": [self._message() for _ in range(2)]}))
+                return
+
     def _fault(self) -> None:
         kind = self.row["fault"]
+        self._before_fault()
         vouch = kind != "kill at once"
         kind = kind.removesuffix(" at once")
         node = self.chance.choice(["n1", "n2", "n3"]) if self.nodes > 1 else "n1"
@@ -293,7 +324,7 @@ class Draft:
         elif chosen == "unbind":
             for step in [s for s in self.steps if s["op"] == "bind"][-2:]:
                 self.add("unbind", **{k: v for k, v in step.items() if k != "op"})
-            self._publish()
+            self._again()
         else:
             if self.chance.random() < 0.5:
                 self._publish()
@@ -388,6 +419,24 @@ class Draft:
             kind="x-super-stream",
             arguments={"x-partitions": 3},
         )
+
+    def _compacted(self) -> None:
+        """A key is deleted, and enough comes after that for a pass over full segments."""
+        keyed = [self._message() | {"headers": {"x-stream-key": "gone"}, "size": size} for size in (100, 0)]
+        for message in keyed:
+            self.add("publish", client=0, channel=2, exchange="", key="s", messages=[message])
+            filler = [self._message() | {"size": 100} for _ in range(12)]
+            self.add("publish", client=0, channel=2, exchange="", key="s", messages=filler)
+        self.add("wait", ms=1_300)
+        self.add(
+            "publish",
+            client=0,
+            channel=2,
+            exchange="",
+            key="s",
+            messages=[self._message() | {"size": 100} for _ in range(12)],
+        )
+        self.add("wait", ms=700)
 
     def _message(self) -> dict[str, Any]:
         self.number += 1
@@ -570,6 +619,7 @@ class Draft:
         if bound and self.chance.random() < 0.5:
             step = self.chance.choice(bound)
             self.add("unbind", **{name: value for name, value in step.items() if name != "op"})
+            self._again()
         elif any(step.get("exchange") == "x" for step in self.steps):
             self._bind(self.chance.choice(["q1", self.queue if self.kind != "group" else "s"]))
 

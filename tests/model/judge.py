@@ -780,6 +780,22 @@ class Judge:
         queue.crash()
         self._await_queue(name)
 
+    def _await_end(self, name: str) -> None:
+        """An auto-delete queue goes with its last consumer, soon."""
+        deadline = time.monotonic() + self.patience_s
+        while name not in self.model.queues:
+            number, channel = self._channel({"client": OWN, "channel": 3})
+            client = self.clients[number]
+            client.send(channel.number, commands.Queue.Declare(queue=name, passive=True))
+            arrived = self._await(client, channel.number, commands.Queue.DeclareOk)
+            if arrived is None or not isinstance(arrived.method, commands.Queue.DeclareOk):
+                client.send(channel.number, commands.Channel.CloseOk())
+                self.model.close_channel(channel)
+                return
+            if time.monotonic() > deadline:
+                raise Broken(f"{name} is there {self.patience_s} s after its last consumer left")
+            time.sleep(0.02)
+
     def _await_queue(self, name: str) -> None:
         deadline = time.monotonic() + self.patience_s
         while True:
@@ -882,6 +898,8 @@ class Judge:
 
     def _probe(self) -> None:
         """Ask whether queues still exist of which the model does not know it."""
+        while self.model.vanishing and not self.hit:
+            self._await_end(self.model.vanishing.pop())
         for queue in list(self.model.queues.values()):
             if not isinstance(queue, Queue) or self.hit:
                 continue
@@ -906,7 +924,8 @@ class Judge:
         """Its lease ends about now: wait for that, so that it does not happen within a step."""
         assert queue.lease is not None
         ends = queue.lease[1]
-        time.sleep(max(0.0, ends - time.monotonic()))
+        # A question just before the end may be answered, and the queue be deleted nevertheless.
+        time.sleep(max(0.0, ends + SOON_S - time.monotonic()))
         while self._still_there(queue):
             if queue.lease is None or queue.lease[0] > time.monotonic():
                 # The question has renewed it.

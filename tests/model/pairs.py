@@ -129,7 +129,7 @@ def rows(nodes: int, seed: int, within: Mapping[str, str] | None = None) -> Iter
     for name, value in (within or {}).items():
         every[name] = tuple(value.split("|"))
     while True:
-        missing = sorted(p for p in all_pairs(nodes) if all(value in every[name] for name, value in p))
+        missing = sorted(p for p in all_pairs(nodes) if _possible(every, p))
         chance.shuffle(missing)
         left = dict.fromkeys(missing)
         while left:
@@ -137,6 +137,15 @@ def rows(nodes: int, seed: int, within: Mapping[str, str] | None = None) -> Iter
             for each in pairs_of(row):
                 left.pop(each, None)
             yield row
+
+
+def _possible(every: Mapping[str, tuple[str, ...]], one: Pair) -> bool:
+    """True if both are among the choices, and each other name has a choice that fits both."""
+    return all(value in every[name] for name, value in one) and all(
+        any(all(fits((name, value), each) for each in one) for value in values)
+        for name, values in every.items()
+        if name not in dict(one)
+    )
 
 
 def _row(every: Mapping[str, tuple[str, ...]], left: dict[Pair, None], chance: random.Random) -> Row:
@@ -147,6 +156,7 @@ def _row(every: Mapping[str, tuple[str, ...]], left: dict[Pair, None], chance: r
     # The kind comes first: it says what else fits.
     for name in sorted(names, key=lambda name: name != "kind"):
         values = [v for v in every[name] if all(fits((name, v), other) for other in row.items())]
+        values = values or [every[name][0]]
         gains = [sum(pair((name, v), other) in left for other in row.items()) for v in values]
         best = max(gains)
         row[name] = chance.choice([v for v, gain in zip(values, gains, strict=True) if gain == best])

@@ -57,6 +57,8 @@ class Consuming(Topology):
         queue.lose(consumer)
         if queue.auto_delete and not queue.consumers and self.queues.get(queue.name) is queue:
             self.remove_queue(queue)
+            if not self.broker.prompt:
+                self.vanishing.append(queue.name)
 
     def close_session(self, session: Session) -> None:
         for channel in list(session.channels.values()):
@@ -125,6 +127,8 @@ class Consuming(Topology):
     def _start_reader(self, channel: Channel, log: Log, tag: str, arguments: dict[str, Any]) -> None:
         offset = arguments.get("x-stream-offset", "next")
         low, high = log.count()
+        if not self.broker.exact_counts:
+            low = 0
         start = (
             {"first": (0, 0), "next": (low, high), "last": (0, high)}.get(offset)
             if isinstance(offset, str)

@@ -218,24 +218,20 @@ class Queue:
                 self.vhost.dead_letter(self, copy, "maxlen", certain=False)
 
     def tick(self) -> None:
-        """Time goes on: messages at the head expire."""
+        """Time goes on: messages at the head expire; with priorities, behind no other message."""
         now = self.vhost.now
         if not any(copy.expiry and copy.ready for copy in self.copies):
             return
-        by_priority: dict[int, list[Copy]] = {}
+        clear = True
         for copy in self.line():
-            by_priority.setdefault(copy.priority, []).append(copy)
-        for line in by_priority.values():
-            clear = True
-            for copy in line:
-                if not copy.may_have_expired(now):
-                    if copy.presence is Presence.SURE and not self.racing:
-                        break
-                    clear = False
-                    continue
-                certain = clear and copy.has_expired(now) and copy.arrived is not None and not self.racing
-                clear = clear and certain
-                self.vhost.dead_letter(self, copy, "expired", certain=certain)
+            if not copy.may_have_expired(now):
+                if copy.presence is Presence.SURE and not self.racing:
+                    break
+                clear = False
+                continue
+            certain = clear and copy.has_expired(now) and copy.arrived is not None and not self.racing
+            clear = clear and certain
+            self.vhost.dead_letter(self, copy, "expired", certain=certain)
 
     # -- departures ------------------------------------------------------------------------------------------
 

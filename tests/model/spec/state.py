@@ -25,8 +25,9 @@ class Broker:
     delivery_limit: int | None = 20
     #: True if an answer says that all consequences of earlier requests are there, as on a single node of mqd.
     prompt: bool = True
-    #: True if every node counts a consumer as soon as any client has its consume-ok.
-    exact_consumers: bool = True
+    #: True if a passive declare counts all messages that were confirmed, and all consumers with a consume-ok,
+    #: whichever nodes the clients use.
+    exact_counts: bool = True
     #: By how much later than its end a message may be on its way to a client.
     slack_s: float = 0.0
 
@@ -45,6 +46,8 @@ class State:
     policies: list[settings.Policy] = field(default_factory=list)
     operator_policies: list[settings.Policy] = field(default_factory=list)
     queues_max: int | None = None
+    #: Auto-delete queues whose last consumer has left: gone a moment later.
+    vanishing: list[str] = field(default_factory=list)
     #: Monotonic time now, and when the present step was begun.
     now: float = 0.0
     sent_at: float = 0.0

@@ -8,6 +8,7 @@ from typing import Any
 from tests.model.spec import settings
 from tests.model.spec.channels import Channel, Session
 from tests.model.spec.letters import Letters
+from tests.model.spec.messages import Copy, Presence
 from tests.model.spec.promises import (
     ACCESS_REFUSED,
     COMMAND_INVALID,
@@ -135,6 +136,8 @@ class Topology(Letters):
                 high = sum(not copy.gone for copy in queue.copies) + sum(
                     not copy.safe for copy in queue.copies if copy.gone
                 )
+            if not self.broker.exact_counts:
+                low, high = 0, len(queue.entries if isinstance(queue, Log) else queue.copies + queue.past)
             if not low <= count <= high and not (isinstance(queue, Log) and queue.compacts):
                 right = str(low) if low == high else f"{low} to {high}"
                 raise Broken(f"{queue.name} has {count} messages where {right} is right")
@@ -143,7 +146,7 @@ class Topology(Letters):
                     int(answer.consumer_count) != len(queue.consumers)
                     and not queue.shaken
                     and not queue.single_active
-                    and self.broker.exact_consumers
+                    and self.broker.exact_counts
                 ):
                     raise Broken(
                         f"{queue.name} has {answer.consumer_count} consumers where {len(queue.consumers)} is right"
@@ -243,9 +246,19 @@ class Topology(Letters):
         def purged(answer: Any) -> None:
             self._check_number(queue, answer, "purged")
             for copy in queue.line():
-                copy.leave(self.step)
+                if self._in_its_stream(queue, copy):
+                    copy.leave(self.step)
+                else:
+                    # Not in the stream before it is synced, so a group may not have skipped it.
+                    copy.presence = Presence.MAYBE
 
         return success(purged)
+
+    def _in_its_stream(self, queue: Queue, copy: Copy) -> bool:
+        log = self.queues.get(copy.lane)
+        if queue.kind != "stream-group" or not isinstance(log, Log):
+            return True
+        return any(e.message is copy.message and e.presence is Presence.SURE for e in log.entries)
 
     def declare_exchange(
         self,

@@ -140,6 +140,8 @@ class Vhost(Publishes):
             else:
                 # An orderly stop takes the consumers away first, and such a queue goes with the last one.
                 queue.certain = not (queue.auto_delete and queue.consumers)
+                for copy in queue.copies:
+                    copy.vague = copy.vague or not queue.certain
                 queue.crash()
                 # What clients held came back, or will, and may have been too much.
                 queue.trim(certain=False)
