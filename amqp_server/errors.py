@@ -49,6 +49,10 @@ class NotFound(SoftError):
     code, name = 404, "NOT_FOUND"
 
 
+class HomeNodeDown(NotFound):
+    """The only node that has the queue cannot be reached."""
+
+
 class ResourceLocked(SoftError):
     code, name = 405, "RESOURCE_LOCKED"
 

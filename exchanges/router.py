@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 #: Steps of a walk that no caller interrupts: half a millisecond at most.
-AT_ONCE: Final = 512
+AT_ONCE: Final = 480
 #: Destinations that an exchange names at once and that count as one more step.
 _NAMED_IN_A_STEP: Final = 64
 _NO_ARGUMENTS: Mapping[str, object] = {}

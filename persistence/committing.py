@@ -245,16 +245,20 @@ class Committing:
         """Begin what can begin; with `to_store`, bring what only the log has to the store as well. Between
         turns only.
         """
-        if self.log_jobs is None or self.failure is not None:
+        if self.log_jobs is None or self._has_failed():
             return
         if self.wanted and not self._is_busy() and (self.stopping or not self.put_off):
             self._begin_wanted()
-        if self._steps is not None or self.failure is not None:
+        if self._steps is not None or self._has_failed():
             return
         if self.store.has_erasures() or (self.pending.logged is not None and (to_store or self.stopping)):
             self._begin_transaction(oldest=False)
 
     # --- what begins
+
+    def _has_failed(self) -> bool:
+        # A call, and not the attribute: compiled code takes it for None between two looks at it.
+        return self.failure is not None
 
     def _is_busy(self) -> bool:
         """True if the oldest layer has to wait."""

@@ -201,7 +201,8 @@ def _parts_of_vhost(vhost: VHost) -> Iterator[Operation | None] | None:
         for name in whole:
             yield DeleteExchange(vhost.name, name)
         for exchange in exchanges:
-            yield from _unbinds(vhost, vhost.router.bindings_from(exchange.name))
+            if exchange.name not in whole:
+                yield from _unbinds(vhost, vhost.router.bindings_from(exchange.name))
             yield None
         if partitions:
             queues[:] = [queue for queue in queues if queue.name not in partitions]

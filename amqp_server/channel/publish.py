@@ -441,17 +441,17 @@ def begin_publish(segment: Segment, transaction: Transaction | None) -> tuple[li
     exchange.published_in += count
     exchange.published_out += count * len(targets)
     if not targets:
-        if route.mandatory:
-            traffic.return_unroutable += count
-            _return_in_order(channel, segment)
-        else:
+        if not route.mandatory:
             traffic.drop_unroutable += count
+        else:
+            traffic.return_unroutable += count
+            if channel.confirms is None:
+                return_all(channel, route, contents, segment.heads)
+            else:
+                _return_in_order(channel, channel.confirms, segment, confirms, first)
+                confirms = None
         if confirms is not None:
             confirms.confirmed(first, first + count - 1)
-            if route.mandatory and channel.confirms is not None:
-                # Their acks follow them at once, in frames of their own: clients take an ack for that of the
-                # message that was returned last.
-                channel.confirms.flush()
     if transaction is not None and targets and segment.attributes.confirm_level != MAJORITY:
         origin = transaction.await_answers(count)
     # To a transaction each refusal matters at once: answers of other queues may come after the commit.
@@ -460,12 +460,26 @@ def begin_publish(segment: Segment, transaction: Transaction | None) -> tuple[li
     return targets, origin, first
 
 
-def _return_in_order(channel: Channel, segment: Segment) -> None:
-    """Return unroutable messages behind the answers to earlier ones, as far as these have come."""
-    if channel.confirms is not None:
-        channel.broker.turn.apply()
-        channel.confirms.flush()
-    return_all(channel, segment.route, segment.contents, segment.heads)
+def _return_in_order(
+    channel: Channel,
+    answers: Confirms,
+    segment: Segment,
+    confirms: Confirms | Lane | Transaction | None,
+    first: int,
+) -> None:
+    """Return unroutable messages behind the answers to earlier ones, as far as these have come.
+
+    The ack of each follows it at once, in a frame of its own: clients take an ack for that of the message
+    that was returned last.
+    """
+    channel.broker.turn.apply()
+    answers.flush()
+    heads = segment.heads
+    for number, item in enumerate(segment.contents):
+        return_all(channel, segment.route, [item], None if heads is None else [heads[number]])
+        if confirms is not None:
+            confirms.confirmed(first + number, first + number)
+        answers.flush()
 
 
 def hand_over(

@@ -25,7 +25,7 @@ from amqp_server.channel.exchange_methods import (
     check_owner,
     locked,
 )
-from amqp_server.errors import NotFound, NotImplemented_, PreconditionFailed, Unavailable
+from amqp_server.errors import HomeNodeDown, NotFound, NotImplemented_, PreconditionFailed, Unavailable
 from amqp_server.streams.host import StreamHost
 from amqp_server.streams.start import parse_start
 from amqp_server.wire import methods
@@ -58,11 +58,11 @@ def place_of(queue: Queue) -> str:
 
 
 def check_home(channel: Channel, queue: Queue) -> None:
-    """Raise NotFound, as RabbitMQ does, if the only node that has the queue is down."""
+    """Raise HomeNodeDown, as RabbitMQ does, if the only node that has the queue is down."""
     node = channel.broker.hosts.absent_home(queue)
     if node:
         durable = "durable " if queue.durable else ""
-        raise NotFound(
+        raise HomeNodeDown(
             f"home node '{node}' of {durable}queue '{queue.name}' in vhost '{channel.vhost.name}' is down or inaccessible"
         )
 

@@ -38,6 +38,7 @@ from amqp_server.errors import (
     ConnectionForced,
     FrameError,
     HardError,
+    HomeNodeDown,
     InternalError,
     LoginRefused,
     NotAllowed,
@@ -281,6 +282,7 @@ class Session:
             replication.clustered
             and replication.version >= SEALS
             and isinstance(error, (NotFound, ResourceLocked, PreconditionFailed))
+            and not isinstance(error, HomeNodeDown)
             and (where[0] in _TOPOLOGY_CLASSES or where in _TOPOLOGY_METHODS)
         )
 

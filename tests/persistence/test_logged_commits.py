@@ -144,6 +144,7 @@ async def test_what_only_the_log_has_is_in_the_store_when_that_was_asked_for(pat
         assert turns.environment.written == before
 
 
+@pytest.mark.pure
 @pytest.mark.parametrize("planted", [False, True])
 async def test_a_simulation_decides_alike(path: Path, monkeypatch: pytest.MonkeyPatch, planted: bool) -> None:
     """With a planted bug, the restart of a group does not find its vote, and says so."""

@@ -23,7 +23,8 @@ def test_the_log_waits_for_nothing(tmp_path: Path) -> None:
         disks = SlowDisks(tmp_path)
     except Unsupported as why:
         pytest.skip(str(why))
-    node = Node(tmp_path)
+    # A block for each message: the log must not be full before both wait.
+    node = Node(tmp_path, "--log-bytes", "256MiB")
     node.environment = disks.environment("n1")
     with node:
         publisher, consumer = Client(node.port), Client(node.port)

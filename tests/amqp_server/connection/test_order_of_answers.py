@@ -44,7 +44,7 @@ def said(answer: base.Frame | Delivery) -> Any:
         ("ru", [(1, False), "Return", (2, False)]),
         ("ur", ["Return", (1, False), (2, False)]),
         ("rrru", [(3, True), "Return", (4, False)]),
-        ("uuu", ["Return"] * 3 + [(3, True)]),
+        ("uuu", ["Return", (1, False), "Return", (2, False), "Return", (3, False)]),
         ("rr", [(2, True)]),
     ],
 )

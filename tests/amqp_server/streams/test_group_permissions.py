@@ -193,6 +193,7 @@ def test_a_client_that_gets_messages_one_by_one(node: StreamNode, peer: Peer, lo
     assert refused(low.call(1, commands.Basic.Get(queue="lowg")), 403) == REFUSED.format("lows", "other")
 
 
+@pytest.mark.pure
 def test_permissions_are_cleared_while_a_member_joins(node: StreamNode, low: Peer) -> None:
     layout(node, low)
     member = commands.Basic.Consume(queue="lowg", consumer_tag="t")
