@@ -121,8 +121,11 @@ def test_what_is_mandatory_comes_back_if_its_queue_is_gone(other: Peer, late: La
     go_on = late(*to("q", b"1", b"2", mandatory=True))
     other.call(1, commands.Queue.Delete(queue="q"))
     answers = go_on()
-    assert names(answers) == ["Basic.Return", "Basic.Return", TAKEN[how]]
-    returned = [each for _, each in answers[:2] if isinstance(each, Delivery)]
+    taken = TAKEN[how]
+    # The ack of a returned message follows it at once.
+    apart = ["Basic.Return", taken] if taken == "Basic.Ack" else ["Basic.Return"]
+    assert names(answers) == [*apart, "Basic.Return", taken]
+    returned = [each for _, each in answers if isinstance(each, Delivery)]
     assert [each.body for each in returned] == [b"1", b"2"]
     assert [
         each.method.reply_code for each in returned if isinstance(each.method, commands.Basic.Return)

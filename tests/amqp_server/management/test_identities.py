@@ -134,6 +134,7 @@ async def test_limits_of_a_user(tmp_path: Path, issuer: Issuer) -> None:
         assert not node.broker.sessions.counts
 
 
+@pytest.mark.long
 async def test_places_for_requests(tmp_path: Path, issuer: Issuer) -> None:
     """Requests of the token's user do not take the places of the broker's user."""
     async with both(tmp_path, issuer, http_requests_per_user_max=1) as (node, http):
