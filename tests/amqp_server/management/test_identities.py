@@ -5,7 +5,7 @@ same name, whose connections, limits and places it does not share.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from pamqp import commands, frame
 from amqp_server.app import Node
 from amqp_server.broker.operations import DeleteUser, PutParameter
 from amqp_server.broker.parameters import GLOBAL, USER_LIMITS
+from amqp_server.management.http import Slots
 from conformance_tests.patience import PATIENCE_S
 from tests.amqp_server.connection.served import Client, served, until
 from tests.amqp_server.connection.test_tokens import ALL, Issuer, begin, logged_in
@@ -134,16 +135,24 @@ async def test_limits_of_a_user(tmp_path: Path, issuer: Issuer) -> None:
         assert not node.broker.sessions.counts
 
 
-@pytest.mark.long
-async def test_places_for_requests(tmp_path: Path, issuer: Issuer) -> None:
+async def test_places_for_requests(tmp_path: Path, issuer: Issuer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests of the token's user do not take the places of the broker's user."""
+    counted, has_place = Slots.counted, trio.Event()
+
+    @contextmanager
+    def noted(self: Slots, user: str) -> Iterator[None]:
+        with counted(self, user):
+            has_place.set()
+            yield
+
+    # A request that asked whether the place is taken could take it itself.
+    monkeypatch.setattr(Slots, "counted", noted)
     async with both(tmp_path, issuer, http_requests_per_user_max=1) as (node, http):
         headers = {"authorization": f"Bearer {issuer.token(MANAGES)}"}
-        began, goes_on = trio.Event(), trio.Event()
+        goes_on = trio.Event()
 
         async def body() -> AsyncIterator[bytes]:
             yield b"{"
-            began.set()
             await goes_on.wait()
             yield b"}"
 
@@ -153,14 +162,9 @@ async def test_places_for_requests(tmp_path: Path, issuer: Issuer) -> None:
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(slow)
-            await began.wait()
-
-            async def busy() -> bool:
-                return (await http.get("whoami", headers=headers)).status_code == 503
-
             with trio.fail_after(PATIENCE_S):
-                while not await busy():
-                    pass
+                await has_place.wait()
+            assert (await http.get("whoami", headers=headers)).status_code == 503
             assert (await http.get("whoami", auth=PASSWORD)).status_code == 200
             goes_on.set()
         assert "slow" in node.broker.vhost("/").queues
