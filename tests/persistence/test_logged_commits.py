@@ -269,34 +269,6 @@ async def test_lmdb_has_it_after_a_while_without_commits(path: Path, monkeypatch
         assert turns.environment.pending.logged is None
 
 
-async def test_what_comes_while_the_store_is_written_goes_to_the_log_again(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("persistence.commit_task.STORE_SECONDS", 0.0)
-    monkeypatch.setattr("persistence.commit_task.TEND_SECONDS", 0.02)
-    environment = open_at(path)
-    transactions = 0
-    begin_write = environment.begin_write
-
-    def counted() -> Any:
-        nonlocal transactions
-        transactions += 1
-        return begin_write()
-
-    monkeypatch.setattr(environment, "begin_write", counted)
-    async with running(environment) as turns:
-
-        async def publish(first: int) -> None:
-            for seq in range(first, 600, 3):
-                await turns.append(seq)
-
-        async with trio.open_nursery() as publishers:
-            for first in range(3):
-                publishers.start_soon(publish, first)
-        assert 0 < transactions < 60
-        assert turns.read() == list(range(600))
-
-
 async def test_groups_and_metadata(path: Path) -> None:
     async with running(open_at(path)) as turns:
         groups, environment = Groups(turns.environment), turns.environment
