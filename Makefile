@@ -82,7 +82,7 @@ docs: .venv/docs
 # What follows from the code: docs/reference, docs/openapi.json, deploy/mqd.example.toml. Tests fail while they are old.
 reference: .venv/run
 	$(BIN)/python -m amqp_server.reference
-	$(BIN)/python -m amqp_server.management.openapi >docs/openapi.json
+	$(BIN)/python -m amqp_server.management.serving.openapi >docs/openapi.json
 	$(BIN)/python -m amqp_server.example >deploy/mqd.example.toml
 
 # Against mqd, and against a RabbitMQ of its own where rabbitmq-server is installed.

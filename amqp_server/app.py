@@ -20,62 +20,63 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from amqp_server import logs, start_time
-from amqp_server.administrator import reset_administrator
+from amqp_server import logs
 from amqp_server.backpressure import Backpressure
-from amqp_server.broker import recovery, time_notes
+from amqp_server.broker.access.password import hash_cheaply
+from amqp_server.broker.access.permissions import Permission
+from amqp_server.broker.access.users import UserRefused, hashed
 from amqp_server.broker.alarms import Alarms
 from amqp_server.broker.broker import Broker
 from amqp_server.broker.dead_letter import DeadLetterSender
+from amqp_server.broker.declared.operations import PutUser, PutVhost, SetPermission
 from amqp_server.broker.hosts import Hosts, LocalHosts
-from amqp_server.broker.operations import PutUser, PutVhost, SetPermission
-from amqp_server.broker.password import hash_cheaply
-from amqp_server.broker.permissions import Permission
+from amqp_server.broker.recovery import recovery, stored_queue_time
 from amqp_server.broker.timers import Timers
-from amqp_server.broker.users import UserRefused, hashed
 from amqp_server.build import BUILD
 from amqp_server.clock import SystemClock
 from amqp_server.cluster.errors import ClusterError, StartAgain
-from amqp_server.cluster.membership import check_alone, drop_copies
+from amqp_server.cluster.membership.membership import check_alone, drop_copies
 from amqp_server.config import Config, age_ms
-from amqp_server.connection import waiting
 from amqp_server.connection.ack_timeout import AckTimeout
-from amqp_server.connection.authentication import Authentication
-from amqp_server.connection.http_backend import HttpBackend
-from amqp_server.connection.listener import ListenError, Server, listen
-from amqp_server.connection.password_checks import PasswordChecks
-from amqp_server.connection.poller import Poller
-from amqp_server.connection.tls import ListenerTLS, TLSFileError
-from amqp_server.connection.unfinished import UnfinishedWatch
-from amqp_server.connection.untaken import UntakenWatch
+from amqp_server.connection.login.authentication import Authentication
+from amqp_server.connection.login.http_backend import HttpBackend
+from amqp_server.connection.login.password_checks import PasswordChecks
+from amqp_server.connection.sockets import poll_task
+from amqp_server.connection.sockets.listener import ListenError, Server, listen
+from amqp_server.connection.sockets.poller import Poller
+from amqp_server.connection.sockets.tls import ListenerTLS, TLSFileError
+from amqp_server.connection.unfinished_publishes import UnfinishedWatch
+from amqp_server.connection.unread_output import UntakenWatch
 from amqp_server.descriptors import Descriptors
 from amqp_server.driver import Driver
 from amqp_server.imports import imported
-from amqp_server.load_definitions import DefinitionsError, load_definitions
-from amqp_server.management.beginning import quiet_or_asked
-from amqp_server.options import Reread, command_line
-from amqp_server.reload import Reload, Reloaded
+from amqp_server.management.serving.delayed_start import quiet_or_asked
 from amqp_server.resources import ResourceWatch
 from amqp_server.secret_files import SecretFileError, read_password
-from amqp_server.streams.host import StreamOptions, StreamServices
+from amqp_server.startup import start_time
+from amqp_server.startup.administrator import reset_administrator
+from amqp_server.startup.load_definitions import DefinitionsError, load_definitions
+from amqp_server.startup.options import Reread, command_line
+from amqp_server.startup.reload import Reload, Reloaded
+from amqp_server.streams.local_host import StreamOptions, StreamServices
 from amqp_server.turn import NoPeers, Peers, Turn
-from persistence.commit import Commit
+from persistence.commits.commit import Commit
+from persistence.delivered_marks import DeliveredMarks
 from persistence.environment import MARKS_FILE, Environment
 from persistence.errors import CommitFailed, PersistenceError, StoreCorrupt
-from persistence.groups import Groups
 from persistence.journal import Journal, SpillJournal
-from persistence.marks import DeliveredMarks
+from persistence.replica_logs.logs import Groups
 from persistence.streams.retention import Limits
 from persistence.streams.store import StreamStore
 from quorum_queue.boundary import Boundary, Fatal
-from quorum_queue.local import NodeServices
+from quorum_queue.local_host import NodeServices
 from quorum_queue.memory import MemoryBudget, ReadAhead
-from quorum_queue.unsent import Unsent
+from quorum_queue.unsent_bytes import Unsent
 
 if TYPE_CHECKING:
-    from amqp_server.broker.parameters import ParameterRecord
+    from amqp_server.broker.declared.parameters import ParameterRecord
     from amqp_server.cluster.node import ClusterNode
-    from amqp_server.cluster.parts import ClusterParts
+    from amqp_server.cluster.wiring import ClusterParts
     from amqp_server.shovels.shovels import Shovels
 
 logger = logging.getLogger("mqd")
@@ -89,7 +90,7 @@ YOUNG = 1
 #: A thread that ends a commit gets the interpreter back within this time, s.
 SWITCH_INTERVAL_S = 0.001
 #: Imported after the start, when the node is quiet.
-MANAGEMENT = "amqp_server.management.listener", "amqp_server.management.managed_broker"
+MANAGEMENT = "amqp_server.management.serving.listener", "amqp_server.management.objects.managed_broker"
 #: Interval at which a node checks whether the first user exists, s.
 FIRST_USER_WAIT_S = 0.005
 #: Time after which a node that does not lead makes the first user itself, s.
@@ -141,7 +142,7 @@ class Node:
         self.poller = Poller(turn, config.turn_ms / 1000, config.receive_bytes, self.commits)
         services = NodeServices(
             clock=clock,
-            queue_time=time_notes.restore(environment, clock),
+            queue_time=stored_queue_time.restore(environment, clock),
             turn=turn,
             memory=MemoryBudget(config.body_budget_bytes, Unsent(config.unsent_budget_bytes, turn)),
             read_ahead=ReadAhead(config.read_ahead_bytes, config.disk_read_ahead_bytes),
@@ -248,7 +249,7 @@ class Node:
 
     def _cluster_parts(self, clock: SystemClock, timers: Timers, boundary: Boundary) -> ClusterParts:
         """Make the cluster's parts. Raises ListenError, ClusterError."""
-        from amqp_server.cluster.parts import begin, make_mesh, make_parts
+        from amqp_server.cluster.wiring import begin, make_mesh, make_parts
 
         config, environment = self.config, self.environment
         directory, incarnation = begin(environment, clock)
@@ -338,7 +339,7 @@ class Node:
     async def run(
         self,
         announce: Callable[[Node], None],
-        serve_sockets: Callable[[Poller], Awaitable[None]] = waiting.serve,
+        serve_sockets: Callable[[Poller], Awaitable[None]] = poll_task.serve,
     ) -> None:
         """Serve until SIGTERM or SIGINT. Raises ListenError, ClusterError, CommitFailed, Fatal."""
         config, turn = self.config, self.broker.turn
@@ -439,7 +440,7 @@ class Node:
 
     async def _load_definitions(self, path: str) -> None:
         """Import the definitions in a file before any client is served. Raises DefinitionsError."""
-        from amqp_server.management.managed_broker import ManagedBroker
+        from amqp_server.management.objects.managed_broker import ManagedBroker
 
         await load_definitions(ManagedBroker(self), path)
 
@@ -451,16 +452,16 @@ class Node:
         # The import takes a third of a start's CPU, so clients are served first.
         await quiet_or_asked(listening)
         await imported(*MANAGEMENT)
-        from amqp_server.management.listener import serve
-        from amqp_server.management.managed_broker import ManagedBroker
+        from amqp_server.management.objects.managed_broker import ManagedBroker
+        from amqp_server.management.serving.listener import serve
 
         await serve(listening, ManagedBroker(self), self.config, trio.sleep_forever)
 
     async def _answer_others(self) -> None:
         """Answer the management APIs of other nodes; this node has no HTTP listener of its own."""
         await imported(*MANAGEMENT)
-        from amqp_server.management.listener import answer_others
-        from amqp_server.management.managed_broker import ManagedBroker
+        from amqp_server.management.objects.managed_broker import ManagedBroker
+        from amqp_server.management.serving.listener import answer_others
 
         await answer_others(ManagedBroker(self), self.config)
 
@@ -486,13 +487,13 @@ class Node:
 
     async def _clear_parameter(self, record: ParameterRecord) -> None:
         """Clear a parameter. Raises AMQPError."""
-        from amqp_server.management.managed_broker import ManagedBroker
+        from amqp_server.management.objects.managed_broker import ManagedBroker
 
         await ManagedBroker(self).clear_parameter(record)
 
     async def _measure(self, listening: socket.socket) -> None:
         await imported(MANAGEMENT[0])
-        from amqp_server.management.listener import serve_metrics
+        from amqp_server.management.serving.listener import serve_metrics
 
         await serve_metrics(listening, self, self.config, trio.sleep_forever)
 
@@ -579,7 +580,7 @@ def _serve(config: Config, reread: Reread | None, lasts: bool) -> int:
         print(f"mqd ready node={config.node} {served} ({BUILD}, {start_time.elapsed_s():.2f} s)", flush=True)
 
     async def run() -> None:
-        await Node(config, environment, reread).run(announce, waiting.serve_directly)
+        await Node(config, environment, reread).run(announce, poll_task.serve_directly)
 
     code, again = 0, False
     try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from amqp_server.config import Config
-from persistence.commit import Commit
+from persistence.commits.commit import Commit
 from persistence.journal import Journal
 
 #: At least this much may wait for the disk, even with a tiny memory budget; otherwise publishers would wait

@@ -11,7 +11,7 @@ import click
 from persistence.copying import CannotCopy, Copied, copy_directory
 from persistence.errors import PersistenceError
 
-#: Metadata table that only the directory of a cluster's node has (amqp_server/cluster/membership.py).
+#: Metadata table that only the directory of a node of a cluster has.
 CLUSTER_TABLE = "cluster"
 CLUSTER_NOTE = (
     "This is the directory of a cluster's node. It must not be put back alone: only together with copies of all other"

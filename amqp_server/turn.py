@@ -15,8 +15,8 @@ A turn is short, for any input from clients. Long work checks from time to time 
 and leaves its rest for later: a session leaves frames, the apply phase leaves hosts of queues that clients
 have scheduled, a Raft group leaves entries to be applied. The driver's turns continue that work in its order,
 and turns of other clients come in between. Changes that belong together reach the disk together, though they
-take several turns (`hold` of persistence.commit): a large transaction, and a dead letter to many queues with
-the removal from its source.
+take several turns (`hold` of persistence.commits.commit): a large transaction, and a dead letter to many
+queues with the removal from its source.
 
 quorum_queue.boundary decides what an exception ends; the turn calls sessions, hosts and groups through it.
 """
@@ -34,7 +34,7 @@ from quorum_queue.ports import Sink
 
 
 class Commits(Protocol):
-    """See persistence.commit."""
+    """See persistence.commits.commit."""
 
     def turn_begins(self) -> None: ...
 

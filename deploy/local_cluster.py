@@ -49,7 +49,7 @@ class Member:
 
     def start(self) -> None:
         log = self.log.open("a")
-        command = [sys.executable, "-P", "-m", "amqp_server.start", *self.arguments]
+        command = [sys.executable, "-P", "-m", "amqp_server.main", *self.arguments]
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

@@ -21,11 +21,11 @@ from pathlib import Path
 
 import lmdb
 
-from persistence.datafile import check_length
 from persistence.environment import LOG_FILE, MARKS_FILE, STREAMS
 from persistence.errors import PersistenceError, StoreCorrupt
-from persistence.guard import WRITE_ERRORS
 from persistence.metadata import table_prefix
+from persistence.pages.damage_guard import WRITE_ERRORS
+from persistence.pages.datafile import check_length
 from persistence.store import DATA_FILE, TABLES_MAX
 
 #: ioctl of Linux: share the blocks of another file.

@@ -21,8 +21,10 @@ from typing import Self
 import lmdb
 import msgspec
 
-from persistence import layer_codec
-from persistence.datafile import check_length
+from persistence.commits import layer_codec
+from persistence.commits.flush import flush
+from persistence.commits.layer import Layer
+from persistence.commits.wal import BLOCK_BYTES, LogDamaged, WriteAheadLog, sync_directory
 from persistence.errors import (
     CorruptRecord,
     DataDirectoryInUse,
@@ -31,13 +33,11 @@ from persistence.errors import (
     StorageFull,
     StoreCorrupt,
 )
-from persistence.flush import flush
-from persistence.layer import Layer
 from persistence.metadata import Metadata, unpack_entry
+from persistence.pages.datafile import check_length
 from persistence.record import seal, unseal
 from persistence.store import BALLAST_FILE, DATA_FILE, LmdbStore
 from persistence.transaction import LOGGED, LmdbTransaction
-from persistence.wal import BLOCK_BYTES, LogDamaged, WriteAheadLog, sync_directory
 
 logger = logging.getLogger("mqd.persistence")
 
@@ -47,7 +47,7 @@ LOG_BYTES = 4 * 1024 * 1024
 LOG_BYTES_MIN = 4 * BLOCK_BYTES
 LOG_COMMIT_BYTES_MAX = 64 * 1024
 RESIDENT_BYTES_MAX = 64 * 1024 * 1024
-#: Beside the stores: see persistence/marks.py.
+#: Beside the stores: see persistence/delivered_marks.py.
 MARKS_FILE = "marks"
 STREAMS = "streams"
 #: What the node opens in its directory; True: a directory.

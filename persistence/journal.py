@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from operator import itemgetter
 
-from persistence.layer import Append
+from persistence.commits.layer import Append
 from persistence.ports import Store
 from persistence.record import SEQ_MAX, Payload, Record, RecoveredQueue
 

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
 
-from persistence.layer import Pending
+from persistence.commits.layer import Pending
 from persistence.record import seal, unseal
 
 KEY_BYTES_MAX = 480

@@ -5,9 +5,9 @@
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from persistence.group_record import RecoveredGroup, StoredEntry
-from persistence.layer import Layer, Pending
+from persistence.commits.layer import Layer, Pending
 from persistence.record import Record, RecoveredQueue
+from persistence.replica_logs.record import RecoveredGroup, StoredEntry
 
 Job = Callable[[], None]
 

@@ -10,7 +10,7 @@ filled on the loop's thread and committed in a worker. This module replaces the 
   transaction begins, serves all reads while that one runs, and is given up before the next one. A reader
   never looks for the newest state while a commit is writing it.
 - So a thread has no read transaction. It reads ahead for the loop directly from the file: see
-  persistence/page_reader.py.
+  persistence/pages/page_reader.py.
 - No caller keeps views of mapped pages: reads copy, and `recover` must be exhausted before the first write.
 """
 
@@ -24,15 +24,15 @@ from pathlib import Path
 
 import lmdb
 
-from persistence import residency, settled
-from persistence.ballast import Ballast
+from persistence import settled
+from persistence.commits.layer import Layer, Pending
 from persistence.errors import CommitFailed, CorruptRecord, PersistenceError, StorageFull, StoreCorrupt
-from persistence.group_tables import GroupTables, owners
-from persistence.guard import DAMAGE, WRITE_ERRORS, Guard
-from persistence.layer import Layer, Pending
 from persistence.own_process import PAGE_BYTES
-from persistence.page_reader import PageReader
-from persistence.pages import KeyRange
+from persistence.pages import page_release
+from persistence.pages.damage_guard import DAMAGE, WRITE_ERRORS, Guard
+from persistence.pages.page_reader import PageReader
+from persistence.pages.page_release import FAULT_BYTES, FOLIO_BYTES
+from persistence.pages.pages import KeyRange
 from persistence.record import (
     BODY_KEY,
     CHUNKS_MAX,
@@ -48,7 +48,8 @@ from persistence.record import (
     unpack,
     unseal,
 )
-from persistence.residency import FAULT_BYTES, FOLIO_BYTES
+from persistence.replica_logs.tables import GroupTables, owners
+from persistence.reserved_space import Ballast
 from persistence.transaction import Erasures, LmdbTransaction, unpack_mask
 
 log = logging.getLogger("mqd.persistence")
@@ -258,8 +259,8 @@ class LmdbStore:
         return self._ballast.restore
 
     def _give_pages_back(self) -> None:
-        if residency.resident_shared_bytes() > self._resident_bytes_max:
-            residency.drop_mapped_pages(self._data_file)
+        if page_release.resident_shared_bytes() > self._resident_bytes_max:
+            page_release.drop_mapped_pages(self._data_file)
 
     def touched(self, size: int) -> None:
         """Count bytes read from the map: at full speed one second reads more than may stay resident."""

@@ -16,13 +16,13 @@ from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Final
 
 from persistence import settled
+from persistence.commits.layer import Layer, QueueChanges
 from persistence.errors import CorruptRecord
-from persistence.group_writer import GroupWriter
-from persistence.guard import WRITE_ERRORS
-from persistence.layer import Layer, QueueChanges
 from persistence.metadata import pack_entry
 from persistence.own_process import PAGE_BYTES
-from persistence.pages import KeyRange
+from persistence.pages.damage_guard import WRITE_ERRORS
+from persistence.pages.page_release import FAULT_BYTES
+from persistence.pages.pages import KeyRange
 from persistence.ports import Job
 from persistence.record import (
     BODY_KEY,
@@ -36,7 +36,7 @@ from persistence.record import (
     seal,
     unseal,
 )
-from persistence.residency import FAULT_BYTES
+from persistence.replica_logs.writer import GroupWriter
 
 if TYPE_CHECKING:
     import lmdb

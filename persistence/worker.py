@@ -13,8 +13,8 @@ from typing import Generic, TypeVar
 
 from outcome import Outcome, capture
 
-#: Makes a call on the loop, from any thread, and raises nothing: see persistence.reports, and `report` of the
-#: node's poller, which makes it part of a turn.
+#: Makes a call on the loop, from any thread, and raises nothing: see persistence.loop_calls, and `report` of
+#: the node's poller, which makes it part of a turn.
 Report = Callable[[Callable[[], None]], object]
 
 

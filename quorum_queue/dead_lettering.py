@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from quorum_queue.empty import NO_DEQUE, NO_DICT
 from quorum_queue.machine.effects import Effects, Reason
 from quorum_queue.machine.run import Run
-from quorum_queue.nothing import NO_DEQUE, NO_DICT
 from quorum_queue.paging import Paging
 
 if TYPE_CHECKING:

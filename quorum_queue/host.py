@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, Literal
 
+from quorum_queue.empty import NO_DICT, NO_LIST
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.machine import ENQUEUES, Command
 from quorum_queue.machine.seal import SEALED, Sealed, outcome
 from quorum_queue.machine.settings import Settings
-from quorum_queue.nothing import NO_DICT, NO_LIST
 from quorum_queue.ports import EXCLUSIVE, Got, Hosted, Preparing, Refused, Turn
 
 Key = tuple[Any, ...]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from quorum_queue.unsent import Unsent
+from quorum_queue.unsent_bytes import Unsent
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,18 +7,18 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from quorum_queue.empty import NO_LIST
 from quorum_queue.host import QueueHost
 from quorum_queue.machine import codec
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.machine import BURST_BYTES, Command, Machine
 from quorum_queue.machine.ready import Level
 from quorum_queue.machine.run import Run
-from quorum_queue.nothing import NO_LIST
 from quorum_queue.pages import Page
-from quorum_queue.unsent import LARGE_BYTES
+from quorum_queue.unsent_bytes import LARGE_BYTES
 
 if TYPE_CHECKING:
-    from quorum_queue.local import NodeServices
+    from quorum_queue.local_host import NodeServices
 
 logger = logging.getLogger("mqd.queue")
 

@@ -104,7 +104,7 @@ class Journal(Protocol):
 
 
 class Commits(Protocol):
-    """Group commit; see persistence.commit."""
+    """Group commit; see persistence.commits.commit."""
 
     @property
     def unsynced(self) -> bool:
@@ -128,7 +128,7 @@ class Commits(Protocol):
 
 
 class Marks(Protocol):
-    """The highest delivered position, kept so that it outlives the process; see persistence.marks."""
+    """The highest delivered position, kept so that it outlives the process."""
 
     def mark(self, slot: int, seq: int) -> None: ...
 

@@ -48,7 +48,7 @@ class AmqpDataSource(DataSource):
             from spark_sink.streams.readers import LogReader
 
             return LogReader(options, schema)
-        from spark_sink.reader import AmqpReader
+        from spark_sink.source.reader import AmqpReader
 
         return AmqpReader(options, schema)
 
@@ -58,17 +58,17 @@ class AmqpDataSource(DataSource):
             from spark_sink.streams.readers import LogStreamReader
 
             return LogStreamReader(options, schema)
-        from spark_sink.stream_reader import AmqpStreamReader
+        from spark_sink.source.stream_reader import AmqpStreamReader
 
         return AmqpStreamReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from spark_sink.writer import AmqpWriter
+        from spark_sink.sink.writer import AmqpWriter
 
         return AmqpWriter(batch_options(self.options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        from spark_sink.stream_writer import AmqpStreamWriter
+        from spark_sink.sink.stream_writer import AmqpStreamWriter
 
         writer: DataSourceStreamArrowWriter = AmqpStreamWriter(sink_options(self.options), schema)
         return writer

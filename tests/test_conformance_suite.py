@@ -22,7 +22,7 @@ from exchanges import registry
 for kind in {LACKS}:
     del registry._TYPES[kind]
 registry.EXCHANGE_TYPES = tuple(registry._TYPES)
-from amqp_server.start import main
+from amqp_server.main import main
 main()
 """
 

@@ -25,12 +25,12 @@ import yaml
 
 from amqp_server import backup
 from amqp_server.config import Config
-from amqp_server.management.endpoints import ENDPOINTS
-from amqp_server.management.openapi import body_of
+from amqp_server.management.serving.endpoints import ENDPOINTS
+from amqp_server.management.serving.openapi import body_of
 from amqp_server.mqctl import lists, users
 from amqp_server.mqctl.command import Invocation, mqctl
 from amqp_server.mqctl.main import COMMANDS
-from amqp_server.options import Reread, command_line
+from amqp_server.startup.options import Reread, command_line
 from conformance_tests.patience import PATIENCE_S
 from spark_sink.options import OPTIONS as SPARK_OPTIONS
 

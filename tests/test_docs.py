@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-from amqp_server.management.endpoints import ENDPOINTS
+from amqp_server.management.serving.endpoints import ENDPOINTS
 from amqp_server.mqctl.command import mqctl
 from amqp_server.mqctl.main import COMMANDS
 

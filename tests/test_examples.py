@@ -13,7 +13,7 @@ import pytest
 
 from amqp_server.config import SECRETS, Config
 from amqp_server.example import example
-from amqp_server.options import Reread, command_line
+from amqp_server.startup.options import Reread, command_line
 from conformance_tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[1]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from amqp_server.broker.queue_types import QUEUE_TYPES
+from amqp_server.broker.declared.queue_types import QUEUE_TYPES
 from amqp_server.config import Config
-from amqp_server.management.endpoints import ENDPOINTS
+from amqp_server.management.serving.endpoints import ENDPOINTS
 from amqp_server.mqctl.command import mqctl
 from amqp_server.reference import arguments
 from amqp_server.reference.__main__ import DIRECTORY

@@ -6,35 +6,41 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from functools import partial
 
-from amqp_server.broker.access import Access
+from amqp_server.broker.access.access import Access
 from amqp_server.broker.alarms import Alarms
-from amqp_server.broker.background import Background
-from amqp_server.broker.dismantling import DELETIONS, Dismantling, parts_of
-from amqp_server.broker.events import EVENT, INTERNAL, Events
-from amqp_server.broker.failures import Failures
+from amqp_server.broker.declared.operations import (
+    DeclareExchange,
+    DeleteVhost,
+    Operation,
+    PutVhost,
+    ReplaceHash,
+)
+from amqp_server.broker.declared.records import ExchangeRecord, encoded
+from amqp_server.broker.declared.vhosts import Vhosts
 from amqp_server.broker.hosts import Hosts
+from amqp_server.broker.in_parts.background import Background
+from amqp_server.broker.in_parts.deletion_in_parts import DELETIONS, Dismantling, parts_of
 from amqp_server.broker.memo import MemoBudget
 from amqp_server.broker.metadata import Metadata
-from amqp_server.broker.operations import DeclareExchange, DeleteVhost, Operation, PutVhost, ReplaceHash
-from amqp_server.broker.queue import Queue
-from amqp_server.broker.records import ExchangeRecord, encoded
-from amqp_server.broker.replication import Done, LocalReplication, Replication
+from amqp_server.broker.recovery.failures import Failures
+from amqp_server.broker.recovery.stored_queue_time import TimeNotes
 from amqp_server.broker.reply import Replies
-from amqp_server.broker.runtime import Runtime
-from amqp_server.broker.sessions import BrokerSession, Sessions
-from amqp_server.broker.time_notes import TimeNotes
 from amqp_server.broker.timers import Timers
-from amqp_server.broker.topology import Topology
+from amqp_server.broker.topology.events import EVENT, INTERNAL, Events
+from amqp_server.broker.topology.operator_settings import Runtime
+from amqp_server.broker.topology.queue import Queue
+from amqp_server.broker.topology.replication import Done, LocalReplication, Replication
+from amqp_server.broker.topology.sessions import BrokerSession, Sessions
+from amqp_server.broker.topology.topology import Topology
+from amqp_server.broker.topology.vhost import VHost
 from amqp_server.broker.traffic import Ended
-from amqp_server.broker.vhost import VHost
-from amqp_server.broker.vhosts import Vhosts
 from amqp_server.config import Config
 from amqp_server.errors import ResourceError
 from amqp_server.logs import LineLimit
 from amqp_server.turn import Turn
 from quorum_queue.clock import Clock
 from quorum_queue.deleted_host import DeletedHost
-from quorum_queue.local import NodeServices
+from quorum_queue.local_host import NodeServices
 from quorum_queue.steps import Steps
 
 
@@ -45,7 +51,7 @@ class Counts:
 
     def __init__(self) -> None:
         self.bindings = self.channels = self.exchanges = self.queues = 0
-        #: Memory of queues, exchanges, bindings and consumers; see amqp_server.broker.weights.
+        #: Memory of queues, exchanges, bindings and consumers; see amqp_server.broker.declared_memory.
         self.declared_bytes = 0
         self.ended = Ended()
 

@@ -18,8 +18,8 @@ from collections.abc import Callable, Generator, Iterator
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from amqp_server.broker.queue import Queue
 from amqp_server.broker.routing_view import RoutingView
+from amqp_server.broker.topology.queue import Queue
 from amqp_server.wire import content, tables
 from amqp_server.wire.frames import FRAME_BYTES_MIN, SHORT_STRING_MAX, short_string
 from exchanges.router import RoutingTooLong, walked

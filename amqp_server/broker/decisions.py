@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from amqp_server.broker.queue_types import CLASSIC, GROUP, QUEUE_TYPES, QUORUM, STREAM
+from amqp_server.broker.declared.queue_types import CLASSIC, GROUP, QUEUE_TYPES, QUORUM, STREAM
 
 # Places of decisions.
 #: While the queue's log is applied: the same on all members, after everything that came before.

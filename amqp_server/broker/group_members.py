@@ -14,11 +14,11 @@ from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from amqp_server.broker import consumer_groups
-from amqp_server.broker.answers import AnswerAwaited
+from amqp_server.broker.access.http_permissions import AnswerAwaited
+from amqp_server.broker.topology import consumer_groups
 
 if TYPE_CHECKING:
-    from amqp_server.broker.queue import Queue
+    from amqp_server.broker.topology.queue import Queue
 
 logger = logging.getLogger("mqd.groups")
 

@@ -6,22 +6,23 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from amqp_server.broker import consumer_groups, stored_queues
-from amqp_server.broker.arguments import QueueArguments
+from amqp_server.broker.declared.arguments import QueueArguments
+from amqp_server.broker.declared.records import MARKS, MarksRecord
 from amqp_server.broker.group_members import GroupStreams
 from amqp_server.broker.metadata import Metadata, encode
-from amqp_server.broker.records import MARKS, MarksRecord
-from amqp_server.streams.consumer_group import ConsumerGroupHost
-from amqp_server.streams.host import StreamHost, StreamServices
+from amqp_server.broker.recovery import stored_queues
+from amqp_server.broker.topology import consumer_groups
+from amqp_server.streams.consumer_groups.local_host import ConsumerGroupHost
+from amqp_server.streams.local_host import StreamHost, StreamServices
 from persistence.streams.retention import Limits
-from quorum_queue import names
+from quorum_queue import deduplication_journal
 from quorum_queue.failed_host import FailedHost
-from quorum_queue.local import LocalHost, NodeServices
+from quorum_queue.local_host import LocalHost, NodeServices
 from quorum_queue.machine.machine import Machine
 from quorum_queue.ports import Host, Refused
 
 if TYPE_CHECKING:
-    from amqp_server.broker.queue import Queue, Target
+    from amqp_server.broker.topology.queue import Queue, Target
 
 
 class Hosts(Protocol):
@@ -214,7 +215,9 @@ class LocalHosts:
         if queue.host is not failed or queue.deleted:
             return
         stored, journal = partial(self._stored, queue, failed, done), self._services.journal
-        if queue.type.is_stream or journal.warm_queue(queue.queue_id, names.FIRST_POSITION, stored):
+        if queue.type.is_stream or journal.warm_queue(
+            queue.queue_id, deduplication_journal.FIRST_POSITION, stored
+        ):
             self._services.turn.contain(queue, self._begin_anew, queue, done)
 
     def _begin_anew(self, queue: Queue, done: Callable[[], None]) -> None:

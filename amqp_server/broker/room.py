@@ -16,7 +16,7 @@ from amqp_server.errors import PreconditionFailed
 from quorum_queue.machine import versions
 
 if TYPE_CHECKING:
-    from amqp_server.broker.vhost import VHost
+    from amqp_server.broker.topology.vhost import VHost
 
 
 class Room(msgspec.Struct, frozen=True, array_like=True):

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from pamqp import commands
 
-from amqp_server.broker import group_members, weights
-from amqp_server.broker.queue import Queue
+from amqp_server.broker import declared_memory, group_members
 from amqp_server.broker.reply import PSEUDO_QUEUE, ReplyHost
+from amqp_server.broker.topology.queue import Queue
 from amqp_server.broker.traffic import Traffic
 from amqp_server.channel.confirms import Confirms
 from amqp_server.channel.exchange_methods import argument_types, check_owner
@@ -25,7 +25,7 @@ from amqp_server.errors import (
     PreconditionFailed,
     Unavailable,
 )
-from amqp_server.streams.start import NAMES_FULL, parse_consumer_start, parse_wanted
+from amqp_server.streams.layout.consumer_start import NAMES_FULL, parse_consumer_start, parse_wanted
 from amqp_server.wire import content, frames, tables
 from amqp_server.wire.deliver import LARGE_BYTES, DeliverTemplate
 from quorum_queue.host import DELETED
@@ -75,7 +75,7 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
     check_owner(channel, queue)
     check_home(channel, queue)
     arguments: dict[str, object] = dict(method.arguments or {})
-    channel.broker.check_declared(weights.of_consumer(arguments))
+    channel.broker.check_declared(declared_memory.of_consumer(arguments))
     if queue.type.is_stream:
         _check_stream_consumer(channel, method, queue, arguments)
     elif queue.type.is_group:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from pamqp import base, commands
 
-from amqp_server.broker import group_members, weights
-from amqp_server.broker.queue import Queue
+from amqp_server.broker import declared_memory, group_members
 from amqp_server.broker.reply import ReplyHost
+from amqp_server.broker.topology.queue import Queue
 from amqp_server.broker.traffic import Traffic
 from amqp_server.channel.confirms import Confirms
 from amqp_server.channel.connection import Connection
@@ -25,7 +25,7 @@ from amqp_server.wire.frames import OVERHEAD, method_frame
 from amqp_server.wire.intake import PublishRoute, Segment
 
 if TYPE_CHECKING:
-    from amqp_server.broker.vhost import VHost
+    from amqp_server.broker.topology.vhost import VHost
     from amqp_server.turn import Turn
     from exchanges.router import Walk
     from quorum_queue.host import Key
@@ -354,7 +354,7 @@ class Channel:
         queue = subscription.queue
         self.subscriptions[subscription.tag] = subscription
         self.consumed[queue] = self.consumed.get(queue, 0) + 1
-        self.broker.counts.declared_bytes += weights.of_consumer(subscription.arguments)
+        self.broker.counts.declared_bytes += declared_memory.of_consumer(subscription.arguments)
         queue.subscribe(subscription.key, subscription)
 
     def drop(self, subscription: Subscription) -> bool:
@@ -365,7 +365,7 @@ class Channel:
         if subscription.attached:
             self.connection.consumer_event(subscription, created=False)
         queue = subscription.queue
-        self.broker.counts.declared_bytes -= weights.of_consumer(subscription.arguments)
+        self.broker.counts.declared_bytes -= declared_memory.of_consumer(subscription.arguments)
         self.consumed[queue] -= 1
         if not self.consumed[queue]:
             del self.consumed[queue]
@@ -493,7 +493,7 @@ class Channel:
             if subscription.attached:
                 self.connection.consumer_event(subscription, created=False)
             queue = subscription.queue
-            self.broker.counts.declared_bytes -= weights.of_consumer(subscription.arguments)
+            self.broker.counts.declared_bytes -= declared_memory.of_consumer(subscription.arguments)
             queue.subscriptions.pop(subscription.key, None)
             keys.setdefault(queue.host, []).append(subscription.key)
         for host, gone in keys.items():

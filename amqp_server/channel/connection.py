@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from amqp_server.broker.queue import Queue
-from amqp_server.channel.unfinished import Unfinished
+from amqp_server.broker.topology.queue import Queue
+from amqp_server.channel.unfinished_count import Unfinished
 from amqp_server.config import Config
 from amqp_server.errors import SoftError
 
 if TYPE_CHECKING:
     from amqp_server.broker.broker import Broker
-    from amqp_server.broker.operations import Operation
-    from amqp_server.broker.queue import Target
+    from amqp_server.broker.declared.operations import Operation
+    from amqp_server.broker.topology.queue import Target
     from amqp_server.channel.channel import Channel
     from amqp_server.channel.subscription import Subscription
     from amqp_server.wire.intake import Publisher

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from pamqp import base, commands
 
-from amqp_server.broker.arguments import Declaration, equivalence_error
-from amqp_server.broker.consumer_groups import feeds_groups, refuse_publish
-from amqp_server.broker.operations import Bind, DeclareExchange, DeleteExchange, Operation, Unbind
-from amqp_server.broker.queue import Queue
-from amqp_server.broker.records import ExchangeRecord, encoded
+from amqp_server.broker.declared.arguments import Declaration, equivalence_error
+from amqp_server.broker.declared.operations import Bind, DeclareExchange, DeleteExchange, Operation, Unbind
+from amqp_server.broker.declared.records import ExchangeRecord, encoded
 from amqp_server.broker.room import told_room
-from amqp_server.broker.super_streams import (
+from amqp_server.broker.topology.consumer_groups import feeds_groups, refuse_publish
+from amqp_server.broker.topology.queue import Queue
+from amqp_server.broker.topology.super_streams import (
     COMPARED,
     PARTITIONS,
     check_count,

@@ -15,7 +15,7 @@ from amqp_server.wire.frames import short_string
 from amqp_server.wire.intake import SMALL_FRAME, PublishRoute, Segment
 
 if TYPE_CHECKING:
-    from amqp_server.broker.queue import Queue
+    from amqp_server.broker.topology.queue import Queue
     from amqp_server.channel.channel import Channel
 
 

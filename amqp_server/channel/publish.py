@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 from pamqp import commands
 
-from amqp_server.broker.answers import AnswerAwaited
-from amqp_server.broker.arguments import TIME_MS_MAX
-from amqp_server.broker.consumer_groups import refuse_publish
+from amqp_server.broker.access.http_permissions import AnswerAwaited
+from amqp_server.broker.access.permissions import ITSELF
 from amqp_server.broker.dead_letter import carbon_copies, parse_head
-from amqp_server.broker.permissions import ITSELF
+from amqp_server.broker.declared.arguments import TIME_MS_MAX
 from amqp_server.broker.reply import PSEUDO_QUEUE
 from amqp_server.broker.routing_view import RoutingView
+from amqp_server.broker.topology.consumer_groups import refuse_publish
 from amqp_server.channel.confirms import Confirms, Copies, Lane, Mixed
 from amqp_server.channel.deduplication import enqueue_named
 from amqp_server.channel.routing import queues_of, route_of
 from amqp_server.channel.tracing import trace_publish
 from amqp_server.errors import AccessRefused, AMQPError, NotFound, NotImplemented_, PreconditionFailed
-from amqp_server.streams.large import LARGE_CONTENT_BYTES
+from amqp_server.streams.layout.large import LARGE_CONTENT_BYTES
 from amqp_server.wire import confirm_level, content, frames, methods, tables
 from amqp_server.wire.deliver import LARGE_BYTES
 from amqp_server.wire.frames import short_string
@@ -32,7 +32,7 @@ from quorum_queue.machine.run import LargeRun, Run
 from quorum_queue.ports import Preparing, Recipient
 
 if TYPE_CHECKING:
-    from amqp_server.broker.queue import Queue, Target
+    from amqp_server.broker.topology.queue import Queue, Target
     from amqp_server.channel.channel import Assembly, Channel
     from amqp_server.channel.tx import Transaction
 

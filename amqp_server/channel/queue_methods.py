@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 
 from pamqp import base, commands
 
-from amqp_server.broker import consumer_groups, weights
-from amqp_server.broker.arguments import Declaration, equivalence_error
-from amqp_server.broker.operations import DeclareQueue, DeleteQueue
-from amqp_server.broker.queue import Queue
-from amqp_server.broker.queue_types import not_replicated
-from amqp_server.broker.records import QueueRecord, encoded
+from amqp_server.broker import declared_memory
+from amqp_server.broker.declared.arguments import Declaration, equivalence_error
+from amqp_server.broker.declared.operations import DeclareQueue, DeleteQueue
+from amqp_server.broker.declared.queue_types import not_replicated
+from amqp_server.broker.declared.records import QueueRecord, encoded
 from amqp_server.broker.reply import PSEUDO_QUEUE
 from amqp_server.broker.room import told_room
-from amqp_server.broker.super_streams import super_stream_of
+from amqp_server.broker.topology import consumer_groups
+from amqp_server.broker.topology.queue import Queue
+from amqp_server.broker.topology.super_streams import super_stream_of
 from amqp_server.channel.exchange_methods import (
     argument_types,
     change_binding,
@@ -26,8 +27,8 @@ from amqp_server.channel.exchange_methods import (
     locked,
 )
 from amqp_server.errors import HomeNodeDown, NotFound, NotImplemented_, PreconditionFailed, Unavailable
-from amqp_server.streams.host import StreamHost
-from amqp_server.streams.start import parse_start
+from amqp_server.streams.layout.consumer_start import parse_start
+from amqp_server.streams.local_host import StreamHost
 from amqp_server.wire import methods
 from exchanges.binding import Binding
 from quorum_queue.machine.seal import EMPTY, IN_USE, NOT_EMPTY, SEALED, UNUSED, Sealed
@@ -235,7 +236,7 @@ def _declare(channel: Channel, method: commands.Queue.Declare) -> None:
     if parsed.type.is_group:
         for stream in consumer_groups.check(vhost, name, parsed):
             permissions.check(connection.client.access, vhost.name, "queue", stream.name, "read")
-    broker.check_declared(weights.of_queue(arguments))
+    broker.check_declared(declared_memory.of_queue(arguments))
     replication = broker.replication
     if parsed.type.is_stream and not replication.has_streams:
         raise NotImplemented_(

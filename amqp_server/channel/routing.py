@@ -16,7 +16,7 @@ from exchanges.router import AT_ONCE, Route, RoutingTooLong, Walk
 from quorum_queue.boundary import Fatal
 
 if TYPE_CHECKING:
-    from amqp_server.broker.queue import Queue
+    from amqp_server.broker.topology.queue import Queue
     from amqp_server.channel.channel import Assembly, Channel
 
 

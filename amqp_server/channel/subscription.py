@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from amqp_server.broker.queue import Queue
+from amqp_server.broker.topology.queue import Queue
 from amqp_server.channel.tracing import trace_frames, trace_run
-from amqp_server.streams.deliver import BatchReader
-from amqp_server.streams.group_reading import Taker
-from amqp_server.streams.host import StreamConsumer
-from amqp_server.streams.start import NEXT, Start
+from amqp_server.streams.consumer_groups.member_reading import Taker
+from amqp_server.streams.layout.consumer_start import NEXT, Start
+from amqp_server.streams.layout.deliver import BatchReader
+from amqp_server.streams.local_host import StreamConsumer
 from amqp_server.wire import content, frames, tables
 from amqp_server.wire.deliver import LARGE_BYTES, DeliverTemplate
 from persistence.streams.log import Wanted
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Subscription:
     """One `basic.consume`."""
 
-    #: See amqp_server.streams.host.Sink.
+    #: See amqp_server.streams.local_host.Sink.
     for_group = False
 
     __slots__ = (
@@ -117,7 +117,7 @@ class Subscription:
         first_id: int,
         again: bool = False,
     ) -> None:
-        """Like `deliver`, for messages of a stream. See amqp_server.streams.host.Sink."""
+        """Like `deliver`, for messages of a stream. See amqp_server.streams.local_host.Sink."""
         channel = self.channel
         if channel.closed or self.revoked:
             # Messages of a revoked consumer return when its queue hears of it.

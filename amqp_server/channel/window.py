@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from quorum_queue.machine.consumers import UNLIMITED
 
 if TYPE_CHECKING:
-    from amqp_server.broker.queue import Queue
+    from amqp_server.broker.topology.queue import Queue
     from amqp_server.channel.connection import Connection
     from amqp_server.channel.subscription import Subscription
     from quorum_queue.ports import Host

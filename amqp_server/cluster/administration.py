@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from amqp_server.broker.operations import DeleteQueue, NodeDown, Operation, SetMembers
-from amqp_server.broker.replication import Done
-from amqp_server.broker.topology import Result
-from amqp_server.cluster.catalog import GROUP, Proposal, PutNode, RemoveNode
-from amqp_server.cluster.questions import Answerer, Unanswered
+from amqp_server.broker.declared.operations import DeleteQueue, NodeDown, Operation, SetMembers
+from amqp_server.broker.topology.replication import Done
+from amqp_server.broker.topology.topology import Result
+from amqp_server.cluster.api_questions import Answerer, Unanswered
 from amqp_server.cluster.readiness import obstacle
+from amqp_server.cluster.topology_group import GROUP, Proposal, PutNode, RemoveNode
 from amqp_server.config import parse_address
 from amqp_server.errors import NotFound, PreconditionFailed, Unavailable
-from amqp_server.streams.group_host import StreamGroupHost
-from amqp_server.streams.replicated_group import ReplicatedGroupHost
+from amqp_server.streams.consumer_groups.member_host import ReplicatedGroupHost
+from amqp_server.streams.members.host import StreamGroupHost
 from amqp_server.turn import Turn
 from exchanges.stable_hash import stable_hash
-from quorum_queue.cluster.group import Group
-from quorum_queue.cluster.lost_entries import GivenUp
+from quorum_queue.cluster.replica_group import Group
+from quorum_queue.cluster.snapshots.lost_entries import GivenUp
 from quorum_queue.ports import Refused
 
 if TYPE_CHECKING:
-    from amqp_server.broker.queue import Queue
+    from amqp_server.broker.topology.queue import Queue
     from amqp_server.cluster.node import ClusterNode
 
 #: Time for groups to release a node that leaves, and between two checks, s.
@@ -41,13 +41,13 @@ class Administration:
     ) -> None:
         self._cluster = cluster
         self._turn = turn
-        #: Deletes large objects in parts; see amqp_server.broker.dismantling.
+        #: Deletes large objects in parts; see amqp_server.broker.in_parts.deletion_in_parts.
         self._propose_in_parts = propose
 
     # -- the others' management ------------------------------------------------------------------------------
 
     def names(self) -> list[str]:
-        """See amqp_server.management.everywhere.Others."""
+        """See amqp_server.management.request.other_nodes.Others."""
         return sorted(name for name in self._cluster.roster.nodes if name != self._cluster.node)
 
     async def ask(self, node: str, question: bytes) -> list[bytes] | None:

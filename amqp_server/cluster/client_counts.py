@@ -11,8 +11,8 @@ from typing import Protocol
 
 import msgspec
 
-from amqp_server.broker.limits import Limits
-from amqp_server.broker.sessions import Counts, Sessions
+from amqp_server.broker.topology.limits import Limits
+from amqp_server.broker.topology.sessions import Counts, Sessions
 from amqp_server.turn import Turn
 from quorum_queue.cluster import frames
 

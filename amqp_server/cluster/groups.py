@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Protocol
 
 from amqp_server.cluster.store import ASIDE, GroupLog, GroupStore
 from persistence.errors import CorruptSnapshot
-from persistence.group_record import RecoveredGroup
-from quorum_queue.cluster.group import Group, StateMachine
-from quorum_queue.cluster.group_host import GroupHost
-from quorum_queue.cluster.ranges import holds, joined, without
+from persistence.replica_logs.record import RecoveredGroup
+from quorum_queue.cluster.queues.member_host import GroupHost
+from quorum_queue.cluster.replica_group import Group, StateMachine
 from quorum_queue.cluster.replicas import Replicas
-from quorum_queue.cluster.state import unpack_state
+from quorum_queue.cluster.snapshots.ranges import holds, joined, without
+from quorum_queue.cluster.snapshots.state import unpack_state
 from quorum_queue.queue_ids import index_of
 from quorum_queue.raft.log import Log
 from quorum_queue.raft.members import HardState, Members
 from quorum_queue.raft.messages import EMPTY, MEMBERS, PASSED_OVER
 
 if TYPE_CHECKING:
-    from amqp_server.broker.queue import Queue
-    from amqp_server.streams.group_host import StreamGroupHost
-    from amqp_server.streams.replicated_group import ReplicatedGroupHost
+    from amqp_server.broker.topology.queue import Queue
+    from amqp_server.streams.consumer_groups.member_host import ReplicatedGroupHost
+    from amqp_server.streams.members.host import StreamGroupHost
 
 logger = logging.getLogger("mqd.cluster")
 

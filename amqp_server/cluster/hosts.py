@@ -6,36 +6,36 @@ from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from amqp_server.broker import consumer_groups
-from amqp_server.broker.arguments import QueueArguments
+from amqp_server.broker.declared.arguments import QueueArguments
 from amqp_server.broker.group_members import GroupStreams
 from amqp_server.broker.hosts import LocalHosts, limits_of
 from amqp_server.broker.metadata import Metadata
-from amqp_server.broker.queue import Queue
 from amqp_server.broker.reply import home_of
-from amqp_server.cluster.catalog import GROUP
-from amqp_server.cluster.placed import Placed
-from amqp_server.cluster.replies import RemoteReply
-from amqp_server.cluster.roster import Roster
+from amqp_server.broker.topology import consumer_groups
+from amqp_server.broker.topology.queue import Queue
+from amqp_server.cluster.direct_replies import RemoteReply
+from amqp_server.cluster.leader_counts import Placed
+from amqp_server.cluster.membership.roster import Roster
+from amqp_server.cluster.topology_group import GROUP
 from amqp_server.cluster.topology_progress import TopologyProgress
 from amqp_server.config import Config
-from amqp_server.streams.asks import Asks
-from amqp_server.streams.group_host import StreamGroupHost
-from amqp_server.streams.host import StreamServices
+from amqp_server.streams.consumer_groups.member_host import ReplicatedGroupHost
+from amqp_server.streams.local_host import StreamServices
+from amqp_server.streams.members.host import StreamGroupHost
+from amqp_server.streams.members.requests import Asks
 from amqp_server.streams.remote_host import Publisher, StreamRemoteHost
-from amqp_server.streams.replicated_group import ReplicatedGroupHost
-from quorum_queue.cluster.deferred_host import DeferredHost
-from quorum_queue.cluster.group_host import GroupHost
-from quorum_queue.cluster.reach import Reach
-from quorum_queue.cluster.remote_host import RemoteHost
-from quorum_queue.local import NodeServices
+from quorum_queue.cluster.connectivity import Reach
+from quorum_queue.cluster.queues.deferred_host import DeferredHost
+from quorum_queue.cluster.queues.member_host import GroupHost
+from quorum_queue.cluster.queues.remote_host import RemoteHost
+from quorum_queue.local_host import NodeServices
 from quorum_queue.machine.machine import Machine
 from quorum_queue.ports import Host
 from quorum_queue.queue_ids import index_of
 
 if TYPE_CHECKING:
     from amqp_server.cluster.groups import Groups
-    from quorum_queue.cluster.group import Group
+    from quorum_queue.cluster.replica_group import Group
 
 #: A member of the Raft group of a queue.
 MemberHost = GroupHost | StreamGroupHost | ReplicatedGroupHost

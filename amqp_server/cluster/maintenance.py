@@ -6,23 +6,24 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from amqp_server.broker.operations import NodeDown, Operation, SetMembers
-from amqp_server.cluster.catalog import GROUP, PutNode, RaiseVersion
-from quorum_queue.cluster import compaction, frames
-from quorum_queue.cluster.group import Group
-from quorum_queue.cluster.group_host import GroupHost
+from amqp_server.broker.declared.operations import NodeDown, Operation, SetMembers
+from amqp_server.cluster.topology_group import GROUP, PutNode, RaiseVersion
+from quorum_queue.cluster import frames
+from quorum_queue.cluster.connectivity import Reach
 from quorum_queue.cluster.handover import transfer
-from quorum_queue.cluster.reach import Reach
+from quorum_queue.cluster.queues.member_host import GroupHost
+from quorum_queue.cluster.replica_group import Group
+from quorum_queue.cluster.snapshots import compaction
 from quorum_queue.machine import versions
 from quorum_queue.raft.errors import MembershipRefused, NotLeader
 from quorum_queue.raft.members import Members
 from quorum_queue.steps import Steps
 
 if TYPE_CHECKING:
-    from amqp_server.broker.queue import Queue
+    from amqp_server.broker.topology.queue import Queue
     from amqp_server.cluster.hosts import ClusterHosts
+    from amqp_server.cluster.membership.roster import Roster
     from amqp_server.cluster.replication import ClusterReplication
-    from amqp_server.cluster.roster import Roster
     from quorum_queue.cluster.replicas import Replicas
     from quorum_queue.ports import Turn
 

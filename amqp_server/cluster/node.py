@@ -10,35 +10,35 @@ import msgspec
 import trio
 
 from amqp_server.broker.broker import Broker
-from amqp_server.broker.topology import Result
-from amqp_server.cluster import replies
+from amqp_server.broker.topology.topology import Result
+from amqp_server.cluster import direct_replies
 from amqp_server.cluster.administration import Administration
-from amqp_server.cluster.adoption import Adoption
-from amqp_server.cluster.catalog import GROUP, Catalog, Mark
+from amqp_server.cluster.api_questions import Questions
 from amqp_server.cluster.client_counts import ClientCounts
 from amqp_server.cluster.errors import ClusterError, StartAgain
-from amqp_server.cluster.founding import Founding
 from amqp_server.cluster.hosts import ClusterHosts
 from amqp_server.cluster.incoming import Handler, IncomingFrames
 from amqp_server.cluster.maintenance import Maintenance
-from amqp_server.cluster.membership import REMOVED, About, Founded
-from amqp_server.cluster.parts import TICK_S, ClusterParts
-from amqp_server.cluster.questions import Questions
+from amqp_server.cluster.membership.adoption import Adoption
+from amqp_server.cluster.membership.founding import Founding
+from amqp_server.cluster.membership.membership import REMOVED, About, Founded
+from amqp_server.cluster.membership.removed_nodes import RemovedNodes
 from amqp_server.cluster.readiness import obstacle
-from amqp_server.cluster.removed_nodes import RemovedNodes
+from amqp_server.cluster.topology_group import GROUP, Catalog, Mark
+from amqp_server.cluster.wiring import TICK_S, ClusterParts
 from amqp_server.config import parse_address
 from persistence.journal import Journal
-from quorum_queue.beat import until_beat_s
 from quorum_queue.cluster import frames
 from quorum_queue.cluster.dispatch import Dispatch
-from quorum_queue.cluster.guests import Guests
 from quorum_queue.cluster.handover import HandOver
-from quorum_queue.cluster.undeclared import UndeclaredQueues
+from quorum_queue.cluster.queues.guests import Guests
+from quorum_queue.cluster.queues.undeclared import UndeclaredQueues
 from quorum_queue.links.handshake import Hello
 from quorum_queue.links.ports import Peer, Poll
 from quorum_queue.machine import versions
 from quorum_queue.ports import Refused
 from quorum_queue.raft.members import Members
+from quorum_queue.shared_ticks import until_beat_s
 from quorum_queue.steps import Steps
 
 logger = logging.getLogger("mqd.cluster")
@@ -449,7 +449,7 @@ class ClusterNode:
     def _replied(self, token: str, batch: bytes) -> None:
         host = self._broker.replies.get(token)
         if host is not None:
-            host.submit(*replies.decode(batch))
+            host.submit(*direct_replies.decode(batch))
 
     # -- time ------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from amqp_server.cluster.disk_progress import DiskProgress
+from amqp_server.cluster.membership.disk_progress import DiskProgress
 from amqp_server.cluster.topology_progress import TopologyProgress
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.links.mesh import Mesh

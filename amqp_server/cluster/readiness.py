@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quorum_queue.cluster.group import Group
+from quorum_queue.cluster.replica_group import Group
 
 NO_MAJORITY = "no majority of the cluster's nodes is reachable"
 NO_LEADER = "the node that leads the cluster's topology is not reachable from here, or there is none now"

@@ -1,4 +1,4 @@
-"""Changes of the topology, made through group 0. See amqp_server.broker.replication."""
+"""Changes of the topology, made through group 0. See amqp_server.broker.topology.replication."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from amqp_server.broker import operations
-from amqp_server.broker.events import INTERNAL
-from amqp_server.broker.operations import Operation
-from amqp_server.broker.replication import Done
-from amqp_server.cluster.catalog import Catalog, Change, Proposal
+from amqp_server.broker.declared import operations
+from amqp_server.broker.declared.operations import Operation
+from amqp_server.broker.topology.events import INTERNAL
+from amqp_server.broker.topology.replication import Done
 from amqp_server.cluster.readiness import obstacle
+from amqp_server.cluster.topology_group import Catalog, Change, Proposal
 from quorum_queue.clock import Clock
-from quorum_queue.cluster.group import Group
+from quorum_queue.cluster.replica_group import Group
 from quorum_queue.machine import versions
 from quorum_queue.ports import Refused
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from amqp_server.cluster.errors import ClusterError
 from amqp_server.config import MIB, Config
-from amqp_server.connection.tls import (
+from amqp_server.connection.sockets.tls import (
     PEMFile,
     TLSFileError,
     file_stamps,
@@ -16,8 +16,8 @@ from amqp_server.connection.tls import (
     load_certificate,
 )
 from amqp_server.secret_files import SecretFileError, read_secret
-from persistence.group_record import ENTRY_BYTES_MAX
 from persistence.own_process import SHORT
+from persistence.replica_logs.record import ENTRY_BYTES_MAX
 from quorum_queue.cluster.options import ReplicationOptions
 from quorum_queue.links.ports import LinkOptions
 

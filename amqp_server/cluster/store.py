@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from persistence import errors
-from persistence.group_record import EntryLike, RecoveredGroup, StoredEntry
-from persistence.groups import Groups
 from persistence.ports import Store
+from persistence.replica_logs.logs import Groups
+from persistence.replica_logs.record import EntryLike, RecoveredGroup, StoredEntry
 from quorum_queue.raft.errors import EntryLost
 from quorum_queue.raft.messages import Entry
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from quorum_queue.clock import Clock
 from quorum_queue.cluster import frames
-from quorum_queue.cluster.reach import Reach
+from quorum_queue.cluster.connectivity import Reach
 from quorum_queue.links.mesh import Mesh
 
 #: Longest time that clients wait for a node that has not applied a change, ms.

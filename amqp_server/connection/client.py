@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from amqp_server.broker.answers import RemoteGrant
-    from amqp_server.broker.grants import Grant
-    from amqp_server.connection.certificate_names import Tls
+    from amqp_server.broker.access.http_permissions import RemoteGrant
+    from amqp_server.broker.access.token_permissions import Grant
+    from amqp_server.connection.login.certificate_names import Tls
 
 
 class Client:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from amqp_server.broker.event_headers import pid
+from amqp_server.broker.topology.event_headers import pid
 
 if TYPE_CHECKING:
-    from amqp_server.broker.events import Events
+    from amqp_server.broker.topology.events import Events
     from amqp_server.channel.channel import Channel
     from amqp_server.channel.subscription import Subscription
     from amqp_server.connection.session import Session

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from pamqp import commands
 
 from amqp_server.config import VERSION
-from amqp_server.connection import log, sasl
+from amqp_server.connection import log
+from amqp_server.connection.login import sasl
 from amqp_server.errors import NotAllowed
 from amqp_server.wire.frames import FRAME_BYTES_MIN
 

@@ -17,7 +17,7 @@ from amqp_server.broker.awaited import Awaited
 from amqp_server.broker.memo import Memo
 from amqp_server.channel import publish
 from amqp_server.channel.channel import LARGE_BODY_BYTES, Assembly, Channel
-from amqp_server.channel.unfinished import Unfinished
+from amqp_server.channel.unfinished_count import Unfinished
 from amqp_server.connection.frame_errors import expected, first_octets, octets
 from amqp_server.connection.state import State
 from amqp_server.errors import (
@@ -33,7 +33,7 @@ from amqp_server.wire import acks, frames, intake, methods
 from amqp_server.wire.intake import Outcome, Publisher, PublishRoute, Segment
 
 if TYPE_CHECKING:
-    from amqp_server.broker.queue import Target
+    from amqp_server.broker.topology.queue import Target
     from amqp_server.config import Config
     from amqp_server.connection.session import Session
 

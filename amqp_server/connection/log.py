@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pamqp import commands
 
-from amqp_server.connection.handshake_failures import is_hello
+from amqp_server.connection.sockets.handshake_failures import is_hello
 from amqp_server.connection.state import State
 from amqp_server.errors import AMQPError, ConnectionForced, LoginRefused, NotFound
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from amqp_server.turn import Sender, Turn
-from quorum_queue.unsent import Unsent
+from quorum_queue.unsent_bytes import Unsent
 
 
 class _Nobody:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from pamqp import base, commands
 
-from amqp_server.broker.answers import RemoteGrant
+from amqp_server.broker.access.http_permissions import RemoteGrant
+from amqp_server.broker.access.token_permissions import Token
 from amqp_server.broker.awaited import Awaited
-from amqp_server.broker.grants import Token
 from amqp_server.broker.memo import Memo
-from amqp_server.broker.topology import Result
+from amqp_server.broker.topology.topology import Result
 from amqp_server.channel import publish
 from amqp_server.channel.channel import Assembly, Channel, ChannelsEnd, are_many
 from amqp_server.config import Config
@@ -27,10 +27,10 @@ from amqp_server.connection.client import Client, Limits
 from amqp_server.connection.dispatch import CHANNEL, CONNECTION
 from amqp_server.connection.frame_errors import expected, octets
 from amqp_server.connection.incoming import KINDS, Incoming
+from amqp_server.connection.login.sasl import Credentials
 from amqp_server.connection.outbox import Outbox
-from amqp_server.connection.sasl import Credentials
+from amqp_server.connection.pending_method import Suspension
 from amqp_server.connection.state import State
-from amqp_server.connection.suspension import Suspension
 from amqp_server.errors import (
     AMQPError,
     ChannelError,
@@ -56,9 +56,9 @@ from quorum_queue.ports import Refused
 
 if TYPE_CHECKING:
     from amqp_server.broker.broker import Broker
-    from amqp_server.broker.operations import Operation
-    from amqp_server.broker.queue import Queue
-    from amqp_server.broker.vhost import VHost
+    from amqp_server.broker.declared.operations import Operation
+    from amqp_server.broker.topology.queue import Queue
+    from amqp_server.broker.topology.vhost import VHost
     from amqp_server.channel.subscription import Subscription
 
 logger = logging.getLogger("mqd.connection")

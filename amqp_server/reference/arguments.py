@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from amqp_server.broker import arguments as parser
-from amqp_server.broker.queue_types import QUEUE_TYPES, QueueType
+from amqp_server.broker.declared import arguments as parser
+from amqp_server.broker.declared.queue_types import QUEUE_TYPES, QueueType
 from amqp_server.errors import PreconditionFailed
 from amqp_server.reference.markdown import cell, code, head, table
 from exchanges.registry import EXCHANGE_TYPES, PREDECLARED

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from amqp_server.management.endpoints import ANYBODY, ENDPOINTS, Endpoint
-from amqp_server.management.openapi import LISTING, REFUSALS, document, lists, switches
+from amqp_server.management.serving.endpoints import ANYBODY, ENDPOINTS, Endpoint
+from amqp_server.management.serving.openapi import LISTING, REFUSALS, document, lists, switches
 from amqp_server.reference.markdown import cell, code, head, prose, table
 
 #: By the first part of the path.

@@ -6,8 +6,8 @@ from dataclasses import Field, fields
 from typing import Any
 
 from amqp_server.config import GIB, KIB, MIB, Config, allowed_values
-from amqp_server.options import ENVIRONMENT
 from amqp_server.reference.markdown import cell, code, head, table
+from amqp_server.startup.options import ENVIRONMENT
 
 _UNITS = ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
 

@@ -9,7 +9,7 @@ from typing import Any
 import trio
 
 from amqp_server.broker.broker import Broker
-from amqp_server.broker.parameters import SHOVEL, ParameterRecord
+from amqp_server.broker.declared.parameters import SHOVEL, ParameterRecord
 from amqp_server.descriptors import Descriptors
 from amqp_server.shovels.budget import Budget
 from amqp_server.shovels.definition import InvalidShovel, parse

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from outcome import Error, Outcome
 
-from amqp_server.streams.keys import keys_of
+from amqp_server.streams.layout.keys import keys_of
 from persistence.streams import compaction
 from persistence.streams.compaction import EVERYTHING, Ended, Pass, Stopped, Throttle
 from persistence.streams.log import Segment, StreamLog

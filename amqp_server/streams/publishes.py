@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from quorum_queue.machine.attributes import ALL, LEADER, MAJORITY
 
 if TYPE_CHECKING:
-    from amqp_server.streams.group_host import StreamGroupHost
+    from amqp_server.streams.members.host import StreamGroupHost
 
 
 class Publish(NamedTuple):

@@ -14,18 +14,18 @@ from operator import attrgetter
 
 from outcome import Error, Outcome
 
-from amqp_server.streams.deliver import BatchReader
-from amqp_server.streams.encode import Encoded
-from amqp_server.streams.headed import PIECE, SHAPES_MAX, below, offsets_of
-from amqp_server.streams.named import Progress
+from amqp_server.streams.layout.consumer_start import Start
+from amqp_server.streams.layout.deliver import BatchReader
+from amqp_server.streams.layout.encode import Encoded
+from amqp_server.streams.layout.group_headers import PIECE, SHAPES_MAX, below, offsets_of
+from amqp_server.streams.layout.named_offsets import Progress
 from amqp_server.streams.services import StreamServices
-from amqp_server.streams.start import Start
 from amqp_server.streams.stream_consumer import StreamConsumer
 from persistence.streams.batch import Batch
 from persistence.streams.log import Lost, Read, StreamLog, Wanted
 from quorum_queue.host import Key, QueueHost
 from quorum_queue.ports import ConsumerState, Hosted, Refused
-from quorum_queue.unsent import LARGE_BYTES
+from quorum_queue.unsent_bytes import LARGE_BYTES
 
 logger = logging.getLogger("mqd.streams")
 

@@ -14,15 +14,15 @@ from typing import Any
 
 import msgspec
 
-from amqp_server.streams.asks import NOTHING, Asks
-from amqp_server.streams.encode import Encoded
-from amqp_server.streams.entries import Note
-from amqp_server.streams.host import StreamConsumer, StreamHost, StreamServices
-from amqp_server.streams.logged_names import after_deletion, deletion, kept_decoder
-from amqp_server.streams.named import NAME_ABSENT, Progress
-from amqp_server.streams.node_names import NodeNames
-from amqp_server.streams.replicated import Kept
-from amqp_server.streams.start import Start
+from amqp_server.streams.layout.consumer_start import Start
+from amqp_server.streams.layout.encode import Encoded
+from amqp_server.streams.layout.named_offsets import NAME_ABSENT, Progress
+from amqp_server.streams.local_host import StreamConsumer, StreamHost, StreamServices
+from amqp_server.streams.members.entries import Note
+from amqp_server.streams.members.named_offsets import after_deletion, deletion, kept_decoder
+from amqp_server.streams.members.replica import Kept
+from amqp_server.streams.members.requests import NOTHING, Asks
+from amqp_server.streams.node_named_offsets import NodeNames
 from amqp_server.streams.taking_over import begin_named, refuse_name, take_over
 from persistence.streams import batch as batches
 from persistence.streams.batch import Batch, Damaged
@@ -30,7 +30,7 @@ from persistence.streams.log import READ_BYTES, Lost, heads_of
 from persistence.streams.retention import Limits
 from quorum_queue.cluster import frames
 from quorum_queue.cluster.frames import StreamWord
-from quorum_queue.cluster.remote_host import RemoteHost
+from quorum_queue.cluster.queues.remote_host import RemoteHost
 from quorum_queue.host import MOVED, Key
 from quorum_queue.machine.machine import ENQUEUES, Command
 from quorum_queue.machine.seal import Sealed

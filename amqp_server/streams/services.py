@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from outcome import Outcome
 
-from amqp_server.streams.encode import Layouts
+from amqp_server.streams.layout.encode import Layouts
 from amqp_server.streams.stream_options import StreamOptions
 from persistence.streams.compaction import Throttle
 from persistence.streams.compression import NONE
+from persistence.streams.deduplication_file import Keeper
 from persistence.streams.log import StreamLog
-from persistence.streams.names import Keeper
 from quorum_queue.clock import Clock, QueueTime
 from quorum_queue.memory import MemoryBudget
 from quorum_queue.ports import Commits, Timers, Turn

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
-from amqp_server.streams.deliver import BatchReader
-from amqp_server.streams.named import Progress
-from amqp_server.streams.start import Start
+from amqp_server.streams.layout.consumer_start import Start
+from amqp_server.streams.layout.deliver import BatchReader
+from amqp_server.streams.layout.named_offsets import Progress
 from persistence.streams.batch import Batch
 from persistence.streams.log import Place, Wanted
 from quorum_queue.host import Key

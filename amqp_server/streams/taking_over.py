@@ -4,9 +4,9 @@ their names.
 
 from __future__ import annotations
 
-from amqp_server.streams.entries import NO_OFFSET
-from amqp_server.streams.host import StreamHost
-from amqp_server.streams.start import NAMES_FULL, NEXT, Start
+from amqp_server.streams.layout.consumer_start import NAMES_FULL, NEXT, Start
+from amqp_server.streams.local_host import StreamHost
+from amqp_server.streams.members.entries import NO_OFFSET
 from quorum_queue.host import Key
 
 

@@ -27,7 +27,7 @@ def _end_with_parent(directory: str) -> None:
 def main() -> None:
     directory = sys.argv.pop(1)
     threading.Thread(target=_end_with_parent, args=(directory,), daemon=True).start()
-    from amqp_server.start import main as mqd
+    from amqp_server.main import main as mqd
 
     mqd(for_tests=True)
 

@@ -10,8 +10,8 @@ from uuid import uuid4
 import pyarrow as pa
 
 from spark_sink.options import sink_options
-from spark_sink.target import Mechanism
-from spark_sink.task import Plan, Task, write
+from spark_sink.sink.target import Mechanism
+from spark_sink.sink.task import Plan, Task, write
 
 from ..brokers import Broker
 from ..client import HOST, Connection, Unexpected

@@ -12,11 +12,11 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from spark_sink.columns import Decoder
 from spark_sink.options import source_options
-from spark_sink.pieces import Deliveries
 from spark_sink.rows import source_schema
-from spark_sink.stream_reader import AmqpStreamReader
+from spark_sink.source.columns import Decoder
+from spark_sink.source.pieces import Deliveries
+from spark_sink.source.stream_reader import AmqpStreamReader
 
 from ..brokers import Broker
 from ..client import Connection, Unexpected

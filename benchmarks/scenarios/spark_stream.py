@@ -12,8 +12,8 @@ from uuid import uuid4
 
 from spark_sink.options import read_options, sink_options
 from spark_sink.rows import source_schema
+from spark_sink.sink.task import Plan, Task, write
 from spark_sink.streams.readers import LogReader
-from spark_sink.task import Plan, Task, write
 
 from ..brokers import Broker
 from ..client import Connection, Unexpected

@@ -35,10 +35,10 @@ from persistence.streams import batch as batches
 from persistence.streams import index
 from persistence.streams.batch import HEAD_BYTES, Damaged
 from persistence.streams.compression import NONE
+from persistence.streams.deduplication_file import Keeper, Named, NamesFile
 from persistence.streams.files import FULL, Files
 from persistence.streams.index import Entry
 from persistence.streams.mending import Mending
-from persistence.streams.names import Keeper, Named, NamesFile
 from persistence.streams.opening import Opening
 from persistence.streams.reading import SegmentReader
 from persistence.streams.rewritten import Rewritten

@@ -19,13 +19,13 @@ from outcome import Error, Outcome, Value, capture
 
 from persistence.environment import STREAMS
 from persistence.errors import CommitFailed
+from persistence.loop_calls import to_this_loop
 from persistence.own_process import SHORT
-from persistence.reports import to_this_loop
 from persistence.streams.compaction import Throttle
 from persistence.streams.compression import NONE
+from persistence.streams.deduplication_file import Keeper
 from persistence.streams.files import FULL, DiskFiles, Files
 from persistence.streams.log import StreamLog
-from persistence.streams.names import Keeper
 from persistence.worker import Worker
 
 logger = logging.getLogger("mqd.streams")

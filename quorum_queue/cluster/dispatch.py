@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from quorum_queue.boundary import Unit
-from quorum_queue.cluster import events, frames
-from quorum_queue.cluster.group import Group
-from quorum_queue.cluster.guests import Guests
+from quorum_queue.cluster import frames
+from quorum_queue.cluster.connectivity import Reach
 from quorum_queue.cluster.leaving import has_left
 from quorum_queue.cluster.ports import Links
-from quorum_queue.cluster.reach import Reach
+from quorum_queue.cluster.queues import events
+from quorum_queue.cluster.queues.guests import Guests
+from quorum_queue.cluster.replica_group import Group
 from quorum_queue.cluster.replicas import Replicas
 
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
-from quorum_queue.cluster.group import Group
-from quorum_queue.cluster.reach import Reach
+from quorum_queue.cluster.connectivity import Reach
+from quorum_queue.cluster.replica_group import Group
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.raft.errors import MembershipRefused, NotLeader
 from quorum_queue.raft.leading import Leadership

@@ -4,8 +4,8 @@ then drops its data of the group.
 
 from __future__ import annotations
 
-from quorum_queue.cluster.group import Group
-from quorum_queue.cluster.reach import Reach
+from quorum_queue.cluster.connectivity import Reach
+from quorum_queue.cluster.replica_group import Group
 
 
 def has_left(group: Group, peer: str, reach: Reach) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from persistence.group_record import ENTRY_BYTES_MAX
+from persistence.replica_logs.record import ENTRY_BYTES_MAX
 
 KIB, MIB = 1 << 10, 1 << 20
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 
 class Store(Protocol):
-    """The storage of entries, votes and snapshots; see persistence.groups."""
+    """The storage of entries, votes and snapshots; see persistence.replica_logs.logs."""
 
     def append(self, group: int, entries: Sequence[Any]) -> None: ...
 

@@ -25,7 +25,7 @@ from quorum_queue.machine.versions import SEALS
 from quorum_queue.ports import Refused
 
 if TYPE_CHECKING:
-    from quorum_queue.cluster.group import Group
+    from quorum_queue.cluster.replica_group import Group
 
 _FEATURE: Final = f"machine/{SEALS}"
 

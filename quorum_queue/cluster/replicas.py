@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Final
 
 from quorum_queue.boundary import Boundary
 from quorum_queue.clock import Clock
-from quorum_queue.cluster import compaction, frames, gathering, read_index, transfer
+from quorum_queue.cluster import entry_batching, frames, read_index
 from quorum_queue.cluster.bodies import BodyCache
-from quorum_queue.cluster.group import Foresee, Group, StateMachine
-from quorum_queue.cluster.lost_entries import LostEntries
 from quorum_queue.cluster.options import ReplicationOptions
 from quorum_queue.cluster.ports import Commits, Links, Store
+from quorum_queue.cluster.replica_group import Foresee, Group, StateMachine
+from quorum_queue.cluster.snapshots import compaction, transfer
+from quorum_queue.cluster.snapshots.lost_entries import LostEntries
 from quorum_queue.cluster.unopened_groups import UnopenedGroups
 from quorum_queue.machine import versions
 from quorum_queue.ports import Timers, Turn
@@ -43,7 +44,7 @@ from quorum_queue.raft.messages import (
 from quorum_queue.raft.options import Options
 
 if TYPE_CHECKING:
-    from quorum_queue.cluster.last_letters import LastLetters
+    from quorum_queue.cluster.queues.dead_letters_on_close import LastLetters
 
 logger = logging.getLogger("mqd.replication")
 
@@ -559,7 +560,7 @@ class Replicas:
         if self._synced:
             for each in self._synced.pop(group, ()):
                 self._after_sync(each)
-        if group.inbox and not (group.is_leader and gathering.waits(group)):
+        if group.inbox and not (group.is_leader and entry_batching.waits(group)):
             group.propose()
         while core.has_ready:
             if self._carry_out(group) and group.applied < core.commit and turn.overdue():

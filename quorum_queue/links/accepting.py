@@ -10,10 +10,10 @@ import trio
 
 from quorum_queue.links.accept import accept_all
 from quorum_queue.links.crowd import Crowd
-from quorum_queue.links.greeting import Greeter
 from quorum_queue.links.handshake import Hello, Refused, Standing
+from quorum_queue.links.handshake_io import Greeter
 from quorum_queue.links.ports import LinkOptions, Wire
-from quorum_queue.links.seldom import SeldomLog
+from quorum_queue.links.rate_limited_log import SeldomLog
 from quorum_queue.links.sessions import LinkSessions
 from quorum_queue.links.sources import source_of
 from quorum_queue.links.wire import LOST, TlsWire, close

@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 import trio
 
-from quorum_queue.links.choice import decides
-from quorum_queue.links.greeting import Greeter
 from quorum_queue.links.handshake import Refused
+from quorum_queue.links.handshake_io import Greeter
 from quorum_queue.links.ports import LinkOptions, Peer, Wire
-from quorum_queue.links.seldom import SeldomLog
+from quorum_queue.links.rate_limited_log import SeldomLog
+from quorum_queue.links.session_choice import decides
 from quorum_queue.links.sessions import LinkSessions, Pair
 from quorum_queue.links.sources import source_of
 from quorum_queue.links.wire import LOST, TlsWire, close

@@ -12,11 +12,11 @@ import trio
 
 from quorum_queue.links.accepting import Accepting
 from quorum_queue.links.dialling import Dialling
-from quorum_queue.links.greeting import Greeter
 from quorum_queue.links.handshake import Hello, Keys, check_size
+from quorum_queue.links.handshake_io import Greeter
 from quorum_queue.links.plain_wire import PlainWire
 from quorum_queue.links.ports import Events, LinkOptions, Peer, Poll, Wire
-from quorum_queue.links.seldom import SeldomLog
+from quorum_queue.links.rate_limited_log import SeldomLog
 from quorum_queue.links.sessions import LinkSessions
 from quorum_queue.links.wire import TlsWire
 

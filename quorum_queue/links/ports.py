@@ -79,7 +79,7 @@ class Wire(Protocol):
 
 
 class Poll(Protocol):
-    """Calls sessions, within a turn, when their sockets are ready. See amqp_server.connection.poller."""
+    """Calls sessions, within a turn, when their sockets are ready. See amqp_server.connection.sockets."""
 
     def watch_link(self, session: LinkSession, *, writable: bool) -> None:
         """Call its `read` whenever its socket is readable, and its `writable` when there is room, if asked

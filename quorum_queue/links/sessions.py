@@ -8,15 +8,15 @@ from time import monotonic
 
 import trio
 
-from quorum_queue.beat import now_ms, until_beat_s
-from quorum_queue.links.choice import decides, follows, takes
 from quorum_queue.links.framing import FrameReader
-from quorum_queue.links.greeting import read_message, write_message
 from quorum_queue.links.handshake import Hello, Refused, Standing
+from quorum_queue.links.handshake_io import read_message, write_message
 from quorum_queue.links.open_sessions import OpenSessions
 from quorum_queue.links.ports import Events, LinkOptions, Peer, Poll, Wire
 from quorum_queue.links.session import LinkSession
+from quorum_queue.links.session_choice import decides, follows, takes
 from quorum_queue.links.steady_clock import SteadyClock
+from quorum_queue.shared_ticks import now_ms, until_beat_s
 
 logger = logging.getLogger("mqd.links")
 

@@ -6,14 +6,14 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from typing import Any, Final, Protocol
 
+from quorum_queue.empty import NO_DICT, NO_LIST
 from quorum_queue.machine.run import Run
-from quorum_queue.nothing import NO_DICT, NO_LIST
 
 UNLIMITED: Final = 1 << 62
 
 
 class Keeper:
-    """Is told before a run or a consumer changes; see quorum_queue.machine.frozen."""
+    """Is told before a run or a consumer changes; see quorum_queue.machine.snapshots.frozen."""
 
     __slots__ = ("active",)
 

@@ -19,7 +19,7 @@ from hashlib import blake2b
 from typing import Final
 
 from quorum_queue.machine.settings import Settings
-from quorum_queue.machine.states import DedupState
+from quorum_queue.machine.snapshots.states import DedupState
 
 #: A producer that sent nothing for this long is forgotten.
 PRODUCER_IDLE_MS = 7 * 24 * 3_600_000

@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from typing import Final, NamedTuple
 
-from quorum_queue.nothing import NO_DICT
+from quorum_queue.empty import NO_DICT
 
 #: Number of source queues that are remembered; the one that has been idle for longest is forgotten.
 SOURCES_MAX: Final = 1_000

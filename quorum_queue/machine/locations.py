@@ -21,7 +21,7 @@ import msgspec
 
 from quorum_queue.machine.arrays import packed, unpacked
 from quorum_queue.machine.codec import CodecError
-from quorum_queue.machine.states import LocationsState
+from quorum_queue.machine.snapshots.states import LocationsState
 
 #: A block is closed with the first entry after this number of spans.
 BLOCK_SPANS = 512

@@ -34,17 +34,17 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
+from quorum_queue.empty import NO_DICT
 from quorum_queue.machine import versions
 from quorum_queue.machine.consumers import Checkout, Consumer, Consumers
 from quorum_queue.machine.dedup import Dedup, Sequence
 from quorum_queue.machine.effects import GONE, Effects, Reason
-from quorum_queue.machine.frozen import Frozen
 from quorum_queue.machine.letters import Letter, Letters
 from quorum_queue.machine.ready import Level, Ready
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.seal import SEALED, Sealed, outcome
 from quorum_queue.machine.settings import Settings
-from quorum_queue.nothing import NO_DICT
+from quorum_queue.machine.snapshots.frozen import Frozen
 
 Command = tuple[Any, ...]
 #: Verbs of commands that bring messages: (verb, run, origin, first, …).

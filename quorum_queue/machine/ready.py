@@ -13,9 +13,9 @@ from itertools import chain, islice
 from operator import attrgetter
 from typing import Final
 
+from quorum_queue.empty import NO_LIST
 from quorum_queue.machine.consumers import NO_KEEPER, Keeper
 from quorum_queue.machine.run import Run
-from quorum_queue.nothing import NO_LIST
 
 #: Contents of runs with at least so many before them are packed, once no message joins them any more.
 PACKED_BEHIND: Final = 4

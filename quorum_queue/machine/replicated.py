@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from hashlib import blake2b
 from typing import Any
 
-from quorum_queue.machine import snapshot, versions
+from quorum_queue.machine import versions
 from quorum_queue.machine.bodies import Bodies, bodies_of, contents_of
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.effects import NO_LIMIT, Effects, Reason, Refusal
@@ -26,7 +26,8 @@ from quorum_queue.machine.machine import DROPS_MAX, Machine, Meta
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.seal import SEALED, Sealed
 from quorum_queue.machine.settings import Settings
-from quorum_queue.machine.snapshot import Own, Reading, View
+from quorum_queue.machine.snapshots import snapshot
+from quorum_queue.machine.snapshots.snapshot import Own, Reading, View
 
 #: (node, incarnation)
 Member = tuple[str, int]

@@ -20,7 +20,8 @@ from spark_sink.client.connection import Connection
 from spark_sink.client.errors import AmqpError, ChannelClosed, ConnectionLost, LoginRefused
 from spark_sink.client.frames import method_frame
 from spark_sink.client.login import Host
-from spark_sink.consumer import (
+from spark_sink.options import SourceOptions
+from spark_sink.source.consumer import (
     CONSUMER_TAG,
     HOLD_BACK_S,
     RECONNECT_MAX_S,
@@ -28,11 +29,10 @@ from spark_sink.consumer import (
     RECONNECT_PAUSE_S,
     log,
 )
-from spark_sink.deliveries import Run
-from spark_sink.intake import RunIntake
-from spark_sink.loss import DataLoss
-from spark_sink.options import SourceOptions
-from spark_sink.patience import Patience
+from spark_sink.source.deliveries import Run
+from spark_sink.source.intake import RunIntake
+from spark_sink.source.loss import DataLoss
+from spark_sink.source.patience import Patience
 from spark_sink.streams.offsets import Range
 from spark_sink.streams.placed import OFFSET, offset_at
 from spark_sink.streams.probe import CAPABILITY, Bounds, NotKnown, count_from, refusal

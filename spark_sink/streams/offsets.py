@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from heapq import heapify, heapreplace
 from typing import Any
 
-from spark_sink.offsets import BadCheckpoint
 from spark_sink.options import EARLIEST, BadOption, StartingOffsets
+from spark_sink.source.offsets import BadCheckpoint
 
 #: Offsets by the number of the partition; a range ends before its end.
 Offsets = dict[int, int]

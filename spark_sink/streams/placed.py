@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from pika import data as field_table
 
-from spark_sink.deliveries import HEADERS_BIT, U32, U64, Run
-from spark_sink.properties import BadMessage
+from spark_sink.source.deliveries import HEADERS_BIT, U32, U64, Run
+from spark_sink.source.properties import BadMessage
 
 OFFSET = "x-stream-offset"
 #: Name and type of the header; its eight bytes follow.

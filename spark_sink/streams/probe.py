@@ -21,7 +21,7 @@ from pika import spec
 from spark_sink.client.connection import Connection
 from spark_sink.client.errors import AmqpError, ChannelClosed, LoginRefused
 from spark_sink.client.login import Login
-from spark_sink.consumer import (
+from spark_sink.source.consumer import (
     ACCESS_REFUSED,
     NOT_FOUND,
     PRECONDITION_FAILED,
@@ -32,8 +32,8 @@ from spark_sink.consumer import (
     QueueRefused,
     log,
 )
-from spark_sink.deliveries import BASIC_DELIVER, HEAD_BYTES, Run
-from spark_sink.intake import RunIntake
+from spark_sink.source.deliveries import BASIC_DELIVER, HEAD_BYTES, Run
+from spark_sink.source.intake import RunIntake
 from spark_sink.streams.offsets import Offsets
 from spark_sink.streams.placed import OFFSET, offset_at
 

@@ -21,11 +21,11 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from spark_sink.columns import Decoder, check_schema
-from spark_sink.consumer import log
-from spark_sink.loss import DataLoss
 from spark_sink.options import BadOption, SourceOptions, StartingOffsets
-from spark_sink.stream_reader import freeze_modules
+from spark_sink.source.columns import Decoder, check_schema
+from spark_sink.source.consumer import log
+from spark_sink.source.loss import DataLoss
+from spark_sink.source.stream_reader import freeze_modules
 from spark_sink.streams.fetch import Fetch, lost
 from spark_sink.streams.offsets import RANGE_MAX, Offsets, Range, cut, from_json, limited, resolved, to_json
 from spark_sink.streams.probe import Bounds, Probe

@@ -11,8 +11,8 @@ import pytest
 
 from amqp_server.app import GC_THRESHOLDS, YOUNG
 from amqp_server.turn import TIDY_TURNS, NoPeers, Turn
-from persistence.memory import MemoryEnvironment
 from tests.amqp_server.connection.node import Commits
+from tests.stores.memory import MemoryEnvironment
 
 #: Objects that come in each turn, and go.
 EACH_TURN = 300

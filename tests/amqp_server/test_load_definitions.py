@@ -13,7 +13,7 @@ from conformance_tests.patience import PATIENCE_S
 
 
 def command(home: Path, file: Path) -> list[str]:
-    told = [sys.executable, "-m", "amqp_server.start", "--data-dir", str(home / "data")]
+    told = [sys.executable, "-m", "amqp_server.main", "--data-dir", str(home / "data")]
     return [*told, "--amqp", "127.0.0.1:0", "--http", "127.0.0.1:0", "--load-definitions", str(file)]
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from amqp_server.config import Config, InvalidOption
-from amqp_server.options import Reread, command_line
+from amqp_server.startup.options import Reread, command_line
 
 
 class Started:

@@ -123,11 +123,11 @@ def forget(pid: int) -> None:
 
 
 def main() -> None:
-    from amqp_server import start
-    from amqp_server.connection import waiting
+    from amqp_server import main as start
+    from amqp_server.connection.sockets import poll_task
 
     # The node waits with Trio, so that each turn of clients is a step of its own.
-    waiting._trio_fd = lambda: None
+    poll_task._trio_fd = lambda: None
     watch = Watch(Path(sys.argv[1]))
     del sys.argv[1]
     trio.run = partial(trio.run, instruments=[watch])  # type: ignore[assignment]

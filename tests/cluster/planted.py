@@ -28,8 +28,8 @@ def plant(file: Path, queue: str, count: int) -> None:
 
 def install(file: Path) -> None:
     """Make the queues of this process fail as the file says."""
-    from quorum_queue.cluster.group_host import GroupHost
-    from quorum_queue.local import LocalHost
+    from quorum_queue.cluster.queues.member_host import GroupHost
+    from quorum_queue.local_host import LocalHost
     from quorum_queue.machine.machine import ENQUEUES
 
     left, name, known = 0, "", ""

@@ -11,7 +11,7 @@ from pathlib import Path
 WHEELS = sorted((Path(__file__).parents[1] / "releases").glob("mqd-*.whl"))
 
 #: The wheel comes before any installed package; `python -m` would look into the working directory first.
-_START = "import sys; sys.path.insert(0, sys.argv.pop(1)); from amqp_server.start import main; main()"
+_START = "import sys; sys.path.insert(0, sys.argv.pop(1)); from amqp_server.main import main; main()"
 
 
 def program(wheel: Path) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from persistence.layer import Layer
+from persistence.commits.layer import Layer
 from persistence.store import LmdbStore
 from tests.cluster.disks import SlowDisks, flip, in_store
 from tests.cluster.links import Unsupported

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from amqp_server.management.metrics import names
+from amqp_server.management.statistics.metrics_text import names
 from tests.test_docs import anchors
 
 ROOT = Path(__file__).parents[2]
@@ -19,7 +19,9 @@ PAGE = ROOT / "docs" / "monitoring.md"
 METRIC = re.compile(r"\b(?:rabbitmq|mqd)_\w+")
 #: Labels that look like metrics.
 LABELS = {"rabbitmq_node", "rabbitmq_cluster"}
-OWN = set(re.findall(r'"(mqd_\w+)"', (ROOT / "amqp_server/management/measures.py").read_text()))
+OWN = set(
+    re.findall(r'"(mqd_\w+)"', (ROOT / "amqp_server/management/statistics/metric_values.py").read_text())
+)
 OWN |= {"mqd_metrics_objects_left_out"}
 EXPORTED = {*names(), *OWN, *(f"mqd_commit_seconds_{part}" for part in ("bucket", "sum", "count"))}
 

@@ -22,7 +22,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from amqp_server.broker.users import ADMINISTRATOR, MANAGEMENT, MONITORING, POLICYMAKER
+from amqp_server.broker.access.users import ADMINISTRATOR, MANAGEMENT, MONITORING, POLICYMAKER
 from tests.fuzz_api.described import described
 from tests.fuzz_api.nodes import Nodes, running
 from tests.fuzz_api.prepared import HOST, PASSWORD, prepare, user_of

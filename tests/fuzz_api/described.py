@@ -9,8 +9,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from amqp_server.management.call import MAY
-from amqp_server.management.endpoints import ANYBODY, ENDPOINTS
+from amqp_server.management.request.call import MAY
+from amqp_server.management.serving.endpoints import ANYBODY, ENDPOINTS
 from amqp_server.reference.arguments import QUEUES
 
 DESCRIPTION = Path(__file__).parents[2] / "docs" / "openapi.json"

@@ -65,7 +65,7 @@ def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
 @bug("lost-when-a-failed-queue-restarts")
 def _lost() -> None:
     """What the queue stored last is not read again."""
-    from amqp_server.broker import stored_queues
+    from amqp_server.broker.recovery import stored_queues
 
     def make(fill: Any) -> Any:
         def planted(record: Any, settings: Any, recovered: Any, slots: Any, marks: Any) -> Any:
@@ -74,7 +74,7 @@ def _lost() -> None:
 
         return planted
 
-    from amqp_server.broker.failures import Failures
+    from amqp_server.broker.recovery.failures import Failures
 
     def revived(revive: Any) -> Any:
         def planted(self: Any, failure: Any) -> None:
@@ -88,7 +88,7 @@ def _lost() -> None:
 
 @bug("priority-forgotten-by-restart")
 def _priority() -> None:
-    from amqp_server.broker import stored_queues
+    from amqp_server.broker.recovery import stored_queues
 
     def make(unsettled: Any) -> Any:
         def planted(run: Any, settled: Any) -> Any:
@@ -102,21 +102,21 @@ def _priority() -> None:
 
 @bug("no-flag-after-kill")
 def _flag() -> None:
-    from persistence.marks import DeliveredMarks
+    from persistence.delivered_marks import DeliveredMarks
 
     _replace(DeliveredMarks, "mark", lambda mark: lambda self, slot, seq: None)
 
 
 @bug("deduplication-forgets-at-restart")
 def _dedup() -> None:
-    from amqp_server.broker import stored_queues
+    from amqp_server.broker.recovery import stored_queues
 
     _replace(stored_queues, "_restore_names", lambda restore: lambda *_: None)
 
 
 @bug("group-position-lost")
 def _group() -> None:
-    from amqp_server.streams.group_places import GroupPlaces
+    from amqp_server.streams.consumer_groups.positions import GroupPlaces
 
     _replace(GroupPlaces, "store", lambda store: lambda self, partition: None)
 
@@ -167,7 +167,7 @@ def _tombstones() -> None:
 @bug("stale-conditions")
 def _stale() -> None:
     """Conditions and counts are looked up in the copy at hand."""
-    from amqp_server.broker.queue import Queue
+    from amqp_server.broker.topology.queue import Queue
 
     _replace(Queue, "barrier", lambda barrier: lambda self, done, *, again=True: done())
 
@@ -342,14 +342,14 @@ def _unbound() -> None:
 
 @bug("policy-not-for-existing-queues")
 def _policy() -> None:
-    from amqp_server.broker.queue import Queue
+    from amqp_server.broker.topology.queue import Queue
 
     _replace(Queue, "apply_policies", lambda apply: lambda self: None)
 
 
 @bug("exclusive-queue-open-to-others")
 def _exclusive() -> None:
-    from amqp_server.broker.queue import Queue
+    from amqp_server.broker.topology.queue import Queue
 
     _replace(Queue, "owned_by", lambda owned: lambda self, number: True)
 
@@ -372,7 +372,7 @@ def _rollback() -> None:
 
 @bug("queues-max-passed")
 def _queues_max() -> None:
-    from amqp_server.broker.limits import Limits
+    from amqp_server.broker.topology.limits import Limits
 
     _replace(Limits, "check_queue", lambda check: lambda self, vhost, name, count: None)
 
@@ -380,7 +380,7 @@ def _queues_max() -> None:
 @bug("read-not-asked-by-groups")
 def _read() -> None:
     """The permission to read the stream is not asked when a group is declared."""
-    from amqp_server.broker.permissions import Permissions
+    from amqp_server.broker.access.permissions import Permissions
 
     def make(check: Any) -> Any:
         def planted(self: Any, user: str, vhost: str, kind: str, name: str, access: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from persistence.stepped import SteppedCommit
+from persistence.commits.stepped import SteppedCommit
 
 #: How often what only the log has goes to the store, if there is a choice.
 STORES = 0.3

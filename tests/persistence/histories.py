@@ -8,9 +8,9 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine
 
+from persistence.commits.wal import BLOCK_BYTES
 from persistence.environment import Environment
-from persistence.memory import MemoryEnvironment
-from persistence.wal import BLOCK_BYTES
+from tests.stores.memory import MemoryEnvironment
 
 COMMON = settings(
     deadline=None, stateful_step_count=40, suppress_health_check=[HealthCheck.too_slow], derandomize=True

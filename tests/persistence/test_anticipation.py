@@ -11,11 +11,11 @@ import trio
 import trio.testing
 
 from conformance_tests.patience import PATIENCE_S
-from persistence.anticipation import SKIPS_MAX, Anticipation
-from persistence.commit import Commit
+from persistence.commits.ack_wait import SKIPS_MAX, Anticipation
+from persistence.commits.commit import Commit
 from persistence.journal import Journal
-from persistence.memory import MemoryEnvironment
 from tests.persistence.turns import OwnTurns
+from tests.stores.memory import MemoryEnvironment
 
 WAIT_S = 0.0003
 

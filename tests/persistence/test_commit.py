@@ -11,12 +11,12 @@ import trio
 import trio.lowlevel
 
 from conformance_tests.patience import PATIENCE_S
-from persistence.commit import Commit
+from persistence.commits.commit import Commit
 from persistence.environment import Environment
 from persistence.errors import CommitFailed
 from persistence.journal import Journal
-from persistence.memory import Faults, MemoryEnvironment
 from persistence.record import Record
+from tests.stores.memory import Faults, MemoryEnvironment
 
 pytestmark = pytest.mark.trio
 
@@ -152,7 +152,7 @@ async def test_other_failures_stop_the_node(environment: Any, monkeypatch: pytes
 
 
 async def test_full_in_memory_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("persistence.commit_task.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("persistence.commits.commit_task.RETRY_SECONDS", 0.01)
     environment = MemoryEnvironment(Faults(full=3))
     alarms: list[bool] = []
     alarm = trio.Event()
@@ -181,7 +181,7 @@ async def test_full_in_memory_is_retried(monkeypatch: pytest.MonkeyPatch) -> Non
 async def test_full_map_alarms_and_recovers_by_settling(
     small: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("persistence.commit_task.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("persistence.commits.commit_task.RETRY_SECONDS", 0.01)
     alarms: list[bool] = []
     journal, commit = Journal(small), Commit(small, on_full=alarms.append)
     body = b"z" * 50_000
@@ -285,7 +285,7 @@ class Slow(MemoryEnvironment):
 async def test_housekeeping_that_waits_for_the_disk_does_not_stop_the_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("persistence.commit_task.TEND_SECONDS", 0.0)
+    monkeypatch.setattr("persistence.commits.commit_task.TEND_SECONDS", 0.0)
     environment = Slow()
     commit = Commit(environment)
 

@@ -13,12 +13,12 @@ import trio
 import trio.testing
 
 from conformance_tests.patience import PATIENCE_S
-from persistence.commit import Commit
+from persistence.commits.commit import Commit
+from persistence.commits.layer import Layer
 from persistence.errors import CommitFailed
 from persistence.journal import Journal
-from persistence.layer import Layer
-from persistence.memory import Faults, MemoryEnvironment, MemoryTransaction
 from tests.persistence.turns import OwnTurns
+from tests.stores.memory import Faults, MemoryEnvironment, MemoryTransaction
 
 pytestmark = pytest.mark.trio
 
@@ -194,7 +194,7 @@ async def test_a_turn_before_the_task_runs_loses_nothing() -> None:
 
 @pytest.mark.parametrize("full", [1, 4])
 async def test_a_full_disk_at_the_end_of_a_turn(monkeypatch: pytest.MonkeyPatch, full: int) -> None:
-    monkeypatch.setattr("persistence.commit_task.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("persistence.commits.commit_task.RETRY_SECONDS", 0.01)
     store = Slow()
     async with running(store) as turns:
         turns.end(0)

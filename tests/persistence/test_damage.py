@@ -16,15 +16,15 @@ from random import Random
 import lmdb
 import pytest
 
-from persistence.commit import Commit
-from persistence.datafile import _DataFile, check_length
+from persistence.commits.commit import Commit
 from persistence.environment import Environment
 from persistence.errors import CorruptSnapshot, EntryLost, PersistenceError, StoreCorrupt
-from persistence.group_record import StoredEntry
-from persistence.groups import Groups
-from persistence.guard import Guard
 from persistence.journal import Journal
+from persistence.pages.damage_guard import Guard
+from persistence.pages.datafile import _DataFile, check_length
 from persistence.record import Record
+from persistence.replica_logs.logs import Groups
+from persistence.replica_logs.record import StoredEntry
 
 MAP_BYTES = 1 << 28
 PAGE_BYTES = 4096
@@ -270,7 +270,7 @@ def test_what_was_found_once_is_found_again() -> None:
 async def test_the_commit_task_ends_when_a_damaged_file_was_met_by_anybody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("persistence.commit_task.TEND_SECONDS", 0.01)
+    monkeypatch.setattr("persistence.commits.commit_task.TEND_SECONDS", 0.01)
     environment = Environment.open(tmp_path, map_bytes=MAP_BYTES)
     environment.guard.damaged("by a reader")
     with pytest.raises(StoreCorrupt, match="by a reader"):

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from persistence.commits.flush import flush
+from persistence.commits.stepped import SteppedCommit
 from persistence.environment import SCHEMA_VERSION, Environment
 from persistence.errors import DataDirectoryInUse, DataDirectoryUnusable, SchemaMismatch
-from persistence.flush import flush
 from persistence.journal import Journal
 from persistence.record import CHUNK_BYTES, INLINE_BYTES, Record
 from persistence.settled import mask, merge, outside, ranges
-from persistence.stepped import SteppedCommit
 from persistence.transaction import ERASE_KEYS_MAX
 
 ROOT = Path(__file__).parents[2]

@@ -10,8 +10,8 @@ import pytest
 import trio
 
 from conformance_tests.patience import PATIENCE_S
-from persistence import ballast
-from persistence.commit import Commit
+from persistence import reserved_space
+from persistence.commits.commit import Commit
 from persistence.environment import Environment
 from persistence.journal import Journal
 
@@ -36,7 +36,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("persistence.commit_task.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("persistence.commits.commit_task.RETRY_SECONDS", 0.01)
 
 
 def free_bytes(disk: Path) -> int:
@@ -125,15 +125,15 @@ async def test_appends_leave_room_for_deletions(disk: Path) -> None:
 
 
 def test_ballast_is_given_up_once_and_made_again(disk: Path) -> None:
-    held = ballast.Ballast(disk / "ballast")
+    held = reserved_space.Ballast(disk / "ballast")
     full = free_bytes(disk)
-    assert full == DISK_BYTES - ballast.BALLAST_BYTES
+    assert full == DISK_BYTES - reserved_space.BALLAST_BYTES
     fill(disk)
     assert held.give_up()
     assert not held.give_up()
-    assert free_bytes(disk) == ballast.BALLAST_BYTES
+    assert free_bytes(disk) == reserved_space.BALLAST_BYTES
     held.restore()
-    assert free_bytes(disk) == ballast.BALLAST_BYTES, "made again while the disk is full"
+    assert free_bytes(disk) == reserved_space.BALLAST_BYTES, "made again while the disk is full"
     (disk / "foreign").unlink()
     held.restore()
     assert free_bytes(disk) == full

@@ -11,14 +11,14 @@ import pytest
 import trio
 
 from conformance_tests.patience import PATIENCE_S
-from persistence.commit import Commit
+from persistence.commits.commit import Commit
+from persistence.commits.stepped import SteppedCommit
 from persistence.environment import Environment
 from persistence.errors import EntryLost, StorageFull
-from persistence.group_record import StoredEntry
-from persistence.groups import Groups
 from persistence.journal import Journal
-from persistence.memory import Faults, MemoryEnvironment
-from persistence.stepped import SteppedCommit
+from persistence.replica_logs.logs import Groups
+from persistence.replica_logs.record import StoredEntry
+from tests.stores.memory import Faults, MemoryEnvironment
 
 
 @pytest.fixture(params=["lmdb", "memory"])
@@ -117,7 +117,7 @@ def test_a_dropped_group_is_gone_at_once(environment: Any) -> None:
 async def test_a_full_map_is_drained_by_dropping_entries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("persistence.commit_task.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("persistence.commits.commit_task.RETRY_SECONDS", 0.01)
     environment = Environment.open(tmp_path, map_bytes=2 << 20)
     alarms: list[bool] = []
     groups, commit = Groups(environment), Commit(environment, on_full=alarms.append)

@@ -16,11 +16,11 @@ from pathlib import Path
 import trio
 import trio.lowlevel
 
-from persistence import commit_task
-from persistence.commit import Commit
+from persistence.commits import commit_task
+from persistence.commits.commit import Commit
 from persistence.environment import Environment
-from persistence.group_record import StoredEntry
-from persistence.groups import Groups
+from persistence.replica_logs.logs import Groups
+from persistence.replica_logs.record import StoredEntry
 
 ROOT = Path(__file__).parents[2]
 GROUPS = 5

@@ -5,15 +5,21 @@ from pathlib import Path
 
 import pytest
 
+from persistence.commits.stepped import SteppedCommit
 from persistence.environment import Environment
 from persistence.errors import CorruptSnapshot, EntryLost
-from persistence.group_record import CHUNK_KEY, ENTRY_BYTES_MAX, StoredEntry, pack_entry_head, pack_snapshot
-from persistence.group_writer import ERASE_KEYS_MAX
-from persistence.groups import Groups
-from persistence.memory import MemoryEnvironment
+from persistence.pages.page_release import LINUX, drop_mapped_pages, resident_shared_bytes
 from persistence.record import CHUNK_BYTES, POSITION
-from persistence.residency import LINUX, drop_mapped_pages, resident_shared_bytes
-from persistence.stepped import SteppedCommit
+from persistence.replica_logs.logs import Groups
+from persistence.replica_logs.record import (
+    CHUNK_KEY,
+    ENTRY_BYTES_MAX,
+    StoredEntry,
+    pack_entry_head,
+    pack_snapshot,
+)
+from persistence.replica_logs.writer import ERASE_KEYS_MAX
+from tests.stores.memory import MemoryEnvironment
 
 NEEDLE = b"\xa5needle\x5a"
 
@@ -278,7 +284,7 @@ def test_an_entry_is_kept_where_old_ones_are_still_being_erased(environment: Env
 def test_of_two_erasures_from_one_index_on_the_longer_one_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("persistence.group_writer.ERASE_KEYS_MAX", 2)
+    monkeypatch.setattr("persistence.replica_logs.writer.ERASE_KEYS_MAX", 2)
     environment = open_environment(tmp_path)
     groups, disk = Groups(environment), SteppedCommit(environment)
     for number in (1, 2):

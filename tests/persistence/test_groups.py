@@ -7,17 +7,17 @@ from typing import Any
 import hypothesis.strategies as st
 from hypothesis.stateful import initialize, rule
 
-import persistence.group_writer
-import persistence.groups
 import persistence.record
+import persistence.replica_logs.logs
+import persistence.replica_logs.writer
 import persistence.transaction
+from persistence.commits.stepped import SteppedCommit
 from persistence.errors import EntryLost
-from persistence.group_record import ENTRY_HEAD, INLINE_BYTES, RecoveredGroup, StoredEntry
-from persistence.groups import Groups
-from persistence.memory import MemoryEnvironment
 from persistence.record import count_chunks
-from persistence.stepped import SteppedCommit
+from persistence.replica_logs.logs import Groups
+from persistence.replica_logs.record import ENTRY_HEAD, INLINE_BYTES, RecoveredGroup, StoredEntry
 from tests.persistence.histories import IN_LMDB, IN_MEMORY, Histories, InLmdb, InMemory
+from tests.stores.memory import MemoryEnvironment
 
 GROUPS = st.sampled_from([0, 1, (1 << 64) - 1])
 BODIES = st.binary(max_size=20) | st.integers(0, 5000).map(lambda size: b"b" * size)
@@ -314,8 +314,8 @@ class MemoryRules(InMemory, Rules):
 class LmdbRules(InLmdb, Rules):
     bounds = (
         (persistence.record, "CHUNK_BYTES", 1000),
-        (persistence.group_writer, "ERASE_KEYS_MAX", 2),
-        (persistence.groups, "LOOKUPS_MAX", 3),
+        (persistence.replica_logs.writer, "ERASE_KEYS_MAX", 2),
+        (persistence.replica_logs.logs, "LOOKUPS_MAX", 3),
         (persistence.transaction, "STEP_WORK", 1000),
     )
 

@@ -9,8 +9,8 @@ import pytest
 import persistence.transaction
 from persistence.environment import Environment
 from persistence.journal import Journal
-from persistence.memory import MemoryEnvironment
 from persistence.record import Record
+from tests.stores.memory import MemoryEnvironment
 
 
 @pytest.fixture(params=["lmdb", "memory"])

@@ -17,11 +17,11 @@ import pytest
 import trio
 import trio.lowlevel
 
-from persistence import commit_task
-from persistence.commit import Commit
+from persistence.commits import commit_task
+from persistence.commits.commit import Commit
+from persistence.delivered_marks import DeliveredMarks
 from persistence.environment import Environment
 from persistence.journal import Journal
-from persistence.marks import DeliveredMarks
 
 ROOT = Path(__file__).parents[2]
 BATCH = 7

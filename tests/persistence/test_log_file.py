@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from persistence.commits.stepped import SteppedCommit
+from persistence.commits.wal import BLOCK_BYTES
 from persistence.environment import LOG_FILE, Environment
 from persistence.errors import DataDirectoryUnusable
 from persistence.journal import Journal
-from persistence.stepped import SteppedCommit
-from persistence.wal import BLOCK_BYTES
 
 
 def open_at(path: Path, **options: Any) -> Environment:

@@ -16,15 +16,15 @@ import trio
 import trio.testing
 
 from conformance_tests.patience import PATIENCE_S
-from persistence.commit import Commit
-from persistence.committing import Committing
+from persistence.commits.commit import Commit
+from persistence.commits.committing import Committing
+from persistence.commits.stepped import SteppedCommit
+from persistence.commits.wal import BLOCK_BYTES
 from persistence.copying import copy_directory
 from persistence.environment import LOG_FILE, Environment
 from persistence.errors import DataDirectoryUnusable, SchemaMismatch, StorageFull
-from persistence.groups import Groups
 from persistence.journal import Journal
-from persistence.stepped import SteppedCommit
-from persistence.wal import BLOCK_BYTES
+from persistence.replica_logs.logs import Groups
 from tests.persistence.turns import OwnTurns
 
 pytestmark = pytest.mark.trio
@@ -104,7 +104,7 @@ def recovered(path: Path) -> dict[int, bytes]:
 
 @pytest.fixture(autouse=True)
 def _keep_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("persistence.commit_task.STORE_SECONDS", 3600.0)
+    monkeypatch.setattr("persistence.commits.commit_task.STORE_SECONDS", 3600.0)
 
 
 async def test_a_small_commit_is_durable_before_lmdb_has_it(path: Path) -> None:
@@ -259,8 +259,8 @@ async def test_a_log_that_fills_up_is_emptied_into_lmdb(path: Path) -> None:
 
 
 async def test_lmdb_has_it_after_a_while_without_commits(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("persistence.commit_task.STORE_SECONDS", 0.0)
-    monkeypatch.setattr("persistence.commit_task.TEND_SECONDS", 0.01)
+    monkeypatch.setattr("persistence.commits.commit_task.STORE_SECONDS", 0.0)
+    monkeypatch.setattr("persistence.commits.commit_task.TEND_SECONDS", 0.01)
     async with running(open_at(path)) as turns:
         await turns.append(0)
         with trio.fail_after(PATIENCE_S):
@@ -377,7 +377,7 @@ async def test_a_copy_has_the_log(path: Path, tmp_path: Path) -> None:
 
 async def test_a_full_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Changes in the log are durable, and come into LMDB when there is room."""
-    monkeypatch.setattr("persistence.commit_task.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("persistence.commits.commit_task.RETRY_SECONDS", 0.01)
     environment = open_at(path)
     async with running(environment) as turns:
         await turns.append(0)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from conformance_tests.patience import PATIENCE_S
-from persistence.marks import GROW_SLOTS, DeliveredMarks
+from persistence.delivered_marks import GROW_SLOTS, DeliveredMarks
 from tests.cluster.disks import SlowDisks
 from tests.cluster.links import Unsupported
 
@@ -14,7 +14,7 @@ from tests.cluster.links import Unsupported
 #: answer.
 STALLED = """
 import os, sys, threading, time
-from persistence.marks import DeliveredMarks
+from persistence.delivered_marks import DeliveredMarks
 marks, switch, held = DeliveredMarks(sys.argv[1]), sys.argv[2], sys.argv[3]
 marks.mark(marks.allocate(), 7)
 flush = threading.Thread(target=marks.flush)

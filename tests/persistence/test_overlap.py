@@ -20,12 +20,12 @@ import trio
 import trio.testing
 
 from conformance_tests.patience import PATIENCE_S
-from persistence.commit import Commit
+from persistence.commits.commit import Commit
+from persistence.commits.stepped import SteppedCommit
+from persistence.commits.wal import BLOCK_BYTES
+from persistence.delivered_marks import DeliveredMarks
 from persistence.environment import LOG_FILE, Environment
 from persistence.journal import Journal
-from persistence.marks import DeliveredMarks
-from persistence.stepped import SteppedCommit
-from persistence.wal import BLOCK_BYTES
 from tests.persistence import disk_steps
 from tests.persistence.turns import OwnTurns
 
@@ -138,7 +138,7 @@ def stalled(monkeypatch: pytest.MonkeyPatch) -> Stalled:
 
 @pytest.fixture(autouse=True)
 def _keep_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("persistence.commit_task.STORE_SECONDS", 3600.0)
+    monkeypatch.setattr("persistence.commits.commit_task.STORE_SECONDS", 3600.0)
 
 
 @asynccontextmanager
@@ -217,7 +217,7 @@ async def test_commits_go_on_while_a_large_deletion_is_carried_on(
 async def test_commits_go_on_while_the_marks_are_flushed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("persistence.commit_task.TEND_SECONDS", 0.01)
+    monkeypatch.setattr("persistence.commits.commit_task.TEND_SECONDS", 0.01)
     flush = Stalled()
     marks = DeliveredMarks(tmp_path / "marks", sync=flush)
     slot = marks.allocate()
@@ -242,7 +242,7 @@ async def test_commits_go_on_while_the_marks_are_flushed(
 
 
 async def test_a_broken_flush_ends_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("persistence.commit_task.TEND_SECONDS", 0.01)
+    monkeypatch.setattr("persistence.commits.commit_task.TEND_SECONDS", 0.01)
 
     def broken(file: int) -> None:
         raise OSError(5, "for the test")
@@ -299,7 +299,7 @@ async def test_what_comes_behind_a_large_layer_is_not_there_without_it(
 async def test_the_disk_is_full_while_both_are_under_way(
     tmp_path: Path, stalled: Stalled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("persistence.commit_task.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("persistence.commits.commit_task.RETRY_SECONDS", 0.01)
     path = tmp_path / "data"
     writes = Stalled()
     write = os.pwrite

@@ -13,16 +13,16 @@ import pytest
 import trio
 import trio.testing
 
-from persistence.commit import Commit
+from persistence.commits.commit import Commit
 from persistence.environment import Environment
 from persistence.errors import StoreCorrupt
-from persistence.group_record import StoredEntry
-from persistence.groups import Groups
 from persistence.journal import Journal
-from persistence.page_reader import PageReader
-from persistence.pages import DAMAGES, KeyRange, Read, value_spans
+from persistence.pages.page_reader import PageReader
+from persistence.pages.page_release import drop_mapped_pages
+from persistence.pages.pages import DAMAGES, KeyRange, Read, value_spans
 from persistence.record import BODY_KEY, CHUNKS_MAX
-from persistence.residency import drop_mapped_pages
+from persistence.replica_logs.logs import Groups
+from persistence.replica_logs.record import StoredEntry
 
 QUEUES = 3
 

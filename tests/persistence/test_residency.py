@@ -8,8 +8,8 @@ import pytest
 
 from persistence.environment import Environment
 from persistence.journal import Journal
+from persistence.pages.page_release import drop_mapped_pages, resident_shared_bytes
 from persistence.record import CHUNK_BYTES
-from persistence.residency import drop_mapped_pages, resident_shared_bytes
 
 MEGABYTE = 1 << 20
 

@@ -6,7 +6,7 @@ from typing import Any
 import hypothesis.strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-import persistence.layer
+import persistence.commits.layer
 import persistence.record
 import persistence.transaction
 from persistence.journal import Journal
@@ -253,7 +253,7 @@ class MemoryRules(InMemory, Rules):
 
 class LmdbRules(InLmdb, Rules):
     bounds = (
-        (persistence.layer, "FORGET_MIN", 1),
+        (persistence.commits.layer, "FORGET_MIN", 1),
         (persistence.record, "CHUNK_BYTES", 1000),
         (persistence.transaction, "ERASE_KEYS_MAX", 2),
         (persistence.transaction, "STEP_WORK", 1000),

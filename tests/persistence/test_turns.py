@@ -8,11 +8,11 @@ import trio
 import trio.testing
 
 from conformance_tests.patience import PATIENCE_S
-from persistence.commit import Commit
+from persistence.commits.commit import Commit
+from persistence.commits.layer import LAYER_BYTES_MAX, Layer
+from persistence.commits.stepped import SteppedCommit
 from persistence.journal import Journal
-from persistence.layer import LAYER_BYTES_MAX, Layer
-from persistence.memory import Faults, MemoryEnvironment, MemoryTransaction
-from persistence.stepped import SteppedCommit
+from tests.stores.memory import Faults, MemoryEnvironment, MemoryTransaction
 
 MESSAGES = range(120)
 HERE, THERE = 1, 2
@@ -56,8 +56,8 @@ class Watched(MemoryEnvironment):
 async def test_a_message_that_moves_is_always_in_one_place(
     monkeypatch: pytest.MonkeyPatch, full_share: float, settle_first: bool
 ) -> None:
-    monkeypatch.setattr("persistence.layer.LAYER_APPENDS_MAX", 1)
-    monkeypatch.setattr("persistence.commit_task.RETRY_SECONDS", 0.001)
+    monkeypatch.setattr("persistence.commits.layer.LAYER_APPENDS_MAX", 1)
+    monkeypatch.setattr("persistence.commits.commit_task.RETRY_SECONDS", 0.001)
     store = Watched(Faults(seed=3))
     journal = Journal(store)
     for seq in MESSAGES:

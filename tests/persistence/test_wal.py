@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
+from persistence.commits.wal import BLOCK_BYTES, HEADER, RECORD, LogDamaged, WriteAheadLog
 from persistence.errors import CommitFailed, DataDirectoryUnusable
-from persistence.wal import BLOCK_BYTES, HEADER, RECORD, LogDamaged, WriteAheadLog
 
 BLOCKS = 9
 

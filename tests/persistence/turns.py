@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from persistence.commit import Commit
+from persistence.commits.commit import Commit
 
 
 class OwnTurns:

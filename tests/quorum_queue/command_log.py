@@ -14,7 +14,7 @@ from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.machine import Command, Machine, Meta
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
-from quorum_queue.machine.snapshot import digest, sizes_of
+from quorum_queue.machine.snapshots.snapshot import digest, sizes_of
 
 KEYS = ["alpha", "beta", "gamma", "delta"]
 GETTER = "getter"

@@ -22,7 +22,7 @@ from quorum_queue.machine.replicated import (
 )
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
-from quorum_queue.machine.snapshot import sizes_of
+from quorum_queue.machine.snapshots.snapshot import sizes_of
 
 NODES = ["n1", "n2", "n3"]
 

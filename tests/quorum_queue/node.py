@@ -6,15 +6,14 @@ from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any, cast
 
-from amqp_server.broker import recovery, stored_queues
-from amqp_server.broker.records import QueueRecord, encoded
-from amqp_server.broker.settings import effective_settings
-from persistence.holds import Holds
+from amqp_server.broker.declared.records import QueueRecord, encoded
+from amqp_server.broker.declared.settings import effective_settings
+from amqp_server.broker.recovery import recovery, stored_queues
+from persistence.commits.holds import Holds
+from persistence.commits.layer import Lone
 from persistence.journal import Journal
-from persistence.layer import Lone
-from persistence.memory import MemoryEnvironment, MemoryStore
 from quorum_queue.clock import QueueTime
-from quorum_queue.local import LocalHost, NodeServices
+from quorum_queue.local_host import LocalHost, NodeServices
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.effects import Reason
 from quorum_queue.machine.letters import Letter
@@ -24,6 +23,7 @@ from quorum_queue.machine.settings import Settings
 from quorum_queue.memory import MemoryBudget, ReadAhead
 from tests import turns
 from tests.clocks import ManualClock
+from tests.stores.memory import MemoryEnvironment, MemoryStore
 
 QUEUE_ID = 7
 PERSISTENT = Attributes(persistent=True)
@@ -99,7 +99,7 @@ class Requests:
 
 
 class Marks:
-    """As persistence.marks: the last marks of each slot, whatever was there before."""
+    """As persistence.delivered_marks: the last marks of each slot, whatever was there before."""
 
     def __init__(self) -> None:
         self.slots: dict[int, int] = {}

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from quorum_queue.local import LocalHost
+from quorum_queue.local_host import LocalHost
 from quorum_queue.machine import run as run_module
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.run import Attributes

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from quorum_queue import names as names_module
+from quorum_queue import deduplication_journal as names_module
 from quorum_queue.machine import dedup as dedup_module
-from quorum_queue.machine import snapshot, versions
+from quorum_queue.machine import versions
 from quorum_queue.machine.codec import CodecError, framed
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.dedup import (
@@ -29,6 +29,7 @@ from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.machine import Machine, Meta
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
+from quorum_queue.machine.snapshots import snapshot
 from tests.quorum_queue.node import PERSISTENT, Publisher, QueueNode, Receiver
 from tests.work import steps
 

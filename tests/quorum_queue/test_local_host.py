@@ -10,7 +10,7 @@ import pytest
 
 from persistence.journal import Journal
 from quorum_queue import paging
-from quorum_queue.local import LocalHost
+from quorum_queue.local_host import LocalHost
 from quorum_queue.machine import run as run_module
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.run import Attributes, Run

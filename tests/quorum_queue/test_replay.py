@@ -16,13 +16,14 @@ import pytest
 from hypothesis import given, settings
 
 from quorum_queue.machine import machine as machine_module
-from quorum_queue.machine import snapshot, versions
+from quorum_queue.machine import versions
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.machine import Machine, Meta
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
-from quorum_queue.machine.snapshot import digest
+from quorum_queue.machine.snapshots import snapshot
+from quorum_queue.machine.snapshots.snapshot import digest
 from tests.quorum_queue.command_log import Reader, random_log, random_settings
 
 ROOT = Path(__file__).parents[2]

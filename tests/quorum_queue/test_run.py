@@ -18,7 +18,7 @@ from quorum_queue.machine.run import (
     Attributes,
     Run,
 )
-from quorum_queue.machine.snapshot import sizes_of
+from quorum_queue.machine.snapshots.snapshot import sizes_of
 
 Plain = tuple[int, bytes | int, bytes, Attributes, int | None, bool, int]
 

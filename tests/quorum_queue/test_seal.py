@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quorum_queue.machine import snapshot, versions
+from quorum_queue.machine import versions
 from quorum_queue.machine.codec import CodecError
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.effects import GONE, Effects
@@ -13,6 +13,7 @@ from quorum_queue.machine.machine import Command, Machine, Meta
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.seal import EMPTY, EXPIRED, IN_USE, NOT_EMPTY, SEALED, UNUSED, Sealed
 from quorum_queue.machine.settings import Settings
+from quorum_queue.machine.snapshots import snapshot
 from quorum_queue.ports import Refused
 from tests.quorum_queue.node import HostedQueue, Publisher, QueueNode, Receiver, publish
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from quorum_queue.unsent import Unsent
+from quorum_queue.unsent_bytes import Unsent
 
 
 class Waiting:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from quorum_queue.machine import snapshot, versions
+from quorum_queue.machine import versions
 from quorum_queue.machine.codec import CodecError
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.effects import Effects
@@ -19,6 +19,7 @@ from quorum_queue.machine.machine import DROPS_MAX, Machine, Meta
 from quorum_queue.machine.replicated import Applied, Replica
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
+from quorum_queue.machine.snapshots import snapshot
 from tests.cluster.releases import WHEELS
 
 PERSISTENT = Attributes(persistent=True)

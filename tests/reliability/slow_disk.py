@@ -31,7 +31,7 @@ class Disk:
 
 
 def slow_down(disk: Disk) -> None:
-    from persistence.page_reader import PageReader
+    from persistence.pages.page_reader import PageReader
     from persistence.record import KEY
     from persistence.store import LmdbStore
 

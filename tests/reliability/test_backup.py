@@ -14,7 +14,7 @@ import pika
 import pytest
 
 from amqp_server.backup import CLUSTER_TABLE
-from amqp_server.cluster import membership
+from amqp_server.cluster.membership import membership
 from conformance_tests import programs
 from conformance_tests.patience import PATIENCE_S, open_connection
 from persistence import copying

@@ -140,7 +140,7 @@ def test_ctrl_c_during_the_start(tmp_path: Path) -> None:
 #: Ctrl-C comes in a callback of the import system, where Python prints an exception and goes on.
 INTERRUPTED = """
 import signal, sys, weakref
-from amqp_server.start import main
+from amqp_server.main import main
 
 class Import:
     def find_spec(self, name, path=None, target=None):

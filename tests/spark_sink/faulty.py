@@ -14,8 +14,8 @@ from pyspark.sql.types import StructType
 
 from spark_sink import AmqpDataSource
 from spark_sink.options import batch_options, sink_options
-from spark_sink.stream_writer import AmqpStreamWriter
-from spark_sink.writer import AmqpWriter
+from spark_sink.sink.stream_writer import AmqpStreamWriter
+from spark_sink.sink.writer import AmqpWriter
 
 HALF, AFTER, COMMIT = "half", "after", "commit"
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_sink import columns, cuts
-from spark_sink.columns import Decoder
-from spark_sink.deliveries import Run, Splitter
-from spark_sink.packing import CONTENT_ENCODING, CONTENT_TYPE
 from spark_sink.rows import source_schema
+from spark_sink.sink.packing import CONTENT_ENCODING, CONTENT_TYPE
+from spark_sink.source import columns, cuts
+from spark_sink.source.columns import Decoder
+from spark_sink.source.deliveries import Run, Splitter
 from tests.spark_sink.test_reader_deliveries import messages
 from tests.spark_sink.wire import Message, delivery
 

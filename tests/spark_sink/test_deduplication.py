@@ -13,10 +13,10 @@ import pytest
 from conformance_tests.ports import free_port
 from spark_sink.client.connection import Connection
 from spark_sink.client.errors import AmqpError, Refused
-from spark_sink.ledger import LEDGER
 from spark_sink.options import BadOption, sink_options
-from spark_sink.target import mechanism
-from spark_sink.task import Task, write
+from spark_sink.sink.ledger import LEDGER
+from spark_sink.sink.target import mechanism
+from spark_sink.sink.task import Task, write
 from tests.reliability.node import Node
 from tests.spark_sink.conftest import Name
 from tests.spark_sink.peer import Peer
@@ -199,7 +199,7 @@ def test_behind_an_exchange_all_queues_must_drop_duplicates(
 def test_the_driver_says_which_it_is(
     mqd_url: str, queue: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spark_sink.target._told", set())
+    monkeypatch.setattr("spark_sink.sink.target._told", set())
     with caplog.at_level("INFO", "spark_sink"):
         for _ in range(3):
             choose(mqd_url, queue)

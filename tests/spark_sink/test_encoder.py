@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pika import spec
 
-from spark_sink.encoder import BadRow, Encoder, Identity
 from spark_sink.options import sink_options
+from spark_sink.sink.encoder import BadRow, Encoder, Identity
 
 ID = b"app/4/2/"
 

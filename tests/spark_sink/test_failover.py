@@ -19,8 +19,8 @@ import trustme
 from conformance_tests.ports import free_port
 from spark_sink.client.errors import AmqpError, Blocked, ChannelClosed, ConnectFailed
 from spark_sink.options import sink_options
-from spark_sink.target import Mechanism
-from spark_sink.task import Plan, Task, write
+from spark_sink.sink.target import Mechanism
+from spark_sink.sink.task import Plan, Task, write
 from tests.reliability.node import Node
 from tests.spark_sink.peer import Peer
 

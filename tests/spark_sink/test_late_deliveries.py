@@ -13,13 +13,13 @@ from pika import spec
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from spark_sink.client.connection import Connection
-from spark_sink.consumer import Consumer
-from spark_sink.deliveries import Run
 from spark_sink.options import source_options
-from spark_sink.patience import LOOKS_MIN, Patience
-from spark_sink.reader import AmqpReader
 from spark_sink.rows import source_schema
-from spark_sink.window import Window
+from spark_sink.source.consumer import Consumer
+from spark_sink.source.deliveries import Run
+from spark_sink.source.patience import LOOKS_MIN, Patience
+from spark_sink.source.reader import AmqpReader
+from spark_sink.source.window import Window
 from tests.reliability.node import wait_until
 from tests.spark_sink.conftest import Name
 from tests.spark_sink.peer import Peer
@@ -186,7 +186,7 @@ def test_a_full_window_is_not_waited_for(
 
 def test_patience_ends_after_its_time_and_some_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("spark_sink.patience.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("spark_sink.source.patience.time.monotonic", lambda: now[0])
     slow = Patience(5.0)
     for _ in range(LOOKS_MIN - 1):
         # A busy broker takes its time for each answer.

@@ -14,10 +14,9 @@ from pyspark.sql.types import IntegerType, MapType, StringType, StructType
 
 from exchanges.binding import Binding
 from exchanges.super_stream import SuperStreamMatcher
-from spark_sink import packing
-from spark_sink.columns import Decoder
-from spark_sink.deliveries import Run, Splitter
-from spark_sink.packing import (
+from spark_sink.rows import BadColumn, source_schema
+from spark_sink.sink import packing
+from spark_sink.sink.packing import (
     CONTENT_ENCODING,
     CONTENT_TYPE,
     Packer,
@@ -25,8 +24,9 @@ from spark_sink.packing import (
     content_bytes,
     partition_of,
 )
-from spark_sink.properties import BadMessage
-from spark_sink.rows import BadColumn, source_schema
+from spark_sink.source.columns import Decoder
+from spark_sink.source.deliveries import Run, Splitter
+from spark_sink.source.properties import BadMessage
 from spark_sink.streams.placed import OFFSET, offset_at, without_offsets
 from tests.spark_sink.wire import FRAME_MAX, Message, delivery
 

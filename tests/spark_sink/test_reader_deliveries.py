@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import commands, frame, heartbeat
 
-from spark_sink.columns import Decoder, check_schema
-from spark_sink.deliveries import OVERHEAD_BYTES, Garbled, Run, Splitter, digest
-from spark_sink.field_table import as_text
-from spark_sink.pieces import PIECE_MESSAGES, Deliveries, cut
-from spark_sink.properties import COLUMNS, UNREADABLE, BadMessage, decode_properties, without_ids
 from spark_sink.rows import BadColumn, source_schema
+from spark_sink.source.columns import Decoder, check_schema
+from spark_sink.source.deliveries import OVERHEAD_BYTES, Garbled, Run, Splitter, digest
+from spark_sink.source.field_table import as_text
+from spark_sink.source.pieces import PIECE_MESSAGES, Deliveries, cut
+from spark_sink.source.properties import COLUMNS, UNREADABLE, BadMessage, decode_properties, without_ids
 from tests.spark_sink.wire import Message, Reader, delivery, run_of
 
 HEARTBEAT = frame.marshal(heartbeat.Heartbeat(), 0)
@@ -213,7 +213,7 @@ def test_pieces_hold_all_messages_in_order() -> None:
 
 
 def test_long_messages_are_pieces_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spark_sink.pieces.PIECE_BYTES_MAX", 1_000)
+    monkeypatch.setattr("spark_sink.source.pieces.PIECE_BYTES_MAX", 1_000)
     run = run_of(b"a" * 5_000, b"b", b"c" * 400, b"d" * 600, b"e" * 5_000)
     pieces = [piece for piece in cut([run], 0) if isinstance(piece, Deliveries)]
     assert [piece.offset for piece in pieces] == [0, 1, 3, 4]

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_sink.offsets import BadCheckpoint
 from spark_sink.options import BadOption, query_options, read_options, sink_options, source_options
+from spark_sink.source.offsets import BadCheckpoint
 from spark_sink.streams.offsets import Offsets, Range, cut, from_json, limited, resolved, to_json
 
 partitions = st.dictionaries(

@@ -13,8 +13,8 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from conformance_tests.ports import free_port
-from spark_sink.consumer import Consumer, QueueRefused
 from spark_sink.options import source_options
+from spark_sink.source.consumer import Consumer, QueueRefused
 from tests.reliability.node import Node, wait_until
 from tests.spark_sink.conftest import Name
 from tests.spark_sink.peer import Peer
@@ -209,14 +209,14 @@ def test_a_missing_queue(spark: SparkSession, url: str, name: Name, tmp_path: Pa
 def test_a_queue_with_another_consumer(
     url: str, peer: Peer, name: Name, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spark_sink.consumer.TAKEOVER_MAX_S", 0.5)
+    monkeypatch.setattr("spark_sink.source.consumer.TAKEOVER_MAX_S", 0.5)
     queue = peer.queue(name())
     tag = peer.channel.basic_consume(queue, lambda *_: None)
     consumer = Consumer(source_options({"url": url, "queue": queue}), "test", 10)
     with pytest.raises(QueueRefused, match="has other consumers.*exclusive=false"):
         consumer.open()
     # The reader waits for a consumer that goes in time, such as that of a killed driver.
-    monkeypatch.setattr("spark_sink.consumer.TAKEOVER_MAX_S", 30.0)
+    monkeypatch.setattr("spark_sink.source.consumer.TAKEOVER_MAX_S", 30.0)
     waiting = threading.Thread(target=consumer.open)
     waiting.start()
     peer.channel.basic_cancel(tag)

@@ -13,12 +13,12 @@ import pytest
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from spark_sink.deliveries import Run
 from spark_sink.options import source_options
-from spark_sink.reader import AmqpReader
 from spark_sink.rows import source_schema
-from spark_sink.stream_reader import AmqpStreamReader, DataLoss
-from spark_sink.window import Settlement, Window
+from spark_sink.source.deliveries import Run
+from spark_sink.source.reader import AmqpReader
+from spark_sink.source.stream_reader import AmqpStreamReader, DataLoss
+from spark_sink.source.window import Settlement, Window
 from tests.reliability.node import wait_until
 from tests.spark_sink.conftest import Name
 from tests.spark_sink.peer import Peer

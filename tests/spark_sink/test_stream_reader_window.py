@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_sink.offsets import BadCheckpoint, Position, position
-from spark_sink.window import Batch, Settlement, Window
+from spark_sink.source.offsets import BadCheckpoint, Position, position
+from spark_sink.source.window import Batch, Settlement, Window
 from tests.spark_sink.wire import Message, delivery, run_of
 
 LIMIT = 1 << 30

@@ -16,9 +16,9 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from conformance_tests.ports import free_port
-from spark_sink.loss import DataLoss
 from spark_sink.options import query_options, read_options
 from spark_sink.rows import source_schema
+from spark_sink.source.loss import DataLoss
 from spark_sink.streams import fetch
 from spark_sink.streams.offsets import Range
 from spark_sink.streams.placed import offset_at

@@ -11,11 +11,11 @@ import pytest
 
 from spark_sink.client.connection import Connection
 from spark_sink.client.errors import AmqpError, ChannelClosed, ConnectFailed, LoginRefused, Refused
-from spark_sink.encoder import BadRow
-from spark_sink.ledger import LEDGER, Ledger
 from spark_sink.options import sink_options
-from spark_sink.target import Mechanism
-from spark_sink.task import Plan, Task, write
+from spark_sink.sink.encoder import BadRow
+from spark_sink.sink.ledger import LEDGER, Ledger
+from spark_sink.sink.target import Mechanism
+from spark_sink.sink.task import Plan, Task, write
 from tests.spark_sink.conftest import Name
 from tests.spark_sink.peer import Peer
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pamqp import body, commands, frame, header
 
-from spark_sink.deliveries import OVERHEAD_BYTES, U32, Run, Splitter
+from spark_sink.source.deliveries import OVERHEAD_BYTES, U32, Run, Splitter
 
 FRAME_MAX = 131_072
 

@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amqp_server.broker.arguments import (
+from amqp_server.broker.declared.arguments import (
     Declaration,
     QueueArguments,
     equivalence_error,
     parse_queue_arguments,
 )
-from amqp_server.broker.queue_types import QUEUE_TYPES
-from amqp_server.broker.settings import effective_settings
+from amqp_server.broker.declared.queue_types import QUEUE_TYPES
+from amqp_server.broker.declared.settings import effective_settings
 from amqp_server.errors import PreconditionFailed
 
 Table = dict[str, object]

@@ -10,12 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amqp_server.broker import operations
+from amqp_server.broker.declared import operations
+from amqp_server.broker.declared.operations import Operation
+from amqp_server.broker.declared.records import (
+    BINDINGS,
+    BindingRecord,
+    ExchangeRecord,
+    QueueRecord,
+    encoded,
+    key,
+)
+from amqp_server.broker.declared.vhosts import VhostRecord
 from amqp_server.broker.metadata import encode
-from amqp_server.broker.operations import Operation
-from amqp_server.broker.records import BINDINGS, BindingRecord, ExchangeRecord, QueueRecord, encoded, key
-from amqp_server.broker.vhost import binding_of
-from amqp_server.broker.vhosts import VhostRecord
+from amqp_server.broker.topology.vhost import binding_of
 
 from .test_topology import Member
 

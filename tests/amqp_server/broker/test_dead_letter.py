@@ -8,7 +8,7 @@ import pytest
 from pamqp import commands
 
 from quorum_queue.dead_lettering import DEAD_LETTER_RETRY_MS
-from quorum_queue.local import LocalHost
+from quorum_queue.local_host import LocalHost
 
 from ..connection.node import MemoryNode, Peer
 from ..wire.published import message, method

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from amqp_server.broker import operations
-from amqp_server.broker.dismantling import PROPOSED_MAX
-from amqp_server.broker.operations import Operation
-from amqp_server.broker.records import BindingRecord, ExchangeRecord, QueueRecord, encoded
-from amqp_server.broker.topology import Result
-from amqp_server.broker.vhosts import VhostRecord
+from amqp_server.broker.declared import operations
+from amqp_server.broker.declared.operations import Operation
+from amqp_server.broker.declared.records import BindingRecord, ExchangeRecord, QueueRecord, encoded
+from amqp_server.broker.declared.vhosts import VhostRecord
+from amqp_server.broker.in_parts.deletion_in_parts import PROPOSED_MAX
+from amqp_server.broker.topology.topology import Result
 from quorum_queue.ports import Refused
 from tests.amqp_server.broker.test_topology import Member
 from tests.work import steps

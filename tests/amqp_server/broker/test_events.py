@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pamqp import commands
 
-from amqp_server.broker.events import EVENT, Events
+from amqp_server.broker.topology.events import EVENT, Events
 
 from ..connection.node import Delivery, MemoryNode, Peer
 
@@ -129,7 +129,7 @@ def _declare(name: str) -> bytes:
 
 def test_users_and_alarms(node: MemoryNode, tap: Peer) -> None:
     users, broker = node.broker.access.users, node.broker
-    from amqp_server.broker import operations
+    from amqp_server.broker.declared import operations
 
     node.turn.run(broker.propose, operations.PutUser(users.prepare("ann", "hash", ("monitoring",))))
     node.turn.run(broker.propose, operations.PutUser(users.prepare("ann", "hash")))

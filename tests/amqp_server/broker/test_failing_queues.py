@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from pamqp import commands
 
-from amqp_server.broker import policies, recovery, stored_queues, vhost
 from amqp_server.broker.dead_letter import DeadLetterSender
-from amqp_server.broker.failures import PAUSE_FACTOR, PAUSE_MS, describe
-from amqp_server.broker.operations import PutParameter
+from amqp_server.broker.declared.operations import PutParameter
+from amqp_server.broker.recovery import recovery, stored_queues
+from amqp_server.broker.recovery.failures import PAUSE_FACTOR, PAUSE_MS, describe
+from amqp_server.broker.topology import policies, vhost
 from amqp_server.config import Config
 from persistence.journal import Journal
 from quorum_queue.machine.machine import Machine

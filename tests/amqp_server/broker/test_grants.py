@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amqp_server.broker.grants import Grant, Wildcard
+from amqp_server.broker.access.token_permissions import Grant, Wildcard
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from amqp_server.broker.host_parts import ComingHost
+from amqp_server.broker.in_parts.host_parts import ComingHost
 from amqp_server.turn import Turn
 from tests.amqp_server.streams.node import StreamNode
 from tests.amqp_server.streams.test_super_streams import declare, delete, opened, publish, read

@@ -8,9 +8,9 @@ from typing import Any, Final, cast
 
 import pytest
 
-from amqp_server.broker.changed_streams import ChangedStreams
-from amqp_server.broker.lost_consumers import TOLD_MAX, LostConsumers
-from amqp_server.broker.queue import Queue
+from amqp_server.broker.in_parts.changed_streams import ChangedStreams
+from amqp_server.broker.in_parts.lost_consumers import TOLD_MAX, LostConsumers
+from amqp_server.broker.topology.queue import Queue
 from amqp_server.turn import SCHEDULED_MAX, Turn
 from quorum_queue.host import QueueHost
 from tests import turns

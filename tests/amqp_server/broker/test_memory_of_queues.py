@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pamqp import commands
 
-from quorum_queue.nothing import NO_DEQUE, NO_DICT, NO_LIST
+from quorum_queue.empty import NO_DEQUE, NO_DICT, NO_LIST
 
 from ..connection.node import MemoryNode, Peer
 

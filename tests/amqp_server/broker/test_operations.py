@@ -1,13 +1,13 @@
 import msgspec
 import pytest
 
-from amqp_server.broker import operations
-from amqp_server.broker.operations import Operation, UnreadableOperation, decode, encode
-from amqp_server.broker.parameters import ParameterRecord
-from amqp_server.broker.permissions import Permission, TopicPermission
-from amqp_server.broker.records import BindingRecord, ExchangeRecord, QueueRecord
-from amqp_server.broker.users import User
-from amqp_server.broker.vhosts import VhostRecord
+from amqp_server.broker.access.permissions import Permission, TopicPermission
+from amqp_server.broker.access.users import User
+from amqp_server.broker.declared import operations
+from amqp_server.broker.declared.operations import Operation, UnreadableOperation, decode, encode
+from amqp_server.broker.declared.parameters import ParameterRecord
+from amqp_server.broker.declared.records import BindingRecord, ExchangeRecord, QueueRecord
+from amqp_server.broker.declared.vhosts import VhostRecord
 
 BINDING = BindingRecord("/", "x", "q", "queue", "k", b"\0\0\0\0")
 ALL: list[Operation] = [

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from pamqp import commands
 
-from amqp_server.broker import partitions
-from amqp_server.broker.operations import DeleteVhost, PutVhost
-from amqp_server.broker.super_streams import growth
-from amqp_server.broker.vhosts import VhostRecord
+from amqp_server.broker.declared.operations import DeleteVhost, PutVhost
+from amqp_server.broker.declared.vhosts import VhostRecord
+from amqp_server.broker.topology import partitions
+from amqp_server.broker.topology.super_streams import growth
 from tests.amqp_server.broker.test_host_parts import Hurried
 from tests.amqp_server.broker.test_policies import put
 from tests.amqp_server.connection.node import Peer
@@ -39,7 +39,7 @@ class Slow:
             return partitions.Preparation(self, *rest)  # type: ignore[arg-type]
 
         monkeypatch.setattr(partitions.Partitions, "_made", counted)
-        monkeypatch.setattr("amqp_server.broker.topology.Preparation", begin)
+        monkeypatch.setattr("amqp_server.broker.topology.topology.Preparation", begin)
         self._node = node
 
     def overdue(self) -> bool:

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from amqp_server.broker.access.permissions import Access, InvalidPermission, Permissions
 from amqp_server.broker.metadata import Metadata
-from amqp_server.broker.permissions import Access, InvalidPermission, Permissions
 from amqp_server.errors import AccessRefused, NotAllowed
 
 ACCESSES: tuple[Access, ...] = get_args(Access)

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from pamqp import base, commands
 
-from amqp_server.broker.limits import LIMITS, QUEUES
-from amqp_server.broker.parameters import VHOST_LIMITS
+from amqp_server.broker.declared.parameters import VHOST_LIMITS
 from amqp_server.broker.room import Room
-from amqp_server.broker.super_streams import growth
+from amqp_server.broker.topology.limits import LIMITS, QUEUES
+from amqp_server.broker.topology.super_streams import growth
 from amqp_server.errors import PreconditionFailed
 from amqp_server.wire import methods
 from quorum_queue.machine import versions

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pamqp import commands
 
-from amqp_server.broker import recovery
-from amqp_server.broker.time_notes import LOOK_MS, NOTE_MS
+from amqp_server.broker.recovery import recovery
+from amqp_server.broker.recovery.stored_queue_time import LOOK_MS, NOTE_MS
 from amqp_server.config import Config
 from persistence.journal import Journal
 from tests.amqp_server.connection.node import Commits, MemoryNode, make_broker

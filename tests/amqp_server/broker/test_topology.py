@@ -10,20 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from amqp_server.broker import operations, recovery
+from amqp_server.broker.access.permissions import Permission
+from amqp_server.broker.access.users import User
 from amqp_server.broker.broker import Broker
-from amqp_server.broker.operations import Operation, decode, encode
-from amqp_server.broker.permissions import Permission
-from amqp_server.broker.records import BindingRecord, ExchangeRecord, QueueRecord, encoded
-from amqp_server.broker.replication import Done
-from amqp_server.broker.topology import Topology
-from amqp_server.broker.topology_snapshot import UnreadableSnapshot
-from amqp_server.broker.users import User
-from amqp_server.broker.vhosts import VhostRecord
+from amqp_server.broker.declared import operations
+from amqp_server.broker.declared.operations import Operation, decode, encode
+from amqp_server.broker.declared.records import BindingRecord, ExchangeRecord, QueueRecord, encoded
+from amqp_server.broker.declared.vhosts import VhostRecord
+from amqp_server.broker.recovery import recovery
+from amqp_server.broker.topology.replication import Done
+from amqp_server.broker.topology.topology import Topology
+from amqp_server.broker.topology.topology_snapshot import UnreadableSnapshot
 from amqp_server.config import Config
 from persistence.journal import Journal
-from persistence.memory import MemoryEnvironment
 from tests.clocks import ManualClock
+from tests.stores.memory import MemoryEnvironment
 
 from ..connection.node import Commits, make_broker
 

@@ -9,13 +9,14 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from amqp_server.broker import operations, topology_snapshot
-from amqp_server.broker.operations import Operation
-from amqp_server.broker.permissions import Permission, TopicPermission
-from amqp_server.broker.records import BindingRecord, ExchangeRecord, QueueRecord, encoded
-from amqp_server.broker.topology_snapshot import SNAPSHOT_VERSION
-from amqp_server.broker.users import User
-from amqp_server.broker.vhosts import VhostRecord
+from amqp_server.broker.access.permissions import Permission, TopicPermission
+from amqp_server.broker.access.users import User
+from amqp_server.broker.declared import operations
+from amqp_server.broker.declared.operations import Operation
+from amqp_server.broker.declared.records import BindingRecord, ExchangeRecord, QueueRecord, encoded
+from amqp_server.broker.declared.vhosts import VhostRecord
+from amqp_server.broker.topology import topology_snapshot
+from amqp_server.broker.topology.topology_snapshot import SNAPSHOT_VERSION
 from tests.work import steps
 
 from .test_topology import Member

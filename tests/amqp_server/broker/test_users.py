@@ -4,10 +4,10 @@ import time
 
 import pytest
 
-from amqp_server.broker import password as passwords
-from amqp_server.broker.logins import Logins
+from amqp_server.broker.access import password as passwords
+from amqp_server.broker.access.password_cache import Logins
+from amqp_server.broker.access.users import NoSuchUser, User, UserRefused, Users, is_loopback
 from amqp_server.broker.metadata import Metadata, UnreadableRecord
-from amqp_server.broker.users import NoSuchUser, User, UserRefused, Users, is_loopback
 
 
 class Clock:

@@ -1,7 +1,7 @@
 import pytest
 
+from amqp_server.broker.declared.vhosts import NoSuchVhost, VhostRefused, Vhosts
 from amqp_server.broker.metadata import Metadata
-from amqp_server.broker.vhosts import NoSuchVhost, VhostRefused, Vhosts
 from amqp_server.errors import NotAllowed
 
 

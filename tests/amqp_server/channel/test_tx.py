@@ -11,7 +11,7 @@ from hypothesis import given
 
 from amqp_server.channel import tx
 from amqp_server.channel.unacked import Piece, Unacked
-from amqp_server.channel.unfinished import Unfinished
+from amqp_server.channel.unfinished_count import Unfinished
 from quorum_queue.machine.attributes import Attributes, LeaderAttributes
 from tests.amqp_server.channel.test_unacked import peek, spread
 from tests.work import steps as instructions

@@ -15,41 +15,47 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from amqp_server.broker import recovery
+from amqp_server.broker.access.users import User
 from amqp_server.broker.broker import Broker
+from amqp_server.broker.declared.operations import (
+    Bind,
+    DeclareExchange,
+    DeclareQueue,
+    Operation,
+    PutUser,
+    PutVhost,
+)
+from amqp_server.broker.declared.records import QUEUES as QUEUES_TABLE
+from amqp_server.broker.declared.records import BindingRecord, ExchangeRecord, QueueRecord, encoded, key
+from amqp_server.broker.declared.vhosts import VhostRecord
 from amqp_server.broker.metadata import encode
-from amqp_server.broker.operations import Bind, DeclareExchange, DeclareQueue, Operation, PutUser, PutVhost
-from amqp_server.broker.queue import Queue
-from amqp_server.broker.records import QUEUES as QUEUES_TABLE
-from amqp_server.broker.records import BindingRecord, ExchangeRecord, QueueRecord, encoded, key
-from amqp_server.broker.users import User
-from amqp_server.broker.vhosts import VhostRecord
-from amqp_server.cluster import adoption
-from amqp_server.cluster.adoption import Adoption
-from amqp_server.cluster.catalog import GROUP, Catalog
+from amqp_server.broker.recovery import recovery
+from amqp_server.broker.topology.queue import Queue
 from amqp_server.cluster.errors import ClusterError
-from amqp_server.cluster.membership import Directory, Founded, drop_copies
-from amqp_server.cluster.roster import Roster
+from amqp_server.cluster.membership import adoption
+from amqp_server.cluster.membership.adoption import Adoption
+from amqp_server.cluster.membership.membership import Directory, Founded, drop_copies
+from amqp_server.cluster.membership.roster import Roster
 from amqp_server.cluster.store import GroupStore
+from amqp_server.cluster.topology_group import GROUP, Catalog
 from amqp_server.config import Config
-from amqp_server.streams import places
-from amqp_server.streams.named import Names
-from amqp_server.streams.replicated import Replica as StreamReplica
-from amqp_server.streams.replicated import decode_state
+from amqp_server.streams.consumer_groups import partition_position
+from amqp_server.streams.layout.named_offsets import Names
+from amqp_server.streams.members.replica import Replica as StreamReplica
+from amqp_server.streams.members.replica import decode_state
 from amqp_server.streams.stream_options import StreamOptions
 from conformance_tests.patience import PATIENCE_S
-from persistence.commit import Commit
+from persistence.commits.commit import Commit
 from persistence.environment import Environment
-from persistence.groups import Groups
 from persistence.journal import Journal
-from persistence.memory import MemoryEnvironment
 from persistence.record import Record
+from persistence.replica_logs.logs import Groups
 from persistence.streams import batch as batches
 from persistence.streams.log import Stored
-from quorum_queue.cluster.state import unpack_state
+from quorum_queue.cluster.snapshots.state import unpack_state
 from quorum_queue.consumer_groups.partition import Span
 from quorum_queue.consumer_groups.replica import Replica as GroupReplica
-from quorum_queue.local import LocalHost
+from quorum_queue.local_host import LocalHost
 from quorum_queue.machine import codec
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.dedup import id_of
@@ -58,13 +64,14 @@ from quorum_queue.machine.machine import Machine
 from quorum_queue.machine.replicated import Replica
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
-from quorum_queue.machine.states import DedupState
+from quorum_queue.machine.snapshots.states import DedupState
 from quorum_queue.raft.members import Members
 from tests import turns
 from tests.amqp_server.cluster.simulation.node import SteppedJobs
 from tests.clocks import ManualClock
 from tests.persistence.streams import test_log as stream_log
 from tests.persistence.streams.crashing import CrashingFiles
+from tests.stores.memory import MemoryEnvironment
 
 from ..connection.node import Commits, Marks, make_broker
 
@@ -101,7 +108,7 @@ class QueueState(NamedTuple):
 
 
 class Deaf:
-    """See amqp_server.cluster.catalog.Listener."""
+    """See amqp_server.cluster.topology_group.Listener."""
 
     def nodes_changed(self, removed: list[str]) -> None: ...
 
@@ -604,7 +611,7 @@ def test_a_group_goes_on_where_it_was() -> None:
     record = QueueRecord("/", "readers", 100, False, encoded(table))
     disk.environment.put(QUEUES_TABLE, key("/", "readers"), encode(record))
     journal.state(100, b"\x01")
-    journal.annotate(100, 0, places.encode(99, 20, [Span(5, 8, 0), Span(12, 13, 3)]))
+    journal.annotate(100, 0, partition_position.encode(99, 20, [Span(5, 8, 0), Span(12, 13, 3)]))
     disk.environment.flush()
     list(disk.adoption().steps())
     disk.environment.flush()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from amqp_server.broker.time_notes import LOOK_MS
-from amqp_server.cluster.membership import STARTS_APART, TURNED_BACK
+from amqp_server.broker.recovery.stored_queue_time import LOOK_MS
+from amqp_server.cluster.membership.membership import STARTS_APART, TURNED_BACK
 from quorum_queue.clock import KNOWN
 from tests.amqp_server.cluster.simulation.node import TICK_MS, SimulatedNode
 from tests.amqp_server.cluster.test_simulation_scenes import Scene

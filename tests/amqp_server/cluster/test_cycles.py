@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from amqp_server.broker import operations
-from amqp_server.streams.replicated_group import ReplicatedGroupHost
-from quorum_queue.cluster.group import Group
-from quorum_queue.cluster.group_host import GroupHost
-from quorum_queue.cluster.remote_host import RemoteHost
+from amqp_server.broker.declared import operations
+from amqp_server.streams.consumer_groups.member_host import ReplicatedGroupHost
+from quorum_queue.cluster.queues.member_host import GroupHost
+from quorum_queue.cluster.queues.remote_host import RemoteHost
+from quorum_queue.cluster.replica_group import Group
 from quorum_queue.machine.run import Run
 from quorum_queue.raft.core import Raft
 from tests.amqp_server.cluster.test_group_scenes import GroupScene

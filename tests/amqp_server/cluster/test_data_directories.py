@@ -6,7 +6,14 @@ import msgspec
 import pytest
 
 from amqp_server.cluster.errors import ClusterError
-from amqp_server.cluster.membership import SALTS, STARTS_APART, Directory, Founded, Seen, check_alone
+from amqp_server.cluster.membership.membership import (
+    SALTS,
+    STARTS_APART,
+    Directory,
+    Founded,
+    Seen,
+    check_alone,
+)
 
 
 class Notes:

@@ -10,12 +10,12 @@ import pytest
 import trio
 from httpx import ASGITransport, AsyncClient
 
-from amqp_server.broker.operations import SetMembers
-from amqp_server.cluster.catalog import GROUP
+from amqp_server.broker.declared.operations import SetMembers
 from amqp_server.cluster.maintenance import LOST_FACTOR
 from amqp_server.cluster.readiness import NO_LEADER
-from amqp_server.management.http import Api
-from amqp_server.management.managed_broker import ManagedBroker
+from amqp_server.cluster.topology_group import GROUP
+from amqp_server.management.objects.managed_broker import ManagedBroker
+from amqp_server.management.serving.http import Api
 from quorum_queue.cluster import frames
 from quorum_queue.machine import versions
 from tests.amqp_server.cluster.simulation.clients import Client

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from amqp_server.broker import failures
-from amqp_server.broker.operations import SetMembers
-from amqp_server.cluster.catalog import GROUP, Catalog
+from amqp_server.broker.declared.operations import SetMembers
+from amqp_server.broker.recovery import failures
+from amqp_server.cluster.topology_group import GROUP, Catalog
 from quorum_queue.boundary import Fatal
-from quorum_queue.cluster.group import Group
+from quorum_queue.cluster.replica_group import Group
 from quorum_queue.errors import Unreadable
 from quorum_queue.machine import versions
 from tests.amqp_server.cluster.simulation.clients import EXPIRES_MS, Client

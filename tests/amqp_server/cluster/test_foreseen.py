@@ -9,13 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from amqp_server.broker import operations, partitions
-from amqp_server.broker.operations import DeclareSuperStream, PutVhost
-from amqp_server.broker.records import ExchangeRecord, QueueRecord
-from amqp_server.broker.super_streams import declaration
-from amqp_server.broker.vhosts import VhostRecord
-from amqp_server.cluster.catalog import Catalog, Change, PutNode, RemoveNode
-from amqp_server.cluster.roster import Roster
+from amqp_server.broker.declared import operations
+from amqp_server.broker.declared.operations import DeclareSuperStream, PutVhost
+from amqp_server.broker.declared.records import ExchangeRecord, QueueRecord
+from amqp_server.broker.declared.vhosts import VhostRecord
+from amqp_server.broker.topology import partitions
+from amqp_server.broker.topology.super_streams import declaration
+from amqp_server.cluster.membership.roster import Roster
+from amqp_server.cluster.topology_group import Catalog, Change, PutNode, RemoveNode
 from amqp_server.wire import tables
 from tests.amqp_server.cluster.test_adoption_steps import Deaf, Disk
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from amqp_server.broker.operations import DeclareQueue
-from amqp_server.broker.records import QueueRecord, encoded
+from amqp_server.broker.declared.operations import DeclareQueue
+from amqp_server.broker.declared.records import QueueRecord, encoded
 from amqp_server.errors import Unavailable
-from amqp_server.management import managed_groups
-from amqp_server.streams.deliver import BatchReader
-from amqp_server.streams.headed import offsets_of
-from amqp_server.streams.replicated_group import ReplicatedGroupHost
-from amqp_server.streams.start import Start
+from amqp_server.management.objects import managed_groups
+from amqp_server.streams.consumer_groups.member_host import ReplicatedGroupHost
+from amqp_server.streams.layout.consumer_start import Start
+from amqp_server.streams.layout.deliver import BatchReader
+from amqp_server.streams.layout.group_headers import offsets_of
 from amqp_server.wire import content
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.run import Attributes, Run
@@ -39,7 +39,7 @@ class Accepted:
 
 
 class Member:
-    """A consumer that notes the messages it gets. See amqp_server.streams.host.Sink."""
+    """A consumer that notes the messages it gets. See amqp_server.streams.local_host.Sink."""
 
     def __init__(self) -> None:
         self.offsets: list[int] = []

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from amqp_server.streams.group_host import StreamGroupHost
-from amqp_server.streams.start import Start
+from amqp_server.streams.layout.consumer_start import Start
+from amqp_server.streams.members.host import StreamGroupHost
 from tests.amqp_server.cluster.simulation.cluster import by_hand
 from tests.amqp_server.cluster.simulation.node import SimulatedNode
 from tests.amqp_server.cluster.simulation.streams import Reader, StreamSimulation

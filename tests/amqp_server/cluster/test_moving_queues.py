@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from pamqp import commands, header
 
-from amqp_server.broker.operations import SetMembers
+from amqp_server.broker.declared.operations import SetMembers
 from amqp_server.channel import publish
 from amqp_server.connection.incoming import Incoming
 from amqp_server.wire import frames
-from quorum_queue.cluster.remote_host import RemoteHost
+from quorum_queue.cluster.queues.remote_host import RemoteHost
 from tests.amqp_server.cluster.simulation.clients import Client
 from tests.amqp_server.cluster.simulation.planting import plants_of
 from tests.amqp_server.cluster.test_simulation_scenes import Scene

@@ -10,8 +10,8 @@ import pytest
 from pamqp import commands
 
 from quorum_queue.cluster import frames
-from quorum_queue.cluster.guests import Guests
-from quorum_queue.cluster.undeclared import UndeclaredQueues
+from quorum_queue.cluster.queues.guests import Guests
+from quorum_queue.cluster.queues.undeclared import UndeclaredQueues
 from quorum_queue.machine.entries import Batch, encode_batch
 from tests.amqp_server.cluster.simulation.clients import Client
 from tests.amqp_server.cluster.test_simulation_scenes import Scene

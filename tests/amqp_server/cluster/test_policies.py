@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from amqp_server.broker.operations import ClearParameter, PutParameter
-from amqp_server.broker.parameters import POLICY, ParameterRecord
-from quorum_queue.cluster.group_host import GroupHost
+from amqp_server.broker.declared.operations import ClearParameter, PutParameter
+from amqp_server.broker.declared.parameters import POLICY, ParameterRecord
+from quorum_queue.cluster.queues.member_host import GroupHost
 from tests.amqp_server.cluster.simulation.ledger import digest
 from tests.amqp_server.cluster.test_simulation_scenes import Scene
 from tests.amqp_server.cluster.test_versions import old_scene, upgrade

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from amqp_server.broker import operations
+from amqp_server.broker.declared import operations
 from tests.amqp_server.cluster.simulation.cluster import Cluster
 
 pytestmark = pytest.mark.usefixtures("hand")

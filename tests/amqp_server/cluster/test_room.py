@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from amqp_server.broker.limits import LIMITS, QUEUES
-from amqp_server.broker.operations import (
+from amqp_server.broker.declared.operations import (
     Bind,
     DeclareExchange,
     DeclareQueue,
@@ -19,10 +18,11 @@ from amqp_server.broker.operations import (
     decode,
     encode,
 )
-from amqp_server.broker.parameters import VHOST_LIMITS
-from amqp_server.broker.records import BindingRecord, ExchangeRecord, QueueRecord, encoded
+from amqp_server.broker.declared.parameters import VHOST_LIMITS
+from amqp_server.broker.declared.records import BindingRecord, ExchangeRecord, QueueRecord, encoded
 from amqp_server.broker.room import Room
-from amqp_server.broker.topology import Result
+from amqp_server.broker.topology.limits import LIMITS, QUEUES
+from amqp_server.broker.topology.topology import Result
 from tests.amqp_server.cluster.test_simulation_scenes import Scene
 
 pytestmark = pytest.mark.usefixtures("hand")

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from amqp_server.broker import queue as declared
-from amqp_server.broker.settings import effective_settings
-from quorum_queue.cluster import compaction
+from amqp_server.broker.declared.settings import effective_settings
+from amqp_server.broker.topology import queue as declared
+from quorum_queue.cluster.snapshots import compaction
 from quorum_queue.machine.settings import Settings
 
 from .test_simulation_scenes import Scene

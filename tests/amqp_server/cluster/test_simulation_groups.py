@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from amqp_server.streams.replicated_group import ReplicatedGroupHost
+from amqp_server.streams.consumer_groups.member_host import ReplicatedGroupHost
 from quorum_queue.consumer_groups.group import Group
 from quorum_queue.consumer_groups.partition import Partition
 from tests.amqp_server.cluster.simulation import groups

@@ -12,28 +12,28 @@ from typing import Any, NamedTuple
 import pytest
 
 from amqp_server.broker.broker import Broker
+from amqp_server.broker.declared.records import BindingRecord, key
 from amqp_server.broker.hosts import LocalHosts
-from amqp_server.broker.queue import Queue
-from amqp_server.broker.records import BindingRecord, key
-from amqp_server.broker.topology import Topology
-from amqp_server.broker.vhost import VHost
+from amqp_server.broker.topology.queue import Queue
+from amqp_server.broker.topology.topology import Topology
+from amqp_server.broker.topology.vhost import VHost
 from amqp_server.channel import publish
 from amqp_server.cluster.administration import Administration
-from amqp_server.cluster.catalog import Catalog, RaiseVersion
 from amqp_server.cluster.groups import Groups
 from amqp_server.cluster.hosts import ClusterHosts
 from amqp_server.cluster.maintenance import Maintenance
-from amqp_server.cluster.membership import Directory
+from amqp_server.cluster.membership.membership import Directory
+from amqp_server.cluster.membership.roster import Roster
 from amqp_server.cluster.node import ClusterNode
-from amqp_server.cluster.roster import Roster
+from amqp_server.cluster.topology_group import Catalog, RaiseVersion
 from amqp_server.cluster.topology_progress import TopologyProgress
 from persistence.journal import Journal
 from quorum_queue.boundary import Fatal
 from quorum_queue.cluster import frames
-from quorum_queue.cluster.deferred_host import DeferredHost
+from quorum_queue.cluster.connectivity import Reach
 from quorum_queue.cluster.dispatch import Dispatch
 from quorum_queue.cluster.handover import HandOver
-from quorum_queue.cluster.reach import Reach
+from quorum_queue.cluster.queues.deferred_host import DeferredHost
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.host import NOBODY
 from quorum_queue.machine import versions

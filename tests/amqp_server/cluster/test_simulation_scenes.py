@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 from pamqp import commands
 
-from amqp_server.broker import operations
-from amqp_server.broker.arguments import QueueArguments
-from amqp_server.broker.dismantling import BINDINGS_MIN, QUEUE_BINDINGS
-from amqp_server.broker.records import ExchangeRecord, QueueRecord, encoded
-from amqp_server.broker.topology import Result
-from amqp_server.broker.users import User
-from amqp_server.cluster.catalog import PutNode, RemoveNode
-from amqp_server.cluster.membership import STARTS_APART
+from amqp_server.broker.access.users import User
+from amqp_server.broker.declared import operations
+from amqp_server.broker.declared.arguments import QueueArguments
+from amqp_server.broker.declared.records import ExchangeRecord, QueueRecord, encoded
+from amqp_server.broker.in_parts.deletion_in_parts import BINDINGS_MIN, QUEUE_BINDINGS
+from amqp_server.broker.topology.topology import Result
+from amqp_server.cluster.membership.membership import STARTS_APART
 from amqp_server.cluster.replication import ClusterReplication
+from amqp_server.cluster.topology_group import PutNode, RemoveNode
 from amqp_server.errors import PreconditionFailed
 from amqp_server.wire import frames
-from quorum_queue.cluster.group import Group
+from quorum_queue.cluster.replica_group import Group
 from quorum_queue.machine import versions
 from quorum_queue.ports import Refused
 from tests.amqp_server.cluster.simulation.at_rest import check_at_rest, drain

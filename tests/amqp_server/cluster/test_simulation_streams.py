@@ -15,15 +15,16 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from amqp_server.broker import operations, topology
-from amqp_server.broker.topology import Topology
-from amqp_server.broker.vhost import VHost
-from amqp_server.streams import entries, replicated, stable
-from amqp_server.streams.entries import NodeBatch
-from amqp_server.streams.filling import Filling
-from amqp_server.streams.group_host import StreamGroupHost
-from amqp_server.streams.replicated import Replica
-from amqp_server.streams.taken import Taken
+from amqp_server.broker.declared import operations
+from amqp_server.broker.topology import topology
+from amqp_server.broker.topology.topology import Topology
+from amqp_server.broker.topology.vhost import VHost
+from amqp_server.streams.layout.deduplication import Taken
+from amqp_server.streams.members import entries, log_trimming, replica
+from amqp_server.streams.members.entries import NodeBatch
+from amqp_server.streams.members.filling import Filling
+from amqp_server.streams.members.host import StreamGroupHost
+from amqp_server.streams.members.replica import Replica
 from persistence.streams import compaction
 from persistence.streams.log import Lost
 from quorum_queue.cluster.replicas import Replicas
@@ -198,7 +199,7 @@ def at_its_own_time(append: Any, base: int, time_ms: int) -> Any:
 
 _turns = count()
 _placed: Any = entries.placed
-_encode_state: Any = replicated.encode_state
+_encode_state: Any = replica.encode_state
 _without: Any = entries.without
 
 
@@ -210,7 +211,7 @@ def what_is_committed(self: Leadership) -> int:
 def whoever_says_so(self: Replica, note: Any) -> None:
     """Any consumer that has had a name moves it on."""
     offset = 0 if note.offset == entries.NO_OFFSET else note.offset
-    self.names[note.name] = replicated.Kept(offset, note.owner)
+    self.names[note.name] = replica.Kept(offset, note.owner)
 
 
 def forgets_names(state: Any, taken: Any) -> Any:
@@ -226,7 +227,7 @@ def is_not_synced(self: CrashingFiles, path: Path) -> None:
 
 MUTATIONS = [
     Mutation("names go back", Replica, "_note", whoever_says_so),
-    Mutation("a snapshot without offsets by name", stable, "encode_state", forgets_names),
+    Mutation("a snapshot without offsets by name", log_trimming, "encode_state", forgets_names),
     Mutation("all have what a majority has", Leadership, "reached", what_is_committed),
     Mutation("a new name takes the place of another one", StreamGroupHost, "keeps_names", lambda self: False),
     Mutation("a snapshot beyond the segments", StreamGroupHost, "covered", to_the_end, 14),
@@ -239,11 +240,11 @@ MUTATIONS = [
     Mutation("an entry counts before it is synced", Replicas, "write", unsynced, 5),
     Mutation("deleted partitions go on", VHost, "_close_host", stays_open),
     Mutation("duplicates are taken", Taken, "new_of", all_are_new),
-    Mutation("a snapshot without names", stable, "encode_state", forgets_what_it_took),
+    Mutation("a snapshot without names", log_trimming, "encode_state", forgets_what_it_took),
     Mutation("a snapshot with later names", StreamGroupHost, "snapshot_in_parts", says_too_much, 3),
     Mutation("compaction loses the latest of a key", compaction._Kept, "__call__", keeps_nothing, 3),
-    Mutation("duplicates are cut in the wrong place", replicated, "without", cuts_the_wrong_ones),
-    Mutation("members have other batches", replicated, "placed", at_its_own_time),
+    Mutation("duplicates are cut in the wrong place", replica, "without", cuts_the_wrong_ones),
+    Mutation("members have other batches", replica, "placed", at_its_own_time),
     Mutation("segments count before they are synced", CrashingFiles, "sync", is_not_synced),
 ]
 

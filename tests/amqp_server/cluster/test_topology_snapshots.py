@@ -9,12 +9,13 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from amqp_server.broker import operations, topology_snapshot
-from amqp_server.broker.topology_snapshot import Encoding
-from amqp_server.broker.users import User
-from amqp_server.cluster.catalog import GROUP
-from quorum_queue.cluster import compaction
-from quorum_queue.cluster.group import Group
+from amqp_server.broker.access.users import User
+from amqp_server.broker.declared import operations
+from amqp_server.broker.topology import topology_snapshot
+from amqp_server.broker.topology.topology_snapshot import Encoding
+from amqp_server.cluster.topology_group import GROUP
+from quorum_queue.cluster.replica_group import Group
+from quorum_queue.cluster.snapshots import compaction
 from tests.amqp_server.cluster.simulation.node import SimulatedNode
 from tests.amqp_server.cluster.test_simulation_scenes import Scene
 

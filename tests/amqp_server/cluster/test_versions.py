@@ -10,12 +10,12 @@ import msgspec
 import pytest
 from pamqp import commands
 
-from amqp_server.broker import operations
-from amqp_server.broker.records import QueueRecord, encoded
-from amqp_server.broker.topology_snapshot import LATER_FIELDS
-from amqp_server.cluster.catalog import GROUP, Catalog, Change, RaiseVersion
-from amqp_server.cluster.parts import FEATURES
-from amqp_server.streams.replicated_group import ReplicatedGroupHost
+from amqp_server.broker.declared import operations
+from amqp_server.broker.declared.records import QueueRecord, encoded
+from amqp_server.broker.topology.topology_snapshot import LATER_FIELDS
+from amqp_server.cluster.topology_group import GROUP, Catalog, Change, RaiseVersion
+from amqp_server.cluster.wiring import FEATURES
+from amqp_server.streams.consumer_groups.member_host import ReplicatedGroupHost
 from quorum_queue.boundary import Fatal
 from quorum_queue.links.handshake import Hello
 from quorum_queue.machine import versions

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from amqp_server.broker.arguments import QueueArguments
-from amqp_server.cluster.parts import FEATURES
-from amqp_server.cluster.zones import Zones, features
+from amqp_server.broker.declared.arguments import QueueArguments
+from amqp_server.cluster.membership.zones import Zones, features
+from amqp_server.cluster.wiring import FEATURES
 from amqp_server.config import Config, InvalidOption
 from tests.amqp_server.cluster.simulation.cluster import Cluster, by_hand
 

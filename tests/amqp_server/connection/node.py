@@ -7,28 +7,28 @@ from typing import Any, NamedTuple
 
 from pamqp import base, body, commands, frame, header
 
-from amqp_server.broker import time_notes
 from amqp_server.broker.alarms import Alarms
 from amqp_server.broker.broker import Broker
 from amqp_server.broker.dead_letter import DeadLetterSender
 from amqp_server.broker.hosts import LocalHosts
+from amqp_server.broker.recovery import stored_queue_time
 from amqp_server.broker.timers import Timers
 from amqp_server.config import Config
 from amqp_server.connection.outbox import Outbox
 from amqp_server.connection.session import Session
-from amqp_server.streams.host import StreamServices
+from amqp_server.streams.local_host import StreamServices
 from amqp_server.turn import Turn
 from amqp_server.wire import frames
-from persistence.holds import Holds
+from persistence.commits.holds import Holds
+from persistence.commits.layer import Lone
 from persistence.journal import Journal
-from persistence.layer import Lone
-from persistence.memory import MemoryEnvironment
 from quorum_queue.clock import Clock
-from quorum_queue.local import LocalHost, NodeServices
+from quorum_queue.local_host import LocalHost, NodeServices
 from quorum_queue.memory import MemoryBudget
-from quorum_queue.unsent import Unsent
+from quorum_queue.unsent_bytes import Unsent
 from tests import turns
 from tests.clocks import ManualClock
+from tests.stores.memory import MemoryEnvironment
 
 CAPABILITIES = {
     "consumer_cancel_notify": True,
@@ -107,7 +107,7 @@ def make_broker(
     timers = Timers(changed=lambda: None)
     services = NodeServices(
         clock=clock,
-        queue_time=time_notes.restore(environment, clock),
+        queue_time=stored_queue_time.restore(environment, clock),
         turn=turn,
         memory=MemoryBudget(1 << 30, Unsent(config.unsent_budget_bytes, turn)),
         timers=timers,

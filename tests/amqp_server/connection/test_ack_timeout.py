@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pamqp import commands
 
-from amqp_server.broker.queue_types import QUEUE_TYPES
+from amqp_server.broker.declared.queue_types import QUEUE_TYPES
 from amqp_server.channel.unacked import Unacked
 from amqp_server.connection import ack_timeout
 from amqp_server.connection.ack_timeout import AckTimeout

@@ -11,13 +11,13 @@ import pytest
 import trio
 from pamqp import commands
 
-from amqp_server.broker.failures import PAUSE_MS
-from amqp_server.broker.operations import DeleteVhost
-from amqp_server.broker.queue import Queue
+from amqp_server.broker.declared.operations import DeleteVhost
+from amqp_server.broker.recovery.failures import PAUSE_MS
+from amqp_server.broker.topology.queue import Queue
 from amqp_server.channel.channel import Channel
 from amqp_server.connection.session import Session
 from amqp_server.wire import frames
-from quorum_queue.local import LocalHost
+from quorum_queue.local_host import LocalHost
 from quorum_queue.machine.machine import Machine
 from quorum_queue.machine.run import Run
 from tests.garbage import alive, garbage

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pamqp import base, commands
 
-from amqp_server.broker import operations
+from amqp_server.broker.declared import operations
 from tests.amqp_server.connection.node import MemoryNode, Peer
 from tests.amqp_server.streams.node import StreamNode
 

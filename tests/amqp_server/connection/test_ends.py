@@ -12,10 +12,10 @@ import trio
 from pamqp import commands, frame
 
 from amqp_server.app import Node
-from amqp_server.connection.half_open import HalfOpen
-from amqp_server.connection.password_checks import Outcome
+from amqp_server.connection.login.password_checks import Outcome
+from amqp_server.connection.sockets.transport import Transport
+from amqp_server.connection.sockets.unauthenticated import HalfOpen
 from amqp_server.connection.state import State
-from amqp_server.connection.transport import Transport
 
 from ..wire.published import message, method
 from .authority import Authority, tls_port

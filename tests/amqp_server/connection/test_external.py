@@ -14,8 +14,8 @@ from pamqp import commands, frame
 
 from amqp_server.app import Node
 from amqp_server.config import Config, InvalidOption
-from amqp_server.connection.certificate_names import distinguished_name, login_name
-from amqp_server.management.managed_connections import ManagedConnections
+from amqp_server.connection.login.certificate_names import distinguished_name, login_name
+from amqp_server.management.objects.managed_connections import ManagedConnections
 from conformance_tests.patience import PATIENCE_S
 
 from .authority import Authority, connect_tls

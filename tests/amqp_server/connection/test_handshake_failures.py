@@ -14,8 +14,8 @@ import trustme
 
 from amqp_server.app import Node
 from amqp_server.config import Config
-from amqp_server.connection.handshake_failures import explained
-from amqp_server.connection.tls import make_context
+from amqp_server.connection.sockets.handshake_failures import explained
+from amqp_server.connection.sockets.tls import make_context
 from conformance_tests.patience import PATIENCE_S
 
 from .authority import tls_port

@@ -11,14 +11,14 @@ import trio
 from pamqp import commands, frame
 
 from amqp_server.app import Node
-from amqp_server.broker.queue import Queue
+from amqp_server.broker.topology.queue import Queue
 from amqp_server.channel.channel import Channel
 from amqp_server.channel.subscription import Subscription
 from amqp_server.connection.incoming import Incoming
 from amqp_server.connection.outbox import Outbox
 from amqp_server.connection.session import Session
-from amqp_server.connection.transport import Transport
-from quorum_queue.local import LocalHost
+from amqp_server.connection.sockets.transport import Transport
+from quorum_queue.local_host import LocalHost
 from quorum_queue.machine.machine import Machine
 
 from ..wire.published import message, method

@@ -17,8 +17,8 @@ from pamqp import commands
 
 from amqp_server.config import Config
 from amqp_server.connection.state import State
-from amqp_server.management.answer import plain
-from amqp_server.management.managed_broker import ManagedBroker
+from amqp_server.management.objects.managed_broker import ManagedBroker
+from amqp_server.management.request.answer import plain
 from amqp_server.wire import tables
 from conformance_tests.patience import PATIENCE_S
 

@@ -13,10 +13,10 @@ import trio.testing
 from pamqp import commands, frame
 
 from amqp_server.app import Node
-from amqp_server.broker import password as passwords
+from amqp_server.broker.access import password as passwords
 from amqp_server.config import Config
-from amqp_server.connection.half_open import GRACE_S, HalfOpen, HalfOpens
-from amqp_server.connection.password_checks import Outcome, PasswordChecks
+from amqp_server.connection.login.password_checks import Outcome, PasswordChecks
+from amqp_server.connection.sockets.unauthenticated import GRACE_S, HalfOpen, HalfOpens
 from conformance_tests.patience import PATIENCE_S
 from quorum_queue.links.sources import source_of
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pamqp import commands
 
-from amqp_server.broker.operations import DeleteUser
-from amqp_server.broker.users import User
+from amqp_server.broker.access.users import User
+from amqp_server.broker.declared.operations import DeleteUser
 from amqp_server.connection.state import State
 from tests.work import steps
 

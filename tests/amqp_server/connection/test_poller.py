@@ -19,17 +19,17 @@ from pamqp import base, commands
 
 from amqp_server.channel import unacked
 from amqp_server.config import Config
-from amqp_server.connection import poller
-from amqp_server.connection.client_wire import ClientWire
-from amqp_server.connection.half_open import HalfOpens
-from amqp_server.connection.poller import ENDED_MIN, LITTLE_BYTES, Poller
+from amqp_server.connection.sockets import poller
+from amqp_server.connection.sockets.client_wire import ClientWire
+from amqp_server.connection.sockets.poller import ENDED_MIN, LITTLE_BYTES, Poller
+from amqp_server.connection.sockets.transport import Backpressure, Transport
+from amqp_server.connection.sockets.unauthenticated import HalfOpens
 from amqp_server.connection.state import State
-from amqp_server.connection.transport import Backpressure, Transport
 from amqp_server.turn import NoPeers, Turn
 from conformance_tests.patience import PATIENCE_S
-from persistence.memory import MemoryEnvironment
-from quorum_queue.local import LocalHost
+from quorum_queue.local_host import LocalHost
 from tests.clocks import ManualClock
+from tests.stores.memory import MemoryEnvironment
 
 from ..wire.published import message, method
 from .node import CAPABILITIES, Commits, Delivery, MemoryNode, decoded, make_broker
@@ -517,7 +517,7 @@ def test_a_connection_that_ends_leaves_nothing(node: PolledNode, end: Callable[[
 
 
 class PutOff:
-    """Commits that are put off: see persistence.commit."""
+    """Commits that are put off: see persistence.commits.commit."""
 
     def __init__(self) -> None:
         self.may_wait, self.put_off = False, True

@@ -15,7 +15,7 @@ from pamqp import commands
 
 from amqp_server.app import Node
 from amqp_server.config import Config, InvalidOption
-from amqp_server.connection.proxy_protocol import (
+from amqp_server.connection.sockets.proxy_protocol import (
     SIGNATURE,
     BadProxyHeader,
     Place,
@@ -23,7 +23,7 @@ from amqp_server.connection.proxy_protocol import (
     ProxyHeader,
     parse_header,
 )
-from amqp_server.management.managed_connections import ManagedConnections
+from amqp_server.management.objects.managed_connections import ManagedConnections
 from conformance_tests.patience import PATIENCE_S
 
 from .authority import Authority, tls_port

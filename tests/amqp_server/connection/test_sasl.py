@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amqp_server.connection.sasl import MECHANISMS, Credentials, parse_response
+from amqp_server.connection.login.sasl import MECHANISMS, Credentials, parse_response
 from amqp_server.errors import CommandInvalid, SyntaxError_
 
 

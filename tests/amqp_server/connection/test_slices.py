@@ -16,9 +16,9 @@ from amqp_server.config import Config
 from amqp_server.connection.state import State
 from amqp_server.turn import SCHEDULED_MAX, NoPeers, Turn
 from amqp_server.wire import frames
-from persistence.memory import MemoryEnvironment
 from tests.amqp_server.connection.node import Commits, Delivery, MemoryNode, Peer, make_broker
 from tests.clocks import ManualClock
+from tests.stores.memory import MemoryEnvironment
 from tests.work import steps
 
 #: Looks at the clock within one turn.

@@ -11,9 +11,9 @@ import pytest
 import trio
 import trio.lowlevel
 
-from amqp_server.connection.half_open import HalfOpen
-from amqp_server.connection.listener import Server
-from amqp_server.connection.socket_waits import MOST, SocketWaits
+from amqp_server.connection.sockets.listener import Server
+from amqp_server.connection.sockets.socket_waits import MOST, SocketWaits
+from amqp_server.connection.sockets.unauthenticated import HalfOpen
 from conformance_tests.patience import PATIENCE_S
 from quorum_queue.links.wire import TrioWaits, Waits
 

@@ -11,13 +11,13 @@ import pytest
 from pamqp import base, commands
 
 from amqp_server.broker.broker import Broker
+from amqp_server.broker.declared.operations import DeclareQueue, DeleteQueue, Operation
 from amqp_server.broker.hosts import LocalHosts
-from amqp_server.broker.operations import DeclareQueue, DeleteQueue, Operation
-from amqp_server.broker.queue import Queue
-from amqp_server.broker.replication import Done, LocalReplication
+from amqp_server.broker.topology.queue import Queue
+from amqp_server.broker.topology.replication import Done, LocalReplication
 from amqp_server.connection.state import State
 from amqp_server.wire import frames
-from quorum_queue.local import LocalHost
+from quorum_queue.local_host import LocalHost
 from quorum_queue.machine.machine import Machine
 from quorum_queue.ports import Host, Refused
 

@@ -11,7 +11,7 @@ from pamqp import commands
 
 from amqp_server.app import Node
 from amqp_server.config import Config
-from amqp_server.connection.tls import make_context
+from amqp_server.connection.sockets.tls import make_context
 from amqp_server.secret_files import SecretFileError
 from conformance_tests.patience import PATIENCE_S
 

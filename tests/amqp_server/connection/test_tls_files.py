@@ -13,7 +13,7 @@ import trustme
 from cryptography.hazmat.primitives import serialization
 
 from amqp_server.config import Config
-from amqp_server.connection.tls import TLSFileError, make_context
+from amqp_server.connection.sockets.tls import TLSFileError, make_context
 from conformance_tests.patience import PATIENCE_S
 
 from .authority import make_authority
@@ -79,7 +79,7 @@ def test_an_encrypted_key_is_not_asked_a_password_for(options: dict[str, Any], t
 
 
 def test_the_program_ends_with_the_line(options: dict[str, Any], tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "amqp_server.start", "--data-dir", str(tmp_path / "data")]
+    command = [sys.executable, "-m", "amqp_server.main", "--data-dir", str(tmp_path / "data")]
     command += ["--amqp", "127.0.0.1:0", "--http", "", "--amqps", "127.0.0.1:0"]
     command += ["--tls-cert-file", options[CERTIFICATE], "--tls-key-file", options[CA]]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)

@@ -25,7 +25,7 @@ from pamqp import commands, frame
 
 from amqp_server.app import Node
 from amqp_server.config import Config, InvalidOption
-from amqp_server.connection import tokens
+from amqp_server.connection.login import tokens
 from conformance_tests.patience import PATIENCE_S
 
 from ..wire.published import message

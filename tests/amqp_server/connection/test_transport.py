@@ -11,7 +11,7 @@ from typing import Any
 import trio
 from pamqp import commands
 
-from amqp_server.connection.transport import Transport
+from amqp_server.connection.sockets.transport import Transport
 
 from ..wire.published import message, method
 from .node import Delivery

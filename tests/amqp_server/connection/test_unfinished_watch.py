@@ -12,7 +12,7 @@ import pytest
 from pamqp import commands
 
 from amqp_server.connection.session import State
-from amqp_server.connection.unfinished import PASSES_MAX, UnfinishedWatch
+from amqp_server.connection.unfinished_publishes import PASSES_MAX, UnfinishedWatch
 
 from ..wire.published import Message, header_payload, message, method, raw
 from .node import MemoryNode, Peer

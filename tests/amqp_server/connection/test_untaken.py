@@ -9,7 +9,7 @@ import pytest
 from pamqp import commands
 
 from amqp_server.broker.reply import PSEUDO_QUEUE
-from amqp_server.connection.untaken import UntakenWatch
+from amqp_server.connection.unread_output import UntakenWatch
 from amqp_server.wire import content, frames
 from tests.amqp_server.connection.node import Delivery, MemoryNode, Peer
 from tests.amqp_server.streams.node import StreamNode

@@ -15,8 +15,8 @@ import pytest
 import trio
 import trio.lowlevel
 
-from amqp_server.connection import waiting
-from amqp_server.connection.poller import Poller
+from amqp_server.connection.sockets import poll_task
+from amqp_server.connection.sockets.poller import Poller
 from conformance_tests.patience import PATIENCE_S
 
 from .test_polled_links import Link
@@ -48,7 +48,7 @@ def run(poller: Poller, task: Callable[[], Awaitable[None]], waits: Waits | None
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(waiting.serve_directly, poller)
+            nursery.start_soon(poll_task.serve_directly, poller)
             with trio.fail_after(PATIENCE_S):
                 await task()
             nursery.cancel_scope.cancel()
@@ -207,7 +207,7 @@ def test_a_turn_may_cancel_the_task_that_waits_with_all_others(node: PolledNode)
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(waiting.serve_directly, node.poller)
+            nursery.start_soon(poll_task.serve_directly, node.poller)
             nursery.start_soon(trio.sleep_forever)
             threading.Thread(target=lambda: node.poller.report(nursery.cancel_scope.cancel)).start()
 
@@ -219,7 +219,7 @@ def test_what_is_reported_after_the_end_is_called_on_the_loop_or_never(node: Pol
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(waiting.serve_directly, node.poller)
+            nursery.start_soon(poll_task.serve_directly, node.poller)
             await trio.lowlevel.checkpoint()
             nursery.cancel_scope.cancel()
         node.poller.report(lambda: called.append(1))
@@ -255,7 +255,7 @@ def test_sockets_are_served_though_tasks_never_rest(node: PolledNode) -> None:
 def test_where_trio_has_no_such_set_the_node_waits_as_a_task_does(
     node: PolledNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "_trio_fd", lambda: None)
+    monkeypatch.setattr(poll_task, "_trio_fd", lambda: None)
     link, waits = Link(node, []), Waits()
 
     async def task() -> None:

@@ -11,8 +11,8 @@ import trio
 import trio.testing
 from pamqp import commands
 
-from persistence.commit import Commit
-from persistence.memory import MemoryEnvironment, MemoryTransaction
+from persistence.commits.commit import Commit
+from tests.stores.memory import MemoryEnvironment, MemoryTransaction
 
 from ..wire.published import message, method
 from .node import MemoryNode, Peer
@@ -20,7 +20,7 @@ from .node import MemoryNode, Peer
 
 @pytest.fixture(autouse=True)
 def small_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("persistence.layer.LAYER_APPENDS_MAX", 1)
+    monkeypatch.setattr("persistence.commits.layer.LAYER_APPENDS_MAX", 1)
 
 
 class LateCommits:
@@ -108,7 +108,7 @@ async def test_a_tx_over_several_queues(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("why", ["rejected", "expired"])
 @pytest.mark.parametrize("full", [False, True])
 async def test_a_dead_letter_to_several_queues(monkeypatch: pytest.MonkeyPatch, why: str, full: bool) -> None:
-    monkeypatch.setattr("persistence.commit_task.RETRY_SECONDS", 0.001)
+    monkeypatch.setattr("persistence.commits.commit_task.RETRY_SECONDS", 0.001)
     node = NodeOverDisk()
     peer = node.peer()
     peer.call(1, commands.Channel.Open())

@@ -12,15 +12,15 @@ import httpx
 import pytest
 
 from amqp_server.app import Node
-from amqp_server.connection.authentication import Authentication
-from amqp_server.connection.password_checks import PasswordChecks
+from amqp_server.connection.login.authentication import Authentication
+from amqp_server.connection.login.password_checks import PasswordChecks
 from amqp_server.descriptors import Descriptors
-from amqp_server.management.http import Api
-from amqp_server.management.managed_broker import ManagedBroker
-from amqp_server.management.sampler import Sampler
-from amqp_server.management.slices import Slices
+from amqp_server.management.objects.managed_broker import ManagedBroker
+from amqp_server.management.request.time_slices import Slices
+from amqp_server.management.serving.http import Api
+from amqp_server.management.statistics.sampler import Sampler
 from amqp_server.resources import ResourceWatch
-from persistence.committing import Syncs
+from persistence.commits.committing import Syncs
 
 from ..connection.node import MemoryNode
 from ..wire.published import message
@@ -144,5 +144,5 @@ def sampler(broker: ManagedBroker, monkeypatch: pytest.MonkeyPatch) -> Sampler:
         now[0] += 5.0
         return now[0]
 
-    monkeypatch.setattr("amqp_server.management.sampler.time.time", tick)
+    monkeypatch.setattr("amqp_server.management.statistics.sampler.time.time", tick)
     return broker.node.sample(Slices(1_000))

@@ -11,12 +11,12 @@ import pytest
 import trio
 from pamqp import commands
 
-from amqp_server.broker.operations import Operation
-from amqp_server.broker.replication import Done, LocalReplication
+from amqp_server.broker.declared.operations import Operation
+from amqp_server.broker.topology.replication import Done, LocalReplication
 from amqp_server.build import BUILD
 from amqp_server.config import Config
-from amqp_server.management.managed_broker import ManagedBroker
-from amqp_server.management.slices import Slices
+from amqp_server.management.objects.managed_broker import ManagedBroker
+from amqp_server.management.request.time_slices import Slices
 from quorum_queue.ports import Refused
 
 from ..connection.node import Delivery, Peer

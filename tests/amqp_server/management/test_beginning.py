@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from amqp_server.imports import imported
-from amqp_server.management.beginning import quiet_or_asked
+from amqp_server.management.serving.delayed_start import quiet_or_asked
 from conformance_tests.patience import PATIENCE_S
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from amqp_server.cluster.administration import Administration
 from amqp_server.errors import NotFound, PreconditionFailed, Unavailable
-from amqp_server.management.managed_broker import ManagedBroker
-from quorum_queue.cluster.lost_entries import GivenUp
+from amqp_server.management.objects.managed_broker import ManagedBroker
+from quorum_queue.cluster.snapshots.lost_entries import GivenUp
 
 from .conftest import Connect
 

@@ -13,14 +13,14 @@ import pytest
 import trio
 
 from amqp_server.app import Node
-from amqp_server.broker.password import from_rabbitmq, hash_password, to_rabbitmq
-from amqp_server.connection.password_checks import PasswordChecks
-from amqp_server.load_definitions import DefinitionsError, load_definitions
-from amqp_server.management.direct import Direct
-from amqp_server.management.for_rabbitmq import ForRabbitMQ
-from amqp_server.management.managed_broker import ManagedBroker
-from amqp_server.management.measures import Measures
-from amqp_server.management.slices import Slices
+from amqp_server.broker.access.password import from_rabbitmq, hash_password, to_rabbitmq
+from amqp_server.connection.login.password_checks import PasswordChecks
+from amqp_server.management.definitions.for_rabbitmq import ForRabbitMQ
+from amqp_server.management.objects.internal_session import Direct
+from amqp_server.management.objects.managed_broker import ManagedBroker
+from amqp_server.management.request.time_slices import Slices
+from amqp_server.management.statistics.metric_values import Measures
+from amqp_server.startup.load_definitions import DefinitionsError, load_definitions
 
 from .conftest import Connect, ManagedNode
 
@@ -100,7 +100,7 @@ async def test_export_import_export(connect: Connect, node: ManagedNode, tmp_pat
 
     import httpx
 
-    from amqp_server.management.http import Api
+    from amqp_server.management.serving.http import Api
 
     transport = httpx.ASGITransport(Api(managed, 1 << 20).app(8), client=("127.0.0.1", 1))
     auth = httpx.BasicAuth("admin", "admin")
@@ -386,7 +386,7 @@ async def test_no_turn_has_time(connect: Connect, node: ManagedNode, monkeypatch
 async def test_more_vhosts_than_connections(
     connect: Connect, node: ManagedNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("amqp_server.management.together.AT_ONCE", 2)
+    monkeypatch.setattr("amqp_server.management.objects.parallel_sessions.AT_ONCE", 2)
     vhosts = [f"v{number}" for number in range(5)]
     opened: list[Direct] = []
     direct, close = ManagedBroker.direct, Direct.close

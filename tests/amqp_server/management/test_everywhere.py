@@ -12,16 +12,16 @@ import trio
 from pamqp import commands
 
 from amqp_server.app import Node
-from amqp_server.broker.grants import Token
-from amqp_server.broker.queue import Queue
-from amqp_server.cluster.questions import Questions, Unanswered
-from amqp_server.connection.password_checks import Outcome
-from amqp_server.management import everywhere
-from amqp_server.management.http import Api
-from amqp_server.management.managed_broker import ManagedBroker
-from amqp_server.management.managed_queues import ManagedQueues
-from amqp_server.management.slices import Slices
-from amqp_server.management.stats import Stats
+from amqp_server.broker.access.token_permissions import Token
+from amqp_server.broker.topology.queue import Queue
+from amqp_server.cluster.api_questions import Questions, Unanswered
+from amqp_server.connection.login.password_checks import Outcome
+from amqp_server.management.objects.managed_broker import ManagedBroker
+from amqp_server.management.objects.managed_queues import ManagedQueues
+from amqp_server.management.request import other_nodes
+from amqp_server.management.request.time_slices import Slices
+from amqp_server.management.serving.http import Api
+from amqp_server.management.statistics.stats import Stats
 from quorum_queue.cluster import frames
 
 from .conftest import BODY_BYTES_MAX, ManagedNode, published
@@ -218,7 +218,7 @@ async def busy_queues(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def sample() -> None:
         tick = next(now)
-        monkeypatch.setattr("amqp_server.management.sampler.time.time", lambda: tick)
+        monkeypatch.setattr("amqp_server.management.statistics.sampler.time.time", lambda: tick)
         for sampler in samplers:
             await sampler.sample()
 
@@ -250,7 +250,7 @@ async def test_a_page_of_queues_of_all_nodes(
 ) -> None:
     await busy_queues(two, monkeypatch)
     if earlier:
-        monkeypatch.setattr("amqp_server.management.everywhere.Question", EarlierQuestion)
+        monkeypatch.setattr("amqp_server.management.request.other_nodes.Question", EarlierQuestion)
     made: list[str] = []
     view = ManagedQueues.view
 
@@ -269,7 +269,7 @@ async def test_a_page_of_queues_of_all_nodes(
     assert [whole[row["name"]] for row in told["items"]] == told["items"]
 
 
-class EarlierQuestion(everywhere.Question):
+class EarlierQuestion(other_nodes.Question):
     """A question of an earlier version, which asks for whole lists only."""
 
     def __post_init__(self) -> None:

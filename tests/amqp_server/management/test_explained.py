@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from amqp_server.broker.decisions import DECISIONS
-from amqp_server.broker.queue_types import GROUP, QUEUE_TYPES
+from amqp_server.broker.declared.queue_types import GROUP, QUEUE_TYPES
 
 from .conftest import Connect
 

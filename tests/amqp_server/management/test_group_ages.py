@@ -13,11 +13,11 @@ import pytest
 import trio
 import trio.testing
 
-from amqp_server.management.direct import ANSWER_S
-from amqp_server.management.groups import summaries
-from amqp_server.management.listing import Rows
-from amqp_server.management.managed_groups import ManagedGroups
-from amqp_server.management.slices import Slices
+from amqp_server.management.objects.internal_session import ANSWER_S
+from amqp_server.management.objects.managed_groups import ManagedGroups
+from amqp_server.management.request.listing import Rows
+from amqp_server.management.request.time_slices import Slices
+from amqp_server.management.resources.groups import summaries
 from tests.amqp_server.streams.node import StreamNode, publish
 from tests.amqp_server.streams.node import declare as declare_stream
 from tests.amqp_server.streams.test_consumer_groups import declare

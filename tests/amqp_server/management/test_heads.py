@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from amqp_server.management.heads import problem
-from amqp_server.management.managed_broker import ManagedBroker
+from amqp_server.management.objects.managed_broker import ManagedBroker
+from amqp_server.management.serving.heads import problem
 
 from .test_server import serving
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from amqp_server.management.history import (
+from amqp_server.management.statistics.history import (
     GLOBAL,
     SERIES_BYTES,
     Chart,

@@ -6,11 +6,11 @@ import pytest
 import trio
 import trio.testing
 
-from amqp_server.broker.users import ADMINISTRATOR, MANAGEMENT, MONITORING, POLICYMAKER
-from amqp_server.management.endpoints import ANYBODY, ENDPOINTS
-from amqp_server.management.http import REFUSED
-from amqp_server.management.managed_broker import ManagedBroker
-from amqp_server.management.responses import HEADERS
+from amqp_server.broker.access.users import ADMINISTRATOR, MANAGEMENT, MONITORING, POLICYMAKER
+from amqp_server.management.objects.managed_broker import ManagedBroker
+from amqp_server.management.request.responses import HEADERS
+from amqp_server.management.serving.endpoints import ANYBODY, ENDPOINTS
+from amqp_server.management.serving.http import REFUSED
 
 from .conftest import BODY_BYTES_MAX, Connect, ManagedNode
 
@@ -224,7 +224,7 @@ async def test_requests_at_a_time_are_bounded(broker: ManagedBroker) -> None:
     """Only requests of users count. Probes and refused logins are outside the bound."""
     import httpx
 
-    from amqp_server.management.http import Api
+    from amqp_server.management.serving.http import Api
 
     app = Api(broker, BODY_BYTES_MAX).app(requests_max=0)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://broker") as client:

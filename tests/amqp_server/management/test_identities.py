@@ -15,9 +15,9 @@ import trio
 from pamqp import commands, frame
 
 from amqp_server.app import Node
-from amqp_server.broker.operations import DeleteUser, PutParameter
-from amqp_server.broker.parameters import GLOBAL, USER_LIMITS
-from amqp_server.management.http import Slots
+from amqp_server.broker.declared.operations import DeleteUser, PutParameter
+from amqp_server.broker.declared.parameters import GLOBAL, USER_LIMITS
+from amqp_server.management.serving.http import Slots
 from conformance_tests.patience import PATIENCE_S
 from tests.amqp_server.connection.served import Client, served, until
 from tests.amqp_server.connection.test_tokens import ALL, Issuer, begin, logged_in

@@ -10,10 +10,12 @@ import msgspec
 import pytest
 from hypothesis import given
 
-from amqp_server.management import answer, definitions_file, http
-from amqp_server.management.answer import Refusal
-from amqp_server.management.definitions_file import decoded
-from amqp_server.management.managed_broker import ManagedBroker
+from amqp_server.management.definitions import definitions_file
+from amqp_server.management.definitions.definitions_file import decoded
+from amqp_server.management.objects.managed_broker import ManagedBroker
+from amqp_server.management.request import answer
+from amqp_server.management.request.answer import Refusal
+from amqp_server.management.serving import http
 
 from .conftest import Connect
 

@@ -8,8 +8,8 @@ import pytest
 import trio
 
 from amqp_server.config import Config
-from amqp_server.management import listener, page_files
-from amqp_server.management.managed_broker import ManagedBroker
+from amqp_server.management.objects.managed_broker import ManagedBroker
+from amqp_server.management.serving import listener, page_files
 
 
 def listening_socket() -> tuple[socket.socket, str]:

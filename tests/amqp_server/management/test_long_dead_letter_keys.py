@@ -10,7 +10,7 @@ import httpx
 import pytest
 from pamqp import commands
 
-from amqp_server.broker import recovery
+from amqp_server.broker.recovery import recovery
 from amqp_server.config import Config
 from persistence.journal import Journal
 

@@ -10,10 +10,10 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from amqp_server.broker.permissions import ITSELF
+from amqp_server.broker.access.permissions import ITSELF
 from amqp_server.errors import Unavailable
-from amqp_server.management.managed_broker import ManagedBroker
-from amqp_server.management.views import BindingView
+from amqp_server.management.objects.managed_broker import ManagedBroker
+from amqp_server.management.objects.views import BindingView
 from conformance_tests.patience import PATIENCE_S
 
 from ..connection.test_suspension import Cluster

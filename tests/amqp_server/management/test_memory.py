@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import trio
 
-from amqp_server.management.answer import Refusal
-from amqp_server.management.direct import COPY_BYTES
-from amqp_server.management.http import Slots
-from amqp_server.management.managed_broker import ManagedBroker
-from amqp_server.management.memory import LITTLE_BYTES, Memory
-from amqp_server.management.payloads import CHUNK_BYTES, PIECE_BYTES, Messages
-from amqp_server.management.slices import Slices
-from amqp_server.management.views import MessageView
+from amqp_server.management.objects.internal_session import COPY_BYTES
+from amqp_server.management.objects.managed_broker import ManagedBroker
+from amqp_server.management.objects.views import MessageView
+from amqp_server.management.request.answer import Refusal
+from amqp_server.management.request.memory_budget import LITTLE_BYTES, Memory
+from amqp_server.management.request.time_slices import Slices
+from amqp_server.management.resources.payloads import CHUNK_BYTES, PIECE_BYTES, Messages
+from amqp_server.management.serving.http import Slots
 
 from .conftest import Connect
 from .test_server import LONG_S, SHORT_S, handled, log_in, serving

@@ -15,10 +15,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from trio.testing import wait_all_tasks_blocked
 
 from amqp_server.app import Node
-from amqp_server.management import metrics
-from amqp_server.management.measures import Measures
-from amqp_server.management.scraped import SCRAPES_MAX, SCRAPES_PER_ADDRESS_MAX, Metrics
-from amqp_server.management.slices import Slices
+from amqp_server.management.request.time_slices import Slices
+from amqp_server.management.serving.metrics_app import SCRAPES_MAX, SCRAPES_PER_ADDRESS_MAX, Metrics
+from amqp_server.management.statistics import metrics_text
+from amqp_server.management.statistics.metric_values import Measures
 
 from ..connection.node import Peer
 from .conftest import ManagedNode, published
@@ -48,7 +48,7 @@ async def ask(node: ManagedNode, path: str, *, objects_max: int = 1_000) -> http
 async def scrape(node: ManagedNode, path: str, **options: Any) -> list[Metric]:
     answer = await ask(node, path, **options)
     assert answer.status_code == 200
-    assert answer.headers["content-type"] == metrics.CONTENT_TYPE
+    assert answer.headers["content-type"] == metrics_text.CONTENT_TYPE
     return list(text_string_to_metric_families(answer.text))
 
 
@@ -89,9 +89,9 @@ async def test_every_name_is_there(node: ManagedNode, peer: Peer) -> None:
     families = await scrape(node, "/metrics")
     found = {sample.name for family in families for sample in family.samples}
     # Except metrics of quorum queues in a cluster, and those that can't be summed.
-    absent = {name for name in metrics.names() if name.startswith("rabbitmq_raft_")}
-    absent |= {f"rabbitmq_{name}" for name in metrics.NOT_SUMMED}
-    assert set(metrics.names()) - absent <= found
+    absent = {name for name in metrics_text.names() if name.startswith("rabbitmq_raft_")}
+    absent |= {f"rabbitmq_{name}" for name in metrics_text.NOT_SUMMED}
+    assert set(metrics_text.names()) - absent <= found
     assert {"mqd_commit_seconds_bucket", "mqd_body_memory_bytes", "mqd_streams"} <= found
 
 
@@ -129,7 +129,7 @@ async def test_raft_under_the_names_of_two_releases(node: ManagedNode, peer: Pee
     found = await scrape(node, "/metrics/detailed?family=ra_metrics")
     told = {
         name.removeprefix("rabbitmq_detailed_raft_"): values(found, name)
-        for name in (f"rabbitmq_detailed_{metric.name}" for metric in metrics.RAFT)
+        for name in (f"rabbitmq_detailed_{metric.name}" for metric in metrics_text.RAFT)
     }
     assert {labels for rows in told.values() for labels in rows} == {(("queue", "q"), ("vhost", "/"))}
     assert {name: value for name, rows in told.items() for value in rows.values()} == {
@@ -148,7 +148,7 @@ async def test_raft_under_the_names_of_two_releases(node: ManagedNode, peer: Pee
 
 async def test_labels_are_escaped() -> None:
     name = 'odd "name"\\ of\ntwo lines, {é}'
-    text = f"# TYPE x gauge\nx{metrics.labels(queue=name)} 1\n"
+    text = f"# TYPE x gauge\nx{metrics_text.labels(queue=name)} 1\n"
     (family,) = text_string_to_metric_families(text)
     assert family.samples[0].labels == {"queue": name}
 
@@ -172,7 +172,7 @@ async def test_families_and_vhosts_that_are_asked_for(node: ManagedNode, peer: P
 
 
 async def test_every_family_can_be_asked_for(node: ManagedNode, peer: Peer) -> None:
-    for family in metrics.FAMILIES - {"ra_metrics"}:
+    for family in metrics_text.FAMILIES - {"ra_metrics"}:
         found = await scrape(node, f"/metrics/detailed?family={family}")
         assert len(found) > 2, family
 

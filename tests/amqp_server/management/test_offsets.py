@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from amqp_server.broker.replication import LocalReplication
+from amqp_server.broker.topology.replication import LocalReplication
 from conformance_tests.patience import PATIENCE_S
 from quorum_queue.machine.versions import NAMES_REFUSED
 from tests.amqp_server.connection.served import served

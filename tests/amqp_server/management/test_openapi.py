@@ -6,8 +6,8 @@ import json
 import re
 from pathlib import Path
 
-from amqp_server.management.endpoints import ANYBODY, ENDPOINTS
-from amqp_server.management.openapi import body_of, document, text
+from amqp_server.management.serving.endpoints import ANYBODY, ENDPOINTS
+from amqp_server.management.serving.openapi import body_of, document, text
 
 WITHOUT_BODY = {
     "post /api/nodes/{node}/stop",
@@ -25,7 +25,7 @@ FILE = Path(__file__).parents[3] / "docs" / "openapi.json"
 
 
 def test_the_file_is_up_to_date() -> None:
-    assert FILE.read_text() == text(), "python -m amqp_server.management.openapi > docs/openapi.json"
+    assert FILE.read_text() == text(), "python -m amqp_server.management.serving.openapi > docs/openapi.json"
 
 
 def test_every_route_is_described() -> None:

@@ -16,15 +16,15 @@ import httpx
 import pytest
 
 from amqp_server.app import Node
-from amqp_server.broker.grants import Token
-from amqp_server.broker.users import User
-from amqp_server.connection.password_checks import Outcome
-from amqp_server.management.http import Api
-from amqp_server.management.login import Caller
-from amqp_server.management.managed_broker import ManagedBroker
-from amqp_server.management.page_files import DIRECTORY, POLICY, TYPES, page_files
-from amqp_server.management.page_login import CSRF_HEADER
-from amqp_server.management.page_sessions import PageSessions, SessionLimits
+from amqp_server.broker.access.token_permissions import Token
+from amqp_server.broker.access.users import User
+from amqp_server.connection.login.password_checks import Outcome
+from amqp_server.management.objects.managed_broker import ManagedBroker
+from amqp_server.management.serving.http import Api
+from amqp_server.management.serving.login import Caller
+from amqp_server.management.serving.page_files import DIRECTORY, POLICY, TYPES, page_files
+from amqp_server.management.serving.page_login import CSRF_HEADER
+from amqp_server.management.serving.page_sessions import PageSessions, SessionLimits
 from conformance_tests.patience import PATIENCE_S
 from tests.reliability.node import Node as Program
 

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from pamqp import commands
 
-from amqp_server.broker.queue import Queue
+from amqp_server.broker.topology.queue import Queue
 from amqp_server.errors import Unavailable
-from amqp_server.management.history import Series
-from amqp_server.management.managed_broker import ManagedBroker
-from amqp_server.management.managed_queues import ManagedQueues
-from amqp_server.management.queue_columns import QueueColumns
-from amqp_server.management.queues import _shown
-from amqp_server.management.sampler import Sampler
-from amqp_server.management.stats import Stats, at
+from amqp_server.management.objects.managed_broker import ManagedBroker
+from amqp_server.management.objects.managed_queues import ManagedQueues
+from amqp_server.management.resources.queue_columns import QueueColumns
+from amqp_server.management.resources.queues import _shown
+from amqp_server.management.statistics.history import Series
+from amqp_server.management.statistics.sampler import Sampler
+from amqp_server.management.statistics.stats import Stats, at
 
 from ..connection.node import Peer
 from .conftest import Connect, ManagedNode, published

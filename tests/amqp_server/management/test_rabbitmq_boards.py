@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client import Metric
 
-from amqp_server.management import metrics
+from amqp_server.management.statistics import metrics_text
 
 from ..connection.node import Peer
 from .conftest import ManagedNode
@@ -113,9 +113,9 @@ async def test_stream(node: ManagedNode, peer: Peer) -> None:
 @pytest.mark.parametrize("board", QUORUM_QUEUES.values(), ids=QUORUM_QUEUES.keys())
 async def test_quorum_queues(board: frozenset[str]) -> None:
     """test_metrics.py checks their values: these metrics exist in a cluster only."""
-    assert board - NOT_SERVED - set(metrics.names()) == set()
+    assert board - NOT_SERVED - set(metrics_text.names()) == set()
 
 
 async def test_what_is_not_served_is_on_a_board() -> None:
     boards = frozenset[str]().union(*OVERVIEW.values(), *QUORUM_QUEUES.values())
-    assert boards - set(metrics.names()) == NOT_SERVED
+    assert boards - set(metrics_text.names()) == NOT_SERVED

@@ -15,8 +15,8 @@ import trio
 from trio.testing import MockClock
 
 from amqp_server.config import Config
-from amqp_server.management import listener
-from amqp_server.management.managed_broker import ManagedBroker
+from amqp_server.management.objects.managed_broker import ManagedBroker
+from amqp_server.management.serving import listener
 from conformance_tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.trio

@@ -12,12 +12,12 @@ import trio
 from pamqp import commands
 
 from amqp_server.app import Node
-from amqp_server.management.http import Api
-from amqp_server.management.managed_broker import ManagedBroker
-from amqp_server.management.measures import Measures
-from amqp_server.management.sampler import NODE_FIELDS, VHOST_FIELDS, Sampler, Sum
-from amqp_server.management.scraped import Metrics
-from amqp_server.management.slices import Slices
+from amqp_server.management.objects.managed_broker import ManagedBroker
+from amqp_server.management.request.time_slices import Slices
+from amqp_server.management.serving.http import Api
+from amqp_server.management.serving.metrics_app import Metrics
+from amqp_server.management.statistics.metric_values import Measures
+from amqp_server.management.statistics.sampler import NODE_FIELDS, VHOST_FIELDS, Sampler, Sum
 from tests.work import steps as instructions
 
 from ..connection.node import Peer

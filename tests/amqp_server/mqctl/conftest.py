@@ -32,7 +32,7 @@ class Outcome(NamedTuple):
 @pytest.fixture(scope="session")
 def mqd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
     home: Path = tmp_path_factory.mktemp("mqd")
-    command = [sys.executable, "-m", "amqp_server.start", "--data-dir", str(home / "data")]
+    command = [sys.executable, "-m", "amqp_server.main", "--data-dir", str(home / "data")]
     command += ["--amqp", "127.0.0.1:0", "--http", "127.0.0.1:0"]
     with (home / "log").open("w") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)

@@ -622,7 +622,7 @@ def test_stop(tmp_path: Path) -> None:
     more.
     """
     amqp, http = (f"127.0.0.1:{port}" for port in free_ports(2))
-    node = [sys.executable, "-m", "amqp_server.start", "--data-dir", str(tmp_path / "data")]
+    node = [sys.executable, "-m", "amqp_server.main", "--data-dir", str(tmp_path / "data")]
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(
             [*node, "--amqp", amqp, "--http", http], stdout=subprocess.PIPE, stderr=log, text=True

@@ -9,21 +9,21 @@ from typing import Any
 from outcome import Outcome, capture
 from pamqp import base, commands
 
-from amqp_server.broker import recovery
 from amqp_server.broker.broker import Broker
+from amqp_server.broker.recovery import recovery
 from amqp_server.config import Config
-from amqp_server.streams.host import StreamHost, StreamOptions, StreamServices
+from amqp_server.streams.local_host import StreamHost, StreamOptions, StreamServices
 from amqp_server.wire import content, frames
 from persistence.journal import Journal
-from persistence.memory import MemoryEnvironment
 from persistence.streams.compaction import Throttle
 from persistence.streams.compression import NONE
+from persistence.streams.deduplication_file import Keeper
 from persistence.streams.files import FULL
 from persistence.streams.log import StreamLog
-from persistence.streams.names import Keeper
-from quorum_queue.local import NodeServices
+from quorum_queue.local_host import NodeServices
 from tests.amqp_server.connection.node import Delivery, Marks, MemoryNode, Peer, make_broker
 from tests.persistence.streams.crashing import CrashingFiles
+from tests.stores.memory import MemoryEnvironment
 
 
 class Store:

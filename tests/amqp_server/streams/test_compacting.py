@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pamqp import commands, header
 
-from amqp_server.streams.host import StreamOptions
+from amqp_server.streams.local_host import StreamOptions
 from amqp_server.wire import content, frames
 from persistence.streams import compaction
 from persistence.streams.log import StreamLog

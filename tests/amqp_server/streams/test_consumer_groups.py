@@ -9,18 +9,18 @@ from typing import Any, NamedTuple
 import pytest
 from pamqp import base, commands, header
 
-from amqp_server.broker import consumer_groups
-from amqp_server.broker.records import MARKS
-from amqp_server.broker.super_streams import growth
-from amqp_server.broker.vhost import VHost
-from amqp_server.streams.consumer_group import ConsumerGroupHost
-from amqp_server.streams.group_options import LETTERS_MAX
-from amqp_server.streams.headed import PIECE
-from amqp_server.streams.host import StreamOptions
+from amqp_server.broker.declared.records import MARKS
+from amqp_server.broker.topology import consumer_groups
+from amqp_server.broker.topology.super_streams import growth
+from amqp_server.broker.topology.vhost import VHost
+from amqp_server.streams.consumer_groups.local_host import ConsumerGroupHost
+from amqp_server.streams.consumer_groups.options import LETTERS_MAX
+from amqp_server.streams.layout.group_headers import PIECE
+from amqp_server.streams.local_host import StreamOptions
 from amqp_server.turn import SCHEDULED_MAX, Turn
 from amqp_server.wire import content, frames
 from persistence.metadata import Metadata
-from quorum_queue.local import LocalHost
+from quorum_queue.local_host import LocalHost
 from tests.amqp_server.connection.node import Delivery, Peer
 from tests.amqp_server.streams.node import StreamNode, publish
 from tests.amqp_server.streams.node import declare as declare_stream

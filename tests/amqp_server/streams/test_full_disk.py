@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from amqp_server.streams.host import StreamOptions
+from amqp_server.streams.local_host import StreamOptions
 from tests.amqp_server.streams.node import StreamNode, consume, declare, got, publish
 from tests.amqp_server.streams.test_super_streams import opened
 

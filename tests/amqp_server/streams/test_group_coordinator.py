@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from amqp_server.streams.group_coordinator import Coordinator
+from amqp_server.streams.consumer_groups.coordinator import Coordinator
 from quorum_queue.consumer_groups.entries import Command
 from quorum_queue.consumer_groups.replica import Replica
 from tests.quorum_queue.consumer_groups.test_replica import applied, key, whole

@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from amqp_server.streams.group_letters import Letters
-from amqp_server.streams.replicated_group import ReplicatedGroupHost
+from amqp_server.streams.consumer_groups.dead_letters import Letters
+from amqp_server.streams.consumer_groups.member_host import ReplicatedGroupHost
 from quorum_queue.consumer_groups.replica import Death
-from quorum_queue.local import NodeServices
+from quorum_queue.local_host import NodeServices
 from quorum_queue.machine.run import Run
 
 #: Parts of each letter, and the parts that one turn has time for.

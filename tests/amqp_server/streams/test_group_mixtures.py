@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from pamqp import base, commands
 
-from amqp_server.streams.host import StreamOptions
+from amqp_server.streams.local_host import StreamOptions
 from amqp_server.wire import frames
 from quorum_queue.consumer_groups.group import Group, Member, Portion
 from quorum_queue.consumer_groups.partition import ENDLESS, Partition, Span

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pamqp import base, commands
 
-from amqp_server.broker.answers import ASKED, Answers, Question, RemoteGrant
-from amqp_server.broker.super_streams import growth
+from amqp_server.broker.access.http_permissions import ASKED, Answers, Question, RemoteGrant
+from amqp_server.broker.topology.super_streams import growth
 from amqp_server.wire import methods
 from tests.amqp_server.connection.node import Delivery, Peer
 from tests.amqp_server.streams.node import StreamNode, publish

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from amqp_server.streams.deliver import BatchReader
-from amqp_server.streams.encode import Encoder, Layouts
-from amqp_server.streams.group_reading import Due, Reading
-from amqp_server.streams.group_takers import Client
+from amqp_server.streams.consumer_groups.member_reading import Due, Reading
+from amqp_server.streams.consumer_groups.takers import Client
+from amqp_server.streams.layout.deliver import BatchReader
+from amqp_server.streams.layout.encode import Encoder, Layouts
 from persistence.streams.batch import Batch
 from quorum_queue.consumer_groups.entries import decode_entry, encode_batch, encode_entry
 from quorum_queue.consumer_groups.replica import Replica

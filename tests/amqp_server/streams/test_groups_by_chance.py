@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pamqp import commands
 
-from amqp_server.streams.host import StreamOptions
+from amqp_server.streams.local_host import StreamOptions
 from tests.amqp_server.connection.node import Peer
 from tests.amqp_server.streams.node import StreamNode, publish
 from tests.amqp_server.streams.test_consumer_groups import committed, got, host, tell, worked

@@ -13,10 +13,10 @@ import pytest
 from pamqp import commands
 
 from amqp_server.broker.broker import Broker
-from amqp_server.streams.encode import Encoded, Encoder, Layouts, begin_large
-from amqp_server.streams.entries import decode_entry, encode_batch, encode_entry
-from amqp_server.streams.large import LARGE_CONTENT_BYTES, PIECE_BYTES, PIECE_FRAMES, LargeItem
-from amqp_server.streams.replicated import Replica
+from amqp_server.streams.layout.encode import Encoded, Encoder, Layouts, begin_large
+from amqp_server.streams.layout.large import LARGE_CONTENT_BYTES, PIECE_BYTES, PIECE_FRAMES, LargeItem
+from amqp_server.streams.members.entries import decode_entry, encode_batch, encode_entry
+from amqp_server.streams.members.replica import Replica
 from amqp_server.turn import NoPeers, Turn
 from amqp_server.wire import content, frames
 from quorum_queue.machine.run import Attributes, LargeRun

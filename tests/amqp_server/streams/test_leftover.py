@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from amqp_server.streams.encode import Encoded
-from amqp_server.streams.leftover import FREED_BATCHES_MAX, FREED_BYTES_MAX, FREED_MAX, Leftover
+from amqp_server.streams.freeing import FREED_BATCHES_MAX, FREED_BYTES_MAX, FREED_MAX, Leftover
+from amqp_server.streams.layout.encode import Encoded
 from amqp_server.streams.stream_consumer import StreamConsumer
 from persistence.streams.batch import Batch, Shape
 from quorum_queue.ports import Turn

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import commands, header
 
-from amqp_server.streams import encode, headed
-from amqp_server.streams.deliver import BatchReader
-from amqp_server.streams.encode import Encoded, Encoder, Layouts
-from amqp_server.streams.headed import PIECE, SHAPES_MAX, Headers
+from amqp_server.streams.layout import encode, group_headers
+from amqp_server.streams.layout.deliver import BatchReader
+from amqp_server.streams.layout.encode import Encoded, Encoder, Layouts
+from amqp_server.streams.layout.group_headers import PIECE, SHAPES_MAX, Headers
 from amqp_server.wire import content, frames
 from amqp_server.wire.deliver import DeliverTemplate
 from persistence.streams import batch as batches
@@ -315,8 +315,8 @@ def test_a_piece_that_is_taken_by_and_by_is_made_once(monkeypatch: pytest.Monkey
         made.append(batch.count)
         return before(batch, fields)
 
-    before = headed.headed
-    monkeypatch.setattr(headed, "headed", count_headed)
+    before = group_headers.headed
+    monkeypatch.setattr(group_headers, "headed", count_headed)
     headers, place, out = Headers("s"), BatchReader(encoded.batch), list[bytes | memoryview]()
     while place.left:
         count = min(headers.most(place), 10)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pamqp import base, commands
 
-from amqp_server.streams.host import StreamOptions
-from amqp_server.streams.named import NAME_ABSENT, NAME_IN_USE
+from amqp_server.streams.layout.named_offsets import NAME_ABSENT, NAME_IN_USE
+from amqp_server.streams.local_host import StreamOptions
 from amqp_server.wire import frames
 from tests.amqp_server.connection.node import Peer
 from tests.amqp_server.streams.node import StreamNode, declare, got, publish

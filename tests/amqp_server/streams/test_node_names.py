@@ -7,7 +7,8 @@ from random import Random
 import msgspec
 import pytest
 
-from amqp_server.streams.entries import (
+from amqp_server.streams.layout.named_offsets import NAME_IN_USE, Progress
+from amqp_server.streams.members.entries import (
     DELETES,
     EVICTS,
     NO_OFFSET,
@@ -18,10 +19,9 @@ from amqp_server.streams.entries import (
     encode_batch,
     encode_entry,
 )
-from amqp_server.streams.logged_names import after_deletion, deletion
-from amqp_server.streams.named import NAME_IN_USE, Progress
-from amqp_server.streams.node_names import NodeNames
-from amqp_server.streams.replicated import Kept, Replica, decode_state
+from amqp_server.streams.members.named_offsets import after_deletion, deletion
+from amqp_server.streams.members.replica import Kept, Replica, decode_state
+from amqp_server.streams.node_named_offsets import NodeNames
 from quorum_queue.cluster import frames
 from quorum_queue.cluster.frames import StreamWord
 from quorum_queue.host import Key

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from amqp_server.streams.encode import Encoded, Encoder, Layouts
-from amqp_server.streams.entries import (
+from amqp_server.streams.layout.encode import Encoded, Encoder, Layouts
+from amqp_server.streams.members.entries import (
     Append,
     CodecError,
     NamedMessages,
@@ -18,7 +18,7 @@ from amqp_server.streams.entries import (
     encode_batch,
     encode_entry,
 )
-from amqp_server.streams.replicated import Replica, StreamState
+from amqp_server.streams.members.replica import Replica, StreamState
 from persistence.streams import batch as batches
 from quorum_queue.machine.dedup import Sequence, id_of, sequence_of
 from quorum_queue.machine.run import Run

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import commands
 
-from amqp_server.streams.host import StreamOptions
+from amqp_server.streams.local_host import StreamOptions
 from amqp_server.turn import Turn
 from amqp_server.wire import frames
 from persistence.streams.retention import Limits

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from pamqp import commands
 
-from amqp_server.broker import dismantling, operations
-from amqp_server.broker.records import BindingRecord, encoded
-from amqp_server.broker.super_streams import growth, partition_id
+from amqp_server.broker.declared import operations
+from amqp_server.broker.declared.records import BindingRecord, encoded
+from amqp_server.broker.in_parts import deletion_in_parts
+from amqp_server.broker.topology.super_streams import growth, partition_id
 from amqp_server.errors import AMQPError
 from amqp_server.wire import content, frames, methods
 from exchanges.super_stream import KEYLESS_RUN
@@ -369,8 +370,8 @@ def test_a_vhost_that_goes_in_parts_takes_it_whole(
     declare_stream(peer, "other")
     peer.call(1, commands.Queue.Bind(queue="other", exchange="amq.fanout", routing_key=""))
     declare(peer)
-    monkeypatch.setattr(dismantling, "BINDINGS_MIN", 1)
-    parts = list(dismantling.parts_of(node.broker.vhosts, operations.DeleteVhost("/")) or ())
+    monkeypatch.setattr(deletion_in_parts, "BINDINGS_MIN", 1)
+    parts = list(deletion_in_parts.parts_of(node.broker.vhosts, operations.DeleteVhost("/")) or ())
     assert parts[0] == operations.DeleteExchange("/", "s")
     unbound = [part.record for part in parts if isinstance(part, operations.Unbind)]
     assert {record.source for record in unbound} == {"amq.fanout"}

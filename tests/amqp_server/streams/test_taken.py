@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import commands, header
 
-from amqp_server.streams.encode import Encoder, Layouts
-from amqp_server.streams.host import StreamOptions
-from amqp_server.streams.taken import Taken
+from amqp_server.streams.layout.deduplication import Taken
+from amqp_server.streams.layout.encode import Encoder, Layouts
+from amqp_server.streams.local_host import StreamOptions
 from amqp_server.wire import content, frames
 from persistence.streams import batch as batches
-from persistence.streams import names as names_file
+from persistence.streams import deduplication_file as names_file
 from persistence.streams.batch import HEAD_BYTES
 from persistence.streams.retention import Limits
 from quorum_queue.machine.dedup import Dedup, Names, Sequence, id_of, sequence_of

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import decode
 
-from amqp_server.broker import records
-from amqp_server.management.answer import plain
+from amqp_server.broker.declared import records
+from amqp_server.management.request.answer import plain
 from amqp_server.wire import tables
 from exchanges import field
 

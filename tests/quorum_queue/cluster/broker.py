@@ -8,16 +8,16 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from amqp_server.broker.arguments import QueueArguments
-from amqp_server.broker.queue_types import QUORUM
-from amqp_server.broker.records import QueueRecord
+from amqp_server.broker.declared.arguments import QueueArguments
+from amqp_server.broker.declared.queue_types import QUORUM
+from amqp_server.broker.declared.records import QueueRecord
 from amqp_server.cluster.hosts import ClusterHosts
-from quorum_queue.cluster.group_host import GroupHost
-from quorum_queue.machine import snapshot
+from quorum_queue.cluster.queues.member_host import GroupHost
 from quorum_queue.machine.effects import Reason
 from quorum_queue.machine.letters import Letter
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
+from quorum_queue.machine.snapshots import snapshot
 from tests.quorum_queue.cluster.ledger import DEAD, Ledger
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class SimulatedQueue:
             client.consumers_lost(self)
 
     def delete(self) -> None:
-        """Delete the queue as amqp_server.broker.vhost does."""
+        """Delete the queue as amqp_server.broker.topology.vhost does."""
         self.deleted = True
         self.host.close()
         self.on.hosts.gone(self)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING, Any, cast
 
-from quorum_queue.cluster.group_host import GroupHost
+from quorum_queue.cluster.queues.member_host import GroupHost
 from quorum_queue.machine import versions
 from quorum_queue.machine.attributes import ALL, ATTRIBUTES, LEADER, MAJORITY
 from quorum_queue.machine.consumers import Consumer

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any
 
-from amqp_server.broker.arguments import QueueArguments
-from amqp_server.broker.settings import effective_settings
+from amqp_server.broker.declared.arguments import QueueArguments
+from amqp_server.broker.declared.settings import effective_settings
 from quorum_queue.cluster import frames
-from quorum_queue.cluster.group import Group
+from quorum_queue.cluster.replica_group import Group
 from quorum_queue.machine.attributes import MAJORITY
 from tests.quorum_queue.cluster import levels
 from tests.quorum_queue.cluster.broker import Declared, Event

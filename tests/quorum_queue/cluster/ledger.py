@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from quorum_queue.machine import snapshot, versions
+from quorum_queue.machine import versions
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.entries import Batch, DecodedEntry, decode_entry
@@ -18,6 +18,7 @@ from quorum_queue.machine.machine import Command, Machine, Meta
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.seal import EMPTY, UNUSED
 from quorum_queue.machine.settings import Settings
+from quorum_queue.machine.snapshots import snapshot
 from tests.turns import Violation
 
 Key = tuple[Any, ...]

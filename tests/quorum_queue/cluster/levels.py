@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from quorum_queue.cluster.group import Group
+from quorum_queue.cluster.replica_group import Group
 from tests.turns import Violation
 
 if TYPE_CHECKING:
-    from persistence.memory import MemoryEnvironment
     from quorum_queue.cluster.replicas import Replicas
     from tests.quorum_queue.cluster.node import SimulatedNode
+    from tests.stores.memory import MemoryEnvironment
 
 
 def running(nodes: Mapping[str, SimulatedNode]) -> dict[str, Replicas | None]:

@@ -9,24 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 from amqp_server.cluster.groups import Groups
 from amqp_server.cluster.maintenance import Maintenance
-from amqp_server.cluster.parts import FEATURES
-from amqp_server.cluster.roster import Roster
+from amqp_server.cluster.membership.roster import Roster
 from amqp_server.cluster.store import GroupStore
+from amqp_server.cluster.wiring import FEATURES
 from amqp_server.config import Config
 from amqp_server.turn import Turn
-from persistence.memory import Faults, MemoryEnvironment
-from persistence.stepped import SteppedCommit
+from persistence.commits.stepped import SteppedCommit
 from quorum_queue.clock import KNOWN, QueueTime, TimeNote
 from quorum_queue.cluster import frames
+from quorum_queue.cluster.connectivity import Reach
 from quorum_queue.cluster.dispatch import Dispatch
-from quorum_queue.cluster.group import Group
-from quorum_queue.cluster.guests import Guests
 from quorum_queue.cluster.handover import HandOver
 from quorum_queue.cluster.options import ReplicationOptions
-from quorum_queue.cluster.reach import Reach
+from quorum_queue.cluster.queues.guests import Guests
+from quorum_queue.cluster.queues.undeclared import UndeclaredQueues
+from quorum_queue.cluster.replica_group import Group
 from quorum_queue.cluster.replicas import Replicas
-from quorum_queue.cluster.undeclared import UndeclaredQueues
-from quorum_queue.local import NodeServices
+from quorum_queue.local_host import NodeServices
 from quorum_queue.memory import MemoryBudget
 from quorum_queue.raft.options import Options
 from quorum_queue.steps import Steps
@@ -42,6 +41,7 @@ from tests.quorum_queue.cluster.broker import (
     WatchedHosts,
 )
 from tests.quorum_queue.cluster.network import LinkSession, Network
+from tests.stores.memory import Faults, MemoryEnvironment
 from tests.turns import StrictBoundary, Violation
 
 if TYPE_CHECKING:
@@ -371,7 +371,7 @@ class SimulatedNode:
         self.timers.run(self.now_ms)
 
     def _keep_time(self) -> None:
-        """See amqp_server.broker.time_notes, and amqp_server.cluster.node."""
+        """See amqp_server.broker.recovery.stored_queue_time, and amqp_server.cluster.node."""
         self.time_note = self.queue_time.note()
         heard = self.told_time if self.features else self.sessions
         if self.queue_time.trust < KNOWN and 2 * (1 + len(heard)) > len(self.names):
@@ -380,7 +380,7 @@ class SimulatedNode:
 
     def set_clock(self, shift_ms: int) -> None:
         """Set the wall clock. While the node runs it makes a note of that; see
-        amqp_server.broker.time_notes.
+        amqp_server.broker.recovery.stored_queue_time.
         """
         self.clock.shift_ms += shift_ms
         if self.alive:

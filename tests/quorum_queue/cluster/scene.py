@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from quorum_queue.cluster.group_host import GroupHost
+from quorum_queue.cluster.queues.member_host import GroupHost
 from quorum_queue.machine import versions
 from quorum_queue.machine.attributes import ATTRIBUTES, MAJORITY
 from quorum_queue.machine.consumers import Consumer

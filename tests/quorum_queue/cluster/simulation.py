@@ -4,8 +4,9 @@
 happened); `--seeds A:B` runs many. The parts are the real ones, from the hosts of queues down to a store in
 memory; see node. The checks are in ledger and at_rest.
 
-No queue raises here while it applies an entry. The broker (amqp_server.broker.failures), above these parts,
-stops such a queue, opens it again and sets it aside: the simulation of whole nodes plants such defects.
+No queue raises here while it applies an entry. The broker (amqp_server.broker.recovery.failures), above these
+parts, stops such a queue, opens it again and sets it aside: the simulation of whole nodes plants such
+defects.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from quorum_queue.cluster import compaction
+from quorum_queue.cluster.snapshots import compaction
 from quorum_queue.machine import versions
 from quorum_queue.machine.attributes import ALL, LEADER, MAJORITY
 from quorum_queue.machine.seal import EMPTY, UNUSED

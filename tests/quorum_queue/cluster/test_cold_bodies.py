@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from quorum_queue.cluster import compaction, group_host
+from quorum_queue.cluster.queues import member_host
+from quorum_queue.cluster.snapshots import compaction
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.run import Run
 from tests.quorum_queue.cluster.clients import Holder
@@ -81,7 +82,7 @@ def test_deliveries_wait_in_order_and_publishers_do_not() -> None:
 def test_large_messages_wait_while_clients_do_not_take_what_they_were_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(group_host, "LARGE_BYTES", 4 * SIZE)
+    monkeypatch.setattr(member_host, "LARGE_BYTES", 4 * SIZE)
     scene = Scene(more=("dead",))
     sent, of_other = scene.publisher("a"), scene.publisher("a", "dead")
     for _ in range(3):

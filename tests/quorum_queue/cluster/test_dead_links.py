@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from quorum_queue.cluster import frames, handover
-from quorum_queue.cluster.group import Group
-from quorum_queue.cluster.reach import FLAPS
+from quorum_queue.cluster.connectivity import FLAPS
+from quorum_queue.cluster.replica_group import Group
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.raft.messages import TIMEOUT_NOW, decode_message
 from tests.quorum_queue.cluster.clients import Holder, Publisher

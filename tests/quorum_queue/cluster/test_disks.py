@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from quorum_queue.cluster import compaction, frames
+from quorum_queue.cluster import frames
 from quorum_queue.cluster.options import ReplicationOptions
+from quorum_queue.cluster.snapshots import compaction
 from tests.quorum_queue.cluster.node import TICK_MS
 from tests.quorum_queue.cluster.scene import Scene, sync
 

@@ -8,17 +8,17 @@ from typing import Any
 
 from amqp_server.broker.timers import Timers
 from amqp_server.cluster.store import GroupLog, GroupStore
-from persistence.memory import MemoryEnvironment
-from persistence.stepped import SteppedCommit
+from persistence.commits.stepped import SteppedCommit
 from quorum_queue.boundary import Boundary
-from quorum_queue.cluster.gathering import SMALL_ENTRY_BYTES
-from quorum_queue.cluster.group import Foresee, Group
+from quorum_queue.cluster.entry_batching import SMALL_ENTRY_BYTES
 from quorum_queue.cluster.options import ReplicationOptions
+from quorum_queue.cluster.replica_group import Foresee, Group
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.raft.log import Log
 from quorum_queue.raft.members import HardState, Members
 from quorum_queue.raft.options import Options
 from tests.clocks import ManualClock
+from tests.stores.memory import MemoryEnvironment
 
 NAMES = ("a", "b", "c")
 

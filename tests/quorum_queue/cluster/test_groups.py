@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from quorum_queue.cluster import frames
-from quorum_queue.cluster.group_host import GroupHost
+from quorum_queue.cluster.queues.member_host import GroupHost
 from quorum_queue.machine.entries import decode_entry
 from tests.quorum_queue.cluster.node import REPLICATION, TICK_MS
 from tests.quorum_queue.cluster.scene import Scene, sync

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from quorum_queue.cluster import events, frames
-from quorum_queue.cluster.guests import Guests
-from quorum_queue.cluster.remote_host import RemoteHost
-from quorum_queue.cluster.undeclared import UndeclaredQueues
+from quorum_queue.cluster import frames
+from quorum_queue.cluster.queues import events
+from quorum_queue.cluster.queues.guests import Guests
+from quorum_queue.cluster.queues.remote_host import RemoteHost
+from quorum_queue.cluster.queues.undeclared import UndeclaredQueues
 from quorum_queue.machine.entries import encode_batch
 from quorum_queue.ports import Refused
 from tests.quorum_queue.cluster.scene import Scene, sync

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from quorum_queue.cluster import compaction
 from quorum_queue.cluster.options import ReplicationOptions
+from quorum_queue.cluster.snapshots import compaction
 from tests.quorum_queue.cluster.clients import Publisher
 from tests.quorum_queue.cluster.node import TICK_MS
 from tests.quorum_queue.cluster.scene import Scene

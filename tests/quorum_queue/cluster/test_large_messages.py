@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from quorum_queue.cluster import events, frames
-from quorum_queue.cluster.events import Events
+from quorum_queue.cluster import frames
+from quorum_queue.cluster.queues import events
+from quorum_queue.cluster.queues.events import Events
 from quorum_queue.machine import versions
 from quorum_queue.machine.attributes import ATTRIBUTES, MAJORITY
 from quorum_queue.machine.run import Run

@@ -14,16 +14,18 @@ import pytest
 
 from amqp_server.cluster.groups import Groups
 from quorum_queue.clock import KNOWN, Clock, QueueTime, TimeNote
-from quorum_queue.cluster import dead_letters, frames, read_index, transfer
-from quorum_queue.cluster.deferred_host import DeferredHost
-from quorum_queue.cluster.group import Group
-from quorum_queue.cluster.group_host import GroupHost
-from quorum_queue.cluster.guests import Guest
+from quorum_queue.cluster import frames, read_index
+from quorum_queue.cluster.connectivity import Reach
 from quorum_queue.cluster.handover import HandOver
-from quorum_queue.cluster.lost_entries import LostEntries
-from quorum_queue.cluster.reach import Reach
+from quorum_queue.cluster.queues import dead_letters
+from quorum_queue.cluster.queues.deferred_host import DeferredHost
+from quorum_queue.cluster.queues.guests import Guest
+from quorum_queue.cluster.queues.member_host import GroupHost
+from quorum_queue.cluster.replica_group import Group
 from quorum_queue.cluster.replicas import Replicas
-from quorum_queue.cluster.transfer import Receiving
+from quorum_queue.cluster.snapshots import transfer
+from quorum_queue.cluster.snapshots.lost_entries import LostEntries
+from quorum_queue.cluster.snapshots.transfer import Receiving
 from quorum_queue.cluster.unopened_groups import UnopenedGroups
 from quorum_queue.machine.replicated import Applied, Replica
 from quorum_queue.raft.core import Raft

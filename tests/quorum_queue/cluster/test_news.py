@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from quorum_queue.cluster import frames
-from quorum_queue.cluster.group import Group
+from quorum_queue.cluster.replica_group import Group
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.raft.messages import COMMIT, Message, encode_message
 from tests.quorum_queue.cluster.scene import Scene

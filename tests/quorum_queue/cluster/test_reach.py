@@ -7,9 +7,9 @@ from collections.abc import Collection
 import pytest
 
 from quorum_queue.cluster import frames
+from quorum_queue.cluster.connectivity import FLAPS, Reach
 from quorum_queue.cluster.frames import REACH_FEATURE, FrameError, ReachWord
 from quorum_queue.cluster.options import ReplicationOptions
-from quorum_queue.cluster.reach import FLAPS, Reach
 from tests.clocks import ManualClock
 
 OPTIONS = ReplicationOptions(reach_ms=500, steady_ms=10_000)

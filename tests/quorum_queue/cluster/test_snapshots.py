@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from amqp_server.turn import Turn
-from quorum_queue.cluster import compaction, frames, state_of
-from quorum_queue.machine import locations, snapshot, versions
+from quorum_queue.cluster import frames
+from quorum_queue.cluster.snapshots import compaction, state_of
+from quorum_queue.machine import locations, versions
+from quorum_queue.machine.snapshots import snapshot
 from tests.quorum_queue.cluster.network import OPEN
 from tests.quorum_queue.cluster.node import TICK_MS
 from tests.quorum_queue.cluster.scene import Scene, sync

@@ -11,8 +11,8 @@ from typing import Any
 
 import trio
 
-from amqp_server.connection import waiting
-from amqp_server.connection.poller import Poller
+from amqp_server.connection.sockets import poll_task
+from amqp_server.connection.sockets.poller import Poller
 from amqp_server.turn import NoPeers, Turn
 from conformance_tests.patience import PATIENCE_S
 from quorum_queue.links.handshake import Hello
@@ -130,7 +130,7 @@ class LinkNode:
             with self._scope:
                 poller = Poller(Turn(NoCommits(), NoPeers(), lambda: None), 1.0, 1 << 16)
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(waiting.serve, poller)
+                    nursery.start_soon(poll_task.serve, poller)
                     await self.mesh.run(self.events, poller)
         finally:
             self._stopped.set()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from quorum_queue.links.choice import decides, follows, takes
 from quorum_queue.links.handshake import Hello, Standing
+from quorum_queue.links.session_choice import decides, follows, takes
 from quorum_queue.links.steady_clock import SteadyClock
 
 OLD = Hello("n2", 5, "disk")

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from conformance_tests.patience import PATIENCE_S
 from quorum_queue.links.framing import HEAD
-from quorum_queue.links.greeting import Greeter, read_message, write_message
 from quorum_queue.links.handshake import MESSAGE_BYTES_MAX, Dialler, Hello, Keys, Standing
+from quorum_queue.links.handshake_io import Greeter, read_message, write_message
 from quorum_queue.links.plain_wire import PlainWire
 from quorum_queue.links.sessions import ADOPTED, START
 from quorum_queue.links.wire import readable

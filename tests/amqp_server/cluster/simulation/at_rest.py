@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from amqp_server.broker.records import BINDINGS, EXCHANGES, MARKS, QUEUES
-from amqp_server.cluster.catalog import GROUP
+from amqp_server.broker.declared.records import BINDINGS, EXCHANGES, MARKS, QUEUES
 from amqp_server.cluster.store import ASIDE
+from amqp_server.cluster.topology_group import GROUP
 from tests.amqp_server.cluster.simulation.cluster import Cluster
 from tests.amqp_server.cluster.simulation.ledger import digest
 from tests.amqp_server.cluster.simulation.model import difference, state_of

@@ -9,8 +9,8 @@ from typing import Any
 
 from amqp_server.cluster import administration
 from amqp_server.cluster import node as product
-from amqp_server.cluster.catalog import GROUP
-from quorum_queue.cluster.group import Group
+from amqp_server.cluster.topology_group import GROUP
+from quorum_queue.cluster.replica_group import Group
 from tests.amqp_server.cluster.simulation import waiting
 from tests.amqp_server.cluster.simulation.clients import Client
 from tests.amqp_server.cluster.simulation.ledger import Ledger

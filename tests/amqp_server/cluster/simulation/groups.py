@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from amqp_server.broker.operations import DeclareQueue, SetMembers
-from amqp_server.broker.permissions import ITSELF
-from amqp_server.broker.queue import Queue
-from amqp_server.broker.records import QueueRecord, encoded
-from amqp_server.streams.deliver import BatchReader
-from amqp_server.streams.headed import offsets_of
-from amqp_server.streams.replicated_group import ReplicatedGroupHost
+from amqp_server.broker.access.permissions import ITSELF
+from amqp_server.broker.declared.operations import DeclareQueue, SetMembers
+from amqp_server.broker.declared.records import QueueRecord, encoded
+from amqp_server.broker.topology.queue import Queue
+from amqp_server.streams.consumer_groups.member_host import ReplicatedGroupHost
+from amqp_server.streams.layout.deliver import BatchReader
+from amqp_server.streams.layout.group_headers import offsets_of
 from quorum_queue.consumer_groups.partition import UNKNOWN
 from quorum_queue.consumer_groups.replica import Applied
 from quorum_queue.machine.consumers import Consumer
@@ -41,7 +41,7 @@ GROUP = "g"
 
 class Worker:
     """A member at some node, or a client that gets messages one by one. See quorum_queue.ports.Sink and
-    amqp_server.streams.host.Sink."""
+    amqp_server.streams.local_host.Sink."""
 
     def __init__(self, simulation: GroupSimulation, node: SimulatedNode, number: int, kind: str) -> None:
         self._simulation = simulation

@@ -13,11 +13,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from amqp_server.broker import operations
-from amqp_server.broker.records import QueueRecord
-from amqp_server.broker.topology import Result
+from amqp_server.broker.declared import operations
+from amqp_server.broker.declared.records import QueueRecord
+from amqp_server.broker.topology.topology import Result
 from amqp_server.cluster import node as product
-from amqp_server.cluster.catalog import (
+from amqp_server.cluster.membership.roster import LAST_BATCH
+from amqp_server.cluster.topology_group import (
     _ENTRY,
     _LENGTH,
     UNSEEN,
@@ -30,7 +31,6 @@ from amqp_server.cluster.catalog import (
     _Batch,
     _decode_batch,
 )
-from amqp_server.cluster.roster import LAST_BATCH
 from quorum_queue.machine import versions
 from quorum_queue.ports import Refused
 from tests.amqp_server.cluster.simulation.model import Model, difference, state_of

@@ -1,4 +1,4 @@
-"""The delivered marks of a node, which outlive its process. See persistence.marks."""
+"""The delivered marks of a node, which outlive its process. See persistence.delivered_marks."""
 
 from __future__ import annotations
 

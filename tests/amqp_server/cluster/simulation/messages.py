@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from amqp_server.broker.records import QueueRecord
+from amqp_server.broker.declared.records import QueueRecord
 from tests.turns import Violation
 
 #: Virtual host and name of a queue.

@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from amqp_server.broker import operations
 from amqp_server.broker.broker import Broker
-from amqp_server.broker.operations import Operation
-from amqp_server.broker.records import BindingRecord, ExchangeRecord, QueueRecord
+from amqp_server.broker.declared import operations
+from amqp_server.broker.declared.operations import Operation
+from amqp_server.broker.declared.records import BindingRecord, ExchangeRecord, QueueRecord
 from amqp_server.broker.room import Room
 from amqp_server.wire import tables
 from quorum_queue.machine import versions

@@ -15,37 +15,36 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from outcome import Outcome, capture
 
-from amqp_server.broker import recovery, time_notes
+from amqp_server.broker.access.permissions import Permission
+from amqp_server.broker.access.users import User
 from amqp_server.broker.alarms import Alarms
 from amqp_server.broker.broker import Broker
 from amqp_server.broker.dead_letter import DeadLetterSender
-from amqp_server.broker.operations import PutUser, PutVhost, SetPermission
-from amqp_server.broker.permissions import Permission
+from amqp_server.broker.declared.operations import PutUser, PutVhost, SetPermission
+from amqp_server.broker.declared.vhosts import VhostRecord
+from amqp_server.broker.recovery import recovery, stored_queue_time
 from amqp_server.broker.timers import Timers
-from amqp_server.broker.topology import Topology
-from amqp_server.broker.users import User
-from amqp_server.broker.vhosts import VhostRecord
-from amqp_server.cluster import parts
+from amqp_server.broker.topology.topology import Topology
+from amqp_server.cluster import wiring
 from amqp_server.cluster.errors import ClusterError, StartAgain
 from amqp_server.cluster.hosts import ClusterHosts
 from amqp_server.cluster.node import ClusterNode
-from amqp_server.cluster.parts import FEATURES
+from amqp_server.cluster.wiring import FEATURES
 from amqp_server.config import Config
-from amqp_server.streams.host import StreamOptions, StreamServices
+from amqp_server.streams.local_host import StreamOptions, StreamServices
 from amqp_server.turn import Turn
+from persistence.commits.layer import Layer
+from persistence.commits.stepped import SteppedCommit
 from persistence.journal import Journal
-from persistence.layer import Layer
-from persistence.memory import Faults, MemoryEnvironment, MemoryTransaction
-from persistence.stepped import SteppedCommit
 from persistence.streams.compaction import Throttle
 from persistence.streams.compression import NONE
+from persistence.streams.deduplication_file import Keeper
 from persistence.streams.files import FULL
 from persistence.streams.log import StreamLog
-from persistence.streams.names import Keeper
 from quorum_queue.cluster import frames
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.links.handshake import Hello
-from quorum_queue.local import NodeServices
+from quorum_queue.local_host import NodeServices
 from quorum_queue.machine import versions
 from quorum_queue.memory import MemoryBudget
 from tests.amqp_server.cluster.simulation.ledger import Ledger, watching
@@ -58,6 +57,7 @@ from tests.persistence import disk_steps
 from tests.persistence.streams.crashing import CrashingFiles
 from tests.quorum_queue.cluster.levels import check_reached
 from tests.quorum_queue.cluster.network import LinkSession, Network
+from tests.stores.memory import Faults, MemoryEnvironment, MemoryTransaction
 from tests.turns import StrictBoundary, Violation
 
 if TYPE_CHECKING:
@@ -291,10 +291,10 @@ class SimulatedNode:
         boundary = StrictBoundary()
         timers, journal = Timers(changed=lambda: None, boundary=boundary), Journal(self.disk)
         environment: Any = self.disk
-        directory, self.incarnation = parts.begin(environment, self.clock)
+        directory, self.incarnation = wiring.begin(environment, self.clock)
         self.mesh = SimulatedMesh(self, self.name, config.peer_addresses)
         mesh: Any = self.mesh
-        self.parts = made = parts.make_parts(
+        self.parts = made = wiring.make_parts(
             config,
             environment,
             commits,
@@ -311,7 +311,7 @@ class SimulatedNode:
             commits, made.peers, lambda: None, boundary, now=self._turn_time, lasts_s=self.turn_lasts
         )
         services = NodeServices(
-            clock=self.clock, queue_time=time_notes.restore(self.disk, self.clock), turn=self.turn, memory=MemoryBudget(1 << 30), timers=timers,
+            clock=self.clock, queue_time=stored_queue_time.restore(self.disk, self.clock), turn=self.turn, memory=MemoryBudget(1 << 30), timers=timers,
             dead_letters=DeadLetterSender(config.frame_max_bytes, self.clock), journal=journal,
             spill=Journal(self.disk.spill), commits=commits, marks=self.marks,
         )  # fmt: skip

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from amqp_server.broker.operations import ClearParameter, Operation, PutParameter
-from amqp_server.cluster.parts import FEATURES
+from amqp_server.broker.declared.operations import ClearParameter, Operation, PutParameter
+from amqp_server.cluster.wiring import FEATURES
 from quorum_queue.cluster import frames
 from quorum_queue.machine import versions
 from tests.turns import Violation

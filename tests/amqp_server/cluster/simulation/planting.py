@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from quorum_queue.cluster.group_host import GroupHost
+from quorum_queue.cluster.queues.member_host import GroupHost
 from quorum_queue.cluster.replicas import Replicas
 from tests.turns import Planted
 

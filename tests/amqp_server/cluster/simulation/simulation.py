@@ -18,7 +18,9 @@ from typing import Any
 
 import msgspec
 
-from amqp_server.broker.operations import (
+from amqp_server.broker.access.permissions import Permission
+from amqp_server.broker.access.users import User
+from amqp_server.broker.declared.operations import (
     ClearParameter,
     ClearPermission,
     DeleteUser,
@@ -29,12 +31,10 @@ from amqp_server.broker.operations import (
     PutVhost,
     SetPermission,
 )
-from amqp_server.broker.parameters import POLICY, ParameterRecord
-from amqp_server.broker.permissions import Permission
-from amqp_server.broker.users import User
-from amqp_server.broker.vhosts import VhostRecord
-from amqp_server.cluster.catalog import GROUP
-from amqp_server.cluster.parts import FEATURES
+from amqp_server.broker.declared.parameters import POLICY, ParameterRecord
+from amqp_server.broker.declared.vhosts import VhostRecord
+from amqp_server.cluster.topology_group import GROUP
+from amqp_server.cluster.wiring import FEATURES
 from quorum_queue.machine import versions
 from tests import seeds
 from tests.amqp_server.cluster.simulation import older

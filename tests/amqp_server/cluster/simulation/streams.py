@@ -29,17 +29,17 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from amqp_server.broker.operations import DeclareQueue, DeleteExchange, Operation, SetMembers
-from amqp_server.broker.queue import Queue
-from amqp_server.broker.records import ExchangeRecord, QueueRecord, encoded
-from amqp_server.broker.super_streams import declaration, growth, partitions_of
-from amqp_server.streams.deliver import BatchReader
-from amqp_server.streams.encode import FILTER
-from amqp_server.streams.group_host import StreamGroupHost
-from amqp_server.streams.headed import offsets_of
-from amqp_server.streams.host import StreamOptions
-from amqp_server.streams.replicated import Applied
-from amqp_server.streams.start import COMMITTED, NAMES_FULL, Start
+from amqp_server.broker.declared.operations import DeclareQueue, DeleteExchange, Operation, SetMembers
+from amqp_server.broker.declared.records import ExchangeRecord, QueueRecord, encoded
+from amqp_server.broker.topology.queue import Queue
+from amqp_server.broker.topology.super_streams import declaration, growth, partitions_of
+from amqp_server.streams.layout.consumer_start import COMMITTED, NAMES_FULL, Start
+from amqp_server.streams.layout.deliver import BatchReader
+from amqp_server.streams.layout.encode import FILTER
+from amqp_server.streams.layout.group_headers import offsets_of
+from amqp_server.streams.local_host import StreamOptions
+from amqp_server.streams.members.host import StreamGroupHost
+from amqp_server.streams.members.replica import Applied
 from amqp_server.wire import content
 from persistence.streams import batch as batches
 from persistence.streams import index
@@ -201,7 +201,7 @@ class Program:
 
 
 class Reader:
-    """A consumer at some node. See amqp_server.streams.host.Sink."""
+    """A consumer at some node. See amqp_server.streams.local_host.Sink."""
 
     for_group = False
     user = "guest"

@@ -1,0 +1,41 @@
+"""Access control: users, their permissions, and the answers of the HTTP backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from amqp_server.broker.access.http_permissions import Answers
+from amqp_server.broker.access.permissions import Permissions
+from amqp_server.broker.access.users import Users
+from amqp_server.broker.metadata import Metadata
+from amqp_server.config import HTTP_BACKEND, Config
+from quorum_queue.clock import Clock
+
+
+class Access:
+    """Users, their permissions, and the answers of the HTTP backend about both."""
+
+    __slots__ = ("answers", "permissions", "users")
+
+    def __init__(self, config: Config, metadata: Metadata, clock: Clock, changed: Callable[[], None]) -> None:
+        """`changed` is called whenever permissions have changed."""
+        self.users = Users(
+            metadata,
+            loopback_users=config.loopback_users,
+            users_max=config.users_max,
+            login_memory_s=config.login_memory_s,
+            login_memory_entries_max=config.login_memory_entries_max,
+        )
+        #: Answers of the HTTP backend; the edge of the connections asks it.
+        self.answers: Answers | None = None
+        if HTTP_BACKEND in config.auth_backends:
+            cache_ms = int(1000 * config.auth_http_cache_s)
+            self.answers = Answers(clock.monotonic_ms, cache_ms, config.auth_http_cache_entries_max)
+        self.permissions = Permissions(
+            metadata,
+            changed=changed,
+            pattern_bytes_max=config.permission_pattern_bytes_max,
+            match_ms=config.permission_match_ms,
+            match_total_ms=config.permission_match_total_ms,
+            answers=self.answers,
+        )

@@ -1,0 +1,1 @@
+"""What clients and operators declare, as data: arguments, settings, parameters, records."""

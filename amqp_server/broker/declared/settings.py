@@ -1,0 +1,60 @@
+"""Settings of a queue's machine, derived in one place from the declaration and the policies that apply."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from amqp_server.broker.declared.arguments import SHARED_MAX, QueueArguments
+from amqp_server.broker.declared.records import DEDUPLICATION_PRODUCERS
+from quorum_queue.machine.settings import Settings
+
+#: Defaults for how long a queue remembers ids of messages, and how many.
+DEDUPLICATION_WINDOW_MS = 600_000
+DEDUPLICATION_COUNT = 100_000
+
+
+@lru_cache(maxsize=SHARED_MAX)
+def effective_settings(parsed: QueueArguments, producers: int = DEDUPLICATION_PRODUCERS) -> Settings:
+    """Return the machine's settings, with the number of producers that the queue's record has. `parsed` are
+    the declared arguments, or those joined with the queue's policies (see policies.joined).
+
+    A new host gets these settings. A group's machine takes its settings from snapshot and log: if those
+    differ, as after a change of version, the leader submits `configure`.
+    """
+    dead_letter = parsed.dead_letter_exchange is not None
+    return Settings(
+        message_ttl_ms=parsed.message_ttl_ms,
+        expires_ms=parsed.expires_ms,
+        max_length=parsed.max_length,
+        max_length_bytes=parsed.max_length_bytes,
+        overflow=parsed.overflow or "drop-head",
+        dead_letter=dead_letter,
+        dead_letter_at_least_once=dead_letter
+        and parsed.type.at_least_once
+        and parsed.dead_letter_strategy == "at-least-once",
+        priority_max=parsed.max_priority or 0,
+        single_active_consumer=parsed.single_active_consumer,
+        keeps_all=parsed.type.always_durable,
+        delivery_limit=_delivery_limit(parsed),
+        deduplication_window_ms=_deduplication_window_ms(parsed),
+        deduplication_count=parsed.deduplication_count or DEDUPLICATION_COUNT,
+        deduplication_producers=producers,
+    )
+
+
+def _delivery_limit(parsed: QueueArguments) -> int | None:
+    """Return how often a message may come back; None means no limit; a declared limit below 0 also means
+    none.
+    """
+    default, declared = parsed.type.delivery_limit, parsed.delivery_limit
+    if default is None or (declared is not None and declared < 0):
+        return None
+    return default if declared is None else declared
+
+
+def _deduplication_window_ms(parsed: QueueArguments) -> int | None:
+    """Return how long the queue remembers messages; None if it does not deduplicate."""
+    asked = parsed.deduplication
+    if asked is None:
+        asked = parsed.deduplication_window_ms is not None or parsed.deduplication_count is not None
+    return (parsed.deduplication_window_ms or DEDUPLICATION_WINDOW_MS) if asked else None

@@ -1,0 +1,1 @@
+"""Work on very many objects, a part in each turn."""

@@ -1,0 +1,1 @@
+"""From the disk into the broker: at a start, and after a queue has failed."""

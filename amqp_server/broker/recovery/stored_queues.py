@@ -1,0 +1,165 @@
+"""Restores a queue's messages from the journal, at start or after a failure. Bodies stay on disk."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Protocol
+
+from amqp_server.broker.declared.records import QueueRecord
+from quorum_queue import deduplication_journal
+from quorum_queue.local_host import NodeServices
+from quorum_queue.machine import codec
+from quorum_queue.machine.machine import Machine
+from quorum_queue.machine.run import Run
+from quorum_queue.machine.settings import Settings
+from quorum_queue.ports import Marks
+
+logger = logging.getLogger("mqd.recovery")
+
+
+class RecoveredRecord(Protocol):
+    @property
+    def first_seq(self) -> int: ...
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def head(self) -> memoryview: ...
+
+    @property
+    def head_corrupt(self) -> bool: ...
+
+    @property
+    def corrupt(self) -> bool: ...
+
+    @property
+    def settled(self) -> list[range]: ...
+
+
+class RecoveredQueue(Protocol):
+    @property
+    def queue_id(self) -> int: ...
+
+    @property
+    def annotations(self) -> dict[int, bytes]: ...
+
+    @property
+    def records(self) -> Iterator[RecoveredRecord]: ...
+
+
+class RecoverableJournal(Protocol):
+    def recover(self) -> Iterator[RecoveredQueue]: ...
+
+    def drop(self, queue_id: int) -> None: ...
+
+
+def read_queue(record: QueueRecord, settings: Settings, slots: list[int], services: NodeServices) -> Machine:
+    """Return the machine of one queue from the journal, to restart the queue while the node runs."""
+    found = services.journal.recover_queue(record.queue_id)
+    machine = Machine(settings) if found is None else fill(record, settings, found, slots, services.marks)
+    skip_marked(machine, slots, services.marks)
+    return machine
+
+
+def skip_marked(machine: Machine, slots: list[int], marks: Marks) -> None:
+    """Skip positions that were delivered, even if nothing is stored of them any more."""
+    machine.next_seq = max([machine.next_seq, *(marks.get(slot) + 1 for slot in slots)])
+
+
+def fill(
+    record: QueueRecord, settings: Settings, recovered: RecoveredQueue, slots: list[int], delivered: Marks
+) -> Machine:
+    """Return a queue's machine with its messages and their redelivered flags."""
+    machine = Machine(settings)
+    marks = [delivered.get(slot) for slot in slots]
+    returned: list[Run] = []
+    least = 1 if machine.settings.delivery_limit is not None or machine.settings.keeps_all else 0
+    for entry in recovered.records:
+        if entry.first_seq >= deduplication_journal.FIRST_POSITION:
+            _restore_names(machine, record, entry)
+            continue
+        # Positions of a lost record must not be used again: the record is still on the disk.
+        machine.next_seq = max(machine.next_seq, entry.first_seq + entry.count)
+        try:
+            if entry.head_corrupt:
+                raise codec.CodecError("its checksum is wrong")
+            runs = codec.decode_heads(entry.head, entry.first_seq)
+        except codec.CodecError as error:
+            logger.error(
+                "queue '%s' lost messages %d to %d: %s",
+                record.name,
+                entry.first_seq,
+                entry.first_seq + entry.count - 1,
+                error,
+            )
+            continue
+        for run in runs:
+            for part in _unsettled(run, entry.settled):
+                level = min(part.attributes.priority, len(marks) - 1)
+                mark = marks[level] if level >= 0 else 0
+                if part.seqs.stop - 1 <= mark:
+                    part.redelivered = True
+                    returned += _with_attempts(part, recovered.annotations, least)
+                elif part.seqs.start <= mark:
+                    front = part.take(mark - part.seqs.start + 1)
+                    front.redelivered = True
+                    returned += _with_attempts(front, recovered.annotations, least)
+                    machine.ready.push(part)
+                else:
+                    machine.ready.push(part)
+    if returned:
+        machine.ready.put_back(returned)
+    return machine
+
+
+def _restore_names(machine: Machine, record: QueueRecord, entry: RecoveredRecord) -> None:
+    """Restore the memory of the queue's deduplication.
+
+    Reads the whole record to verify it: a wrong name would lose a message.
+    """
+    if machine.dedup is None:
+        return
+    # Damaged messages are still on the disk: their positions must not be used again.
+    machine.dedup.next_position = max(machine.dedup.next_position, entry.first_seq + entry.count)
+    try:
+        if entry.corrupt:
+            raise codec.CodecError("its checksum is wrong")
+        deduplication_journal.restore(machine.dedup, entry.first_seq, entry.count, entry.head, entry.settled)
+    except codec.CodecError as error:
+        logger.error("queue '%s' forgot %d names of messages: %s", record.name, entry.count, error)
+
+
+def _with_attempts(run: Run, annotations: dict[int, bytes], least: int) -> list[Run]:
+    """Restore the delivery counts of messages.
+
+    The last delivery of a message that was with a consumer when the node ended was not counted; `least` is a
+    lower bound for all messages.
+    """
+    if not annotations or not any(seq in annotations for seq in run.seqs):
+        run.attempts = least
+        return [run]
+    singles = run.singles()
+    for single in singles:
+        single.attempts = max(least, int.from_bytes(annotations.get(single.seqs.start, b""), "big"))
+    return singles
+
+
+def _unsettled(run: Run, settled: list[range]) -> list[Run]:
+    """Remove settled messages from a run."""
+    parts = [run]
+    for gone in settled:
+        kept: list[Run] = []
+        for part in parts:
+            low, high = max(part.seqs.start, gone.start), min(part.seqs.stop, gone.stop)
+            if low >= high:
+                kept.append(part)
+                continue
+            if low > part.seqs.start:
+                kept.append(part.take(low - part.seqs.start))
+            if high < part.seqs.stop:
+                part.take(high - low)
+                kept.append(part)
+        parts = kept
+    return parts

@@ -1,0 +1,1 @@
+"""Vhosts, exchanges, queues, bindings and policies, as every node of a cluster has them."""

@@ -1,0 +1,160 @@
+"""Events for the exchange amq.rabbitmq.event, as RabbitMQ's rabbitmq_event_exchange publishes them.
+
+Each event is a message without a body: the routing key is its name, and headers have the details. The node
+that has proposed a change of the topology publishes its event when it applies the change, so an event is
+published once in a cluster, with the name of the user. Events of a connection are published by its node. No
+event is made if no queue is bound, and a node that ends loses the events that it has not published yet.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Final
+
+from amqp_server.wire import content, tables
+from amqp_server.wire.content import Properties
+from amqp_server.wire.frames import FRAME_BYTES_MIN, SHORT_STRING_MAX, short_string
+from exchanges.router import AT_ONCE, RoutingTooLong, Walk
+from quorum_queue.machine.run import Attributes, Run
+
+if TYPE_CHECKING:
+    from amqp_server.broker.broker import Broker
+    from amqp_server.broker.topology.vhost import VHost
+
+logger = logging.getLogger("mqd.events")
+
+EVENT: Final = "amq.rabbitmq.event"
+#: RabbitMQ's name for the broker itself.
+INTERNAL: Final = "rmq-internal"
+#: The user on whose behalf the current change is proposed.
+ACTING: ContextVar[str] = ContextVar("acting", default=INTERNAL)
+
+_PERSISTENT: Final = bytes((2,))
+
+
+class Events:
+    """See amqp_server.turn.Gatherer."""
+
+    def __init__(self, broker: Broker, vhost: str, waiting_max: int) -> None:
+        self._broker = broker
+        self.vhost = vhost
+        self._waiting_max = waiting_max
+        #: The user whose change is being applied; None: another node has proposed it, and publishes the
+        #: event.
+        self.user: str | None = None
+        self._waiting: deque[tuple[str, Mapping[str, object], int]] = deque()
+        #: The walk that finds the route of the first waiting one.
+        self._walk: Walk | None = None
+        #: The last published alarms.
+        self._alarms: list[str] = []
+        #: Events dropped for lack of room since the last log line about that.
+        self._left_out = 0
+
+    @property
+    def wanted(self) -> bool:
+        """True if anything is bound to the exchange."""
+        vhost = self._broker.vhosts.get(self.vhost)
+        return vhost is not None and vhost.router.in_use(EVENT)
+
+    def changed(self, key: str, headers: Mapping[str, object]) -> None:
+        """Publish an event for a change of the topology that is being
+        applied, if this node has proposed it.
+        """
+        if self.user is not None and self.wanted:
+            self.tell(key, {**headers, "user_who_performed_action": self.user})
+
+    def tell(self, key: str, headers: Mapping[str, object]) -> None:
+        """Publish an event at the end of the turn, when the change is done."""
+        if len(self._waiting) >= self._waiting_max:
+            self._left_out += 1
+            return
+        self._waiting.append((key, headers, self._broker.clock.wall_ms()))
+        self._broker.turn.gather(self)
+
+    def alarms_changed(self) -> None:
+        """Publish events for alarms that were raised and cleared since the last call."""
+        broker = self._broker
+        before, now = self._alarms, broker.alarms.names()
+        self._alarms = now
+        if not self.wanted:
+            return
+        node = broker.replication.node
+        for key, names, others in (("alarm.set", now, before), ("alarm.cleared", before, now)):
+            for name in names:
+                if name not in others:
+                    self.tell(key, {"source": name, "node": node})
+
+    def flush(self) -> None:
+        turn = self._broker.turn
+        if not turn.is_left(self):
+            turn.contain(self, self._publish_all)
+
+    def failed(self, error: Exception) -> None:
+        """See amqp_server.turn.Unit."""
+        logger.error("events could not be published", exc_info=error)
+        self._waiting.clear()
+        self._walk = None
+
+    def _publish_all(self) -> None:
+        waiting, turn = self._waiting, self._broker.turn
+        while waiting:
+            if self._publish_some(*waiting[0]):
+                waiting.popleft()
+                self._walk = None
+            if waiting and turn.overdue():
+                turn.later(self, self._publish_all)
+                return
+        if self._left_out:
+            left_out, self._left_out = self._left_out, 0
+            logger.warning("%d events were left out: more than event_waiting_max waited", left_out)
+
+    def _publish_some(self, key: str, headers: Mapping[str, object], now_ms: int) -> bool:
+        """Publish an event; False if its route is still looked for."""
+        vhost = self._broker.vhosts.get(self.vhost)
+        if vhost is None:
+            return True
+        if self._walk is None:
+            self._walk = vhost.router.begin(EVENT, (key,))
+        try:
+            if not self._walk.go_on(AT_ONCE):
+                return False
+        except RoutingTooLong:
+            return True
+        self._publish(vhost, key, headers, now_ms, self._walk.route.queues)
+        return True
+
+    def _publish(
+        self,
+        vhost: VHost,
+        key: str,
+        headers: Mapping[str, object],
+        now_ms: int,
+        targets: Sequence[str],
+    ) -> None:
+        if not targets:
+            return
+        properties = Properties(
+            {
+                "headers": tables.encode({**headers, "timestamp_in_ms": now_ms}),
+                "delivery_mode": _PERSISTENT,
+                "timestamp": (now_ms // 1000).to_bytes(8, "big"),
+            }
+        )
+        header = properties.encode(0)
+        frame_max = self._broker.config.frame_max_bytes
+        framed = content.build(header, b"", 1, frame_max)
+        small = len(header) + 8 <= FRAME_BYTES_MIN
+        attributes = Attributes(True, 0, None, 1, FRAME_BYTES_MIN if small else frame_max)
+        head = short_string(EVENT) + short_string(key.encode()[:SHORT_STRING_MAX])
+        for name in targets:
+            if name not in vhost.queues:
+                # It was deleted while the route was looked for.
+                continue
+            host = vhost.queues[name].host
+            run = Run(range(1), [framed], head, attributes)
+            if host.counts_bytes:
+                run = content.by_overhead(run)[0]
+            host.submit(("enqueue", run, None, 1))

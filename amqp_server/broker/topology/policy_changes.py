@@ -1,0 +1,111 @@
+"""Makes queues and exchanges follow policies that were set or cleared, some of them in each turn.
+
+Only objects that a changed policy matches, or matched before, look for their policies again; the others keep
+theirs.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from amqp_server.broker.pattern import Matches
+from quorum_queue.boundary import Fatal
+
+if TYPE_CHECKING:
+    from amqp_server.broker.broker import Broker
+    from amqp_server.broker.declared.policy_ranking import Ranked
+
+#: Kind of exchanges, among the types of queues.
+EXCHANGE = "exchange"
+
+
+class _Round:
+    """A walk over a vhost for some changes."""
+
+    __slots__ = ("changes", "queues", "steps", "vhost", "waiting")
+
+    def __init__(self, vhost: str) -> None:
+        self.vhost = vhost
+        #: New and old patterns of the changed policies, by kind of object.
+        self.changes: dict[str, list[Matches]] = {}
+        #: Iterator over the objects to look at. None until the round begins: until then, later changes are
+        #: included.
+        self.steps: Iterator[None] | None = None
+        #: Callbacks that wait for its end.
+        self.waiting: list[Callable[[], None]] = []
+
+    def add(self, ranked: Ranked) -> None:
+        for kind in sorted(ranked.kinds):
+            self.changes.setdefault(kind, []).append(ranked.matches)
+
+    def touches(self, kind: str, name: str) -> bool:
+        return any(matches(name) for matches in self.changes.get(kind, ()))
+
+
+class PolicyChanges:
+    """See the head of this file. There is one round in progress, and at most one for each vhost waiting
+    behind it.
+    """
+
+    __slots__ = ("_broker", "_rounds")
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._rounds: deque[_Round] = deque()
+
+    def add(self, vhost: str, changed: list[Ranked]) -> None:
+        """Add policies that were set, with their former versions."""
+        found = [each for each in self._rounds if each.vhost == vhost and each.steps is None]
+        if not found:
+            found.append(_Round(vhost))
+            self._rounds.append(found[0])
+        for ranked in changed:
+            found[0].add(ranked)
+        self._begin()
+
+    def when_applied(self, done: Callable[[], None]) -> None:
+        """Call `done` at the end of all current rounds."""
+        if self._rounds:
+            self._rounds[-1].waiting.append(done)
+        else:
+            done()
+
+    def _begin(self) -> None:
+        # Each change is a request with its own turn; a round in progress continues in its own turns.
+        if not self._broker.turn.is_left(self):
+            self._go_on()
+
+    def _go_on(self) -> None:
+        turn = self._broker.turn
+        while self._rounds:
+            first = self._rounds[0]
+            if first.steps is None:
+                first.steps = self._steps(first)
+            for _ in first.steps:
+                if turn.overdue():
+                    turn.later(self, self._go_on)
+                    return
+            self._rounds.popleft()
+            for done in first.waiting:
+                done()
+
+    def _steps(self, round: _Round) -> Iterator[None]:
+        """Look at the existing exchanges and queues, one in each step."""
+        vhost = self._broker.vhosts.get(round.vhost)
+        if vhost is None:
+            return
+        if EXCHANGE in round.changes:
+            for exchange in [each.name for each in vhost.router.exchanges()]:
+                if round.touches(EXCHANGE, exchange):
+                    vhost.apply_exchange_policies(exchange)
+                yield
+        for queue in list(vhost.queues.values()):
+            if round.touches(queue.type.name, queue.name) and not queue.deleted:
+                self._broker.turn.contain(queue, queue.apply_policies)
+            yield
+
+    def failed(self, error: Exception) -> None:
+        """See amqp_server.turn.Unit."""
+        raise Fatal(f"policies could not be applied: {error!r}") from error

@@ -1,0 +1,289 @@
+"""A queue in the topology: its name, its declaration, and the host that runs its machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from amqp_server.broker.declared.arguments import QueueArguments
+from amqp_server.broker.declared.operations import DeleteQueue
+from amqp_server.broker.declared.queue_types import QueueType
+from amqp_server.broker.declared.records import QueueRecord
+from amqp_server.broker.declared.settings import effective_settings
+from amqp_server.broker.topology.policies import NO_POLICY, Applied, joined
+from amqp_server.broker.traffic import Traffic
+from quorum_queue.empty import NO_DICT
+from quorum_queue.machine.seal import EXPIRED, SEALED, UNUSED, Sealed
+from quorum_queue.machine.settings import Settings
+from quorum_queue.machine.versions import SEALS
+from quorum_queue.ports import Host, Recipient, Refused
+
+if TYPE_CHECKING:
+    from amqp_server.broker.topology.vhost import VHost
+
+
+class Target(Protocol):
+    """Target of a route: a queue, or a client that waits for direct replies."""
+
+    name: str
+    #: True if it was deleted; another queue of its name may have been declared since.
+    deleted: bool
+    #: Number of messages that were handed to it.
+    published: int
+
+    @property
+    def host(self) -> Recipient:
+        """The current host: looked up for each hand-over, because queues move."""
+
+
+class Queue:
+    """One declared queue. See Target, and quorum_queue.ports.Hosted."""
+
+    __slots__ = (
+        "_timer_set",
+        "arguments",
+        "auto_delete",
+        "deleted",
+        "durable",
+        "effective",
+        "exclusive",
+        "host",
+        "last_used_ms",
+        "marks",
+        "name",
+        "parsed",
+        "policies",
+        "published",
+        "queue_id",
+        "record",
+        "subscriptions",
+        "traffic",
+        "type",
+        "unknown",
+        "vhost",
+    )
+
+    #: Replaced when the queue moves, and when its host fails.
+    host: Host
+
+    def __init__(
+        self,
+        vhost: VHost,
+        record: QueueRecord,
+        parsed: QueueArguments,
+        arguments: Mapping[str, object],
+        policies: Applied = NO_POLICY,
+    ) -> None:
+        self.vhost = vhost
+        self.record = record
+        self.name = record.name
+        self.queue_id = record.queue_id
+        #: The declared arguments.
+        self.parsed = parsed
+        #: The policies that apply to it, and its arguments joined with them.
+        self.policies = policies
+        self.effective: QueueArguments = joined(parsed, policies.definition)
+        self.arguments = arguments
+        self.durable = record.durable
+        self.auto_delete = record.auto_delete
+        self.exclusive = record.exclusive
+        self.type: QueueType = parsed.type
+        #: Slots of the delivered marks of a durable queue on this node, one for each priority level.
+        self.marks: list[int] = []
+        self.deleted = False
+        #: True if this node has never had the queue before: neither its data nor a vote in its group.
+        self.unknown = False
+        #: Counts of messages that this node's clients published to it and got from it. None until a client
+        #: gets a message.
+        self.published = 0
+        self.traffic: Traffic | None = None
+        #: This node's subscriptions by their keys, in order of arrival.
+        self.subscriptions: dict[Any, Any] = NO_DICT
+        self.last_used_ms = 0
+        #: True if a timer will check whether the lease has ended. The queue has only one timer, for any
+        #: number of uses.
+        self._timer_set = False
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The nodes of a replicated queue."""
+        return self.record.members
+
+    @property
+    def node(self) -> str:
+        """Home node of a queue that is not replicated."""
+        return self.record.node
+
+    @property
+    def settings(self) -> Settings:
+        """Settings of its machine."""
+        return effective_settings(self.effective, self.record.deduplication_producers)
+
+    @property
+    def declared_settings(self) -> Settings:
+        """Settings of its machine without policies."""
+        return effective_settings(self.parsed, self.record.deduplication_producers)
+
+    def apply_policies(self) -> None:
+        """Apply changed policies."""
+        broker = self.vhost.broker
+        self.policies = broker.runtime.policies.of_queue(self.vhost.name, self.name, self.type)
+        effective = joined(self.parsed, self.policies.definition)
+        if effective != self.effective:
+            self.effective = effective
+            # The current timer may be too late now.
+            self._timer_set = False
+            broker.hosts.configure(self)
+            broker.changed()
+
+    def owned_by(self, session_number: int) -> bool:
+        """True if this is an exclusive queue of the session with this number on this node."""
+        record, replication = self.record, self.vhost.broker.replication
+        return (
+            record.exclusive
+            and record.owner == session_number
+            and record.node == replication.node
+            and record.incarnation == replication.incarnation
+        )
+
+    def counted(self) -> Traffic:
+        """Return the counters of its deliveries to clients of this node."""
+        if self.traffic is None:
+            self.traffic = Traffic()
+        return self.traffic
+
+    def used(self) -> None:
+        """Restart the lease of an expiring queue."""
+        if self.effective.expires_ms is not None:
+            self.host.touch()
+
+    def renew(self) -> None:
+        """The host at the queue's home reports a use. See quorum_queue.ports.Hosted."""
+        expires_ms = self.effective.expires_ms
+        if expires_ms is not None:
+            broker = self.vhost.broker
+            self.last_used_ms = broker.clock.monotonic_ms()
+            if not self._timer_set:
+                self._timer_set = True
+                broker.timers.wake(self, self.last_used_ms + expires_ms)
+
+    def subscribe(self, key: Any, subscription: Any) -> None:
+        """Note a subscription of this node."""
+        if self.subscriptions is NO_DICT:
+            self.subscriptions = {}
+        self.subscriptions[key] = subscription
+
+    def consumers_lost(self) -> None:
+        """The link to the queue's home broke: cancel its consumers here, as if it had been deleted."""
+        # Consumers that are not attached yet get separate answers.
+        lost = [subscription for subscription in self.subscriptions.values() if subscription.attached]
+        if lost:
+            self.vhost.broker.background.lost_consumers.tell(self, lost)
+
+    def consumer_lost(self, key: Any) -> None:
+        """A consumer here lost its place in the queue and did not get it back."""
+        subscription = self.subscriptions.pop(key, None)
+        if subscription is not None:
+            subscription.queue_gone()
+
+    def consumer_gone(self, left: int) -> None:
+        """A consumer of any node has ended. An auto-delete queue is deleted with its last consumer."""
+        self.renew()
+        if self.auto_delete and not left:
+            self.host.seal(UNUSED, _nothing)
+
+    def wake(self) -> None:
+        """Delete the queue if it was not used for the time of its lease (x-expires, or a policy)."""
+        self._timer_set = False
+        expires_ms = self.effective.expires_ms
+        if self.deleted or expires_ms is None or self.host.consumer_count:
+            return
+        broker = self.vhost.broker
+        if self.members and broker.hosts.leader(self) != broker.replication.node:
+            # Only the leader knows of all uses; this node was the leader once.
+            return
+        ends_at = self.last_used_ms + expires_ms
+        if broker.clock.monotonic_ms() >= ends_at:
+            self.host.seal(EXPIRED, self._has_expired)
+        else:
+            self._timer_set = True
+            broker.timers.wake(self, ends_at)
+
+    def _has_expired(self, found: Sealed | Refused) -> None:
+        if not isinstance(found, Sealed) or found.outcome != SEALED:
+            # A client has used it meanwhile.
+            self.renew()
+
+    def host_failed(self, error: Exception) -> None:
+        """The queue's host raised: stop the queue on this node, and restart it from its stored data."""
+        self.vhost.broker.failures.add(self, error)
+
+    def failed(self, error: Exception) -> None:
+        """The queue's host could not be made. See amqp_server.turn.Unit."""
+        self.host_failed(error)
+
+    def catch_up(self, done: Callable[..., None]) -> None:
+        """The same as `barrier`, for everything that clients of any node have had answers to. In a cluster
+        without a majority `done` is called after a time, with what this node knows.
+        """
+        self.barrier(done, everywhere=True)
+
+    def barrier(self, done: Callable[..., None], *, again: bool = True, everywhere: bool = False) -> None:
+        """Call `done` when all commands submitted before are visible here, also if the queue moves or fails
+        meanwhile.
+
+        In that case their outcome is unknown: a caller that must know it asks the host itself. `again`: ask
+        once more if the asked node is down or no longer has the queue; another node may serve it.
+        """
+        host = self.host
+
+        def answered(refused: Refused | None = None) -> None:
+            if refused is None:
+                done()
+            elif self.deleted:
+                done(refused)
+            elif self.host is not host:
+                self.barrier(done, everywhere=everywhere)
+            elif again:
+                self.barrier(done, again=False, everywhere=everywhere)
+            else:
+                done(refused)
+
+        (host.catch_up if everywhere else host.barrier)(answered)
+
+    def seal(self, condition: int, done: Callable[[Sealed | Refused], None], *, again: bool = True) -> None:
+        """Seal the queue if it meets the condition, also if it moves meanwhile; see
+        quorum_queue.machine.seal. A sealed queue is deleted by its home.
+        """
+        host = self.host
+
+        def answered(found: Sealed | Refused) -> None:
+            if isinstance(found, Sealed):
+                done(found)
+            elif self.deleted:
+                done(Sealed(SEALED, 0))
+            elif self.host is not host:
+                self.seal(condition, done)
+            elif again:
+                self.seal(condition, done, again=False)
+            else:
+                done(found)
+
+        knows_seals = self.vhost.broker.replication.version >= SEALS
+        (host.seal if knows_seals else host.seal_here)(condition, answered)
+
+    def sealed(self) -> None:
+        """See quorum_queue.ports.Hosted."""
+        self.delete()
+
+    def delete(self) -> None:
+        """Delete the queue; no caller waits for the result."""
+        if not self.deleted:
+            self.vhost.broker.propose(self.deletion)
+
+    @property
+    def deletion(self) -> DeleteQueue:
+        return DeleteQueue(self.vhost.name, self.name, self.queue_id)
+
+
+def _nothing(found: Sealed | Refused) -> None: ...

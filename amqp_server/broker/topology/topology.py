@@ -1,0 +1,571 @@
+"""The topology as a state machine: vhosts, exchanges, queues, bindings, users and permissions.
+
+Every node applies the same operations in the same order and so gets the same records. Side effects on hosts
+of queues and on clients of this node change no record. The proposer checks limits; those of declarations are
+checked again here, see room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from amqp_server.broker import room
+from amqp_server.broker.access.users import last_administrator
+from amqp_server.broker.declared import operations
+from amqp_server.broker.declared.operations import Operation
+from amqp_server.broker.declared.parameters import GLOBAL, TRACING, USER_LIMITS, ParameterRecord
+from amqp_server.broker.declared.records import BindingRecord, QueueRecord
+from amqp_server.broker.metadata import Metadata, decode, encode
+from amqp_server.broker.topology import super_streams
+from amqp_server.broker.topology.event_headers import of_parameter
+from amqp_server.broker.topology.partitions import Partitions, Preparation
+from amqp_server.broker.topology.topology_snapshot import (
+    Encoding,
+    Reading,
+    TopologyRecords,
+    TopologyView,
+    all_of,
+    decoded,
+)
+from amqp_server.broker.topology.vhost import binding_of
+from exchanges.router import InvalidArgument, UnknownExchangeType
+from quorum_queue.boundary import Fatal
+from quorum_queue.machine import versions
+from quorum_queue.queue_ids import index_of, is_partition
+
+if TYPE_CHECKING:
+    from amqp_server.broker.broker import Broker
+    from amqp_server.broker.topology.queue import Queue
+    from amqp_server.broker.topology.vhost import VHost
+
+#: Metadata of a node of a cluster: the last index that its records contain, and an index that they lack
+#: because it was given up.
+TABLE, APPLIED, LACKS = "topology", "applied", "lacks"
+
+
+class Result(NamedTuple):
+    """Outcome of an operation; the same on every node."""
+
+    #: True if there was anything to change.
+    changed: bool
+    #: Error text for the client, if the operation could not be done.
+    error: str = ""
+
+
+class _Applied(msgspec.Struct, frozen=True):
+    index: int
+
+
+class Topology:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        #: Index of the operation that was applied last.
+        self.applied = 0
+        #: Index of an operation that this node has not applied, because no node can read it any more; else 0.
+        self.lacks = 0
+        self._queue_ids = count(1)
+        self._version = versions.NEWEST
+        #: Partitions under preparation, by the index of their operation.
+        self._ready: dict[int, Partitions] = {}
+        #: A snapshot that is being read in parts and will be restored, unless another one replaces it.
+        self._reading: TopologyRecords | None = None
+
+    def queue_ids_from(self, first: int) -> None:
+        """On a node without a cluster, number new queues from this id on.
+
+        In a cluster the log gives the ids.
+        """
+        self._queue_ids = count(first)
+
+    def next_queue_id(self) -> int:
+        return next(self._queue_ids)
+
+    def apply(self, index: int, operation: Operation, user: str | None = None) -> Result:
+        """Apply the operation at `index` of the log. `user` is the user on whose behalf this node proposed
+        it; None: another node proposed it.
+
+        Raises Fatal on any error: half a change leaves an unknown state.
+        """
+        events = self._broker.events
+        before = None if events is None else events.user
+        try:
+            if events is not None:
+                events.user = user
+            result = _APPLY[type(operation)](self, index, operation)
+            if events is not None:
+                # One change may cause another one, which is applied within it.
+                events.user = before
+        except Exception as error:
+            raise Fatal(
+                f"the topology could not apply {type(operation).__name__} ({index}): {error!r}"
+            ) from error
+        self._note(max(self.applied, index))
+        return result
+
+    def prepare(
+        self, index: int, operation: operations.DeclareSuperStream, then: Callable[[], object]
+    ) -> None:
+        """Do the preparatory work of an operation that will have this index in parts; then call `then`, which
+        applies it.
+        """
+        vhost = self._vhost(operation.exchange.vhost)
+        if vhost is None:
+            then()
+            return
+        partitions = self._ready[index] = Partitions(vhost, index, operation)
+        Preparation(self._broker.turn, partitions, then).go_on()
+
+    def unprepare(self, index: int) -> None:
+        """Drop the preparation for this index: the log has another operation there."""
+        self._ready.pop(index, None)
+
+    def lack(self, index: int) -> None:
+        """Note that the operation with this index is given up, and is missing in the records."""
+        self.lacks = index
+        self._broker.metadata.put(TABLE, LACKS, encode(_Applied(index)))
+
+    def came_to(self, index: int) -> None:
+        """Note that the records contain the log up to this index."""
+        self._note(max(self.applied, index))
+
+    def _note(self, index: int) -> None:
+        self.applied = index
+        if self._broker.replication.clustered:
+            note_applied(self._broker.metadata, self.applied)
+
+    def recovered(self) -> None:
+        """The records on disk were read: note which operations are in them."""
+        for stored, value in self._broker.metadata.items(TABLE):
+            index = decode(TABLE, stored, value, _Applied).index
+            if stored == APPLIED:
+                self.applied = index
+            elif stored == LACKS:
+                self.lacks = index
+
+    def _tell(self, key: str, **headers: object) -> None:
+        """Publish an event for a change; see amqp_server.broker.topology.events."""
+        events = self._broker.events
+        if events is not None:
+            events.changed(key, headers)
+
+    def _tell_parameter(self, what: str, record: ParameterRecord) -> None:
+        if self._broker.events is not None:
+            for key, headers in of_parameter(record, what):
+                self._tell(key, **headers)
+
+    # -- vhosts and users ------------------------------------------------------------------------------------
+
+    def _put_vhost(self, index: int, operation: operations.PutVhost) -> Result:
+        record = operation.record
+        new = self._broker.vhost_records.store(record)
+        self._broker.vhost(record.name)
+        if new:
+            self._tell("vhost.created", name=record.name, description=record.description, tags=[*record.tags])
+            if self._broker.events is not None and record.name == self._broker.events.vhost:
+                self._broker.declare_event_exchange()
+        return Result(new)
+
+    def _delete_vhost(self, index: int, operation: operations.DeleteVhost) -> Result:
+        broker, name = self._broker, operation.name
+        if name not in broker.vhost_records:
+            return Result(False)
+        broker.vhost_records.delete(name)
+        broker.access.permissions.clear_vhost(name)
+        broker.close_sessions_of(name)
+        vhost = broker.vhosts.pop(name, None)
+        if vhost is not None:
+            vhost.close()
+        broker.runtime.parameters.clear_vhost(name)
+        broker.runtime.parameters.clear(GLOBAL, TRACING, name)
+        self._tell("vhost.deleted", name=name)
+        return Result(True)
+
+    @property
+    def takes_parameters(self) -> bool:
+        """True if all nodes of the cluster can read parameters."""
+        return self._version >= versions.PARAMETERS
+
+    def _put_parameter(self, index: int, operation: operations.PutParameter) -> Result:
+        record, broker = operation.record, self._broker
+        if record.vhost and record.vhost not in broker.vhost_records:
+            return Result(False, f"Virtual host '{record.vhost}' does not exist")
+        self._tell_parameter("set", record)
+        return Result(broker.runtime.parameters.store(record))
+
+    def _clear_parameter(self, index: int, operation: operations.ClearParameter) -> Result:
+        vhost, component, name = operation.vhost, operation.component, operation.name
+        record = self._broker.runtime.parameters.get(vhost, component, name)
+        if record is not None:
+            self._tell_parameter("cleared", record)
+        return Result(self._broker.runtime.parameters.clear(vhost, component, name))
+
+    def _put_user(self, index: int, operation: operations.PutUser) -> Result:
+        user, users = operation.user, self._broker.access.users
+        if not (operation.forced or user.administers) and self._must_stay(user.name):
+            return Result(False, last_administrator(user.name))
+        before = users.get(user.name)
+        users.store(user)
+        if before is None:
+            self._tell("user.created", name=user.name)
+        elif before.password_hash != user.password_hash:
+            self._tell(f"user.password.{'changed' if user.password_hash else 'cleared'}", name=user.name)
+        if (() if before is None else before.tags) != user.tags:
+            self._tell("user.tags.set", name=user.name, tags=[*user.tags])
+        return Result(before is None)
+
+    def _delete_user(self, index: int, operation: operations.DeleteUser) -> Result:
+        broker, name = self._broker, operation.name
+        if broker.access.users.get(name) is None:
+            return Result(False)
+        if not operation.forced and self._must_stay(name):
+            return Result(False, last_administrator(name))
+        for permission in broker.access.permissions.of_user(name):
+            self._tell("permission.deleted", user=name, vhost=permission.vhost)
+        broker.access.permissions.clear_user(name)
+        broker.runtime.parameters.clear(GLOBAL, USER_LIMITS, name)
+        broker.access.users.delete(name)
+        self._tell("user.deleted", name=name)
+        broker.close_sessions(
+            [session for session in broker.sessions if session.client.identity == name],
+            f"user '{name}' is deleted",
+        )
+        return Result(True)
+
+    def _replace_hash(self, index: int, operation: operations.ReplaceHash) -> Result:
+        return Result(
+            self._broker.access.users.replace_hash(operation.user, operation.before, operation.after)
+        )
+
+    def _must_stay(self, name: str) -> bool:
+        # Checked here and not by the proposer: two nodes may delete one administrator each at the same time.
+        return self._version >= versions.ADMINISTRATOR and self._broker.access.users.is_last_administrator(
+            name
+        )
+
+    def _set_permission(self, index: int, operation: operations.SetPermission) -> Result:
+        permission, broker = operation.permission, self._broker
+        if broker.access.users.get(permission.user) is None or permission.vhost not in broker.vhost_records:
+            return Result(False)
+        new = broker.access.permissions.get(permission.user, permission.vhost) is None
+        broker.access.permissions.store(permission)
+        self._tell("permission.created", **msgspec.structs.asdict(permission))
+        return Result(new)
+
+    def _clear_permission(self, index: int, operation: operations.ClearPermission) -> Result:
+        known = self._broker.access.permissions.get(operation.user, operation.vhost) is not None
+        self._broker.access.permissions.clear(operation.user, operation.vhost)
+        if known:
+            self._tell("permission.deleted", user=operation.user, vhost=operation.vhost)
+        return Result(known)
+
+    def _set_topic_permission(self, index: int, operation: operations.SetTopicPermission) -> Result:
+        permission, broker = operation.permission, self._broker
+        if broker.access.users.get(permission.user) is None or permission.vhost not in broker.vhost_records:
+            return Result(False)
+        self._tell("topic.permission.created", **msgspec.structs.asdict(permission))
+        return Result(broker.access.permissions.store_topic(permission))
+
+    def _clear_topic_permission(self, index: int, operation: operations.ClearTopicPermission) -> Result:
+        permissions = self._broker.access.permissions
+        known = permissions.clear_topic(operation.user, operation.vhost, operation.exchange)
+        if known:
+            exchange = {"exchange": operation.exchange} if operation.exchange else {}
+            self._tell("topic.permission.deleted", user=operation.user, vhost=operation.vhost, **exchange)
+        return Result(known)
+
+    # -- exchanges and bindings ------------------------------------------------------------------------------
+
+    def _vhost(self, name: str) -> VHost | None:
+        return self._broker.vhost(name) if name in self._broker.vhost_records else None
+
+    def _declare_exchange(self, index: int, operation: operations.DeclareExchange) -> Result:
+        vhost = self._vhost(operation.record.vhost)
+        if vhost is None:
+            return Result(False)
+        record = operation.record
+        if operation.room is not None and vhost.router.get(record.name) is None:
+            refused = room.exchanges_refused(vhost, record.name, operation.room)
+            if refused is not None:
+                return Result(False, refused)
+        try:
+            return Result(vhost.put_exchange(record))
+        except (InvalidArgument, UnknownExchangeType) as error:
+            return Result(False, str(error))
+
+    def _declare_super_stream(self, index: int, operation: operations.DeclareSuperStream) -> Result:
+        exchange, first, partitions = operation.exchange, operation.first, operation.partitions
+        vhost = self._vhost(exchange.vhost)
+        ready = self._ready.pop(index, None)
+        if vhost is None:
+            return Result(False)
+        name = exchange.name
+        there = vhost.router.get(name)
+        if (there is not None) != bool(first):
+            # The proposer checks again what exists now.
+            return Result(False)
+        if there is not None and len(super_streams.partitions_of(vhost, there) or ()) != first:
+            return Result(
+                False, f"super stream '{name}' in vhost '{vhost.name}' has just got other partitions"
+            )
+        numbers = range(first, first + len(partitions))
+        taken = super_streams.first_taken(vhost, name, numbers)
+        if taken is not None:
+            return Result(False, taken)
+        if operation.room is not None:
+            refused = room.super_stream_refused(vhost, name, operation.room, len(partitions))
+            if refused is not None:
+                return Result(False, refused)
+        try:
+            vhost.put_exchange(exchange)
+        except (InvalidArgument, UnknownExchangeType) as error:
+            return Result(False, str(error))
+        vhost.put_partitions(Partitions(vhost, index, operation) if ready is None else ready)
+        return Result(True)
+
+    def _delete_exchange(self, index: int, operation: operations.DeleteExchange) -> Result:
+        vhost = self._vhost(operation.vhost)
+        if vhost is None or (operation.if_unused and vhost.router.in_use(operation.name)):
+            return Result(False)
+        return Result(vhost.remove_exchange(operation.name))
+
+    def _bind(self, index: int, operation: operations.Bind) -> Result:
+        vhost = self._vhost(operation.record.vhost)
+        if vhost is None:
+            return Result(False)
+        if self._is_whole(vhost, operation.record):
+            return Result(
+                False, f"{super_streams.place_of(vhost, operation.record.source)} is a super stream"
+            )
+        if operation.room is not None and not vhost.router.has(binding_of(operation.record)):
+            refused = room.bindings_refused(vhost, operation.record.source, operation.room)
+            if refused is not None:
+                return Result(False, refused)
+        try:
+            return Result(vhost.put_binding(operation.record))
+        except InvalidArgument as error:
+            return Result(False, str(error))
+
+    def _unbind(self, index: int, operation: operations.Unbind) -> Result:
+        vhost = self._vhost(operation.record.vhost)
+        if vhost is None or self._is_whole(vhost, operation.record):
+            return Result(False)
+        return Result(vhost.remove_binding(operation.record))
+
+    def _is_whole(self, vhost: VHost, record: BindingRecord) -> bool:
+        """True if a super stream has taken the name of the source since this was proposed: its bindings are
+        deleted with it.
+        """
+        return super_streams.has_partitions(vhost.router.get(record.source))
+
+    # -- queues ----------------------------------------------------------------------------------------------
+
+    def _declare_queue(self, index: int, operation: operations.DeclareQueue) -> Result:
+        record = msgspec.structs.replace(operation.record, queue_id=index)
+        vhost = self._vhost(record.vhost)
+        if vhost is None:
+            return Result(False)
+        if operation.room is not None and record.name not in vhost.queues:
+            refused = room.queues_refused(vhost, record.name, operation.room)
+            if refused is not None:
+                return Result(False, refused)
+        return Result(vhost.put_queue(record))
+
+    def _queue(self, vhost_name: str, name: str, queue_id: int) -> Queue | None:
+        vhost = self._vhost(vhost_name)
+        queue = vhost.queues.get(name) if vhost is not None else None
+        return queue if queue is not None and queue.queue_id == queue_id else None
+
+    def _delete_queue(self, index: int, operation: operations.DeleteQueue) -> Result:
+        queue = self._queue(operation.vhost, operation.name, operation.queue_id)
+        if queue is None:
+            return Result(False)
+        queue.vhost.remove_queue(queue)
+        return Result(True)
+
+    def _set_members(self, index: int, operation: operations.SetMembers) -> Result:
+        queue = self._queue(operation.vhost, operation.name, operation.queue_id)
+        if queue is None:
+            return Result(False)
+        record = queue.record
+        keeps = self._version >= versions.FOUNDERS
+        founders = record.founders or record.members if keeps else ()
+        queue.vhost.set_members(queue, operation.members, operation.leader, founders)
+        return Result(True)
+
+    def _node_down(self, index: int, operation: operations.NodeDown) -> Result:
+        for vhost in list(self._broker.vhosts.values()):
+            vhost.node_down(operation.node, operation.incarnation)
+        return Result(True)
+
+    def has_version(self, version: int) -> None:
+        """The cluster has this version from the next operation on; see quorum_queue.machine.versions."""
+        self._version = version
+
+    # -- the whole state -------------------------------------------------------------------------------------
+
+    def view(self) -> TopologyView:
+        """Return a view of the current topology, to be encoded in parts; later changes are not in it."""
+        broker = self._broker
+        vhosts = [vhost for vhost in broker.vhosts.values() if vhost.name in broker.vhost_records]
+        return TopologyView(
+            broker,
+            self.applied,
+            exchanges=all_of(vhost.exchange_records() for vhost in vhosts),
+            queues=all_of(vhost.queue_records() for vhost in vhosts),
+            bindings=all_of(vhost.binding_records() for vhost in vhosts),
+        )
+
+    def snapshot(self) -> bytes:
+        """Return all records, including transient ones: the same bytes on every node that has applied the
+        same operations.
+        """
+        return self.view().finish()
+
+    def snapshot_in_parts(self, then: Callable[[bytes], None]) -> None:
+        """Call `then` with a snapshot of the current state, in a later turn if this one has no time."""
+        Encoding(self._broker.turn, self.view(), then).go_on()
+
+    def is_behind(self, snapshot: bytes) -> bool:
+        """True if the snapshot has an operation that was not applied here. Raises UnreadableSnapshot."""
+        return self.applied < decoded(snapshot).applied
+
+    def read_in_parts(self, snapshot: bytes, wanted: Callable[[], bool], then: Callable[[], None]) -> None:
+        """Read a snapshot for `restore`, as long as it is wanted; then call `then`. Raises
+        UnreadableSnapshot.
+        """
+        self._reading = TopologyRecords(snapshot)
+        Reading(self._broker.turn, self._reading, wanted, then).go_on()
+
+    def restore(self, snapshot: bytes) -> None:
+        """Change this node's topology to that of the snapshot, with as few changes as possible. Raises
+        UnreadableSnapshot.
+
+        Queues that are not in the snapshot are closed and their consumers cancelled; the others keep their
+        hosts.
+        """
+        state, self._reading = self._reading, None
+        if state is None or state.snapshot != snapshot:
+            state = TopologyRecords(snapshot)
+        state.go_on(lambda: False)
+        # Auto-delete exchanges may be deleted with removed bindings, so look for missing objects only
+        # afterwards.
+        self._restore_users(state)
+        there = self._remove_the_gone(state)
+        self._add_the_missing(state, there)
+        self._note(state.applied)
+        if self.lacks:
+            self.lack(0)
+        self._broker.changed()
+
+    def _restore_users(self, state: TopologyRecords) -> None:
+        broker = self._broker
+        vhosts = {record.name: record for record in state.vhosts}
+        users = {user.name: user for user in state.users}
+        permissions = {(each.user, each.vhost): each for each in state.permissions}
+        for known in list(broker.vhost_records):
+            if known.name not in vhosts:
+                self._delete_vhost(0, operations.DeleteVhost(known.name))
+        for record in vhosts.values():
+            if broker.vhost_records.get(record.name) != record:
+                self._put_vhost(0, operations.PutVhost(record))
+        for user in list(broker.access.users):
+            if user.name not in users:
+                self._delete_user(0, operations.DeleteUser(user.name, forced=True))
+        for user in users.values():
+            if broker.access.users.get(user.name) != user:
+                broker.access.users.store(user)
+        for permission in broker.access.permissions.all():
+            if (permission.user, permission.vhost) not in permissions:
+                broker.access.permissions.clear(permission.user, permission.vhost)
+        for permission in permissions.values():
+            if broker.access.permissions.get(permission.user, permission.vhost) != permission:
+                broker.access.permissions.store(permission)
+        parameters = {record.key: record for record in state.parameters}
+        for parameter in broker.runtime.parameters:
+            if parameter.key not in parameters:
+                broker.runtime.parameters.clear(*parameter.key)
+        for parameter in parameters.values():
+            broker.runtime.parameters.store(parameter)
+        topics = dict.fromkeys(state.topic_permissions)
+        for topic in broker.access.permissions.topics():
+            if topic not in topics:
+                broker.access.permissions.clear_topic(topic.user, topic.vhost, topic.exchange)
+        for topic in topics:
+            broker.access.permissions.store_topic(topic)
+
+    def _remove_the_gone(self, state: TopologyRecords) -> dict[BindingRecord, None]:
+        """Remove objects that are not in the snapshot; return the bindings that stay."""
+        queues = {record.queue_id: record for record in state.queues}
+        exchanges = dict.fromkeys(state.exchanges)
+        bindings = dict.fromkeys(state.bindings)
+        there: dict[BindingRecord, None] = {}
+        for vhost in list(self._broker.vhosts.values()):
+            for queue in list(vhost.queues.values()):
+                record = queues.get(queue.queue_id)
+                if record is None or (record.vhost, record.name) != (vhost.name, queue.name):
+                    vhost.remove_queue(queue)
+            for exchange in list(vhost.exchange_records()):
+                if exchange not in exchanges:
+                    vhost.remove_exchange(exchange.name)
+            for binding in list(vhost.binding_records()):
+                if binding in bindings:
+                    there[binding] = None
+                else:
+                    vhost.remove_binding(binding)
+        # Others may have been deleted with an auto-delete exchange whose last binding was removed.
+        return there if len(there) == self._broker.counts.bindings else {}
+
+    def _add_the_missing(self, state: TopologyRecords, there: dict[BindingRecord, None]) -> None:
+        broker = self._broker
+        for exchange in state.exchanges:
+            broker.vhost(exchange.vhost).put_exchange(exchange)
+        for record in state.queues:
+            vhost = broker.vhost(record.vhost)
+            queue = vhost.queues.get(record.name)
+            if queue is None:
+                unknown = index_of(record.queue_id) > self.applied
+                vhost.put_queue(record, unknown=unknown, of_many=is_partition(record.queue_id))
+            elif _places(queue.record) != _places(record):
+                vhost.set_members(queue, record.members, record.leader, record.founders)
+        for binding in state.bindings:
+            if binding in there:
+                continue
+            broker.vhost(binding.vhost).put_binding(binding)
+
+
+def _places(record: QueueRecord) -> tuple[object, ...]:
+    """Return the fields that a change of members changes."""
+    return record.members, record.leader, record.founders
+
+
+def note_applied(metadata: Metadata, index: int) -> None:
+    """Note on disk the index up to which the records go."""
+    metadata.put(TABLE, APPLIED, encode(_Applied(index)))
+
+
+_APPLY: dict[type, Callable[[Topology, int, Any], Result]] = {
+    operations.PutVhost: Topology._put_vhost,
+    operations.DeleteVhost: Topology._delete_vhost,
+    operations.DeclareExchange: Topology._declare_exchange,
+    operations.DeleteExchange: Topology._delete_exchange,
+    operations.Bind: Topology._bind,
+    operations.Unbind: Topology._unbind,
+    operations.DeclareQueue: Topology._declare_queue,
+    operations.DeleteQueue: Topology._delete_queue,
+    operations.SetMembers: Topology._set_members,
+    operations.PutUser: Topology._put_user,
+    operations.DeleteUser: Topology._delete_user,
+    operations.SetPermission: Topology._set_permission,
+    operations.ClearPermission: Topology._clear_permission,
+    operations.NodeDown: Topology._node_down,
+    operations.DeclareSuperStream: Topology._declare_super_stream,
+    operations.PutParameter: Topology._put_parameter,
+    operations.ClearParameter: Topology._clear_parameter,
+    operations.SetTopicPermission: Topology._set_topic_permission,
+    operations.ClearTopicPermission: Topology._clear_topic_permission,
+    operations.ReplaceHash: Topology._replace_hash,
+}

@@ -1,0 +1,1 @@
+"""Which nodes a cluster has, and how a node comes and goes."""

@@ -1,0 +1,1 @@
+"""Clients' sockets: listening, TLS, the poller, and bytes to and from sessions."""

@@ -1,0 +1,1 @@
+"""The running broker as the resources of the API use it."""

@@ -1,0 +1,1 @@
+"""One request: who asks, what for, and how an answer is made."""

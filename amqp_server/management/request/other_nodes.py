@@ -1,0 +1,178 @@
+"""One answer for the whole cluster: this node sends the request to the other nodes, and each answers with its
+own part.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+import trio
+
+from amqp_server.errors import AMQPError
+from amqp_server.management.request.answer import Answer, Refusal, encode, not_found, refusal_of
+from amqp_server.management.request.listing import Rows
+
+if TYPE_CHECKING:
+    from amqp_server.management.request.call import Call
+
+log = logging.getLogger("mqd.management")
+
+Row = dict[str, Any]
+#: Fields of the query that go to the other nodes; the node that the client asked sorts, filters and pages.
+PASSED_ON = tuple(
+    f"{name}_{part}"
+    for name in ("lengths", "msg_rates", "data_rates", "node_stats")
+    for part in ("age", "incr")
+)
+#: Bytes of rows in one part of an answer: a part is decoded in one step.
+PART_BYTES = 16_384
+#: Decoded rows take so many times the memory of their JSON.
+ROWS_SHARE = 4
+
+
+class Part(msgspec.Struct):
+    """The part of another node's list that is wanted, if not all of it."""
+
+    #: One column of all rows, as `sort` names it; empty for whole rows.
+    column: str = ""
+    #: (vhost, name) of the rows that are wanted, None for all.
+    rows: list[tuple[str, str]] | None = None
+
+
+class Question(msgspec.Struct):
+    method: str
+    #: Path as in endpoints.ENDPOINTS.
+    path: str
+    parts: dict[str, str]
+    query: dict[str, str]
+    user: str
+    reason: str = ""
+    #: Scopes of the user's token or from the HTTP backend, which the other node has not seen. `tags` are used
+    #: only together with scopes.
+    scopes: list[str] | None = None
+    tags: list[str] = []
+    #: Nodes of earlier versions ignore this field.
+    part: Part | None = None
+
+
+class Told(msgspec.Struct):
+    """The last part of an answer; those before it are arrays of rows."""
+
+    status: int
+    body: Any = None
+
+
+class Others(Protocol):
+    """The other nodes; see amqp_server.cluster.api_questions."""
+
+    def names(self) -> Sequence[str]:
+        """Return all nodes of the cluster except this one, up or down."""
+
+    async def ask(self, node: str, question: bytes) -> list[bytes] | None:
+        """Return the parts of its answer, None if there is none."""
+
+
+class Answers:
+    """The rows of the other nodes, and the nodes that did not answer."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, list[Row]] = {}
+        self.bodies: dict[str, Any] = {}
+        self.missing: list[str] = []
+
+    def all_rows(self) -> list[Row]:
+        return [row for rows in self.rows.values() for row in rows]
+
+
+async def ask_others(call: Call, nodes: Sequence[str] | None = None, part: Part | None = None) -> Answers:
+    """Send the request of this call to the other nodes, or to some; each answers with its own part."""
+    answers = Answers()
+    others = call.broker.others
+    if call.local or others is None:
+        return answers
+    question = encode(
+        Question(
+            method=call.method,
+            path=call.route,
+            parts=dict(call.path),
+            query={name: call.query[name] for name in PASSED_ON if name in call.query},
+            user=call.user.name,
+            reason=call.reason,
+            scopes=None if call.scopes is None else list(call.scopes),
+            tags=list(call.user.tags),
+            part=part,
+        )
+    )
+
+    refused: list[Refusal] = []
+
+    async def ask(node: str) -> None:
+        parts = await others.ask(node, question)
+        if parts is None:
+            answers.missing.append(node)
+            return
+        try:
+            call.held.add(ROWS_SHARE * sum(map(len, parts)))
+        except Refusal as refusal:
+            refused.append(refusal)
+            return
+        rows: list[Row] = []
+        for part in parts[:-1]:
+            await call.slices.rest()
+            rows += msgspec.json.decode(part)
+        told = msgspec.json.decode(parts[-1], type=Told)
+        answers.rows[node] = rows
+        if told.status < 300 and told.body is not None:
+            answers.bodies[node] = told.body
+        elif told.status in (200, 204):
+            answers.bodies.setdefault(node, None)
+
+    async with trio.open_nursery() as nursery:
+        for node in others.names() if nodes is None else nodes:
+            nursery.start_soon(ask, node)
+    if refused:
+        raise refused[0]
+    answers.missing.sort()
+    call.missing = sorted({*call.missing, *answers.missing})
+    return answers
+
+
+async def ask_node(call: Call, name: str) -> Answers:
+    """Ask one other node. Raises Refusal if there is no node of this name."""
+    others = call.broker.others
+    if call.local or others is None or name not in others.names():
+        raise not_found()
+    return await ask_others(call, [name])
+
+
+Handler = Callable[["Call"], Awaitable[Any]]
+
+
+async def answer(
+    question: bytes, make: Callable[[Question], tuple[Handler, Call]]
+) -> AsyncGenerator[bytes, None]:
+    """Yield the parts of this node's answer."""
+    status, body = 200, None
+    call: Call | None = None
+    try:
+        handler, call = make(msgspec.json.decode(question, type=Question))
+        told = await call.permitted(handler)
+        if isinstance(told, Answer):
+            status, body = told.status, told.body
+        elif isinstance(told, Rows):
+            async for part in told.parts(PART_BYTES):
+                yield part
+        else:
+            body = told
+    except Refusal as refusal:
+        status, body = refusal.status, refusal.body
+    except AMQPError as error:
+        refused = refusal_of(error)
+        status, body = refused.status, refused.body
+    finally:
+        if call is not None:
+            call.end()
+    yield encode(Told(status, body))

@@ -1,0 +1,162 @@
+"""Health checks under RabbitMQ's names: 200 if all is well, 503 with the reason if not."""
+
+from __future__ import annotations
+
+import ssl
+import time
+from typing import Any
+
+import trio
+
+from amqp_server.broker.access.permissions import Access
+from amqp_server.errors import AMQPError
+from amqp_server.management.request.answer import Answer, bad_request, refusal_of
+from amqp_server.management.request.call import Call
+from amqp_server.management.request.other_nodes import ask_node, ask_others
+
+ALIVENESS_QUEUE = "aliveness-test"
+#: Names of protocols as clients ask for them.
+PROTOCOLS = {"amqp091": "amqp", "amqp0.9.1": "amqp", "amqps": "amqp/ssl"}
+DAY_S = 86_400
+UNITS_S = {"days": DAY_S, "weeks": 7 * DAY_S, "months": 30 * DAY_S, "years": 365 * DAY_S}
+WITHIN_MAX = 100_000
+
+
+def _failed(reason: str, **more: Any) -> Answer:
+    return Answer(503, {"status": "failed", "reason": reason, **more})
+
+
+def _alarms_here(call: Call) -> list[dict[str, str]]:
+    return [{"node": call.broker.name, "resource": name} for name in call.broker.node.alarms()]
+
+
+async def alarms(call: Call) -> Any:
+    """Alarms of all nodes. A node that does not answer counts as one without alarms: other checks find such
+    nodes.
+    """
+    raised = _alarms_here(call)
+    if call.local:
+        return {"alarms": raised}
+    for body in (await ask_others(call)).bodies.values():
+        raised += body["alarms"]
+    if not raised:
+        return {"status": "ok"}
+    return _failed("There are alarms in effect in the cluster", alarms=raised)
+
+
+async def local_alarms(call: Call) -> Any:
+    raised = _alarms_here(call)
+    if not raised:
+        return {"status": "ok"}
+    return _failed("There are alarms in effect on the node", alarms=raised)
+
+
+async def node(call: Call) -> Any:
+    """The check that old clients use, for one node: this one unless the path names another."""
+    name = call.path.get("node", call.broker.name)
+    if name != call.broker.name:
+        answers = await ask_node(call, name)
+        if name in answers.missing:
+            return _failed(f"node {name} does not answer")
+        raised = answers.bodies[name]["alarms"]
+    else:
+        raised = _alarms_here(call)
+    if call.local:
+        return {"alarms": raised}
+    if not raised:
+        return {"status": "ok"}
+    return _failed(f"resource alarm(s) in effect: {', '.join(each['resource'] for each in raised)}")
+
+
+async def virtual_hosts(call: Call) -> Any:
+    return {"status": "ok"}
+
+
+async def port_listener(call: Call) -> Any:
+    asked = call.path["port"]
+    if not (asked.isascii() and asked.isdigit() and len(asked) <= 5):
+        raise bad_request("port must be a number")
+    ports = [listener.port for listener in call.broker.node.listeners()]
+    if int(asked) in ports:
+        return {"status": "ok", "port": int(asked)}
+    return _failed("No active listener", missing=int(asked), ports=ports)
+
+
+async def protocol_listener(call: Call) -> Any:
+    asked = call.path["protocol"]
+    protocol = PROTOCOLS.get(asked, asked)
+    protocols = [listener.protocol for listener in call.broker.node.listeners()]
+    if protocol in protocols:
+        return {"status": "ok", "protocol": protocol}
+    return _failed("No active listener", missing=protocol, protocols=protocols)
+
+
+async def certificate_expiration(call: Call) -> Any:
+    """Check if a certificate of a listener expires within this time."""
+    within, unit = call.path["within"], call.path["unit"]
+    # The length is checked first, so that only short texts are converted to a number.
+    if not (within.isascii() and within.isdigit() and len(within) <= 6 and 0 < int(within) <= WITHIN_MAX):
+        raise bad_request("Invalid expiration value.")
+    if unit not in UNITS_S:
+        raise bad_request(f"Time unit not recognised. Supported units: {', '.join(UNITS_S)}.")
+    until = time.time() + int(within) * UNITS_S[unit]
+    files = call.broker.node.certificates()
+    ends = [await trio.to_thread.run_sync(_ends, file) for file in files]
+    expired = [
+        _expiring(file, end) for file, end in zip(files, ends, strict=True) if end is None or end < until
+    ]
+    if expired:
+        return _failed("Certificates expiring", expired=expired)
+    return {"status": "ok"}
+
+
+def _expiring(file: str, end: float | None) -> dict[str, str]:
+    ends_on = "unknown" if end is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(end))
+    return {"file": file, "cert_expires_on": ends_on}
+
+
+def _ends(file: str) -> float | None:
+    """Return when the certificate in this file ends, s since 1970; None if there is none, so that the node
+    would not start.
+    """
+    try:
+        # The only way to use OpenSSL's parser without a handshake.
+        decoded: dict[str, Any] = ssl._ssl._test_decode_cert(file)  # type: ignore[attr-defined]
+    except (OSError, ValueError):
+        return None
+    return ssl.cert_time_to_seconds(decoded["notAfter"])
+
+
+async def mirror_sync_critical(call: Call) -> Any:
+    """There are no mirrored queues."""
+    return {"status": "ok", "reason": "single node cluster" if call.broker.cluster is None else "no mirrors"}
+
+
+async def below_connection_limit(call: Call) -> Any:
+    limit, open_ = call.broker.connections.count_max, call.broker.connections.count
+    if open_ < limit:
+        return {"status": "ok", "limit": limit, "connections": open_}
+    return _failed("Connection limit reached", limit=limit, connections=open_)
+
+
+async def ready_to_serve(call: Call) -> Any:
+    cluster = call.broker.cluster
+    obstacle = "" if cluster is None else cluster.obstacle()
+    return _failed(obstacle) if obstacle else {"status": "ok"}
+
+
+async def aliveness(call: Call) -> Any:
+    """Declare a queue, publish to it, and get the message back."""
+    vhost, broker = call.vhost(), call.broker
+    accesses: tuple[Access, ...] = ("configure", "write", "read")
+    for access in accesses:
+        call.require_own(vhost, "queue", ALIVENESS_QUEUE, access)
+    try:
+        await broker.queues.declare(vhost, ALIVENESS_QUEUE, durable=False, auto_delete=False, arguments={})
+        await broker.messages.publish(
+            vhost, "", ALIVENESS_QUEUE, {}, b"test_message", call.user.name, call.access
+        )
+        got = await broker.messages.get(vhost, ALIVENESS_QUEUE, 1, "ack")
+    except AMQPError as error:
+        raise refusal_of(error) from None
+    return {"status": "ok"} if got else _failed("the message did not come back")

@@ -1,0 +1,130 @@
+"""Explains a queue: where it is, how far this node's copy is, where its settings come from, and where
+decisions about it are taken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import trio
+
+from amqp_server.broker.broker import Broker
+from amqp_server.broker.decisions import decisions_of
+from amqp_server.broker.topology.policies import KEYS, Applied
+from amqp_server.broker.topology.queue import Queue
+from amqp_server.management.objects.internal_session import ANSWER_S
+from quorum_queue.cluster.replica_group import Group
+from quorum_queue.host import QueueHost
+from quorum_queue.machine.settings import Settings
+
+#: Settings of consumer groups, to which no policy applies.
+_OF_GROUPS = ("dead-letter-exchange", "dead-letter-routing-key", "delivery-limit")
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """A setting by its name in policies; an argument has `x-` in front."""
+
+    name: str
+    value: Any
+    #: argument, policy, operator policy, or default.
+    origin: str
+    #: Name of the policy.
+    policy: str | None = None
+
+
+class Copy(msgspec.Struct, frozen=True):
+    """This node's copy of a replicated queue."""
+
+    #: True if this node is a member of the queue's group.
+    member: bool
+    #: Last entry of the log that was applied here, and the last one that the leader has committed; None where
+    #: this node is no member, or does not learn it in time.
+    applied: int | None = None
+    committed: int | None = None
+
+
+def settings_of(queue: Queue) -> list[Setting]:
+    """Return the settings that a queue has, each with its origin."""
+    names = _OF_GROUPS if queue.type.is_group else tuple(KEYS)
+    found: list[Setting] = []
+    for name in names:
+        key = KEYS[name]
+        if not key.field or queue.type.name in key.unsupported:
+            continue
+        value, declared = getattr(queue.effective, key.field), getattr(queue.parsed, key.field)
+        policy = _origin(name, value, declared, queue.policies)
+        if policy is not None:
+            found.append(Setting(name, value, *policy))
+        elif declared is not None:
+            found.append(Setting(name, value, "argument"))
+        else:
+            found.append(Setting(name, _default(queue.settings, key.field), "default"))
+    return found
+
+
+def _origin(name: str, value: Any, declared: Any, applied: Applied) -> tuple[str, str] | None:
+    """Return which policy a value comes from; None if it comes from no policy."""
+    if name not in applied.definition or (declared is not None and value == declared):
+        return None
+    policy, operator = applied.policy, applied.operator_policy
+    told = applied.definition[name]
+    if policy is not None and policy.definition.get(name) == told:
+        return "policy", policy.name
+    assert operator is not None
+    return "operator policy", operator.name
+
+
+def _default(settings: Settings, field: str) -> Any:
+    return getattr(settings, field, None)
+
+
+async def explain(broker: Broker, queue: Queue) -> dict[str, Any]:
+    copy = await _copy(broker, queue)
+    return {
+        "settings": [msgspec.structs.asdict(each) for each in settings_of(queue)],
+        # Settings of a replicated queue take effect at an entry of its log.
+        "settings_in_force": queue.type.is_stream or queue.type.is_group or _are_in_force(queue),
+        "copy": None if copy is None else msgspec.structs.asdict(copy),
+        "decisions": [
+            {"what": each.what, "place": each.place, "why": each.why}
+            for each in decisions_of(queue.type.name)
+        ],
+    }
+
+
+def _are_in_force(queue: Queue) -> bool:
+    host = queue.host
+    if not isinstance(host, QueueHost):
+        return True
+    present = host.settings
+    # The machine keeps these as declared.
+    return present == replace(
+        queue.settings,
+        priority_max=present.priority_max,
+        single_active_consumer=present.single_active_consumer,
+    )
+
+
+async def _copy(broker: Broker, queue: Queue) -> Copy | None:
+    """None for a queue that is not replicated."""
+    if not queue.members:
+        return None
+    group = getattr(queue.host, "group", None)
+    if not isinstance(group, Group):
+        return Copy(member=False)
+    applied = group.applied
+    known: list[bool] = []
+    answered = trio.Event()
+
+    def caught_up(has: bool) -> None:
+        known.append(has)
+        answered.set()
+
+    broker.turn.run(group.catch_up, caught_up)
+    with trio.move_on_after(ANSWER_S):
+        await answered.wait()
+    if known != [True]:
+        return Copy(member=True, applied=applied)
+    return Copy(member=True, applied=applied, committed=max(group.core.commit, group.core.leader_commit))

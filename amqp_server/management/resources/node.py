@@ -1,0 +1,286 @@
+"""The node as a whole: overview, nodes, the user of the request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from amqp_server.broker.access.users import MONITORING
+from amqp_server.broker.traffic import Traffic
+from amqp_server.config import InvalidOption
+from amqp_server.management.objects.views import ListenerView, NodeView
+from amqp_server.management.request.answer import NO_CONTENT, Answer, bad_request, not_found
+from amqp_server.management.request.call import Call
+from amqp_server.management.request.listing import listing
+from amqp_server.management.request.other_nodes import Answers, ask_node, ask_others
+from amqp_server.management.statistics.history import DETAILED, GLOBAL
+from amqp_server.management.statistics.queue_totals import count_messages
+from amqp_server.management.statistics.stats import merged
+
+#: RabbitMQ's feature flags for features that mqd has, with RabbitMQ's descriptions.
+FEATURES = {
+    "direct_exchange_routing_v2": "v2 direct exchange routing implementation",
+    "maintenance_mode_status": "Maintenance mode status",
+    "quorum_queue": "Support queues of type `quorum`",
+    "stream_queue": "Support queues of type `stream`",
+    "user_limits": "Configure connection and channel limits for a user",
+    "virtual_host_metadata": "Virtual host metadata (description, tags, etc)",
+}
+
+
+async def overview(call: Call) -> Any:
+    broker, stats = call.broker, call.stats
+    vhosts = call.vhosts()
+    counts = await count_messages(call, vhosts, own=call.local or broker.others is not None)
+    channels, connections, traffic = await _look_at_clients(call)
+    lengths = {
+        "messages": counts.messages,
+        "messages_ready": counts.messages_ready,
+        "messages_unacknowledged": counts.messages_unacknowledged,
+    }
+    told: dict[str, Any] = {
+        "management_version": broker.version,
+        "product_name": broker.product,
+        "product_version": broker.version,
+        "build": broker.build,
+        "rabbitmq_version": broker.version,
+        "cluster_name": broker.cluster_name(),
+        "erlang_version": "",
+        "erlang_full_version": "",
+        "release_series_support_status": "supported",
+        "rates_mode": "basic",
+        "sample_retention_policies": {
+            "global": [age_s for age_s, _ in GLOBAL],
+            "basic": [age_s for age_s, _ in DETAILED],
+            "detailed": [age_s for age_s, _ in DETAILED],
+        },
+        "disable_stats": False,
+        "enable_queue_totals": False,
+        "message_stats": {},
+        "exchange_types": broker.node.exchange_types(),
+        "queue_totals": lengths,
+        "object_totals": {
+            "channels": channels,
+            "connections": connections,
+            "consumers": counts.consumers,
+            "exchanges": sum(broker.exchanges.count(vhost) for vhost in vhosts),
+            "queues": counts.queues,
+        },
+        "node": broker.name,
+        "statistics_db_event_queue": 0,
+    }
+    if call.may(MONITORING):
+        told["queue_totals"] = stats.queue_totals(lengths)
+        told["message_stats"] = stats.message_stats(traffic)
+        told["churn_rates"] = stats.churn(broker.node.churn())
+        told["listeners"] = [_listener(listener) for listener in broker.node.listeners()]
+        told["contexts"] = [context | {"node": broker.name} for context in broker.node.contexts()]
+    else:
+        # Sums over the vhosts that the user may see.
+        seen = merged(stats.vhost(vhost) for vhost in vhosts)
+        told["queue_totals"] = lengths | {
+            f"{name}_details": seen.get(f"{name}_details", {"rate": 0.0}) for name in lengths
+        }
+        told["message_stats"] = seen.get("message_stats", {})
+    return told if call.local else _everywhere(call, told, await ask_others(call))
+
+
+#: Fields whose lists are joined over all nodes, and fields that are added up.
+JOINED, ADDED = ("listeners", "contexts"), ("message_stats", "queue_totals", "churn_rates")
+COUNTED = ("channels", "connections", "consumers", "queues")
+
+
+def _everywhere(call: Call, told: dict[str, Any], answers: Answers) -> dict[str, Any]:
+    bodies: list[dict[str, Any]] = [body for body in answers.bodies.values() if body is not None]
+    for name in JOINED:
+        if name in told:
+            told[name] = [each for body in (told, *bodies) for each in body.get(name, ())]
+    for name in ADDED:
+        if name in told:
+            told[name] = merged(body[name] for body in (told, *bodies) if name in body)
+    totals: dict[str, int] = told["object_totals"]
+    for name in COUNTED:
+        totals[name] += sum(body["object_totals"][name] for body in bodies)
+    if answers.missing:
+        told["missing_nodes"] = answers.missing
+        # Queues of nodes that are down exist, too.
+        totals["queues"] = max(totals["queues"], sum(map(call.broker.queues.count, call.vhosts())))
+    return told
+
+
+async def _look_at_clients(call: Call) -> tuple[int, int, Traffic]:
+    """Return the numbers of channels and connections that the user may see, and the counts of these and of
+    closed ones.
+    """
+    channels = connections = 0
+    traffic = call.broker.connections.ended_traffic()
+    for opened in call.broker.connections.clients(None if call.may(MONITORING) else call.identity):
+        await call.slices.rest()
+        connections += 1
+        channels += len(opened)
+        for channel in opened:
+            if not channel.closed:
+                traffic.add(channel.counted())
+    return channels, connections, traffic
+
+
+def _listener(listener: ListenerView) -> dict[str, Any]:
+    return msgspec.structs.asdict(listener) | {
+        "socket_opts": {"port": listener.port, "ip": listener.ip_address, "nodelay": True}
+    }
+
+
+async def cluster_name(call: Call) -> Any:
+    return {"name": call.broker.cluster_name()}
+
+
+async def whoami(call: Call) -> Any:
+    return {"name": call.user.name, "tags": list(call.user.tags), "is_internal_user": call.scopes is None}
+
+
+async def nodes(call: Call) -> Any:
+    own = _node_row(call.broker.node.view(call.stats))
+    if call.local:
+        return own
+    answers = await ask_others(call)
+    rows: list[dict[str, Any]] = [own, *(body for body in answers.bodies.values() if body is not None)]
+    rows += [_down(name) for name in answers.missing]
+    rows.sort(key=lambda row: str(row["name"]))
+    return await listing(call, rows, dict)
+
+
+def _down(name: str) -> dict[str, Any]:
+    """Return the row of a node that does not answer, as in RabbitMQ."""
+    return {"name": name, "type": "disc", "running": False, "being_drained": False}
+
+
+def _node_row(node: NodeView) -> dict[str, Any]:
+    row = msgspec.structs.asdict(node)
+    del row["stats"]
+    return row | node.stats
+
+
+async def node(call: Call) -> Any:
+    name = call.path["node"]
+    if name == call.broker.name:
+        return _node_row(call.broker.node.view(call.stats))
+    return await _of_other(call, name, _down(name))
+
+
+async def _of_other(call: Call, name: str, down: dict[str, Any]) -> Any:
+    """Return another node's answer about itself, or `down` if it does not answer."""
+    return (await ask_node(call, name)).bodies.get(name) or down
+
+
+#: RabbitMQ's parts of the memory, of which mqd knows `queue_procs` (bodies of messages) and the rest.
+MEMORY_PARTS = [
+    "allocated_unused",
+    "atom",
+    "binary",
+    "code",
+    "connection_channels",
+    "connection_other",
+    "connection_readers",
+    "connection_writers",
+    "metadata_store",
+    "metadata_store_ets",
+    "metrics",
+    "mgmt_db",
+    "mnesia",
+    "msg_index",
+    "other_ets",
+    "other_proc",
+    "other_system",
+    "plugins",
+    "queue_procs",
+    "queue_slave_procs",
+    "quorum_ets",
+    "quorum_queue_dlx_procs",
+    "quorum_queue_procs",
+    "reserved_unallocated",
+    "stream_queue_coordinator_procs",
+    "stream_queue_procs",
+    "stream_queue_replica_reader_procs",
+]
+
+
+async def memory(call: Call) -> Any:
+    """How the memory of a node is used."""
+    name = call.path["node"]
+    if name != call.broker.name:
+        return await _of_other(call, name, {"memory": "not_available"})
+    used, bodies = call.broker.node.memory()
+    total = {"rss": used, "allocated": used, "erlang": used}
+    parts = dict.fromkeys(MEMORY_PARTS, 0) | {"queue_procs": bodies, "other_system": max(0, used - bodies)}
+    return {"memory": parts | {"strategy": "rss", "total": total}}
+
+
+async def memory_relative(call: Call) -> Any:
+    """The use of memory in percent."""
+    name = call.path["node"]
+    if name != call.broker.name:
+        return await _of_other(call, name, {"memory": "not_available"})
+    used, bodies = call.broker.node.memory()
+    share = min(100, -(-100 * bodies // max(1, used)))
+    parts = dict.fromkeys(MEMORY_PARTS, 0) | {"queue_procs": share, "other_system": 100 - share}
+    return {"memory": parts | {"total": 100}}
+
+
+class MemoryLimit(msgspec.Struct):
+    limit: str
+
+
+async def set_memory_limit(call: Call) -> Answer:
+    _require_node(call)
+    try:
+        call.broker.node.set_memory_limit(call.read(MemoryLimit).limit)
+    except InvalidOption as wrong:
+        raise bad_request(str(wrong)) from None
+    return NO_CONTENT
+
+
+async def stop(call: Call) -> Answer:
+    _require_node(call)
+    return Answer(202, after=call.broker.node.stop)
+
+
+async def auth(call: Call) -> Any:
+    """For pages that ask how users log in before they show a form: only by a password."""
+    return {"enable_uaa": False, "uaa_client_id": "", "uaa_location": ""}
+
+
+async def none(call: Call) -> Any:
+    """Extensions of the management API and deprecated features: mqd has none."""
+    return []
+
+
+async def feature_flags(call: Call) -> Any:
+    """Features that clients check before they use them. All of them are always enabled."""
+    return [
+        {
+            "name": name,
+            "desc": text,
+            "doc_url": "",
+            "provided_by": "mqd",
+            "stability": "stable",
+            "state": "enabled",
+        }
+        for name, text in FEATURES.items()
+    ]
+
+
+async def enable_feature(call: Call) -> Answer:
+    if call.path["name"] not in FEATURES:
+        raise bad_request("unsupported")
+    return NO_CONTENT
+
+
+async def reset_statistics(call: Call) -> Answer:
+    """Does nothing: mqd has no statistics that could be reset."""
+    return NO_CONTENT
+
+
+def _require_node(call: Call) -> None:
+    if call.path["node"] != call.broker.name:
+        raise not_found()

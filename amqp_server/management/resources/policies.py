@@ -1,0 +1,95 @@
+"""Policies and operator policies. See amqp_server.broker.topology.policies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from amqp_server.broker.declared.parameters import OPERATOR_POLICY, POLICY, ParameterRecord, ParameterRefused
+from amqp_server.management.request.answer import NO_CONTENT, Answer, created, not_found
+from amqp_server.management.request.call import Call
+from amqp_server.management.request.listing import listing
+from amqp_server.management.resources.parameters import invalid, require, vhost_to_set
+
+
+def shown(record: ParameterRecord) -> dict[str, Any]:
+    value = record.decoded
+    return {
+        "vhost": record.vhost,
+        "name": record.name,
+        "pattern": value["pattern"],
+        "apply-to": value["apply-to"],
+        "definition": value["definition"],
+        "priority": value["priority"],
+    }
+
+
+async def _list(call: Call, component: str) -> Any:
+    found = [record for vhost in call.vhosts() for record in call.broker.parameters.of(vhost, component)]
+    return await listing(call, found, shown)
+
+
+def _one(call: Call, component: str) -> ParameterRecord:
+    found = call.broker.parameters.get(call.path["vhost"], component, call.path["name"])
+    if found is None:
+        raise not_found()
+    return found
+
+
+async def _put(call: Call, component: str) -> Answer:
+    vhost = vhost_to_set(call)
+    asked = call.table()
+    pattern, definition = require(asked, "pattern"), require(asked, "definition")
+    try:
+        record = call.broker.policies.prepare(
+            vhost,
+            call.path["name"],
+            pattern=pattern,
+            # Clients write an empty table as an empty array.
+            definition={} if definition == [] else definition,
+            priority=asked.get("priority", 0),
+            apply_to=asked.get("apply-to", "all"),
+            operator=component == OPERATOR_POLICY,
+        )
+    except ParameterRefused as refused:
+        raise invalid(str(refused)) from None
+    return created(await call.broker.set_parameter(record))
+
+
+async def _delete(call: Call, component: str) -> Answer:
+    await call.broker.clear_parameter(_one(call, component))
+    return NO_CONTENT
+
+
+async def policies(call: Call) -> Any:
+    return await _list(call, POLICY)
+
+
+async def policy(call: Call) -> Any:
+    call.require_policymaker()
+    return shown(_one(call, POLICY))
+
+
+async def put_policy(call: Call) -> Answer:
+    call.require_policymaker()
+    return await _put(call, POLICY)
+
+
+async def delete_policy(call: Call) -> Answer:
+    call.require_policymaker()
+    return await _delete(call, POLICY)
+
+
+async def operator_policies(call: Call) -> Any:
+    return await _list(call, OPERATOR_POLICY)
+
+
+async def operator_policy(call: Call) -> Any:
+    return shown(_one(call, OPERATOR_POLICY))
+
+
+async def put_operator_policy(call: Call) -> Answer:
+    return await _put(call, OPERATOR_POLICY)
+
+
+async def delete_operator_policy(call: Call) -> Answer:
+    return await _delete(call, OPERATOR_POLICY)

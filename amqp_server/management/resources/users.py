@@ -1,0 +1,247 @@
+"""Users and their permissions."""
+
+from __future__ import annotations
+
+import secrets
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from amqp_server.broker.access.password import InvalidPasswordHash, from_rabbitmq
+from amqp_server.broker.access.permissions import InvalidPermission, Permission
+from amqp_server.broker.access.users import User, UserRefused, checked_name, checked_tags, hashed
+from amqp_server.config import INTERNAL_BACKEND
+from amqp_server.connection.login.password_checks import PasswordChecks
+from amqp_server.management.request.answer import NO_CONTENT, Answer, Refusal, bad_request, created, not_found
+from amqp_server.management.request.call import Call
+from amqp_server.management.request.listing import listing
+
+#: Bytes of a password that nobody knows.
+RANDOM_PASSWORD_BYTES = 32
+DEFAULT_ALGORITHM = "rabbit_password_hashing_sha256"
+ALGORITHMS = {
+    "$argon2id": "argon2id",
+    "sha256": DEFAULT_ALGORITHM,
+    "sha512": "rabbit_password_hashing_sha512",
+}
+
+
+def _shown(call: Call, user: User) -> dict[str, Any]:
+    """Return the row of a user, without the hash: no caller of this API needs it."""
+    algorithm = next((name for mark, name in ALGORITHMS.items() if user.password_hash.startswith(mark)), "")
+    return {
+        "name": user.name,
+        "tags": list(user.tags),
+        "hashing_algorithm": algorithm,
+        "limits": call.broker.limits.of_user(user.name),
+    }
+
+
+async def users(call: Call) -> Any:
+    return await listing(call, list(call.broker.users), partial(_shown, call))
+
+
+async def users_without_permissions(call: Call) -> Any:
+    known = {permission.user for permission in call.broker.permissions.all()}
+    found = [user for user in call.broker.users if user.name not in known]
+    return await listing(call, found, partial(_shown, call))
+
+
+async def user(call: Call) -> Any:
+    return _shown(call, _user(call))
+
+
+class UserRequest(msgspec.Struct):
+    """A password, or a hash that RabbitMQ made, or an empty hash, with which no password login is possible.
+
+    If all are missing, the user keeps its password.
+    """
+
+    password: str | None = None
+    password_hash: str | None = None
+    hashing_algorithm: str = DEFAULT_ALGORITHM
+    tags: str | list[str] | None = None
+
+
+async def put_user(call: Call) -> Answer:
+    async with call.broker.user_changes:
+        return await _put_user(call)
+
+
+async def _put_user(call: Call) -> Answer:
+    name = call.path["user"]
+    asked = call.read(UserRequest)
+    before = call.broker.users.get(name)
+    tags = asked.tags.split(",") if isinstance(asked.tags, str) else asked.tags
+    if tags is None:
+        tags = list(before.tags) if before else []
+    try:
+        checked_name(name)
+        told = checked_tags(tag.strip() for tag in tags if tag.strip())
+        encoded = await _hash(asked, before, call.broker.password_checks)
+        return created(await call.broker.put_user(name, encoded, told, forced=call.switch("force")))
+    except (UserRefused, InvalidPasswordHash) as refused:
+        raise bad_request(str(refused)) from None
+
+
+async def _hash(asked: UserRequest, before: User | None, checks: PasswordChecks) -> str:
+    if asked.password is not None and asked.password_hash is not None:
+        raise UserRefused("both_password_and_password_hash_are_provided")
+    if asked.password is not None:
+        return await checks.run(hashed, asked.password)
+    if asked.password_hash:
+        return from_rabbitmq(asked.hashing_algorithm, asked.password_hash)
+    if asked.password_hash is None and before is not None:
+        return before.password_hash
+    if asked.password_hash is None:
+        # As in RabbitMQ, the user gets a password that nobody knows.
+        return await checks.run(hashed, secrets.token_urlsafe(RANDOM_PASSWORD_BYTES))
+    return ""
+
+
+async def delete_user(call: Call) -> Answer:
+    async with call.broker.user_changes:
+        await _delete(call, _user(call).name)
+    return NO_CONTENT
+
+
+async def _delete(call: Call, name: str) -> None:
+    try:
+        await call.broker.delete_user(name, forced=call.switch("force"))
+    except UserRefused as refused:
+        raise bad_request(str(refused)) from None
+
+
+class BulkDelete(msgspec.Struct):
+    users: list[str]
+
+
+async def delete_users(call: Call) -> Answer:
+    names = call.read(BulkDelete).users
+    async with call.broker.user_changes:
+        unknown = next((name for name in names if call.broker.users.get(name) is None), None)
+        if unknown is not None:
+            raise Refusal(400, "bad_request", ["no_such_user", unknown])
+        for name in dict.fromkeys(names):
+            await _delete(call, name)
+    return NO_CONTENT
+
+
+class Login(msgspec.Struct):
+    password: str
+
+
+async def authenticate(call: Call) -> Any:
+    """Check a user's password. The answer is the same for an unknown user and for a wrong password."""
+    password = call.read(Login).password
+    name = call.path["user"]
+    verified = await call.broker.password_checks.run(call.broker.users.verify, name, password)
+    if not verified or INTERNAL_BACKEND not in call.broker.config.auth_backends:
+        verified = await call.broker.authentication.asked_elsewhere(name, password)
+    return {"authenticated": verified}
+
+
+def _user(call: Call) -> User:
+    found = call.broker.users.get(call.path["user"])
+    if found is None:
+        raise not_found()
+    return found
+
+
+# -- permissions --------------------------------------------------------------------------------
+
+
+async def permissions(call: Call) -> Any:
+    return await listing(call, call.broker.permissions.all())
+
+
+async def permissions_of_user(call: Call) -> Any:
+    return await listing(call, call.broker.permissions.of_user(_user(call).name))
+
+
+async def permissions_of_vhost(call: Call) -> Any:
+    return await listing(call, call.broker.permissions.of_vhost(call.vhost()))
+
+
+async def permission(call: Call) -> Any:
+    return _permission(call)
+
+
+class PermissionRequest(msgspec.Struct):
+    configure: str
+    write: str
+    read: str
+
+
+def _places(call: Call) -> tuple[str, str]:
+    """Return the vhost and the user that a permission is for."""
+    vhost, name = call.path["vhost"], call.path["user"]
+    if vhost not in call.broker.vhosts or call.broker.users.get(name) is None:
+        raise bad_request("vhost_or_user_not_found")
+    return vhost, name
+
+
+async def put_permission(call: Call) -> Answer:
+    vhost, name = _places(call)
+    asked = call.read(PermissionRequest)
+    try:
+        return created(
+            await call.broker.set_permission(name, vhost, asked.configure, asked.write, asked.read)
+        )
+    except InvalidPermission as invalid:
+        raise bad_request(str(invalid)) from None
+
+
+async def delete_permission(call: Call) -> Answer:
+    found = _permission(call)
+    await call.broker.clear_permission(found.user, found.vhost)
+    return NO_CONTENT
+
+
+def _permission(call: Call) -> Permission:
+    found = call.broker.permissions.get(_user(call).name, call.vhost())
+    if found is None:
+        raise not_found()
+    return found
+
+
+# -- topic permissions --------------------------------------------------------------------------
+
+
+async def topic_permissions(call: Call) -> Any:
+    """All topic permissions, or those of the user, the vhost, or both, that the path names."""
+    user = _user(call).name if "user" in call.path else None
+    vhost = call.vhost() if "vhost" in call.path else None
+    found = [
+        topic
+        for topic in call.broker.permissions.topics()
+        if user in (None, topic.user) and vhost in (None, topic.vhost)
+    ]
+    if not found and user is not None and vhost is not None:
+        raise not_found()
+    return await listing(call, found)
+
+
+class TopicPermissionRequest(msgspec.Struct):
+    exchange: str
+    write: str
+    read: str
+
+
+async def put_topic_permission(call: Call) -> Answer:
+    vhost, name = _places(call)
+    asked = call.read(TopicPermissionRequest)
+    try:
+        return created(
+            await call.broker.set_topic_permission(name, vhost, asked.exchange, asked.write, asked.read)
+        )
+    except InvalidPermission as invalid:
+        raise bad_request(str(invalid)) from None
+
+
+async def delete_topic_permissions(call: Call) -> Answer:
+    """Delete the topic permissions of a user in a vhost, or only those for one exchange there."""
+    vhost, name = call.vhost(), _user(call).name
+    await call.broker.clear_topic_permission(name, vhost, call.path.get("exchange", ""))
+    return NO_CONTENT

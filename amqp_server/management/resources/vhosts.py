@@ -1,0 +1,124 @@
+"""Virtual hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from amqp_server.broker.declared.parameters import ParameterRefused
+from amqp_server.broker.declared.vhosts import VhostRecord, VhostRefused
+from amqp_server.management.request.answer import NO_CONTENT, Answer, bad_request, created, not_found
+from amqp_server.management.request.call import Call
+from amqp_server.management.request.listing import listing
+from amqp_server.management.request.other_nodes import ask_others
+from amqp_server.management.statistics.queue_totals import count_messages
+from amqp_server.management.statistics.stats import merged
+
+
+async def _shown(call: Call, vhost: VhostRecord) -> dict[str, Any]:
+    counts = await count_messages(call, [vhost.name], own=call.broker.others is not None)
+    told = call.stats.vhost(vhost.name) | {
+        "messages": counts.messages,
+        "messages_ready": counts.messages_ready,
+        "messages_unacknowledged": counts.messages_unacknowledged,
+    }
+    return {
+        "name": vhost.name,
+        "description": vhost.description,
+        "tags": list(vhost.tags),
+        "metadata": _metadata(vhost),
+        "default_queue_type": vhost.default_queue_type or "undefined",
+        "tracing": call.broker.is_traced(vhost.name),
+        "cluster_state": {call.broker.name: "running"},
+    } | told
+
+
+def _metadata(vhost: VhostRecord) -> dict[str, Any]:
+    told: dict[str, Any] = {"description": vhost.description, "tags": list(vhost.tags)}
+    if vhost.default_queue_type:
+        told["default_queue_type"] = vhost.default_queue_type
+    return told
+
+
+#: Fields of which each node has a part.
+COUNTED = ("messages", "messages_ready", "messages_unacknowledged", "recv_oct", "send_oct", "message_stats")
+
+
+def _everywhere(
+    row: dict[str, Any], told: Iterable[dict[str, Any]], missing: Iterable[str]
+) -> dict[str, Any]:
+    told = list(told)
+    parts = [
+        {name: each[name] for name in each if name.removesuffix("_details") in COUNTED}
+        for each in (row, *told)
+    ]
+    for each in told:
+        row["cluster_state"] |= each["cluster_state"]
+    row["cluster_state"] |= dict.fromkeys(missing, "nodedown")
+    return row | merged(parts)
+
+
+async def vhosts(call: Call) -> Any:
+    rows = [await _shown(call, vhost) for vhost in call.visible_vhosts()]
+    if not call.local:
+        answers = await ask_others(call)
+        told: dict[str, list[dict[str, Any]]] = {}
+        for each in answers.all_rows():
+            told.setdefault(each["name"], []).append(each)
+        rows = [_everywhere(row, told.get(row["name"], ()), answers.missing) for row in rows]
+    return await listing(call, rows, dict)
+
+
+async def vhost(call: Call) -> Any:
+    row = await _shown(call, call.broker.vhosts.require(call.vhost()))
+    answers = await ask_others(call)
+    return _everywhere(row, [body for body in answers.bodies.values() if body], answers.missing)
+
+
+class VhostRequest(msgspec.Struct):
+    description: str | None = None
+    tags: str | list[str] | None = None
+    #: If it is missing, the vhost keeps its type.
+    default_queue_type: str | None = None
+    tracing: bool | None = None
+
+
+async def put_vhost(call: Call) -> Answer:
+    asked = call.read(VhostRequest)
+    tags = asked.tags.split(",") if isinstance(asked.tags, str) else asked.tags or []
+    told = tuple(tag.strip() for tag in tags if tag.strip())
+    name = call.path["vhost"]
+    try:
+        new = await call.broker.create_vhost(name, asked.description or "", told, _type(call, asked))
+        if asked.tracing is not None:
+            await call.broker.trace(name, on=asked.tracing)
+    except (VhostRefused, ParameterRefused) as refused:
+        raise bad_request(str(refused)) from None
+    return created(new)
+
+
+def _type(call: Call, asked: VhostRequest) -> str:
+    if asked.default_queue_type is None:
+        before = call.broker.vhosts.get(call.path["vhost"])
+        return before.default_queue_type if before is not None else ""
+    return "" if asked.default_queue_type == "undefined" else asked.default_queue_type
+
+
+async def start(call: Call) -> Answer:
+    """Does nothing: in RabbitMQ a vhost can fail on one node and not on another; here it always runs."""
+    name, node, others = call.path["vhost"], call.path["node"], call.broker.others
+    if name not in call.broker.vhosts:
+        raise bad_request(f"Request to node {node} failed with no_such_vhost")
+    if node != call.broker.name and (others is None or node not in others.names()):
+        raise bad_request(f"Request to node {node} failed with nodedown")
+    return NO_CONTENT
+
+
+async def delete_vhost(call: Call) -> Answer:
+    name = call.path["vhost"]
+    if name not in call.broker.vhosts:
+        raise not_found()
+    await call.broker.delete_vhost(name)
+    return NO_CONTENT

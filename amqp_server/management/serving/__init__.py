@@ -1,0 +1,1 @@
+"""The management listener: HTTP, paths, logins, and the files of the page."""

@@ -1,0 +1,1 @@
+"""Counters, rates, samples and metrics."""

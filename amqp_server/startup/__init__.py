@@ -1,0 +1,1 @@
+"""What a start needs besides the node itself: options, the first administrator, definitions, reloads."""

@@ -1,0 +1,1 @@
+"""Consumer groups on a node: their hosts, readers, deliveries and dead letters."""

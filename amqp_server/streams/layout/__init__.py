@@ -1,0 +1,1 @@
+"""How a stream stores messages, and how they become deliveries."""

@@ -1,0 +1,555 @@
+"""Messages as a stream stores them: they are encoded once, when they are published, so that a replay only
+joins them.
+
+An item has all bytes behind the delivery tag of a delivery: the flag `redelivered`, which is never set, the
+routing, the end of the method frame, and the content frames, for channel 1. Its headers already end with the
+field `x-stream-offset`. So one `join` delivers a run of items of one size (see deliver.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain, repeat
+from operator import itemgetter
+from typing import Final
+
+from amqp_server.streams.layout.deduplication import last_names
+from amqp_server.streams.layout.large import LARGE_CONTENT_BYTES, LargeItem
+from amqp_server.wire import content, tables
+from amqp_server.wire.content import Properties
+from persistence.streams import batch as batches
+from persistence.streams.batch import ALIKE, COUNT_MAX, DENSE, FILTER_BYTES_MAX, KEYED, Batch, Shape
+from persistence.streams.compression import NONE, ZSTD, Growing
+from quorum_queue.machine.dedup import Names
+from quorum_queue.machine.run import LargeRun, Run
+
+#: A batch is closed when it has this many bytes.
+BATCH_BYTES: Final = 256 * 1024
+#: Maximum number of cached layouts of properties, and the longest properties that are cached.
+LAYOUTS_MAX: Final = 1024
+LAYOUT_BYTES_MAX: Final = 1024
+OFFSET: Final = b"x-stream-offset"
+#: Header with which a group names the stream of a message.
+STREAM: Final = b"x-stream"
+_STREAM_NAME: Final = bytes((len(STREAM),)) + STREAM
+FILTER: Final = b"x-stream-filter-value"
+#: Content encodings of bodies that need no further compression.
+COMPRESSIONS: Final = frozenset(
+    [
+        "gzip",
+        "x-gzip",
+        "deflate",
+        "zip",
+        "zlib",
+        "br",
+        "brotli",
+        "compress",
+        "x-compress",
+        "zstd",
+        "lz4",
+        "snappy",
+        "bzip2",
+        "bz2",
+        "xz",
+        "lzma",
+        "lzo",
+    ]
+)
+_LOW: Final = [bytes((value,)) for value in range(256)]
+#: Runs of at most this many messages are encoded together with others.
+SHORT_RUN: Final = 64
+_HEADERS_FLAG: Final = 0x2000
+_flatten = chain.from_iterable
+
+
+class Layout:
+    """How the properties of a message are encoded around its offset."""
+
+    __slots__ = ("after", "before", "dense", "names_stream", "opening", "value")
+
+    def __init__(
+        self,
+        before: bytes,
+        opening: int,
+        after: bytes,
+        value: bytes | None,
+        dense: bool,
+        *,
+        names_stream: bool,
+    ) -> None:
+        #: The bytes from the property flags to the offset, and how many of them come before the first header.
+        self.before = before
+        self.opening = opening
+        self.after = after
+        #: True if the headers seem to have the one with which a group names the stream.
+        self.names_stream = names_stream
+        #: The message's filter value.
+        self.value = value
+        #: True if the publisher has compressed the body.
+        self.dense = dense
+
+
+class Layouts:
+    """Layouts by the bytes of flags and properties: most messages share a few."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Layout] = {}
+
+    def of(self, header: bytes) -> Layout:
+        """Return the layout for a content header's payload."""
+        key = header[12:]
+        layout = self._known.get(key)
+        if layout is None:
+            layout = _layout(header)
+            if len(key) <= LAYOUT_BYTES_MAX:
+                if len(self._known) >= LAYOUTS_MAX:
+                    self._known.clear()
+                self._known[key] = layout
+        return layout
+
+
+def _alike(contents: list[bytes], front: bytes) -> bool:
+    """Return whether all contents have the same length and begin with `front`. The loop runs in C."""
+    count = len(contents)
+    if list(map(len, contents)).count(len(contents[0])) != count:
+        return False
+    return list(map(itemgetter(slice(len(front))), contents)).count(front) == count
+
+
+def _in_one_frame(first: bytes, front: bytes) -> bool:
+    """Return whether a message, which begins with this content header, has one body frame at most."""
+    at = len(front)
+    return len(first) == at or int.from_bytes(first[at + 3 : at + 7], "big") + 8 == len(first) - at
+
+
+def _largest(framed: bytes, at: int) -> int:
+    """Return the size of the largest frame from here on."""
+    largest = 0
+    while at < len(framed):
+        size = int.from_bytes(framed[at + 3 : at + 7], "big") + 8
+        largest = max(largest, size)
+        at += size
+    return largest
+
+
+def _pre(head: bytes, front: bytes, layout: Layout, payload_bytes: int) -> bytes:
+    """Return the bytes of an item before its offset; `front` is the content header's frame as received."""
+    return b"".join(
+        (
+            b"\x00",
+            head,
+            b"\xce\x02\x00\x01",
+            payload_bytes.to_bytes(4, "big"),
+            front[7:19],
+            layout.before,
+        )
+    )
+
+
+def begin_large(layouts: Layouts, content: bytes, head: bytes, channel: int, codec: str = NONE) -> LargeItem:
+    """Begin to encode a large message; `channel` is the channel of its frames. `codec` compresses it for an
+    entry; LZ4 cannot compress piece by piece, so with LZ4 it stays uncompressed.
+    """
+    at = 8 + int.from_bytes(content[3:7], "big")
+    front = content[:at]
+    layout = layouts.of(front[7:-1])
+    payload_bytes = 20 + len(layout.before) + len(layout.after)
+    pre = _pre(head, front, layout, payload_bytes)
+    packing = Growing() if codec == ZSTD and not layout.dense else None
+    return LargeItem(content, at, pre, layout.after + b"\xce", payload_bytes, channel, packing)
+
+
+def _layout(header: bytes) -> Layout:
+    properties = Properties.parse(header)
+    table = tables.replaced(properties.raw.get("headers", b""), {OFFSET: None})
+    flags = int.from_bytes(header[12:14], "big") | _HEADERS_FLAG
+    before = [flags.to_bytes(2, "big")]
+    after: list[bytes] = []
+    part = before
+    fields = table[4:] + bytes((len(OFFSET),)) + OFFSET + b"l"
+    for name in content.PROPERTIES:
+        if name == "headers":
+            part.append((len(fields) + 8).to_bytes(4, "big") + fields)
+            part = after
+        elif name in properties.raw:
+            part.append(properties.raw[name])
+    joined = b"".join(before)
+    return Layout(
+        joined,
+        len(joined) - len(fields),
+        b"".join(after),
+        _filter_value(table),
+        _is_dense(properties),
+        names_stream=_STREAM_NAME in fields,
+    )
+
+
+def _is_dense(properties: Properties) -> bool:
+    """Return whether the content encoding is a compression. Many clients put a character set there."""
+    encoding = properties.text("content_encoding")
+    # Spring writes gzip:UTF-8, others write a list as in HTTP.
+    words = [] if encoding is None else encoding.lower().replace(",", " ").replace(":", " ").split()
+    return any(word in COMPRESSIONS for word in words)
+
+
+def _filter_value(table: bytes) -> bytes | None:
+    if FILTER not in table:
+        return None
+    value = tables.decode(table).get(FILTER.decode())
+    encoded = value.encode() if isinstance(value, str) else value
+    if isinstance(encoded, bytes) and len(encoded) <= FILTER_BYTES_MAX:
+        return encoded
+    return None
+
+
+class Encoded:
+    """A batch in memory, and its parts that are written to disk."""
+
+    __slots__ = ("batch", "named", "names", "packed", "parts", "stamps")
+
+    def __init__(
+        self,
+        batch: Batch,
+        parts: list[bytes],
+        names: Sequence[bytes] = (),
+        stamps: list[tuple[int, int, int]] | None = None,
+        named: Sequence[tuple[int, Names]] = (),
+    ) -> None:
+        self.batch = batch
+        self.parts = parts
+        #: Names that identify duplicates of its messages.
+        self.names = names
+        #: The items of a large message, compressed by Zstandard for an entry.
+        self.packed: bytes | None = None
+        #: Positions of the offsets, if wanted: number of consecutive items, size of each, and position in the
+        #: item.
+        self.stamps = stamps
+        #: The names of the messages, if duplicates are found later: number of the first message, and the
+        #: names from there on.
+        self.named = named
+
+
+class Encoder:
+    """Makes batches of runs of messages."""
+
+    __slots__ = (
+        "_alike",
+        "_base",
+        "_codec",
+        "_count",
+        "_dense_bytes",
+        "_done",
+        "_filters",
+        "_items",
+        "_items_crc",
+        "_keyed",
+        "_layouts",
+        "_made",
+        "_named",
+        "_opening_stop",
+        "_pre",
+        "_shapes",
+        "_short",
+        "_short_channel",
+        "_short_heads",
+        "_size",
+        "_stamps",
+        "_time_ms",
+        "_values",
+    )
+
+    def __init__(
+        self, layouts: Layouts, base: int, time_ms: int, *, stamped: bool = False, codec: str = NONE
+    ) -> None:
+        """`stamped`: note the positions of the offsets, which are written later, when duplicates are known.
+        `codec`: see begin_large.
+        """
+        self._layouts = layouts
+        self._codec = codec
+        self._base = base
+        self._time_ms = time_ms
+        self._done: list[Encoded] = []
+        self._count = self._size = self._dense_bytes = 0
+        self._items: list[bytes] = []
+        #: Checksum of the items if it is known.
+        self._items_crc: int | None = None
+        #: Large messages that were encoded before, by the identity of their contents.
+        self._made: dict[int, LargeItem] = {}
+        self._shapes: list[Shape] = []
+        #: Numbers of the filter values, and the number for each message.
+        self._values: dict[bytes | None, int] = {}
+        self._filters: list[int] = []
+        #: Names of messages that are in no batch yet, with the offset of the first of them.
+        self._named: list[tuple[int, Names]] = []
+        #: Messages of short runs, which are encoded together: where routing keys alternate, as in a super
+        #: stream, each message is a run of its own. Then their heads, and the channel number in their frames.
+        self._short: list[bytes] = []
+        self._short_heads: list[bytes] = []
+        self._short_channel = 0
+        self._stamps: list[tuple[int, int, int]] | None = [] if stamped else None
+        #: See Batch. `_pre`: the beginning of the last message; `_opening_stop`: where the opening of its
+        #: headers ends there.
+        self._alike, self._keyed = True, False
+        self._pre, self._opening_stop = b"", 0
+
+    @property
+    def next_offset(self) -> int:
+        """The offset of the next message."""
+        return self._base + self._count + len(self._short)
+
+    def add(self, run: Run, names: Names | None = None) -> None:
+        """Add messages behind the others."""
+        contents = run.contents
+        assert contents is not None
+        if isinstance(run, LargeRun):
+            self._made.update(run.made)
+        if names is not None:
+            self._named.append((self.next_offset, names))
+        heads, count, channel = run.heads, len(contents), run.attributes.channel
+        if heads is None and count > SHORT_RUN:
+            self._add_short()
+            self._add_run(contents, [run.head], channel)
+            return
+        if self._short and self._short_channel != channel:
+            self._add_short()
+        self._short_channel = channel
+        self._short += contents
+        self._short_heads += [run.head] * count if heads is None else heads
+
+    def _add_short(self) -> None:
+        """Add the collected messages of short runs."""
+        if self._short:
+            contents, heads = self._short, self._short_heads
+            self._short, self._short_heads = [], []
+            if heads.count(heads[0]) == len(heads):
+                heads = heads[:1]
+            self._add_run(contents, heads, self._short_channel)
+
+    def _add_run(self, contents: list[bytes], heads: list[bytes], channel: int) -> None:
+        """Add messages that share one head, or have one head each."""
+        count, start = len(contents), 0
+        if count > 1:
+            front = contents[0][: 8 + int.from_bytes(contents[0][3:7], "big")]
+            same = list(map(len, heads)).count(len(heads[0])) == len(heads)
+            if same and _alike(contents, front) and (len(heads) == 1 or _in_one_frame(contents[0], front)):
+                self._add_alike(contents, heads, front, channel)
+                return
+        one = len(heads) == 1
+        while start < count:
+            first = contents[start]
+            size, front = len(first), first[: 8 + int.from_bytes(first[3:7], "big")]
+            head = heads[0] if one else heads[start]
+            stop = start + 1
+            while stop < count:
+                each = contents[stop]
+                if len(each) != size or not each.startswith(front):
+                    break
+                if not one and heads[stop] != head:
+                    break
+                stop += 1
+            self._add_alike(contents[start:stop], [head], front, channel)
+            start = stop
+
+    def _add_alike(self, contents: list[bytes], heads: list[bytes], front: bytes, channel: int) -> None:
+        """Add messages with the same content header, and bodies of the same length.
+
+        They have the same routing, or each its own of the same length; in the second case their bodies have
+        at most one frame.
+        """
+        head = heads[0]
+        layout = self._layouts.of(front[7:-1])
+        if len(contents[0]) > LARGE_CONTENT_BYTES:
+            for number, each in enumerate(contents):
+                self._add_large(each, head if len(heads) == 1 else heads[number], channel, layout)
+            return
+        payload_bytes = 20 + len(layout.before) + len(layout.after)
+        pre = _pre(head, front, layout, payload_bytes)
+        first, at = contents[0], len(front)
+        post = layout.after + b"\xce"
+        if len(first) == at:
+            shape = Shape(0, len(pre) + 8 + len(post), len(head), payload_bytes, 0)
+            self._add_shaped(contents, heads, shape, pre, post, at, layout)
+            return
+        frame_bytes = int.from_bytes(first[at + 3 : at + 7], "big") + 8
+        if frame_bytes == len(first) - at:
+            post += b"\x03\x00\x01" + first[at + 3 : at + 7]
+            size = len(pre) + 8 + len(post) + len(first) - at - 7
+            shape = Shape(0, size, len(head), payload_bytes, frame_bytes)
+            self._add_shaped(contents, heads, shape, pre, post, at + 7, layout)
+            return
+        for each in contents:
+            # Bodies of the same length may be split into frames differently.
+            framed = each if channel == 1 else content.restamp_all([each], 1)[0]
+            shape = Shape(
+                0, len(pre) + 8 + len(post) + len(framed) - at, len(head), payload_bytes, _largest(framed, at)
+            )
+            self._add_shaped([framed], heads, shape, pre, post, at, layout)
+
+    def _add_large(self, content: bytes, head: bytes, channel: int, layout: Layout) -> None:
+        """Add a message as a separate batch."""
+        item = self._made.pop(id(content), None)
+        if item is None:
+            item = begin_large(self._layouts, content, head, channel, self._codec)
+        if self._count:
+            self._close()
+        # The compressed item also has offset 0, so both have the same checksum.
+        data, self._items_crc = item.finish(self._base if self._stamps is None else 0)
+        self._items.append(data)
+        if self._stamps is not None:
+            self._stamps.append((1, item.size, len(item.pre)))
+        shape = Shape(1, item.size, len(head), item.payload_bytes, item.largest)
+        self._note(shape, layout, item.pre, keyed=False)
+        self._close()
+        self._done[-1].packed = item.packed
+
+    def _add_shaped(
+        self,
+        contents: list[bytes],
+        heads: list[bytes],
+        shape: Shape,
+        pre: bytes,
+        post: bytes,
+        at: int,
+        layout: Layout,
+    ) -> None:
+        """Add messages of this shape, in as many batches as needed."""
+        start, count = 0, len(contents)
+        while start < count:
+            room = min((BATCH_BYTES - self._size) // shape.size, COUNT_MAX - self._count)
+            if room <= 0:
+                if self._count:
+                    self._close()
+                    continue
+                room = 1
+            part = contents[start : start + room]
+            if len(heads) == 1:
+                self._put(part, pre, post, at)
+            else:
+                self._put_headed(part, heads[start : start + room], pre, post, at)
+            if self._stamps is not None:
+                self._stamps.append((len(part), shape.size, len(pre)))
+            self._note(shape._replace(count=len(part)), layout, pre, keyed=len(heads) > 1)
+            start += len(part)
+
+    def _put(self, contents: list[bytes], pre: bytes, post: bytes, at: int) -> None:
+        offset, count, done = self.next_offset, len(contents), 0
+        bodies = map(itemgetter(slice(at, None)), contents)
+        if count == 1:
+            self._items += (pre, offset.to_bytes(8, "big"), post, contents[0][at:])
+            return
+        while done < count:
+            low = offset & 255
+            part = min(256 - low, count - done)
+            start = pre + (offset >> 8).to_bytes(7, "big")
+            self._items.append(
+                b"".join(_flatten(zip(repeat(start), _LOW[low : low + part], repeat(post), bodies)))
+            )
+            offset += part
+            done += part
+
+    def _put_headed(
+        self, contents: list[bytes], heads: list[bytes], pre: bytes, post: bytes, at: int
+    ) -> None:
+        """Like `_put`, but the head in `pre` belongs to only one of the messages."""
+        offset, count, done = self.next_offset, len(contents), 0
+        bodies = map(itemgetter(slice(at, None)), contents)
+        middle = pre[1 + len(heads[0]) :]
+        while done < count:
+            low = offset & 255
+            part = min(256 - low, count - done)
+            start = middle + (offset >> 8).to_bytes(7, "big")
+            each = zip(
+                repeat(b"\x00"),
+                heads[done : done + part],
+                repeat(start),
+                _LOW[low : low + part],
+                repeat(post),
+                bodies,
+            )
+            self._items.append(b"".join(_flatten(each)))
+            offset += part
+            done += part
+
+    def _note(self, shape: Shape, layout: Layout, pre: bytes, *, keyed: bool) -> None:
+        if layout.dense:
+            self._dense_bytes += shape.count * shape.size
+        value = layout.value
+        self._count += shape.count
+        self._size += shape.count * shape.size
+        last = self._shapes[-1] if self._shapes else None
+        stop = len(pre) - len(layout.before) + layout.opening
+        self._keyed = self._keyed or keyed
+        if layout.names_stream:
+            self._alike = False
+        if last is not None and last[1:] == shape[1:]:
+            self._shapes[-1] = last._replace(count=last.count + shape.count)
+            before, routing = self._pre, 1 + shape.first
+            if before[:routing] != pre[:routing]:
+                self._keyed = True
+            if before[routing : self._opening_stop] != pre[routing:stop]:
+                self._alike = False
+        else:
+            self._shapes.append(shape)
+        self._pre, self._opening_stop = pre, stop
+        number = self._values.setdefault(value, len(self._values))
+        self._filters += [number] * shape.count
+
+    def _close(self) -> None:
+        items = b"".join(self._items)
+        values = list(self._values)
+        filters = self._filters if len(values) > 1 else []
+        named = self._take_named() if self._named else []
+        names: list[bytes] = []
+        if self._stamps is None:
+            for _, part in named:
+                names += last_names(part, 0, len(part))
+            named = []
+        flags = DENSE if self._dense_bytes * 2 > self._size else 0
+        if self._alike:
+            flags |= ALIKE
+        if self._keyed:
+            flags |= KEYED
+        parts = batches.encode(
+            self._base,
+            self._time_ms,
+            self._shapes,
+            items,
+            values,
+            filters,
+            names,
+            flags=flags,
+            items_crc=self._items_crc,
+        )
+        size = sum(map(len, parts))
+        batch = Batch(self._base, self._time_ms, self._shapes, items, values, filters, size, flags=flags)
+        self._done.append(Encoded(batch, parts, names, self._stamps, named))
+        self._base += self._count
+        self._count = self._size = self._dense_bytes = 0
+        self._items, self._shapes, self._values, self._filters = [], [], {}, []
+        self._items_crc = None
+        self._alike, self._keyed = True, False
+        if self._stamps is not None:
+            self._stamps = []
+
+    def _take_named(self) -> list[tuple[int, Names]]:
+        """Return the names of the messages of this batch, with the number of the first message."""
+        stop = self._base + self._count
+        found: list[tuple[int, Names]] = []
+        rest: list[tuple[int, Names]] = []
+        for first, names in self._named:
+            start, end = max(self._base - first, 0), min(stop - first, len(names))
+            if start < end:
+                found.append((first + start - self._base, names[start:end]))
+            if first + len(names) > stop:
+                rest.append((first, names))
+        self._named = rest
+        return found
+
+    def finish(self) -> list[Encoded]:
+        """Return all batches."""
+        self._add_short()
+        if self._count:
+            self._close()
+        return self._done

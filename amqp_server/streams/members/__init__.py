@@ -1,0 +1,1 @@
+"""A replicated stream on one of its members: its log, its data, its readers."""

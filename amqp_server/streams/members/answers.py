@@ -1,0 +1,125 @@
+"""The answers of one member of a stream to other nodes: to members that fill their segments, and to nodes
+that have no copy.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from functools import partial
+from typing import TYPE_CHECKING
+
+from outcome import Error, Outcome
+
+from amqp_server.streams.layout.consumer_start import Start
+from amqp_server.streams.members.requests import ABSENT, Done
+from persistence.streams.log import READ_BYTES, Raw
+from quorum_queue.cluster import frames
+from quorum_queue.ports import Turn
+
+if TYPE_CHECKING:
+    from amqp_server.streams.layout.encode import Encoded
+    from amqp_server.streams.local_host import StreamServices
+    from amqp_server.streams.members.host import StreamGroupHost
+
+
+class Answers:
+    """Answers the questions of other nodes; see Asks."""
+
+    def __init__(self, host: StreamGroupHost, services: StreamServices, turn: Turn) -> None:
+        self._host = host
+        self._services = services
+        self._turn = turn
+        #: Nodes that wait for messages, with the first offset that they want.
+        self._followers: dict[str, tuple[int, Done]] = {}
+
+    def has_more(self) -> None:
+        """There may be more messages for nodes that follow the stream."""
+        followers, self._followers = self._followers, {}
+        for peer, (offset, reply) in followers.items():
+            self.answer(peer, frames.ASK_FOLLOW, offset, reply)
+
+    def close(self) -> None:
+        followers, self._followers = self._followers, {}
+        for _, reply in followers.values():
+            reply(ABSENT)
+
+    def answer(self, peer: str, what: int, value: int, reply: Done, data: bytes = b"") -> None:
+        """Answer a question of another node; see Asks."""
+        host = self._host
+        if host.ended or not host.opened:
+            reply(ABSENT)
+        elif what == frames.ASK_NAMES:
+            host.names.note_for(data, reply)
+        elif what in (frames.ASK_READ, frames.ASK_FOLLOW):
+            self._answer_read(peer, what, value, reply)
+        elif what == frames.ASK_SOUND:
+            reply(host.word(frames.TOLD_FOUND, host.log.sound_stop))
+        elif not host.group.informed or (what in (frames.ASK_LAST, frames.ASK_FIND) and host.missing_count):
+            reply(ABSENT)
+        elif what == frames.ASK_LAST:
+            host.finding.find(Start("last"), lambda offset: reply(host.word(frames.TOLD_FOUND, offset)))
+        elif what == frames.ASK_FIND:
+            host.finding.find(
+                Start(time_ms=value), lambda offset: reply(host.word(frames.TOLD_FOUND, offset))
+            )
+        else:
+            host.catch_up(lambda *why: reply(ABSENT if host.ended else host.word(frames.TOLD_FOUND)))
+
+    def _answer_read(self, peer: str, what: int, offset: int, reply: Done) -> None:
+        host = self._host
+        first, tail = host.first_offset, host.tail
+        if offset < first:
+            reply(host.word(frames.TOLD_GONE, first))
+        elif offset >= host.committed_offset:
+            if what == frames.ASK_FOLLOW:
+                self._followers[peer] = offset, reply
+            else:
+                reply(host.word(frames.TOLD_FOUND))
+        elif tail and offset >= tail[0].batch.base:
+            parts: list[bytes] = []
+            size = 0
+            for each in tail[bisect_right(tail, offset, key=stop_of) :]:
+                if size and size + each.batch.size > READ_BYTES:
+                    break
+                parts += each.parts
+                size += each.batch.size
+            reply(host.word(frames.TOLD_FOUND, offset, b"".join(parts)))
+        elif offset >= host.stored_offset:
+            # This member fetches the message itself.
+            reply(ABSENT)
+        else:
+            read = partial(host.log.read_raw, offset)
+            self._services.store.read(read, partial(self._has_read_raw, offset, reply))
+            sending = host.group.sending
+            if sending and peer in sending:
+                sending[peer].moved_at = host.replicas.clock.monotonic_ms()
+
+    def _has_read_raw(self, offset: int, reply: Done, outcome: Outcome[Raw]) -> None:
+        host = self._host
+        if host.ended:
+            reply(ABSENT)
+            return
+        if isinstance(outcome, Error):
+            reply(ABSENT)
+            self._turn.contain(host, outcome.unwrap)
+            return
+        raw = outcome.unwrap()
+        if offset < host.first_offset:
+            reply(host.word(frames.TOLD_GONE, host.first_offset))
+        elif raw.lost is not None and host.filling.is_given_up(raw.lost.low):
+            reply(host.word(frames.TOLD_LOST, raw.lost.stop))
+        elif raw.lost is not None:
+            host.filling.miss(raw.lost)
+            reply(host.word(frames.TOLD_DAMAGED, raw.lost.stop))
+            host.filling.go_on()
+        elif not raw.data:
+            reply(ABSENT)
+        else:
+            reply(host.word(frames.TOLD_FOUND, offset, raw.data))
+
+
+def stop_of(encoded: Encoded) -> int:
+    return encoded.batch.stop
+
+
+__all__ = ["Answers", "stop_of"]

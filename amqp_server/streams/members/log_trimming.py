@@ -1,0 +1,54 @@
+"""The part of a stream's log that a member no longer needs: up to the last entry whose messages are all in
+this member's segments.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from amqp_server.streams.layout.deduplication import Taken
+from amqp_server.streams.layout.encode import Encoded
+from amqp_server.streams.members.replica import Replica, StreamState, encode_state
+from quorum_queue.machine.settings import Settings
+
+
+class Stable:
+    """That entry and the state after it: a snapshot of the group."""
+
+    def __init__(self, replica: Replica, settings: Settings) -> None:
+        self.index = 0
+        self.state = replica.state()
+        #: Names that were taken up to that entry, and the times and names of batches behind it.
+        self._taken = Taken(settings) if settings.deduplicates else None
+        self._behind: deque[tuple[int, Sequence[bytes]]] = deque()
+        #: Numbers of these batches: the next one, and the first one behind that entry.
+        self.next = self._first = 0
+
+    def begin_with(self, replica: Replica) -> None:
+        """Begin at the replica's state: the segments have all messages up to here."""
+        self.index, self.state = replica.applied, replica.state()
+        if self._taken is not None and replica.taken is not None:
+            self._taken.copy_from(replica.taken)
+            self._behind.clear()
+            self._first = self.next
+
+    def add(self, encoded: Encoded) -> None:
+        """Add a batch that was applied."""
+        if self._taken is not None:
+            self._behind.append((encoded.batch.time_ms, encoded.names))
+            self.next += 1
+
+    def reach(self, index: int, state: StreamState, stop: int) -> None:
+        """The segments have all messages up to this entry, and the batches before number `stop`."""
+        self.index, self.state = index, state
+        taken = self._taken
+        while taken is not None and self._first < stop:
+            taken.apply(*self._behind.popleft())
+            self._first += 1
+
+    def snapshot(self) -> bytes:
+        return encode_state(self.state, self._taken)
+
+
+__all__ = ["Stable"]

@@ -1,0 +1,1 @@
+"""LMDB's data file below LMDB: its pages, its length, its damage."""

@@ -1,0 +1,1 @@
+"""The logs, votes and snapshots of replicas."""

@@ -1,0 +1,1 @@
+"""Hosts of replicated queues, and their clients on other nodes."""

@@ -1,0 +1,1 @@
+"""Snapshots of replicas: taken, stored, and sent to members that lack entries."""

@@ -1,0 +1,1 @@
+"""The state of a queue's machine as bytes."""

@@ -1,0 +1,1 @@
+"""Stores in memory, with failures on demand."""
