@@ -178,7 +178,7 @@ class Queue:
         # Consumers that are not attached yet get separate answers.
         lost = [subscription for subscription in self.subscriptions.values() if subscription.attached]
         if lost:
-            self.vhost.broker.background.lost_consumers.tell(self, lost)
+            self.vhost.broker.lost_consumers.tell(self, lost)
 
     def consumer_lost(self, key: Any) -> None:
         """A consumer here lost its place in the queue and did not get it back."""

@@ -400,7 +400,7 @@ class VHost:
         self.broker.counts.declared_bytes += declared_memory.of_queue(queue.arguments)
         if of_many:
             self.broker.hosts.expect(queue)
-            self.broker.background.host_parts.begin(queue, partial(self._make_host, queue, None))
+            self.broker.host_parts.begin(queue, partial(self._make_host, queue, None))
         else:
             self.broker.turn.contain(queue, self._make_host, queue, machine)
         if queue.type.is_stream:
@@ -452,7 +452,7 @@ class VHost:
         broker.counts.queues += len(ready)
         broker.counts.bindings += len(ready)
         for queue in queues:
-            broker.background.host_parts.begin(queue, partial(self._make_host, queue, None))
+            broker.host_parts.begin(queue, partial(self._make_host, queue, None))
         self.streams_changed(partitions.exchange)
         for queue in queues:
             self.streams_changed(queue.name)
@@ -468,7 +468,7 @@ class VHost:
         """
         groups = self._groups_over.get(name, _NO_GROUPS)
         if groups:
-            self.broker.background.changed_streams.tell(groups.values())
+            self.broker.changed_streams.tell(groups.values())
 
     def is_read_by_groups(self, name: str) -> bool:
         """True if consumer groups read the stream or the exchange of this name."""
@@ -481,7 +481,7 @@ class VHost:
         self, queue: Queue, members: tuple[str, ...], leader: str, founders: tuple[str, ...]
     ) -> None:
         """Change the nodes of a replicated queue; see QueueRecord."""
-        self.broker.background.host_parts.begun(queue)
+        self.broker.host_parts.begun(queue)
         queue.record = msgspec.structs.replace(
             queue.record, members=members, leader=leader, founders=founders
         )
@@ -517,14 +517,14 @@ class VHost:
         if self._kept(durable=queue.durable and not queue.exclusive):
             broker.metadata.delete(QUEUES, key(self.name, queue.name))
         if of_many:
-            broker.background.host_parts.close(queue, partial(self._close_host, queue, queue.host))
+            broker.host_parts.close(queue, partial(self._close_host, queue, queue.host))
         else:
             self._close_host(queue, queue.host)
         broker.failures.forget(queue)
         # Forget the timer: a lease may last for years.
         broker.timers.forget(queue)
         if queue.subscriptions:
-            broker.background.lost_consumers.tell(queue, list(queue.subscriptions.values()))
+            broker.lost_consumers.tell(queue, list(queue.subscriptions.values()))
         if queue.exclusive:
             broker.exclusive_gone(queue)
         # Host and queue refer to each other: without this, only the garbage collector would free them, with
