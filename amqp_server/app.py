@@ -170,9 +170,7 @@ class Node:
         self.administration = None if self.cluster is None else self.cluster.administration
         self.backpressure = Backpressure(
             config,
-            self._journal,
             self.commits,
-            spill,
             self._spill_commits,
             flight_bytes=lambda: (
                 self._streams.tail_bytes + (0 if parts is None else parts.replicas.flight_bytes)

@@ -397,8 +397,10 @@ def publish(segment: Segment, transaction: Transaction | None = None) -> Sequenc
     hosts.
     """
     targets, origin, first = begin_publish(segment, transaction)
-    for _ in trace_publish(segment) or ():
-        pass
+    channel: Channel = segment.route.publisher
+    if channel.vhost.tracing:
+        for _ in trace_publish(segment) or ():
+            pass
     return _give(segment, targets, origin, first)
 
 
@@ -407,7 +409,8 @@ def publish_in_parts(segment: Segment) -> Iterator[object] | None:
     too: return an iterator whose steps do the rest.
     """
     targets, origin, first = begin_publish(segment, None)
-    copies = trace_publish(segment)
+    channel: Channel = segment.route.publisher
+    copies = trace_publish(segment) if channel.vhost.tracing else None
     if copies is not None:
         return chain(copies, hand_over(segment, targets, origin, first))
     if has_large(segment):
