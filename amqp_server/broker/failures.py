@@ -57,7 +57,7 @@ class Failures:
     """All failed queues of the node."""
 
     def __init__(self, config: Config, clock: Clock, timers: Timers, hosts: Hosts) -> None:
-        self._revivals_max = config.queue_revivals_max
+        self._tries_max = config.queue_restart_tries_max
         self._forget_ms = config.queue_failure_memory_ms
         self._clock = clock
         self._timers = timers
@@ -76,7 +76,7 @@ class Failures:
         failure.reason = str(error) or type(error).__name__
         failure.since_ms = now
         failure.serving_since_ms = 0
-        failure.set_aside = isinstance(error, Unreadable) or failure.attempts >= self._revivals_max
+        failure.set_aside = isinstance(error, Unreadable) or failure.attempts >= self._tries_max
         what = (
             "set aside until it is tried again (mqctl retry_failed)"
             if failure.set_aside

@@ -227,7 +227,7 @@ class VHost:
             if count > most:
                 raise InvalidArgument(f"binding key has {count} '#' words, at most {most} are allowed")
             again = source.matcher.any_words_again if isinstance(source.matcher, TopicMatcher) else 0
-            most = broker.config.topic_hashes_again_max
+            most = broker.config.topic_extra_hashes_max
             more = pattern_words(binding.routing_key).count("#") - 1
             if more > 0 and again + more > most:
                 raise InvalidArgument(

@@ -139,7 +139,7 @@ def test_one_that_fails_each_time_is_set_aside_and_the_node_starts_with_it(
     node: MemoryNode, peer: Peer, plant: Plant
 ) -> None:
     publish(peer, ("bad", b"first"))
-    revivals = node.broker.config.queue_revivals_max
+    revivals = node.broker.config.queue_restart_tries_max
     for attempt in range(revivals + 1):
         publish(peer, ("bad", b"poison"))
         later(node, PAUSE_MS * PAUSE_FACTOR**attempt)
