@@ -95,7 +95,7 @@ def test_copies_of_a_node_under_load(tmp_path: Path) -> None:
             before.append(load.confirmed)
             done = backup(node.data, tmp_path / f"copy{number}" / "data", "--freeze-max", "30")
             assert done.returncode == 0, done.stderr
-            assert re.search(rf"the node, process {node.pid}, stood still for \d+\.\d+ s$", done.stdout)
+            assert re.search(rf"the node \(process {node.pid}\) was paused for \d+\.\d+ s$", done.stdout)
         least = load.confirmed + 50
         wait_until("it goes on", lambda: load.confirmed >= least)
     for number, confirmed in enumerate(before):
@@ -114,7 +114,7 @@ def test_a_copy_of_a_node_that_does_not_run(tmp_path: Path) -> None:
         channel.basic_publish("", "kept", b"0", PERSISTENT, mandatory=True)
         connection.close()
     done = backup(node.data, tmp_path / "copy" / "data")
-    assert done.returncode == 0 and "no node ran on it" in done.stdout, done.stderr
+    assert done.returncode == 0 and "no node was running" in done.stdout, done.stderr
     with Node(tmp_path / "copy") as restored:
         assert numbers(restored.port) == [0]
     # The backup never overwrites existing files.
@@ -184,7 +184,7 @@ def test_a_node_that_is_the_first_process_of_a_container(tmp_path: Path) -> None
             )
             assert told.returncode == 1 and "the first process of its container" in told.stderr
             outside = backup(data, tmp_path / "b", "--freeze-max", "10")
-            assert outside.returncode == 0 and f"process {inside}, stood still" in outside.stdout, (
+            assert outside.returncode == 0 and f"(process {inside}) was paused" in outside.stdout, (
                 outside.stderr
             )
         finally:

@@ -16,13 +16,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import click
 import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from amqp_server.build import BUILD
 from amqp_server.config import VERSION
+from amqp_server.mqctl.command import first_sentence
+from amqp_server.mqctl.command import mqctl as group
 from amqp_server.mqctl.main import main
+from amqp_server.mqctl.sections import sections
 from conformance_tests.patience import PATIENCE_S, patient
 from conformance_tests.ports import free_ports
 
@@ -464,7 +468,7 @@ def test_requests_at_the_same_time_as_clients(mqd: Addresses, mqctl: Mqctl) -> N
 
 
 def test_usage_errors(mqctl: Mqctl, capsys: pytest.CaptureFixture[str]) -> None:
-    assert mqctl("frobnicate") == (64, "", "Error: No such command 'frobnicate'.\n")
+    assert mqctl("frobnicate") == (64, "", "Error: no command 'frobnicate'\n")
     assert mqctl("add_user").code == 64
     assert mqctl("list_queues", "bogus").err.startswith(
         "Error: Info key(s) bogus are not supported; there are: name,"
@@ -475,7 +479,57 @@ def test_usage_errors(mqctl: Mqctl, capsys: pytest.CaptureFixture[str]) -> None:
     # This node belongs to no cluster.
     assert "give either" not in mqctl("cluster", "accept-loss", "--topology").err
     assert mqctl("cluster", "accept-loss", "--topology").code != 0
-    assert "Lists queues" in ok(mqctl("list_queues", "--help")).out
+    assert "Lists the queues" in ok(mqctl("list_queues", "--help")).out
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (["list_queus"], "no command 'list_queus': did you mean 'list_queues'?"),
+        (["cluster", "stauts"], "no command 'stauts': did you mean 'status'?"),
+        (["list_queues", "--vhsot", "/"], "no option '--vhsot': did you mean '--vhost'?"),
+        (["--usr", "guest", "status"], "no option '--usr': did you mean '--user'?"),
+        (["--zzz", "status"], "no option '--zzz'"),
+        (["--formatter", "jsno", "status"], "'jsno' is not one of: table, json, csv; did you mean 'json'?"),
+        (
+            ["set_policy", "--apply-to", "queue", "p", "a", "{}"],
+            "quorum_queues, streams; did you mean 'queues'?",
+        ),
+        (["completion", "bahs"], "Invalid value for 'SHELL': 'bahs' is not one of: bash, zsh, fish; did you"),
+        (["list_queues", "mesages"], "did you mean 'messages'?"),
+    ],
+)
+def test_misspelt_name_is_told_with_the_right_one(mqctl: Mqctl, args: list[str], text: str) -> None:
+    outcome = mqctl(*args)
+    assert outcome.code == 64
+    assert text in outcome.err
+    assert outcome.err.count("\n") == 1
+
+
+def test_help_has_all_commands_in_sections_with_whole_sentences(mqctl: Mqctl) -> None:
+    told = ok(mqctl("--help")).out
+    for title, commands in sections(list(group.commands.items())):
+        _, found, section = told.partition(f"\n\n{title}:\n")
+        assert found
+        words = " ".join(section.split("\n\n")[0].split())
+        for name, command in commands:
+            assert f"{name} {first_sentence(command)}" in words
+    assert "..." not in told.partition("\n\n")[2]
+
+
+def test_texts_are_sentences() -> None:
+    def commands(found: click.Command) -> Iterator[click.Command]:
+        yield found
+        if isinstance(found, click.Group):
+            for each in found.commands.values():
+                yield from commands(each)
+
+    for command in commands(group):
+        assert command.help is not None and command.help[0].isupper()
+        assert command.help.endswith((".", '"$(mqctl completion bash)"')), command.name
+        for param in command.params:
+            if isinstance(param, click.Option):
+                assert param.help is not None and param.help.endswith("."), (command.name, param.name)
 
 
 @pytest.mark.parametrize(
