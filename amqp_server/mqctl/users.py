@@ -32,7 +32,7 @@ def _require_vhost(invocation: Invocation, vhost: str) -> None:
 
 
 _FORCE = click.option("--force", is_flag=True, help="Do it even if no administrator remains.")
-_PASSWORD = "Without PASSWORD, mqctl asks for it on the terminal, or reads it from stdin."
+_PASSWORD = "Without PASSWORD, the command asks for it on the terminal, or reads it from stdin."
 
 
 def _forced(force: bool) -> dict[str, str]:
