@@ -1427,7 +1427,7 @@ class Config:
     def _check_backends(self) -> None:
         backends, known = self.auth_backends, (INTERNAL_BACKEND, HTTP_BACKEND)
         if not backends or len(set(backends)) != len(backends) or not set(backends) <= set(known):
-            raise InvalidOption("auth_backends", ",".join(backends), "made of internal and http, each once")
+            raise InvalidOption("auth_backends", ",".join(backends), "internal, http, or both, each once")
         for path in ("user", "vhost", "resource", "topic"):
             name = f"auth_http_{path}_path"
             url = getattr(self, name)
@@ -1437,25 +1437,27 @@ class Config:
             raise InvalidOption(
                 "auth_http_cert_file",
                 self.auth_http_cert_file,
-                "given with auth_http_key_file, or not at all",
+                "given together with auth_http_key_file, or not at all",
             )
 
     def _check_cluster(self) -> None:
         addresses = self.peer_addresses
         if len(addresses) != len(self.peers):
-            raise InvalidOption("peers", ",".join(self.peers), "made of name=host:port, each name once")
+            raise InvalidOption(
+                "peers", ",".join(self.peers), "a list of name=host:port, with each name once"
+            )
         if not self.peers:
             return
         if self.node not in addresses:
-            raise InvalidOption(
-                "peers", ",".join(self.peers), f"such that this node, {self.node}, is among them"
-            )
+            raise InvalidOption("peers", ",".join(self.peers), f"a list that contains this node, {self.node}")
         if not self.cluster_secret_file:
-            raise InvalidOption("cluster_secret_file", "", "given when there are peers")
+            raise InvalidOption("cluster_secret_file", "", "given if there are peers")
         tls = (self.cluster_tls_cert_file, self.cluster_tls_key_file, self.cluster_tls_ca_file)
         if any(tls) and not all(tls):
             raise InvalidOption(
-                "cluster_tls_cert_file", tls[0], "given with its key and its authority, or none of them"
+                "cluster_tls_cert_file",
+                tls[0],
+                "given together with cluster_tls_key_file and cluster_tls_ca_file, or not at all",
             )
 
     @property

@@ -78,9 +78,9 @@ class Failures:
         failure.serving_since_ms = 0
         failure.set_aside = isinstance(error, Unreadable) or failure.attempts >= self._tries_max
         what = (
-            "set aside until it is tried again (mqctl retry_failed)"
+            "set aside until `mqctl retry_failed` restarts it"
             if failure.set_aside
-            else "tried again soon"
+            else "to be restarted soon"
         )
         logger.critical(
             "queue '%s' in vhost '%s' failed and is stopped on this node, %s: %s",
@@ -98,7 +98,7 @@ class Failures:
             return
         failure.attempts += 1
         logger.warning(
-            "queue '%s' in vhost '%s' is begun anew, for the %d. time",
+            "queue '%s' in vhost '%s' is being restarted, restart %d",
             *(queue.name, queue.vhost.name, failure.attempts),
         )
         self._hosts.revive(queue, failure.attempts, lambda: self._revived(failure))

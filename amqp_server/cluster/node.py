@@ -330,8 +330,9 @@ class ClusterNode:
             # After the first batch only another process under this node's name can have such a number.
             return
         self._why_out = (
-            f"the cluster knows start {incarnation} of this node, and this one has the number {self.incarnation}: "
-            "its disk is new, and by its clock this is an earlier time. The process starts again with a higher number"
+            f"the cluster knows start number {incarnation} of this node, but this start has number "
+            f"{self.incarnation}: the data directory is new, and the clock of this machine is behind. The "
+            "process restarts with a higher number"
         )
         logger.warning("%s", self._why_out)
         self._again = True

@@ -421,7 +421,7 @@ def _store(group: Group, receiving: Receiving) -> None:
         for missing in receiving.missing:
             replicas.lost_entries.add(group, missing)
         replicas.touch(group)
-        logger.info("group %d: took over a snapshot at %d", group.id, index)
+        logger.info("group %d: received a snapshot at %d", group.id, index)
 
     def done() -> None:
         group.receiving = None

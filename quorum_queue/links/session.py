@@ -203,7 +203,7 @@ class LinkSession:
             self.close(str(error))
             return
         except FrameError as error:
-            self.close(f"it sent what is no frame: {error}")
+            self.close(f"it sent something that is not a frame: {error}")
             return
         if frames:
             began = self._now_s()

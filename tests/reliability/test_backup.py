@@ -121,9 +121,9 @@ def test_a_copy_of_a_node_that_does_not_run(tmp_path: Path) -> None:
     again = backup(node.data, tmp_path / "copy" / "data")
     assert (again.returncode, again.stderr) == (
         1,
-        f"mqd-backup: {tmp_path}/copy/data exists: name a directory that does not\n",
+        f"mqd-backup: {tmp_path}/copy/data exists already: give the name of a new directory\n",
     )
-    assert "is no data directory of mqd" in backup(tmp_path / "copy", tmp_path / "third").stderr
+    assert "is not a data directory of mqd" in backup(tmp_path / "copy", tmp_path / "third").stderr
 
 
 def test_a_node_stands_still_no_longer_than_it_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,7 @@ def test_the_process_is_the_one_that_has_the_lock_file_open(
         assert copied.pid == node.pid and running(node.pid) and running(os.getppid())
         # Or no visible process has the file open.
         monkeypatch.setattr(copying, "_has_open", lambda number, file: False)
-        with pytest.raises(CannotCopy, match="cannot be seen from here"):
+        with pytest.raises(CannotCopy, match="a process that is not visible here"):
             copy_directory(node.data, tmp_path / "other", freeze_s_max=5.0, cluster_table=CLUSTER_TABLE)
         assert not (tmp_path / "other").exists()
 

@@ -191,7 +191,7 @@ def test_a_dead_letter_with_a_routing_key_that_is_too_long_harms_nobody(
     answers = peer.call(2, commands.Queue.Declare(queue="long", durable=True, arguments=arguments))
     (closed,) = [method for _, method in answers if isinstance(method, commands.Channel.Close)]
     assert closed.reply_code == 406
-    assert "routing key has 255 bytes at most" in closed.reply_text
+    assert "routing key may have 255 bytes at most" in closed.reply_text
     # This is how that earlier version would have stored it.
     monkeypatch.setattr(vhost, "SHORT_STRING_MAX", 1000)
     peer.call(3, commands.Channel.Open())

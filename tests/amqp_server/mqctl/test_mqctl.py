@@ -287,7 +287,7 @@ def test_groups(mqd: Addresses, mqctl: Mqctl, tmp_path: Path) -> None:
     assert ok(mqctl("-q", "list_groups", "messages")).rows == [["6"]]
     for args, why in (
         (("--to", "soon"), "expected first, last"),
-        (("--to", "first", "--partition", "2"), "no number 2"),
+        (("--to", "first", "--partition", "2"), "has no partition 2"),
     ):
         refused = mqctl("reset_group", "billing", *args)
         assert refused.code == 65 and why in refused.err
@@ -347,10 +347,10 @@ def test_offsets_by_name(mqd: Addresses, mqctl: Mqctl) -> None:
     ok(mqctl("delete_stream_offset", "log/1", "re/ports"))
     assert ok(mqctl(*list_offsets)).rows == []
     absent = mqctl("delete_stream_offset", "log/1", "audit")
-    assert absent.code == 69 and "keeps no offset by the name 'audit'" in absent.err
+    assert absent.code == 69 and "has no offset with the name 'audit'" in absent.err
     ok(mqctl("declare_queue", "plain"))
     for command in (("list_stream_offsets", "plain"), ("delete_stream_offset", "plain", "a")):
-        assert "'plain' in vhost '/' is no stream" in mqctl(*command).err
+        assert "queue 'plain' in vhost '/' is not a stream" in mqctl(*command).err
     for command in (("list_stream_offsets", "nope"), ("delete_stream_offset", "nope", "a")):
         assert mqctl(*command) == (69, "", "Error: no queue 'nope' in vhost '/'\n")
     for name in ("plain", "log/1"):
@@ -693,7 +693,7 @@ def test_stop(tmp_path: Path) -> None:
                 ch.connection.process_data_events(5)
         assert process.wait(PATIENCE_S) == 0
         log_text = (tmp_path / "log").read_text()
-        assert "stopped by a request of the management API" in log_text
+        assert "the management API requested that the node stop" in log_text
         assert "Traceback" not in log_text
         done = subprocess.run([*ctl, "ping"], capture_output=True, text=True, check=False)
         assert done.returncode == 69
