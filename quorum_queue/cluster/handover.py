@@ -30,7 +30,7 @@ def transfer(replicas: Replicas, group: Group, to: str) -> bool:
     try:
         group.core.transfer(to)
     except (MembershipRefused, NotLeader) as refused:
-        logger.debug("group %d: %s", group.id, refused)
+        logger.debug("replica group %d: %s", group.id, refused)
         return False
     replicas.touch(group)
     return True
