@@ -99,7 +99,7 @@ FIRST_PERMISSION_WAIT_S = 1.0
 #: Time for clients to take their last bytes when the node stops, s.
 STOP_TIMEOUT_S = 5.0
 #: What the log says of the alarm of a full disk.
-WRITES_FAIL = "the data directory's file system has no room for what is to be written"
+WRITES_FAIL = "the file system of the data directory is full"
 #: Exit code after an internal error (EX_SOFTWARE).
 INTERNAL_ERROR = 70
 

@@ -325,8 +325,8 @@ def _warn_of_strange_variables(environment: Mapping[str, str]) -> None:
             _warn_of_old_name(f"{name} in the environment", renamed[name])
         elif name.startswith(ENVIRONMENT) and name not in known and not _OF_A_SERVICE.search(name):
             click.echo(
-                f"{PROGRAM}: warning: {name} in the environment is no option, and is ignored; "
-                f"the nearest one is {closest(name, known, 0)}",
+                f"{PROGRAM}: warning: {name} in the environment is not an option and is ignored; the nearest "
+                f"option is {closest(name, known, 0)}",
                 err=True,
             )
 

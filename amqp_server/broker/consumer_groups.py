@@ -28,7 +28,7 @@ def streams_of(vhost: VHost, name: str) -> list[Queue]:
 def check(vhost: VHost, name: str, parsed: QueueArguments) -> list[Queue]:
     """Return the streams of a new group. Raises NotFound, PreconditionFailed, NotImplemented_."""
     stream = parsed.stream
-    place = f"group '{name}' in vhost '{vhost.name}'"
+    place = f"consumer group '{name}' in vhost '{vhost.name}'"
     if not vhost.broker.replication.has_groups:
         raise NotImplemented_(f"{place} needs a cluster whose nodes all run this version of mqd")
     queue = vhost.queues.get(stream)
@@ -86,8 +86,8 @@ def options_of(queue: Queue) -> GroupOptions:
 def refuse_publish(queue: Queue) -> PreconditionFailed:
     """Return the error for a publish to a group."""
     return PreconditionFailed(
-        f"queue '{queue.name}' in vhost '{queue.vhost.name}' is a group over '{queue.parsed.stream}', and has no messages "
-        f"of its own: publish to '{queue.parsed.stream}'"
+        f"queue '{queue.name}' in vhost '{queue.vhost.name}' is a consumer group over "
+        f"'{queue.parsed.stream}' and has no messages of its own: publish to '{queue.parsed.stream}'"
     )
 
 

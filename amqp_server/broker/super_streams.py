@@ -192,8 +192,8 @@ def first_taken(vhost: VHost, name: str, numbers: range) -> str | None:
     for number in numbers:
         if partition_name(name, number) in vhost.queues:
             return (
-                f"queue '{partition_name(name, number)}' in vhost '{vhost.name}' is there already: "
-                f"super stream '{name}' cannot have it as a partition"
+                f"queue '{partition_name(name, number)}' in vhost '{vhost.name}' exists already: super stream "
+                f"'{name}' cannot use it as a partition"
             )
     return None
 

@@ -200,7 +200,13 @@ def hashed(password: str) -> str:
 
 def last_administrator(name: str) -> str:
     """Return the refusal of a change that would leave no administrator."""
-    return f"user '{name}' is the last administrator: nobody could log in to make another one; force=true does it"
+    return f"user '{name}' is the last administrator: without it, nobody could create another one; "
+
+
+"force=true does it anyway"
+
+
+"force=true does it anyway"
 
 
 def checked_name(name: str) -> str:

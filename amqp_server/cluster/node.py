@@ -597,13 +597,14 @@ class ClusterNode:
         reasons = ["nodes that cannot be reached: " + ", ".join(missing)] if missing else []
         group, bringing = self.replication.group, list(self._founding.bringing())
         if bringing and not missing:
-            reasons.append(f"node {bringing[0]} makes its data that of the cluster")
+            reasons.append(f"node {bringing[0]} is bringing its data into the cluster")
         elif group is not None and (reason := obstacle(group)):
             reasons.append(reason)
         elif group is not None:
             last = max(group.core.leader_commit, group.core.last_index)
             reasons.append(
-                f"the topology is read up to entry {group.applied} of {last}, and this start has no word in it yet"
+                f"this node has read the topology up to entry {group.applied} of {last}, and its start is not "
+                "in the log yet"
             )
         return reasons or ["the nodes do not agree yet on what cluster this is"]
 

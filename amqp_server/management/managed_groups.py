@@ -138,7 +138,7 @@ class Ages:
 
 
 def _in_use(place: str, members: int) -> PreconditionFailed:
-    return PreconditionFailed(f"{place} has {members} members: stop them first, or force it")
+    return PreconditionFailed(f"{place} has {members} members: stop them first, or use force")
 
 
 class ManagedGroups:

@@ -85,7 +85,7 @@ class ManagedOffsets:
     def in_use(self, queue: Queue, name: str, connection: str = "") -> PreconditionFailed:
         of = f" of connection '{connection}'" if connection else ""
         return PreconditionFailed(
-            f"{_place(queue)}: a consumer{of} has the name '{name}' now: stop it before its offset is deleted"
+            f"{_place(queue)}: a consumer{of} uses the name '{name}': stop it before you delete the offset"
         )
 
     def check_version(self, queue: Queue) -> None:

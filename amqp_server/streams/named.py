@@ -21,7 +21,7 @@ logger = logging.getLogger("mqd.streams")
 FIRST = 1 << 60
 
 #: Reasons why a name is not deleted.
-NAME_ABSENT = Refused("the stream keeps no offset of this name")
+NAME_ABSENT = Refused("the stream has no offset with this name")
 NAME_IN_USE = Refused("a consumer uses this name at the moment")
 
 

@@ -88,7 +88,7 @@ class Accepting:
             self._refused(where, refused)
         except (*LOST, trio.TooSlowError) as error:
             text = str(error) or type(error).__name__
-            self._log.write(logging.DEBUG, "lost", "", f"link from {where} came to nothing: {text}")
+            self._log.write(logging.DEBUG, "lost", "", f"link from {where} failed: {text}")
         finally:
             self._leave(wire)
             close(wire)

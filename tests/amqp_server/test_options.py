@@ -261,8 +261,8 @@ def test_mistyped_variable_is_told(
     monkeypatch.setenv(name, "secret value")
     assert run(started) == 0
     told = capsys.readouterr().err
-    assert told.startswith(f"mqd: warning: {name} in the environment is no option")
-    assert told.endswith(f"the nearest one is {nearest}\n")
+    assert told.startswith(f"mqd: warning: {name} in the environment is not an option")
+    assert told.endswith(f"the nearest option is {nearest}\n")
     assert "secret value" not in told
 
 

@@ -750,7 +750,7 @@ def test_definitions(mqctl: Mqctl, tmp_path: Path) -> None:
     outcome = ok(mqctl("import_definitions", "-p", "defined", str(own)))
     assert (
         outcome.out
-        == "left out: parameters 's' in vhost 'defined': component federation has no counterpart here\n"
+        == "left out: parameters 's' in vhost 'defined': component federation does not exist in mqd\n"
     )
     own.write_text("{")
     assert mqctl("import_definitions", str(own)).code == 65
@@ -836,7 +836,7 @@ def test_definitions_of_rabbitmq(mqd: Addresses, mqctl: Mqctl, way: str) -> None
     """
     lines = ok(mqctl("import_definitions", str(Path(__file__).with_name(f"rabbitmq-3.10.8.{way}.json")))).out
     left_out = [
-        f"left out: policies '{name}' in vhost 'orders': {key} has no counterpart here"
+        f"left out: policies '{name}' in vhost 'orders': {key} does not exist in mqd"
         for name, key in (("mirrored", "ha-mode"), ("mirrored", "ha-sync-mode"), ("only-mirrored", "ha-mode"))
     ]
     if way == "ctl":
