@@ -334,7 +334,7 @@ def test_offsets_by_name(mqd: Addresses, mqctl: Mqctl) -> None:
         ]
         assert rows[1][4].startswith("127.0.0.1:")
         refused = mqctl("delete_stream_offset", "log/1", "re/ports")
-        assert refused.code == 65 and "has the name 're/ports' now: stop it" in refused.err
+        assert refused.code == 65 and "uses the name 're/ports': stop it" in refused.err
     # A user that may not read the stream may not delete what others have read of it.
     ok(mqctl("add_user", "mia", "pw"))
     ok(mqctl("set_user_tags", "mia", "management"))
