@@ -168,8 +168,8 @@ class Broker:
         most = self._declared_bytes_max
         if self.counts.declared_bytes + weight > most:
             raise ResourceError(
-                f"queues, exchanges, bindings and consumers take up {self.counts.declared_bytes} bytes of memory, "
-                f"{weight} more are not allowed (declared_bytes_max: {most})"
+                f"queues, exchanges, bindings and consumers use {self.counts.declared_bytes} bytes of memory; "
+                f"{weight} more exceed declared_bytes_max ({most})"
             )
 
     def propose(self, operation: Operation, done: Done | None = None, user: str = INTERNAL) -> None:

@@ -67,7 +67,7 @@ class IncomingFrames:
         if asleep_ms < self._asleep_ms_max:
             return
         logger.warning(
-            "this process stood still for %d ms: asking the other nodes for the present state", asleep_ms
+            "this process was paused for %d ms: asking the other nodes for their current state", asleep_ms
         )
         self._from_before = dict.fromkeys(self._mesh.connected())
         for peer in self._from_before:

@@ -572,7 +572,7 @@ class Incoming:
     def _check_unfinished(self) -> None:
         if self.unfinished.bytes > self.config.unfinished_bytes_max:
             raise ResourceError(
-                f"a connection may have {self.config.unfinished_bytes_max} bytes of unfinished messages "
+                f"the connection has more than {self.config.unfinished_bytes_max} bytes of unfinished messages "
                 "(unfinished_bytes_max)"
             )
 

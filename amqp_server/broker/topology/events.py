@@ -109,7 +109,7 @@ class Events:
                 return
         if self._left_out:
             left_out, self._left_out = self._left_out, 0
-            logger.warning("%d events were left out: more than event_waiting_max waited", left_out)
+            logger.warning("%d events were dropped: more than event_waiting_max were waiting", left_out)
 
     def _publish_some(self, key: str, headers: Mapping[str, object], now_ms: int) -> bool:
         """Publish an event; False if its route is still looked for."""

@@ -206,7 +206,8 @@ class Server:
         source = source_of(peer)
         if self.broker.log_limit.allows("connection refused", source, 1):
             logger.warning(
-                "connection refused of %s: %d open of at most %d, %d logging in, %d of them from there",
+                "connection from %s refused: %d of at most %d connections are open, %d are logging in, %d of "
+                "them from that address",
                 peer,
                 self._open,
                 self.descriptors.connections_max,

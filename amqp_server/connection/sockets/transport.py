@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 #: Time for a client to take its last bytes, s.
 CLOSE_TIMEOUT_S: Final = 5.0
 #: Only the log has this reason: the client gets the same answer as for every refusal.
-BUSY: Final = "not checked, too many logins of this address have failed or wait"
+BUSY: Final = "not checked, because too many logins of this address have failed or wait"
 
 
 class Backpressure(Protocol):

@@ -77,7 +77,7 @@ class ConsumerGroupHost(QueueHost):
 
     @property
     def _name(self) -> str:
-        return f"group '{self.queue.name}' in vhost '{self.queue.vhost.name}'"
+        return f"consumer group '{self.queue.name}' in vhost '{self.queue.vhost.name}'"
 
     def schedule(self) -> None:
         """Schedule this host's work for this turn."""
