@@ -28,6 +28,8 @@ MORE_PAGES = (
     README,
     "CHANGELOG.md",
     "CONTRIBUTING.md",
+    "CODE_OF_CONDUCT.md",
+    "SECURITY.md",
     "conformance_tests/README.md",
     "conformance_tests/clients/README.md",
 )
