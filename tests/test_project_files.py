@@ -32,6 +32,19 @@ def test_the_version_is_the_same_everywhere() -> None:
     assert {version for _, version in named} == {VERSION} and len(named) == 4
 
 
+def test_the_changelog_begins_with_this_version() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    titles = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    first, rest = titles[0], titles[1:]
+    if first == "Unreleased":
+        assert f"This will be {VERSION}." in text
+    else:
+        assert first.startswith(f"{VERSION}, ")
+    assert all(re.fullmatch(r"\d+\.\d+\.\d+(, \d{4}-\d\d-\d\d)?", title) for title in rest)
+    kinds = set(re.findall(r"^### (.*)$", text, re.MULTILINE))
+    assert kinds <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+
+
 @pytest.mark.parametrize("name", ["bug", "feature"])
 def test_a_form_for_issues_has_fields_with_labels(name: str) -> None:
     form = yaml.safe_load((ROOT / ".github" / "ISSUE_TEMPLATE" / f"{name}.yml").read_text())
