@@ -63,8 +63,6 @@ class Publisher(RemoteHost):
 
 
 class StreamRemoteHost(StreamHost):
-    """See quorum_queue.ports.Host."""
-
     knows_taken = False
     shares_names = True
     in_journal = False

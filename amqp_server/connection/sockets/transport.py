@@ -34,8 +34,6 @@ BUSY: Final = "not checked, too many logins of this address have failed or wait"
 
 
 class Backpressure(Protocol):
-    """See amqp_server.backpressure."""
-
     @property
     def ahead(self) -> bool:
         """True if more was published than may wait for the disk or for other nodes."""
