@@ -45,6 +45,12 @@ def test_the_changelog_begins_with_this_version() -> None:
     assert kinds <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
 
 
+def test_each_entry_of_the_changelog_links_to_the_page_that_explains_it() -> None:
+    entries = re.findall(r"^- (?:.|\n  )*", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert len(entries) > 100
+    assert [entry for entry in entries if "](" not in entry] == []
+
+
 @pytest.mark.parametrize("name", ["bug", "feature"])
 def test_a_form_for_issues_has_fields_with_labels(name: str) -> None:
     form = yaml.safe_load((ROOT / ".github" / "ISSUE_TEMPLATE" / f"{name}.yml").read_text())
