@@ -17,8 +17,6 @@ FLIGHT_WAIT_S = 0.005
 
 
 class Backpressure:
-    """See connection.listener.Backpressure."""
-
     def __init__(
         self,
         config: Config,

@@ -28,12 +28,16 @@ PAGES = [
             "README.md",
             "CHANGELOG.md",
             "CONTRIBUTING.md",
+            "CODE_OF_CONDUCT.md",
+            "SECURITY.md",
             "conformance_tests/README.md",
             "conformance_tests/clients/README.md",
         )
     ),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
+#: Pages that name files of this repository.
+PAGES_OF_FILES = ("CONTRIBUTING.md", "SECURITY.md", "docs/releasing.md", "docs/style.md")
 LINK = re.compile(r"\[[^]]+\]\(([^)\s]+)\)")
 
 assert COMMANDS
@@ -57,6 +61,19 @@ def test_links(page: Path) -> None:
         if not target.exists() or (anchor and anchor not in anchors(target)):
             broken.append(link)
     assert broken == []
+
+
+@pytest.mark.parametrize("name", PAGES_OF_FILES)
+def test_files_that_pages_for_developers_name_exist(name: str) -> None:
+    """A path is in backticks, and begins at the top of the repository."""
+    top = {each.name for each in ROOT.iterdir()}
+    spans = {span.rstrip("/") for span in re.findall(r"`([\w./-]+)`", (ROOT / name).read_text())}
+    paths = {
+        span for span in spans if span.partition("/")[0] in top or ("/" in span and span.endswith(".py"))
+    }
+    made = {"build/model", "build/docs/site"}
+    assert paths
+    assert [path for path in sorted(paths - made) if not (ROOT / path).exists()] == []
 
 
 def test_commands_of_mqctl() -> None:

@@ -47,7 +47,6 @@ class Administration:
     # -- the others' management ------------------------------------------------------------------------------
 
     def names(self) -> list[str]:
-        """See amqp_server.management.request.other_nodes.Others."""
         return sorted(name for name in self._cluster.roster.nodes if name != self._cluster.node)
 
     async def ask(self, node: str, question: bytes) -> list[bytes] | None:

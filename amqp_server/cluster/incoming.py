@@ -75,7 +75,6 @@ class IncomingFrames:
         self._distrust()
 
     def received(self, peer: str, found: list[memoryview]) -> None:
-        """See quorum_queue.links.ports.Events."""
         self._turn.run(self._received, peer, found)
 
     def _received(self, peer: str, found: list[memoryview]) -> None:

@@ -168,7 +168,6 @@ class UnfinishedWatch:
             session.go_on_later()
 
     def failed(self, error: Exception) -> None:
-        """See amqp_server.turn.Unit."""
         raise Fatal(f"unfinished messages could not be looked at: {error!r}") from error
 
 

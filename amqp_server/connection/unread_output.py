@@ -82,7 +82,6 @@ class UntakenWatch:
         )
 
     def failed(self, error: Exception) -> None:
-        """See amqp_server.turn.Unit."""
         raise Fatal(f"what clients do not take could not be looked at: {error!r}") from error
 
 

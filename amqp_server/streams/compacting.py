@@ -25,8 +25,6 @@ REST_MS = 60_000
 
 
 class Store(Protocol):
-    """See persistence.streams.store."""
-
     def compact(self, call: Callable[[Throttle], Any], done: Callable[[Outcome[Any]], None]) -> None: ...
 
     def write(self, call: Callable[[], Any], done: Callable[[Any], None]) -> None: ...

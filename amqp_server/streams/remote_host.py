@@ -64,8 +64,6 @@ class Publisher(RemoteHost):
 
 
 class StreamRemoteHost(StreamHost):
-    """See quorum_queue.ports.Host."""
-
     knows_taken = False
     shares_names = True
     in_journal = False

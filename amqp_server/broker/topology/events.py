@@ -93,7 +93,6 @@ class Events:
             turn.contain(self, self._publish_all)
 
     def failed(self, error: Exception) -> None:
-        """See amqp_server.turn.Unit."""
         logger.error("events could not be published", exc_info=error)
         self._waiting.clear()
         self._walk = None

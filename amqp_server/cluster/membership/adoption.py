@@ -90,8 +90,6 @@ ROOM_PERCENT = 130
 
 
 class StreamLogs(Protocol):
-    """See persistence.streams.store."""
-
     def log(self, queue_id: int, segment_bytes: int, *, keeper: Keeper | None = None) -> StreamLog: ...
 
 

@@ -70,8 +70,6 @@ class ListenError(Exception):
 
 
 class AwaitedBackpressure(Backpressure, Protocol):
-    """See amqp_server.backpressure."""
-
     #: Number of bytes from which `ahead` is True.
     high_bytes: int
 
@@ -374,7 +372,6 @@ class Server:
 
     @property
     def share_bytes(self) -> int:
-        """See connection.transport.Edge."""
         return min(
             self.config.unsynced_share_bytes, self.backpressure.high_bytes // (len(self.transports) or 1)
         )

@@ -34,8 +34,6 @@ BUSY: Final = "not checked, because too many logins of this address have failed 
 
 
 class Backpressure(Protocol):
-    """See amqp_server.backpressure."""
-
     @property
     def ahead(self) -> bool:
         """True if more was published than may wait for the disk or for other nodes."""

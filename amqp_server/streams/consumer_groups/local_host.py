@@ -36,8 +36,6 @@ FIRST = Start("first")
 
 
 class ConsumerGroupHost(QueueHost):
-    """See quorum_queue.ports.Host."""
-
     shares_windows = True
     counts_bytes = False
     wants_ids = False
