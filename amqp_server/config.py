@@ -775,6 +775,14 @@ class Config:
         low=1,
         high=1_000_000,
     )
+    stream_begin_timeout_ms: int = option(
+        10_000,
+        "Time for which a consumer of a stream in a cluster that begins at `next`, `last` or a time waits for a majority "
+        "of the stream's members; then it is refused with 506.",
+        unit="ms",
+        low=100,
+        high=600_000,
+    )
     super_stream_partitions_max: int = option(1_000, "Partitions of one super stream.", low=1, high=10_000)
     consumer_timeout_ms: int = option(
         1_800_000,

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from amqp_server.streams.beginnings import Beginnings
 from amqp_server.streams.compacting import Compaction, Copies
 from amqp_server.streams.layout.consumer_start import Start
 from amqp_server.streams.layout.encode import Encoded, Encoder, begin_large
@@ -101,6 +102,7 @@ class StreamGroupHost(MemberReaders):
         self.filling = Filling(self, services, asks)
         super().__init__(queue, queue_id, services, limits, segment_bytes, settings, codec, compaction)
         self.finding = Finding(self, services, self._turn)
+        self.beginnings = Beginnings(self, services, self._turn)
         self._answers = Answers(self, services, self._turn)
         self.names = LoggedNames(self, f"{self._own[0]}/{self._own[1]}", services.options.names_max)
         self._node_names = self.names.node_names
@@ -448,6 +450,7 @@ class StreamGroupHost(MemberReaders):
             del self._asks.members[self.queue_id]
         self.filling.end()
         self._beginning.clear()
+        self.beginnings.clear()
         self._answers.close()
         self.names.close()
 
