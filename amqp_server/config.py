@@ -742,7 +742,8 @@ class Config:
     )
     stream_tombstone_age: str = option(
         "1D",
-        "Age at which tombstones are deleted, for compacted streams declared without x-stream-tombstone-age.",
+        "Time for which tombstones of compacted streams declared without x-stream-tombstone-age stay after the messages that "
+        "they delete.",
         unit="a number and Y, M, D, h, m or s",
         kind="age",
     )

@@ -84,7 +84,10 @@ QUEUES = {
         "`key`, `header:NAME`", "by what the stream is [compacted](../streams.md#compaction)", "key"
     ),
     "x-stream-tombstone-age": Argument(
-        _AGE, "age at which tombstones go", "2D", {"x-stream-compaction": "key"}
+        _AGE,
+        "time for which tombstones stay after the messages that they delete",
+        "2D",
+        {"x-stream-compaction": "key"},
     ),
     "x-initial-cluster-size": Argument(_COUNT, "nodes that keep the stream", 3),
     "x-stream": Argument("name", "the stream of the [group](../streams.md#consumer-groups)", "other"),
