@@ -25,7 +25,7 @@ from amqp_server.streams.members.answers import Answers
 from amqp_server.streams.members.copies import MemberCopies
 from amqp_server.streams.members.entries import CodecError, Note, decode_entry, encode_batch, encode_entry
 from amqp_server.streams.members.filling import Fill, Filling
-from amqp_server.streams.members.log_trimming import Stable
+from amqp_server.streams.members.log_trimming import Encoding, Stable
 from amqp_server.streams.members.named_offsets import LoggedNames
 from amqp_server.streams.members.readers import MemberReaders
 from amqp_server.streams.members.replica import Applied, Replica, decode_state
@@ -234,7 +234,7 @@ class StreamGroupHost(MemberReaders):
         return min(self._stable.index, applied)
 
     def snapshot_in_parts(self, then: Callable[[bytes], None]) -> None:
-        then(self._stable.snapshot())
+        Encoding(self, self._stable, self._turn, then).go_on()
 
     @property
     def fills_itself(self) -> bool:

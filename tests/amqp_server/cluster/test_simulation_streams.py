@@ -172,9 +172,9 @@ def all_are_new(self: Taken, names: Any, now_ms: int) -> list[range]:
     return [range(len(names))]
 
 
-def forgets_what_it_took(state: Any, taken: Any) -> Any:
+def forgets_what_it_took(state: Any, pieces: Any) -> Any:
     """A snapshot does not say which messages were taken."""
-    return _encode_state(state, None)
+    return _encode_with(state, None)
 
 
 def says_too_much(self: StreamGroupHost, then: Callable[[bytes], None]) -> None:
@@ -200,6 +200,7 @@ def at_its_own_time(append: Any, base: int, time_ms: int) -> Any:
 _turns = count()
 _placed: Any = entries.placed
 _encode_state: Any = replica.encode_state
+_encode_with: Any = replica.encode_with
 _without: Any = entries.without
 
 
@@ -214,9 +215,9 @@ def whoever_says_so(self: Replica, note: Any) -> None:
     self.names[note.name] = replica.Kept(offset, note.owner)
 
 
-def forgets_names(state: Any, taken: Any) -> Any:
+def forgets_names(state: Any, pieces: Any) -> Any:
     """A snapshot does not have the names."""
-    return _encode_state(msgspec.structs.replace(state, names=None), taken)
+    return _encode_with(msgspec.structs.replace(state, names=None), pieces)
 
 
 def is_not_synced(self: CrashingFiles, path: Path) -> None:
@@ -227,7 +228,7 @@ def is_not_synced(self: CrashingFiles, path: Path) -> None:
 
 MUTATIONS = [
     Mutation("names go back", Replica, "_note", whoever_says_so),
-    Mutation("a snapshot without offsets by name", log_trimming, "encode_state", forgets_names),
+    Mutation("a snapshot without offsets by name", log_trimming, "encode_with", forgets_names),
     Mutation("all have what a majority has", Leadership, "reached", what_is_committed),
     Mutation("a new name takes the place of another one", StreamGroupHost, "keeps_names", lambda self: False),
     Mutation("a snapshot beyond the segments", StreamGroupHost, "covered", to_the_end, 14),
@@ -240,7 +241,7 @@ MUTATIONS = [
     Mutation("an entry counts before it is synced", Replicas, "write", unsynced, 5),
     Mutation("deleted partitions go on", VHost, "_close_host", stays_open),
     Mutation("duplicates are taken", Taken, "new_of", all_are_new),
-    Mutation("a snapshot without names", log_trimming, "encode_state", forgets_what_it_took),
+    Mutation("a snapshot without names", log_trimming, "encode_with", forgets_what_it_took),
     Mutation("a snapshot with later names", StreamGroupHost, "snapshot_in_parts", says_too_much, 3),
     Mutation("compaction loses the latest of a key", compaction._Kept, "__call__", keeps_nothing, 3),
     Mutation("duplicates are cut in the wrong place", replica, "without", cuts_the_wrong_ones),
