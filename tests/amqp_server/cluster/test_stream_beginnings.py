@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from amqp_server.broker.declared.operations import DeclareQueue, SetMembers
+from amqp_server.broker.declared.operations import DeclareQueue, PutParameter, SetMembers
+from amqp_server.broker.declared.parameters import ParameterRecord
 from amqp_server.broker.declared.records import QueueRecord, encoded
+from amqp_server.management.objects import managed_messages, managed_queues
 from amqp_server.streams.beginnings import NO_MAJORITY, Beginnings
 from amqp_server.streams.layout.consumer_start import NEXT, Start
 from amqp_server.streams.layout.deliver import BatchReader
@@ -18,6 +20,7 @@ from amqp_server.wire import content
 from quorum_queue.cluster import read_index
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.run import Attributes, Run
+from tests.amqp_server.cluster.simulation import waiting
 from tests.amqp_server.cluster.simulation.node import TICK_MS
 from tests.amqp_server.cluster.simulation.streams import HEADER
 from tests.amqp_server.cluster.test_simulation_scenes import Scene
@@ -285,3 +288,56 @@ def test_a_consumer_that_waits_moves_with_its_node_to_another_host() -> None:
     assert isinstance(scene.host("c"), StreamRemoteHost)
     scene.confirmed(1)
     scene.wait(lambda: reader.offsets == [3])
+
+
+# -- the management API at a node that is behind -------------------------------------------------------------
+
+
+def test_a_read_through_the_api_knows_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(managed_messages, "trio", waiting)
+    scene = lagging()
+    node, found = scene.nodes["c"], list[range | None]()
+    messages = managed_messages.ManagedMessages(node.broker, waiting.Event().wait)
+
+    async def ask() -> None:
+        found.append(await messages._offsets(scene.host("c")))
+
+    task = node.run(ask())
+    scene.work_off()
+    assert not found
+    scene.let("c")
+    scene.wait(lambda: task.done)
+    assert found == [range(3)]
+    scene.finish()
+
+
+def test_an_explanation_knows_the_policy_that_was_set_through_another_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(managed_queues, "trio", waiting)
+    scene = StreamScene()
+    scene.lead("a")
+    scene.settle()
+    scene.hold("c")
+    policy = '{"pattern": ".*", "definition": {"max-age": "1h"}, "apply-to": "all", "priority": 0}'
+    answers = list[object]()
+    change = PutParameter(ParameterRecord("/", "policy", "old", policy))
+    scene.nodes["a"].turn.run(scene.nodes["a"].broker.propose, change, answers.append)
+    scene.wait(lambda: bool(answers))
+    node = scene.nodes["c"]
+    queue = node.broker.vhost("/").queues["s"]
+    assert queue.policies.policy is None
+    known: list[bool] = []
+
+    async def ask() -> None:
+        await managed_queues.ManagedQueues(node.broker, None).catch_up()
+        known.append(queue.policies.policy is not None)
+
+    task = node.run(ask())
+    scene.ticks(2)
+    assert not known
+    scene.let("c")
+    scene.mend()
+    scene.wait(lambda: task.done)
+    assert known == [True]
+    scene.finish()
