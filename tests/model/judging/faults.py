@@ -1,0 +1,177 @@
+"""Faults: of a single node, of one of several, of one queue."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+from pamqp import commands
+
+from tests.model import brokers
+from tests.model.client import publish_frames
+from tests.model.judging.requests import OWN
+from tests.model.judging.transactions import Transactions
+from tests.model.programs import Step
+from tests.model.spec.messages import Message, Presence
+from tests.model.spec.promises import Broken
+from tests.model.spec.queues import Queue
+
+#: How long messages are sent that a queue is to fail at, and their first number.
+PLANTED_S, TRIGGERS = 0.1, 1_000_000
+
+
+class Faults(Transactions):
+    def _do_fault(self, step: Step) -> None:
+        kind, node = step["kind"], step.get("node", "n1")
+        if kind not in self.broker.faults or (self.hit and kind not in ("transfer", "entry")):
+            self.skipped += 1
+            return
+        if self.model.broker.nodes == 1:
+            self._strike_alone(kind, node, step)
+        else:
+            self._strike(kind, node, step)
+
+    def _strike_alone(self, kind: str, node: str, step: Step) -> None:
+        if kind == "entry":
+            self._strike_one(step["queue"])
+            return
+        if kind in ("kill", "restart"):
+            if step.get("vouch") or kind == "restart":
+                self._vouch()
+            for client in self.clients.values():
+                client.read()
+            self._handle_events()
+        self.model.sent_at = time.monotonic()
+        self.broker.fault(kind, node, step)
+        if kind in ("kill", "restart"):
+            for client in self.clients.values():
+                client.abort()
+            sessions = list(self.sessions.values())
+            self.clients.clear()
+            self.sessions.clear()
+            self.model.now = time.monotonic()
+            self.model.crashed(sessions)
+
+    def _strike_one(self, name: str) -> None:
+        """A queue fails when it gets a message, and starts again from what is stored."""
+        queue = self.model.queues.get(name)
+        if not isinstance(queue, Queue) or queue.owner or not queue.durable or queue.kind == "stream-group":
+            self.skipped += 1
+            return
+        self._leave([queue])
+        self._settle()
+        if self.model.queues.get(name) is not queue:
+            # Its last consumer was one of these.
+            return
+        number, channel = self._channel({"client": OWN, "channel": 9})
+        self.broker.plant(name, "n1")
+        # Its process looks at the file every few ms; until then messages are taken.
+        until = time.monotonic() + PLANTED_S
+        while time.monotonic() < until:
+            trigger = Message(TRIGGERS + self.model.ordinal, 1, "", name)
+            for _, copy in self.model._enqueue(channel, trigger, {name}, False).copies:
+                copy.presence = Presence.MAYBE
+            properties = commands.Basic.Properties(message_id=str(trigger.number), delivery_mode=2)
+            frames = publish_frames(channel.number, "", name, trigger.body, properties, mandatory=False)
+            self.clients[number].write(frames)
+            self._flush(number)
+        queue.crash()
+        self._await_queue(name)
+
+    def _await_queue(self, name: str) -> None:
+        deadline = time.monotonic() + self.patience_s
+        while True:
+            number, channel = self._channel({"client": OWN, "channel": 3})
+            client = self.clients[number]
+            client.send(channel.number, commands.Queue.Declare(queue=name, passive=True))
+            arrived = self._await(client, channel.number, commands.Queue.DeclareOk)
+            if arrived is not None and isinstance(arrived.method, commands.Queue.DeclareOk):
+                return
+            if arrived is not None:
+                client.send(channel.number, commands.Channel.CloseOk())
+                self.model.close_channel(channel)
+            if time.monotonic() > deadline:
+                raise Broken(f"{name} is not back {self.patience_s} s after its failure")
+            time.sleep(0.05)
+
+    def _vouch(self) -> None:
+        """An answer to a declare says that all before it is on the disk."""
+        number, channel = self._channel({"client": OWN})
+        for name, queue in list(self.model.queues.items()):
+            if isinstance(queue, Queue) and not queue.owner and queue.certain and queue.reachable:
+                self._do_count({"op": "count", "client": OWN, "queue": name})
+        self.model.vouched()
+
+    def _strike(self, kind: str, node: str, step: Step) -> None:
+        """A fault of one of several nodes. Clients of the others go on; those of this one come back when it
+        is over.
+        """
+        if kind in ("transfer", "entry"):
+            self._strike_queue(kind, node, step)
+            return
+        self._vouch()
+        local = [
+            q
+            for q in self.model.queues.values()
+            if isinstance(q, Queue) and q.kind == "classic" and q.node == node
+        ]
+        hits = kind in ("kill", "restart", "freeze", "isolate")
+        if kind == "cut" and local:
+            self.skipped += 1
+            return
+        if hits:
+            self._leave(local)
+        self.broker.fault(kind, node, step)
+        self.model.troubled = True
+        if not hits:
+            return
+        self.hit.add(node)
+        for number, session in list(self.sessions.items()):
+            if session.node == node:
+                self.clients.pop(number).abort()
+                del self.sessions[number]
+                self.model.lose_session(session, certain=False)
+        for queue in local:
+            queue.reachable = False
+            if not queue.durable or queue.owner:
+                queue.certain = False
+            elif kind in ("kill", "restart"):
+                queue.crash()
+
+    def _leave(self, queues: list[Queue]) -> None:
+        """Clients of other nodes leave the queues that are on this node only."""
+        for session in list(self.sessions.values()):
+            for channel in list(session.channels.values()):
+                uses = [h.queue for h in channel.unacked.values()] + [
+                    c.queue for c in channel.consumers.values()
+                ]
+                uses += [queue for p in channel.unconfirmed.values() for queue, _ in p.copies]
+                if any(queue in queues for queue in uses):
+                    self._do_close(
+                        {"op": "close", "client": session.client, "channel": channel.number, "how": "channel"}
+                    )
+
+    def _strike_queue(self, kind: str, node: str, step: Step) -> None:
+        queue = self.model.queues.get(step["queue"])
+        if queue is None or queue.kind == "classic" or self.hit:
+            return
+        if kind == "transfer":
+            with contextlib.suppress(brokers.Refused):
+                self.broker.api(
+                    "PUT", brokers.path("cluster", "queues", self.name, queue.name, "leader"), {"node": node}
+                )
+        else:
+            self.broker.plant(queue.name, node)
+            if isinstance(queue, Queue):
+                queue.shaken = True
+
+    def _do_heal(self, step: Step) -> None:
+        if self.model.broker.nodes == 1 or not self.model.troubled:
+            self.broker.heal()
+            return
+        self.broker.heal()
+        self.hit.clear()
+        for queue in self.model.queues.values():
+            if isinstance(queue, Queue):
+                queue.reachable = True
+        self.model.troubled = False
