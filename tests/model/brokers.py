@@ -128,9 +128,10 @@ class MqdNode:
             shifted_clock.set_clock(Path(self._home.name) / "clock", self._clock_s)
 
     def plant(self, queue: str, node: str) -> None:
-        planted_entries.plant(Path(self._home.name) / "plant", queue, 1)
+        planted_entries.plant(Path(self._home.name) / "plant", queue, 1 if queue else 0)
 
     def heal(self) -> None:
+        self.plant("", "n1")
         if self._clock_s:
             self.fault("clock", "n1", {})
 
@@ -198,12 +199,14 @@ class MqdNodes:
         self.cluster.mqctl(node, "cluster", "transfer-leader", "--vhost", vhost, queue, node)
 
     def plant(self, queue: str, node: str) -> None:
-        planted_entries.plant(self.cluster._directory / node / "plant", queue, 1)
+        planted_entries.plant(self.cluster._directory / node / "plant", queue, 1 if queue else 0)
 
     def heal(self) -> None:
         from tests.cluster.links import isolate, sever
 
         cluster = self.cluster
+        for node in self.names:
+            self.plant("", node)
         troubles, self._troubles = self._troubles, []
         for kind, node in troubles:
             if kind in ("kill", "restart"):

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import time
 
-from pamqp import commands
-
 from tests.model.judging.faults import Faults
-from tests.model.judging.requests import OWN
 from tests.model.spec.promises import Broken
 from tests.model.spec.queues import LATE_S, Queue
 
@@ -20,13 +17,7 @@ class Doubts(Faults):
         """An auto-delete queue goes with its last consumer, soon."""
         deadline = time.monotonic() + self.patience_s
         while name not in self.model.queues:
-            number, channel = self._channel({"client": OWN, "channel": 3})
-            client = self.clients[number]
-            client.send(channel.number, commands.Queue.Declare(queue=name, passive=True))
-            arrived = self._await(client, channel.number, commands.Queue.DeclareOk)
-            if arrived is None or not isinstance(arrived.method, commands.Queue.DeclareOk):
-                client.send(channel.number, commands.Channel.CloseOk())
-                self.model.close_channel(channel)
+            if isinstance(self._look(name), int):
                 return
             if time.monotonic() > deadline:
                 raise Broken(f"{name} is there {self.patience_s} s after its last consumer left")

@@ -13,11 +13,11 @@ from tests.model.judging.requests import OWN
 from tests.model.judging.transactions import Transactions
 from tests.model.programs import Step
 from tests.model.spec.messages import Message, Presence
-from tests.model.spec.promises import Broken
+from tests.model.spec.promises import NOT_FOUND, Broken
 from tests.model.spec.queues import Queue
 
-#: How long messages are sent that a queue is to fail at, and their first number.
-PLANTED_S, TRIGGERS = 0.1, 1_000_000
+#: First number of the messages that a queue is to fail at.
+TRIGGERS = 1_000_000
 
 
 class Faults(Transactions):
@@ -63,11 +63,14 @@ class Faults(Transactions):
         if self.model.queues.get(name) is not queue:
             # Its last consumer was one of these.
             return
+        self._vouch()
         number, channel = self._channel({"client": OWN, "channel": 9})
-        self.broker.plant(name, "n1")
+        self.broker.plant(f"{self.name}/{name}", "n1")
         # Its process looks at the file every few ms; until then messages are taken.
-        until = time.monotonic() + PLANTED_S
-        while time.monotonic() < until:
+        deadline = time.monotonic() + self.patience_s
+        while isinstance(self._look(name), commands.Queue.DeclareOk):
+            if time.monotonic() > deadline:
+                raise Broken(f"{name} does not fail")
             trigger = Message(TRIGGERS + self.model.ordinal, 1, "", name)
             for _, copy in self.model._enqueue(channel, trigger, {name}, False).copies:
                 copy.presence = Presence.MAYBE
@@ -75,21 +78,22 @@ class Faults(Transactions):
             frames = publish_frames(channel.number, "", name, trigger.body, properties, mandatory=False)
             self.clients[number].write(frames)
             self._flush(number)
+        self.broker.plant("", "n1")
         queue.crash()
-        self._await_queue(name)
+        self._await_queue(queue)
 
-    def _await_queue(self, name: str) -> None:
+    def _await_queue(self, queue: Queue) -> None:
+        name = queue.name
         deadline = time.monotonic() + self.patience_s
         while True:
-            number, channel = self._channel({"client": OWN, "channel": 3})
-            client = self.clients[number]
-            client.send(channel.number, commands.Queue.Declare(queue=name, passive=True))
-            arrived = self._await(client, channel.number, commands.Queue.DeclareOk)
-            if arrived is not None and isinstance(arrived.method, commands.Queue.DeclareOk):
+            found = self._look(name)
+            if not isinstance(found, int):
                 return
-            if arrived is not None:
-                client.send(channel.number, commands.Channel.CloseOk())
-                self.model.close_channel(channel)
+            if found == NOT_FOUND:
+                self.model.remove_queue(queue)
+                if queue.lease is None or time.monotonic() < queue.lease[0]:
+                    raise Broken(f"{name} is gone after its failure")
+                return
             if time.monotonic() > deadline:
                 raise Broken(f"{name} is not back {self.patience_s} s after its failure")
             time.sleep(0.05)
@@ -161,7 +165,7 @@ class Faults(Transactions):
                     "PUT", brokers.path("cluster", "queues", self.name, queue.name, "leader"), {"node": node}
                 )
         else:
-            self.broker.plant(queue.name, node)
+            self.broker.plant(f"{self.name}/{queue.name}", node)
             if isinstance(queue, Queue):
                 queue.shaken = True
 

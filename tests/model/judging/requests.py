@@ -276,20 +276,30 @@ class Requests:
                 self.model.remove_queue(queue)
                 return False
             return True
-        number, channel = self._channel({"client": OWN, "channel": 3})
-        client = self.clients[number]
-        self.model.sent_at = time.monotonic()
-        client.send(channel.number, commands.Queue.Declare(queue=queue.name, passive=True))
-        arrived = self._await(client, channel.number, commands.Queue.DeclareOk)
-        self.model.now = time.monotonic()
-        if arrived is not None and isinstance(arrived.method, commands.Queue.DeclareOk):
-            if queue.kind == "classic":
-                queue.used()
+        if isinstance(self._look(queue.name), commands.Queue.DeclareOk):
             return True
-        client.send(channel.number, commands.Channel.CloseOk())
-        self.model.close_channel(channel)
         self.model.remove_queue(queue)
         return False
+
+    def _look(self, name: str, channel: int = 3) -> commands.Queue.DeclareOk | int:
+        """Ask for a queue, whether it is there or not. Return the answer, or the code of the refusal."""
+        number, spec = self._channel({"client": OWN, "channel": channel})
+        client = self.clients[number]
+        self.model.sent_at = time.monotonic()
+        client.send(channel, commands.Queue.Declare(queue=name, passive=True))
+        arrived = self._await(client, channel, commands.Queue.DeclareOk)
+        self.model.now = time.monotonic()
+        if arrived is None:
+            raise Broken(f"a passive declare of {name} closed the connection: {client.gone}")
+        if isinstance(arrived.method, commands.Queue.DeclareOk):
+            queue = self.model.queues.get(name)
+            if isinstance(queue, Queue) and queue.kind == "classic":
+                queue.used()
+            return arrived.method
+        assert isinstance(arrived.method, commands.Channel.Close)
+        client.send(channel, commands.Channel.CloseOk())
+        self.model.close_channel(spec)
+        return int(arrived.method.reply_code or 0)
 
 
 def _words(codes: frozenset[int]) -> str:

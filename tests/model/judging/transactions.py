@@ -6,7 +6,6 @@ from pamqp import commands
 
 from tests.model.client import wait_readable
 from tests.model.judging.messages import Messages
-from tests.model.judging.requests import OWN
 from tests.model.programs import Step
 from tests.model.spec.promises import OK, Broken
 from tests.model.spec.queues import Queue
@@ -90,16 +89,10 @@ class Transactions(Messages):
             or any(q.consumers for q in self._queues(names))
         ):
             return None
-        number, channel = self._channel({"client": OWN, "channel": 2})
-        client = self.clients[number]
         counts = []
         for name in names:
-            client.send(channel.number, commands.Queue.Declare(queue=name, passive=True))
-            arrived = self._await(client, channel.number, commands.Queue.DeclareOk)
-            if arrived is None or not isinstance(arrived.method, commands.Queue.DeclareOk):
-                if arrived is not None:
-                    client.send(channel.number, commands.Channel.CloseOk())
-                    self.model.close_channel(channel)
+            found = self._look(name, 2)
+            if isinstance(found, int):
                 return None
-            counts.append(int(arrived.method.message_count or 0))
+            counts.append(int(found.message_count or 0))
         return counts

@@ -93,12 +93,10 @@ class Verification(Doubts):
         self._do_cancel({"client": OWN, "tag": tag})
 
     def _count(self, name: str) -> int:
-        number, channel = self._channel({"client": OWN})
-        self.clients[number].send(channel.number, commands.Queue.Declare(queue=name, passive=True))
-        arrived = self._await(self.clients[number], channel.number, commands.Queue.DeclareOk)
-        if arrived is None or not isinstance(arrived.method, commands.Queue.DeclareOk):
+        found = self._look(name, 1)
+        if isinstance(found, int):
             raise Broken(f"{name} is gone")
-        return int(arrived.method.message_count or 0)
+        return int(found.message_count or 0)
 
     def _read_whole(self, log: Log) -> None:
         self.model.begin_step(time.monotonic())

@@ -84,6 +84,8 @@ class Consuming(Topology):
             codes.add(ACCESS_REFUSED)
         if queue is None:
             codes.add(NOT_FOUND)
+        elif self.unread_by(channel.session.user, queue):
+            codes.add(ACCESS_REFUSED)
         elif self.locked(queue, channel.session):
             codes.add(RESOURCE_LOCKED)
         if tag in channel.consumers or tag in channel.readers:
@@ -172,6 +174,8 @@ class Consuming(Topology):
             return refused(RESOURCE_LOCKED)
         if isinstance(queue, Log):
             return refused(NOT_IMPLEMENTED)
+        if self.unread_by(channel.session.user, queue):
+            return refused(ACCESS_REFUSED)
 
         def got(delivered: Delivered | None) -> None:
             queue.used()
@@ -242,12 +246,16 @@ class Consuming(Topology):
 
     def on_cancel(self, channel: Channel, tag: str) -> None:
         """The broker cancels a consumer: its queue is gone."""
-        if tag in channel.consumers and not channel.consumers[tag].queue.shaken:
-            raise Broken(
-                f"the consumer {tag} was cancelled, and {channel.consumers[tag].queue.name} is there"
-            )
-        if tag in channel.consumers:
-            self._remove_consumer(channel.consumers[tag])
+        consumer = channel.consumers.get(tag)
+        if consumer is None:
+            return
+        if not consumer.queue.shaken and not self.unread_by(channel.session.user, consumer.queue):
+            raise Broken(f"the consumer {tag} was cancelled, and {consumer.queue.name} is there")
+        self._remove_consumer(consumer)
+        for held in [h for h in channel.unacked.values() if h.consumer is consumer]:
+            if consumer.queue.kind == "stream-group" and held.copy is not None and held.copy.held:
+                # A member that is cancelled loses its messages; its later acks have no effect.
+                consumer.queue.withdraw(held.copy, requeue=True)
 
     def settle(self, channel: Channel, how: str, tag: int, multiple: bool) -> None:
         """`how` is ack, requeue or discard."""

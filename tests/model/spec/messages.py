@@ -82,7 +82,8 @@ class Copy:
     #: Earliest and latest time at which its TTL ends.
     expiry: tuple[float, float] | None = None
     deaths: tuple[Death, ...] = ()
-    #: True if a majority of disks has it.
+    #: True if it is on the disk that it is there, and that it is gone.
+    stored: bool = False
     safe: bool = False
     #: A dead letter's copy in the queue that it left, while one of the two may still be the real one.
     source: Copy | None = None

@@ -131,6 +131,7 @@ class Publishes(Consuming):
     def arrive(self, publishing: Publishing) -> None:
         """The publish was confirmed, or an answer behind it says that it was handled."""
         for queue, copy in publishing.copies:
+            copy.stored = True
             if copy.arrived is None:
                 queue.arrived(copy)
                 if copy.presence is Presence.COMING and not copy.gone:

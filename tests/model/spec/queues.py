@@ -70,6 +70,8 @@ class Queue:
     active: Consumer | None = None
     #: Deduplication: ids that were taken.
     remembered: dict[str, Presence] = field(default_factory=dict)
+    #: Ids that a restart of the node may forget: of transient messages, or not on the disk.
+    forgettable: set[str] = field(default_factory=set)
     #: Copies that are ready although a preceding one is, which has to leave in the same step.
     overtaken: list[tuple[Copy, Copy]] = field(default_factory=list)
     #: Earliest and latest end of its lease; None while it is in use, or without a lease.
@@ -166,6 +168,8 @@ class Queue:
         identity = message.headers.get("x-deduplication-id")
         if self.deduplicates and identity is not None:
             self.remembered[identity] = presence if presence is Presence.SURE else Presence.MAYBE
+            if self.kind == "classic" and not message.persistent:
+                self.forgettable.add(identity)
         return copy, outcomes
 
     def _seen(self, message: Message) -> Presence | None:
@@ -407,10 +411,14 @@ class Queue:
                 copy.leave(-2)
             elif copy.held or (copy.gone and copy.gone_at != -2 and not copy.safe):
                 self._revive(copy)
-            elif copy.ready and copy.presence is not Presence.MAYBE and copy.arrived is None:
+            elif copy.ready and not copy.stored:
                 copy.presence = Presence.MAYBE
+            if copy.presence is Presence.MAYBE:
+                self.forgettable.add(copy.message.headers.get("x-deduplication-id", ""))
             # The last return may not be on the disk, and what was held counts as returned.
             copy.returns = (0, copy.returns[1])
+        for identity in self.forgettable & self.remembered.keys():
+            self.remembered[identity] = Presence.MAYBE
         self.consumers.clear()
         self.active = None
 
@@ -420,7 +428,7 @@ class Queue:
         if was_held:
             copy.flag = Flag.EITHER if self.kind == "stream-group" else Flag.YES
             copy.returns = (copy.returns[0], copy.returns[1] + 1)
-            if copy.arrived is None:
+            if not copy.stored:
                 copy.presence = Presence.MAYBE
         elif copy.gone:
             # Its ack, or the record of its end, may not have reached the disk.

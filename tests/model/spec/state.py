@@ -95,6 +95,12 @@ class State:
         names = {group.declarer, self.binders.get((group.arguments["x-stream"], stream), group.declarer)}
         return any(name not in self.users or self.users[name].may("read", stream) for name in names)
 
+    def unread_by(self, user: User, group: Queue | Log) -> list[str]:
+        """Streams of a group that a user may not read: it can't be a member then."""
+        if isinstance(group, Log) or group.kind != "stream-group":
+            return []
+        return [name for name in self.streams_of(group.arguments["x-stream"]) if not user.may("read", name)]
+
     def streams_of(self, name: str) -> list[str]:
         """The partitions of a stream or a super stream."""
         exchange = self.exchanges.get(name)

@@ -179,7 +179,9 @@ class Topology(Letters):
         elif if_empty:
             low, high = queue.count()
             if isinstance(queue, Queue) and queue.kind == "stream-group":
-                low = 0 if low else high
+                # Its lag has what members hold, and acks that are not in its log yet.
+                low = sum(copy.held and copy.presence is Presence.SURE for copy in queue.copies)
+                high = sum(not copy.gone or not copy.safe for copy in queue.copies)
             if low:
                 codes = {PRECONDITION_FAILED}
             elif high:
@@ -350,6 +352,21 @@ class Topology(Letters):
 
     def bind(self, channel: Channel, binding: Binding) -> Promise:
         codes = self._binding_codes(channel, binding)
+        if binding.kind == "queue" and not channel.session.user.may("read", binding.destination):
+            exchange = self.exchanges.get(binding.source)
+            if (
+                exchange is not None
+                and exchange.kind == "x-super-stream"
+                and isinstance(self.queues.get(binding.destination), Log)
+                and any(
+                    isinstance(group, Queue)
+                    and group.kind == "stream-group"
+                    and group.arguments["x-stream"] == binding.source
+                    for group in self.queues.values()
+                )
+            ):
+                # Its members would read it for this user.
+                codes.add(ACCESS_REFUSED)
         if binding.kind == "queue" and not codes:
             queue = self.queues[binding.destination]
             if queue.kind == "stream-group":
@@ -363,10 +380,7 @@ class Topology(Letters):
                 self.binders[binding.source, binding.destination] = channel.session.user.name
                 self._into_groups(binding)
 
-        # Whether a stream may become a partition without the permission to read it is not said; only that
-        # nobody reads it then.
-        unread = binding.kind == "queue" and not channel.session.user.may("read", binding.destination)
-        return Promise(frozenset({OK, ACCESS_REFUSED} if unread else {OK}), bound)
+        return success(bound)
 
     def _into_groups(self, binding: Binding) -> None:
         """Groups read a partition that is added later from its first message on."""

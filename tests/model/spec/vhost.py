@@ -74,6 +74,12 @@ class Vhost(Publishes):
         out: list[str] = []
         for each in self.queues.values():
             out += each.owed()
+            if isinstance(each, Queue):
+                out += [
+                    f"{each.name}: {consumer.tag} may not read all streams, and is a member"
+                    for consumer in each.consumers
+                    if self.unread_by(consumer.channel.session.user, each)
+                ]
         return out
 
     def settle_step(self) -> None:
@@ -92,7 +98,7 @@ class Vhost(Publishes):
         for queue in self.queues.values():
             if isinstance(queue, Queue):
                 for copy in (*queue.copies, *queue.past):
-                    copy.safe = copy.safe or copy.gone
+                    copy.safe, copy.stored = copy.safe or copy.gone, True
 
     def crashed(self, sessions: list[Session]) -> None:
         """The only node was killed, and is up again."""
@@ -142,6 +148,8 @@ class Vhost(Publishes):
                 queue.certain = not (queue.auto_delete and queue.consumers)
                 for copy in queue.copies:
                     copy.vague = copy.vague or not queue.certain
+                for copy in queue.copies if queue.kind == "stream-group" else ():
+                    copy.stored = copy.stored or self._in_its_stream(queue, copy)
                 queue.crash()
                 # What clients held came back, or will, and may have been too much.
                 queue.trim(certain=False)
