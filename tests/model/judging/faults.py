@@ -15,6 +15,7 @@ from tests.model.programs import Step
 from tests.model.spec.messages import Message, Presence
 from tests.model.spec.promises import NOT_FOUND, Broken
 from tests.model.spec.queues import Queue
+from tests.model.spec.streams import Log
 
 #: First number of the messages that a queue is to fail at.
 TRIGGERS = 1_000_000
@@ -102,7 +103,7 @@ class Faults(Transactions):
         """An answer to a declare says that all before it is on the disk."""
         number, channel = self._channel({"client": OWN})
         for name, queue in list(self.model.queues.items()):
-            if isinstance(queue, Queue) and not queue.owner and queue.certain and queue.reachable:
+            if isinstance(queue, Log) or (not queue.owner and queue.certain and queue.reachable):
                 self._do_count({"op": "count", "client": OWN, "queue": name})
         self.model.vouched()
 

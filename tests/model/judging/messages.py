@@ -159,9 +159,10 @@ class Messages(Declaring):
             channel = session.channels.get(step.get("channel", 1))
             if channel is None:
                 return
+            # Before the answer: what it held may come to another channel first.
+            self.model.close_channel(channel)
             client.send(channel.number, commands.Channel.Close(200, "bye", 0, 0))
             self._await(client, channel.number, commands.Channel.CloseOk)
-            self.model.close_channel(channel)
             return
         if how == "close":
             client.close()

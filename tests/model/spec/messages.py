@@ -82,6 +82,8 @@ class Copy:
     #: Earliest and latest time at which its TTL ends.
     expiry: tuple[float, float] | None = None
     deaths: tuple[Death, ...] = ()
+    #: False if it died for one of two reasons.
+    deaths_sure: bool = True
     #: True if it is on the disk that it is there, and that it is gone.
     stored: bool = False
     safe: bool = False

@@ -101,12 +101,15 @@ class Publishes(Consuming):
         self.dead_letter(queue, copy, "maxlen", certain=True)
 
     def _append(self, log: Log, message: Message, lane: str, publishing: Publishing) -> None:
-        identity = message.headers.get("x-deduplication-id")
+        identity, seen = message.headers.get("x-deduplication-id"), None
         if log.arguments.get("x-deduplication") and identity is not None:
-            if identity in log.remembered:
+            seen = log.remembered.get(identity)
+            if seen is Presence.SURE:
                 return
             log.remembered[identity] = Presence.SURE
         entry = Copy(message, 0, self.step, lane, Presence.COMING, ordinal=self.ordinal)
+        if seen is not None:
+            entry.presence, entry.repeated = Presence.MAYBE, True
         if log.compacts:
             self._supersede(log, message)
         log.entries.append(entry)
@@ -140,7 +143,9 @@ class Publishes(Consuming):
         for log in publishing.logs:
             for entry in log.entries:
                 if entry.message is publishing.message and entry.presence is not Presence.SURE:
-                    entry.presence, entry.arrived = Presence.SURE, self.step
+                    entry.arrived = self.step
+                    if not entry.repeated:
+                        entry.presence = Presence.SURE
 
     def on_confirm(self, channel: Channel, tag: int, multiple: bool, nack: bool) -> None:
         tags = [t for t in channel.unconfirmed if t == tag or (multiple and t <= tag)]

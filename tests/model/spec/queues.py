@@ -257,6 +257,7 @@ class Queue:
             if flag in copy.flag.value and (
                 deaths is None
                 or not copy.deaths
+                or (not copy.deaths_sure and len(deaths) > 0)
                 or deaths == tuple((d.queue, d.reason, d.count) for d in copy.deaths)
             ):
                 return copy

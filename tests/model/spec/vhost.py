@@ -99,6 +99,11 @@ class Vhost(Publishes):
             if isinstance(queue, Queue):
                 for copy in (*queue.copies, *queue.past):
                     copy.safe, copy.stored = copy.safe or copy.gone, True
+            else:
+                for entry in queue.entries:
+                    if entry.presence is Presence.COMING:
+                        entry.presence = Presence.SURE
+                        entry.arrived = entry.arrived if entry.arrived is not None else self.step
 
     def crashed(self, sessions: list[Session]) -> None:
         """The only node was killed, and is up again."""
@@ -131,8 +136,7 @@ class Vhost(Publishes):
             session.channels.clear()
         for queue in list(self.queues.values()):
             if isinstance(queue, Log):
-                for reader in queue.readers:
-                    reader.over = True
+                queue.crash()
             elif not queue.durable or queue.owner is not None:
                 queue.consumers.clear()
                 # What clients held came back first, if the stop was an orderly one.
