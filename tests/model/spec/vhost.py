@@ -158,6 +158,11 @@ class Vhost(Publishes):
                 # What clients held came back, or will, and may have been too much.
                 queue.trim(certain=False)
                 queue.used()
+        for queue in self.queues.values():
+            for copy in queue.copies if isinstance(queue, Queue) else ():
+                if copy.doomed and not copy.gone and all(each.gone_at == -2 for each in copy.letters):
+                    # Its transient letters are lost, and it may die again.
+                    copy.letters, copy.doomed = [], False
         for exchange in list(self.exchanges.values()):
             if not exchange.durable:
                 self._remove_exchange(exchange)
