@@ -20,7 +20,7 @@ class Draft(Moments):
             "other": ["n1", "n2", "n2"],
             "each": ["n1", "n2", "n3"],
         }[self.row["asked"]]
-        limited = self.row["permission"] != "all"
+        limited = self.row["permission"] != "all" or self.row["limit"] == "channels"
         return Program(
             self.seed,
             self.nodes,

@@ -15,7 +15,6 @@ from tests.model.judging.verification import Verification
 from tests.model.programs import Step
 from tests.model.spec.channels import User
 from tests.model.spec.promises import Broken
-from tests.model.spec.queues import Queue
 
 
 class Judge(Verification):
@@ -71,19 +70,3 @@ class Judge(Verification):
         except Gone as gone:
             self._lost(int(step.get("client", OWN)), gone)
         self._settle()
-
-    def _out_of_reach(self, step: Step) -> bool:
-        if "client" in step and step["client"] >= 0 and self._place(step["client"]) in self.hit:
-            return True
-        name = step.get("queue") or (step.get("destination") if step["op"] == "bind" else None)
-        if name is not None:
-            queue = self.model.queues.get(name)
-            return isinstance(queue, Queue) and (not queue.certain or not queue.reachable)
-        if step["op"] == "publish":
-            keys = [step["key"], *step.get("cc", [])]
-            targets = self.model._route(step["exchange"], keys, {})
-            return any(
-                isinstance(q := self.model.queues.get(n), Queue) and not (q.certain and q.reachable)
-                for n in targets
-            )
-        return False

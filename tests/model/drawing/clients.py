@@ -7,6 +7,7 @@ from typing import Any
 
 from tests.model.pairs import Row
 from tests.model.programs import Step
+from tests.model.spec.routing import CHOOSING
 
 SHORT_MS, LONG_MS = 150, 600_000
 LEASE_MS = 700
@@ -52,7 +53,9 @@ class Clients:
             message["size"] = 0 if chance.random() < 0.3 else 100
         elif row["kind"] == "stream":
             headers["x-stream-filter-value"] = chance.choice(["f1", "f2"])
-        if chance.random() < 0.05:
+        if row["retention"] == "yes":
+            message["size"] = 100
+        if chance.random() < 0.05 and row["exchange"] not in CHOOSING:
             headers["CC"] = ["q1"]
         return message | ({"headers": headers} if headers else {})
 
@@ -63,6 +66,8 @@ class Clients:
         if kind == "default" or self.chance.random() < 0.15:
             name = {"stream": self.queue, "group": "s"}.get(self.kind, "q0")
             return "", self.chance.choice([name, name, name, name, "q1", "nowhere"])
+        if kind in CHOOSING:
+            return "x", self.chance.choice(["a", "b", "c", "d"])
         if kind == "topic":
             return "x", self.chance.choice(["k.a", "k.a.b", "z.a", "k"])
         return "x", self.chance.choice(["k", "k", "k", "k2", "none"])
@@ -136,6 +141,15 @@ class Clients:
         if self.kind == "stream" and step["queue"] == self.queue:
             offset = self.chance.choice(["first", "first", "next", "last", 0, 2])
             step["arguments"] = {"x-stream-offset": offset}
+            if row["consume"] == "by name":
+                step["arguments"] = {
+                    "x-stream-offset": "committed",
+                    "x-group": self.chance.choice(["ann", "ann", "bob"]),
+                    "x-stream-offset-default": "first",
+                }
+                self.consuming.append((client, tag))
+                self.add("consume", **step)
+                return
             if self.chance.random() < 0.3:
                 step["arguments"]["x-stream-filter"] = ["f1"]
         elif row["consume"] == "no-ack":
@@ -217,6 +231,8 @@ class Clients:
             self._bind(self.chance.choice(["q1", self.queue if self.kind != "group" else "s"]))
 
     def _binding(self) -> dict[str, Any]:
+        if self.row["exchange"] in CHOOSING:
+            return {"key": self.chance.choice(["1", "2"])}
         if self.row["exchange"] == "topic":
             return {"key": self.chance.choice(["k.#", "*.a", "#", "k.*", "k.a.b"])}
         if self.row["exchange"] == "headers":

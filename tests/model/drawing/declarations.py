@@ -10,6 +10,7 @@ from tests.model.drawing.clients import CHAINED, LEASE_MS, LONG_MS, SHORT_MS, Cl
 class Declarations(Clients):
     def _set_up(self) -> None:
         row = self.row
+        retried = row["dead-letter"] == "retry"
         if row["dead-letter"] != "none" or row["policy"] in ("dead-letter",) or self.chance.random() < 0.2:
             self.add(
                 "exchange",
@@ -20,7 +21,7 @@ class Declarations(Clients):
             kind = self.chance.choice(["classic", "quorum"])
             self.add("declare", client=0, queue="dead", kind=kind)
             self.add("bind", client=0, source="dlx", destination="dead", key="dk")
-            if self.chance.random() < 0.4:
+            if retried or self.chance.random() < 0.4:
                 # A cycle.
                 self.add("bind", client=0, source="dlx", destination="q0", key="dk")
         if row["exchange"] == "super":
@@ -35,6 +36,8 @@ class Declarations(Clients):
                     "x-stream-max-segment-size-bytes": 1000,
                     "x-stream-tombstone-age": "1s",
                 }
+            if row["retention"] == "yes":
+                arguments |= {"x-max-length-bytes": 6000, "x-stream-max-segment-size-bytes": 1000}
             self.add("declare", client=0, queue="s", kind="stream", arguments=arguments)
         self._declare_main()
         self.add(

@@ -43,6 +43,10 @@ class Moments(Declarations):
             out.append((self.chance.randint(0, count // 2), self._permission))
         if row["compaction"] == "yes":
             out.append((self.chance.randint(0, count), self._compacted))
+        if row["retention"] == "yes":
+            out.append((self.chance.randint(0, count), self._much))
+        if row["dead-letter"] == "retry":
+            out.append((self.chance.randint(0, count), self._retry))
         if row["limit"] != "none":
             out.append((self.chance.randint(0, count // 2), self._limit))
         return sorted(out, key=lambda pair: -pair[0])
@@ -64,12 +68,51 @@ class Moments(Declarations):
                 )
         if not self.log:
             messages = [self._message() for _ in range(3)]
+            if self.row["priority"] != "none":
+                # Not in the order in which they have to come after a restart.
+                for message, priority in zip(messages, (1, 5, 0), strict=True):
+                    message["priority"] = priority
             self.add(
                 "publish", client=1, channel=2, exchange="", key=self.queue, messages=messages, wait=True
             )
 
+    def _alarm(self, kind: str) -> None:
+        key = "s" if self.kind == "group" else self.queue
+        meanwhile = [
+            {"op": "settle", "client": 2, "channel": channel, "how": "ack", "multiple": True}
+            for channel in (5, 6)
+        ]
+        self.add(
+            "alarm",
+            kind=kind,
+            client=1,
+            channel=2,
+            exchange="",
+            key=key,
+            messages=[self._message() for _ in range(2)],
+            meanwhile=meanwhile,
+        )
+
+    def _much(self) -> None:
+        """More than a stream with retention keeps."""
+        for _ in range(4):
+            messages = [self._message() for _ in range(10)]
+            self.add("publish", client=0, channel=2, exchange="", key="s", messages=messages, wait=True)
+
+    def _retry(self) -> None:
+        """A message is rejected, comes back from the dead-letter exchange, and is rejected again."""
+        messages = [self._message() | {"expiration": None} for _ in range(2)]
+        self.add("publish", client=0, channel=2, exchange="", key="q0", messages=messages, wait=True)
+        for _ in range(3):
+            self.add("get", client=1, channel=8, queue="q0", count=4)
+            self.add("settle", client=1, channel=8, how="discard", multiple=True, count=0)
+        self.add("get", client=1, channel=8, queue="dead", count=4)
+
     def _fault(self) -> None:
         kind = self.row["fault"]
+        if kind in ("memory", "disk", "full disk"):
+            self._alarm(kind)
+            return
         self._before_fault()
         vouch = kind != "kill at once"
         kind = kind.removesuffix(" at once")
@@ -120,9 +163,9 @@ class Moments(Declarations):
             name = {"default": "dlx", "super": "s"}.get(self.row["exchange"], "x")
             self.add("delete_exchange", client=client, exchange=name, if_unused=self.chance.random() < 0.3)
         elif chosen == "unbind":
-            for step in [s for s in self.steps if s["op"] == "bind"][-2:]:
-                self.add("unbind", **{k: v for k, v in step.items() if k != "op"})
-            self._again()
+            bound = [s for s in self.steps if s["op"] == "bind" and s["source"] == "x"]
+            for step in bound[:2]:
+                self._unbound(step)
         else:
             if self.chance.random() < 0.5:
                 self._publish()
@@ -199,8 +242,37 @@ class Moments(Declarations):
         self.add("wait", ms=200)
         self.add("permissions", user="u", permissions=[".*", ".*", "^$"])
 
+    def _unbound(self, bind: Step) -> None:
+        """What a client has published before is published again, with the same frames, at once and later."""
+        key = {"#": "k", "k.#": "k", "*.a": "k.a", "k.*": "k.a"}.get(bind["key"], bind["key"])
+        publish: Step = {"exchange": "x", "key": key or "k", "wait": True}
+        clients = [(1, 2), (0, 2)]
+        for client, channel in clients * 2:
+            self.add("publish", client=client, channel=channel, messages=[self._message()], **publish)
+        self.add("unbind", **{name: value for name, value in bind.items() if name != "op"})
+        for client, channel in clients * 2:
+            self.add("publish", client=client, channel=channel, messages=[self._message()], **publish)
+
+    def _connections(self) -> None:
+        """One more than there may be, before and after another one is closed."""
+        self.add("limit", what="connections", value=self.chance.choice([0, 1]))
+        for client in (3, 4):
+            self.add("connect", client=client)
+        self.add("close", client=self.chance.choice([1, 2, 3]), how="close")
+        for client in (3, 4):
+            self.add("connect", client=client)
+        self.add("limit", what="connections", value=-1)
+
     def _limit(self) -> None:
-        self.add("limit", queues=self.chance.randint(3, 5))
+        if self.row["limit"] == "connections":
+            self._connections()
+            return
+        if self.row["limit"] == "channels":
+            self.add("limit", what="channels", user="u", value=self.chance.choice([1, 2]))
+            for channel in (5, 6, 7):
+                self.add("count", client=2, channel=channel, queue="q1")
+            return
+        self.add("limit", what="queues", value=self.chance.randint(3, 5))
         for i in range(3):
             self.add(
                 "declare",

@@ -10,8 +10,8 @@ from typing import Any
 from pamqp import commands
 
 from tests.model import brokers
-from tests.model.client import wait_readable
-from tests.model.judging.requests import Requests
+from tests.model.client import Gone, wait_readable
+from tests.model.judging.requests import OWN, Requests
 from tests.model.programs import Step
 from tests.model.spec.channels import Channel, User
 from tests.model.spec.promises import Promise
@@ -130,10 +130,27 @@ class Declaring(Requests):
         )
 
     def _do_limit(self, step: Step) -> None:
-        self.broker.api(
-            "PUT", brokers.path("vhost-limits", self.name, "max-queues"), {"value": step["queues"]}
-        )
-        self.model.queues_max = step["queues"]
+        what = step["what"]
+        if what == "channels":
+            user = self.users.get(step["user"])
+            if user is None or user.name == "guest":
+                return
+            limits = brokers.path("user-limits", self._login(user.name), "max-channels")
+            self.broker.api("PUT", limits, {"value": step["value"]})
+            user.channels_max = step["value"] if step["value"] >= 0 else None
+            return
+        if what == "connections":
+            self._client(OWN)
+        value = step["value"] if what == "queues" or step["value"] < 0 else len(self.sessions) + step["value"]
+        self.broker.api("PUT", brokers.path("vhost-limits", self.name, f"max-{what}"), {"value": value})
+        if what == "queues":
+            self.model.queues_max = value
+        else:
+            self.model.connections_max = value if step["value"] >= 0 else None
+
+    def _do_connect(self, step: Step) -> None:
+        with contextlib.suppress(Gone):
+            self._client(step["client"])
 
     def _do_wait(self, step: Step) -> None:
         """Let time pass, and look at what comes."""

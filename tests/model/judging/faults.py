@@ -8,7 +8,8 @@ import time
 from pamqp import commands
 
 from tests.model import brokers
-from tests.model.client import publish_frames
+from tests.model.client import Client, Gone, wait_readable
+from tests.model.judging.messages import frames_of, message_of
 from tests.model.judging.requests import OWN
 from tests.model.judging.transactions import Transactions
 from tests.model.programs import Step
@@ -31,6 +32,51 @@ class Faults(Transactions):
             self._strike_alone(kind, node, step)
         else:
             self._strike(kind, node, step)
+
+    def _do_alarm(self, step: Step) -> None:
+        """What is published while there is an alarm comes after it, and consumers go on meanwhile."""
+        kind = step["kind"]
+        number, channel = self._channel(step)
+        if kind not in self.broker.alarms or self.hit or channel.transactional:
+            self.skipped += 1
+            return
+        client, place = self.clients[number], self._place(number)
+        self.broker.raise_alarm(kind, place)
+        try:
+            began = time.monotonic()
+            messages = [message_of(step, each) for each in step["messages"]]
+            client.write(b"".join(frames_of(channel.number, message) for message in messages))
+            if kind != "full disk":
+                self._await_blocked(client, True)
+            if kind != "full disk" and any(
+                isinstance(arrived.method, commands.Basic.Ack) for arrived in client.events
+            ):
+                raise Broken("a message was confirmed during the alarm")
+            for each in step["meanwhile"]:
+                if each["client"] == number or self._out_of_reach(each):
+                    continue
+                try:
+                    getattr(self, "_do_" + each["op"])(each)
+                except Gone as gone:
+                    self._lost(each["client"], gone)
+            if kind != "full disk":
+                self._do_count({"client": OWN, "queue": step["key"]})
+        finally:
+            self.broker.end_alarm(kind, place)
+        self.model.sent_at = began
+        for message in messages:
+            self.model.publish(channel, message)
+        self._await_blocked(client, False)
+        self._arrived(number, channel)
+
+    def _await_blocked(self, client: Client, blocked: bool) -> None:
+        deadline = time.monotonic() + self.patience_s
+        while client.blocked is not blocked:
+            if client.gone is not None:
+                raise client.gone
+            if time.monotonic() > deadline:
+                raise Broken(f"connection.{'' if blocked else 'un'}blocked does not come")
+            wait_readable([client], 0.1)
 
     def _strike_alone(self, kind: str, node: str, step: Step) -> None:
         if kind == "entry":
@@ -75,9 +121,7 @@ class Faults(Transactions):
             trigger = Message(TRIGGERS + self.model.ordinal, 1, "", name)
             for _, copy in self.model._enqueue(channel, trigger, {name}, False).copies:
                 copy.presence = Presence.MAYBE
-            properties = commands.Basic.Properties(message_id=str(trigger.number), delivery_mode=2)
-            frames = publish_frames(channel.number, "", name, trigger.body, properties, mandatory=False)
-            self.clients[number].write(frames)
+            self.clients[number].write(frames_of(channel.number, trigger))
             self._flush(number)
         self.broker.plant("", "n1")
         queue.crash()

@@ -11,6 +11,7 @@ from pamqp import commands
 from tests.model.client import publish_frames
 from tests.model.judging.declaring import Declaring
 from tests.model.programs import Step
+from tests.model.spec.channels import Channel
 from tests.model.spec.messages import Message, Presence
 from tests.model.spec.queues import Queue
 
@@ -19,46 +20,35 @@ class Messages(Declaring):
     def _do_publish(self, step: Step) -> None:
         number, channel = self._channel(step)
         client = self.clients[number]
-        data, sent = [], []
+        data = []
         for each in step["messages"]:
-            message = _message(step, each)
+            message = message_of(step, each)
             self.model.publish(
                 channel, message, mandatory=step.get("mandatory", False), awaited=step.get("wait", True)
             )
-            sent += list(channel.unconfirmed.values())[-1:]
-            properties = commands.Basic.Properties(
-                message_id=str(message.number),
-                delivery_mode=2 if message.persistent else 1,
-                priority=message.priority,
-                expiration=None if message.expiration_ms is None else str(message.expiration_ms),
-                headers=message.headers or None,
-            )
-            data.append(
-                publish_frames(
-                    channel.number,
-                    message.exchange,
-                    message.key,
-                    message.body,
-                    properties,
-                    mandatory=step.get("mandatory", False),
-                )
-            )
+            data.append(frames_of(channel.number, message, mandatory=step.get("mandatory", False)))
             if channel.closing:
                 break
         client.write(b"".join(data))
-        if not channel.closing and not channel.transactional and not channel.confirming:
-            self._flush(number)
-            if self.model.broker.prompt:
-                self.model.now = time.monotonic()
-                for queue in self.model.queues.values():
-                    if isinstance(queue, Queue):
-                        for copy in queue.copies:
-                            if copy.sent == self.model.step:
-                                queue.arrived(copy)
-                    else:
-                        for entry in queue.entries:
-                            if entry.arrived is None and entry.presence is Presence.COMING:
-                                entry.arrived = self.model.step
+        self._arrived(number, channel)
+
+    def _arrived(self, number: int, channel: Channel) -> None:
+        """Without confirms, an answer behind the publishes says that they are there."""
+        if channel.closing or channel.transactional or channel.confirming:
+            return
+        self._flush(number)
+        if not self.model.broker.prompt:
+            return
+        self.model.now = time.monotonic()
+        for queue in self.model.queues.values():
+            if isinstance(queue, Queue):
+                for copy in queue.copies:
+                    if copy.sent == self.model.step:
+                        queue.arrived(copy)
+            else:
+                for entry in queue.entries:
+                    if entry.arrived is None and entry.presence is Presence.COMING:
+                        entry.arrived = self.model.step
 
     def _do_large(self, step: Step) -> None:
         """Many messages, to queues in turn."""
@@ -67,10 +57,7 @@ class Messages(Declaring):
         for at in range(step["count"]):
             message = Message(step["number"] + at, 20, "", step["keys"][at % len(step["keys"])])
             self.model.publish(channel, message)
-            properties = commands.Basic.Properties(message_id=str(message.number), delivery_mode=2)
-            data.append(
-                publish_frames(channel.number, "", message.key, message.body, properties, mandatory=False)
-            )
+            data.append(frames_of(channel.number, message))
         self.clients[number].write(b"".join(data))
         if not channel.transactional:
             self._flush(number)
@@ -172,7 +159,7 @@ class Messages(Declaring):
         self.model.lose_session(session, certain=how == "close" and self.model.broker.prompt)
 
 
-def _message(step: Step, each: dict[str, Any]) -> Message:
+def message_of(step: Step, each: dict[str, Any]) -> Message:
     return Message(
         each["number"],
         each.get("size", 20),
@@ -182,4 +169,17 @@ def _message(step: Step, each: dict[str, Any]) -> Message:
         each.get("expiration"),
         each.get("persistent", True),
         dict(each.get("headers", {})),
+    )
+
+
+def frames_of(channel: int, message: Message, *, mandatory: bool = False) -> bytes:
+    properties = commands.Basic.Properties(
+        message_id=str(message.number),
+        delivery_mode=2 if message.persistent else 1,
+        priority=message.priority,
+        expiration=None if message.expiration_ms is None else str(message.expiration_ms),
+        headers=message.headers or None,
+    )
+    return publish_frames(
+        channel, message.exchange, message.key, message.body, properties, mandatory=mandatory
     )

@@ -13,7 +13,7 @@ from tests.model.brokers import PASSWORD, Operated
 from tests.model.client import Arrived, Client, Gone, wait_readable
 from tests.model.programs import Program, Step
 from tests.model.spec.channels import Channel, Delivered, Session, User
-from tests.model.spec.promises import HARD, OK, Broken, Promise
+from tests.model.spec.promises import HARD, NOT_ALLOWED, OK, Broken, Promise
 from tests.model.spec.queues import LATE_S, Queue
 from tests.model.spec.vhost import Vhost
 
@@ -45,7 +45,7 @@ class Requests:
     def _place(self, client: int) -> str:
         if client == OWN:
             return next(name for name in self.broker.names if name not in self.hit)
-        place = self.program.places[client]
+        place = self.program.places[client % len(self.program.places)]
         return place if place in self.broker.names else self.broker.names[0]
 
     def _client(self, number: int) -> Client:
@@ -54,10 +54,19 @@ class Requests:
             return client
         if client is not None:
             self._lost(number, client.gone or Gone(0))
-        name = "guest" if number == OWN else self.program.users[number]
+        name = "guest" if number == OWN else self.program.users[number % len(self.program.users)]
         place = self._place(number)
         password = "guest" if name == "guest" else PASSWORD
-        client = Client(self.broker.url(place), self._login(name), password, self.name, self.patience_s)
+        limit = self.model.connections_max
+        full = limit is not None and len(self.sessions) >= limit
+        try:
+            client = Client(self.broker.url(place), self._login(name), password, self.name, self.patience_s)
+        except Gone as gone:
+            if not full and self.model.broker.nodes == 1:
+                raise Broken(f"client {number} may not connect: {gone}") from None
+            raise
+        if full and self.model.broker.nodes == 1:
+            raise Broken(f"client {number} may connect, and {len(self.sessions)} of {limit} are there")
         self.clients[number] = client
         self.sessions[number] = Session(number, self.users[name], place)
         return client
@@ -67,8 +76,11 @@ class Requests:
         self._client(number)
         session = self.sessions[number]
         if channel not in session.channels:
-            promise = self.model.open_channel(session, channel)
+            open_now = sum(len(s.channels) for s in self.sessions.values() if s.user is session.user)
+            promise = self.model.open_channel(session, channel, open_now)
             self._call(number, channel, commands.Channel.Open(), commands.Channel.OpenOk, promise)
+            if channel not in session.channels:
+                raise Gone(NOT_ALLOWED)
         return number, session.channels[channel]
 
     def _lost(self, number: int, gone: Gone) -> None:
@@ -258,6 +270,22 @@ class Requests:
 
     def _held_back(self, publishing: Any) -> bool:
         return any(not queue.reachable for queue, _ in publishing.copies)
+
+    def _out_of_reach(self, step: Step) -> bool:
+        if "client" in step and step["client"] >= 0 and self._place(step["client"]) in self.hit:
+            return True
+        name = step.get("queue") or (step.get("destination") if step["op"] == "bind" else None)
+        if name is not None:
+            queue = self.model.queues.get(name)
+            return isinstance(queue, Queue) and (not queue.certain or not queue.reachable)
+        if step["op"] == "publish":
+            keys = [step["key"], *step.get("cc", [])]
+            targets = self.model._route(step["exchange"], keys, {})
+            return any(
+                isinstance(q := self.model.queues.get(n), Queue) and not (q.certain and q.reachable)
+                for n in targets
+            )
+        return False
 
     def _lease_ended(self) -> bool:
         """True if a queue has just expired, so that a request found it gone."""

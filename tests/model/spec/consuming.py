@@ -27,7 +27,11 @@ from tests.model.spec.topology import Topology
 
 @dataclass(eq=False)
 class Consuming(Topology):
-    def open_channel(self, session: Session, number: int) -> Promise:
+    def open_channel(self, session: Session, number: int, open_now: int = 0) -> Promise:
+        """`open_now` is the number of channels that the user has."""
+        limit = session.user.channels_max
+        if limit is not None and open_now >= limit:
+            return refused(NOT_ALLOWED)
         return success(lambda _: session.channels.update({number: Channel(session, number)}))
 
     def close_channel(self, channel: Channel) -> None:
@@ -128,6 +132,9 @@ class Consuming(Topology):
 
     def _start_reader(self, channel: Channel, log: Log, tag: str, arguments: dict[str, Any]) -> None:
         offset = arguments.get("x-stream-offset", "next")
+        named = offset == "committed"
+        if named:
+            offset = arguments["x-stream-offset-default"]
         low, high = log.count()
         if not self.broker.exact_counts:
             low = 0
@@ -143,6 +150,8 @@ class Consuming(Topology):
         reader.channel_step = self.step if offset != "last" else 1 << 60
         if not isinstance(offset, str):
             reader.channel_step = self.step if offset <= low else 1 << 60
+        if named:
+            log.take_name(reader, arguments["x-group"], start)
         log.readers.append(reader)
         channel.readers[tag] = reader
 
@@ -198,7 +207,8 @@ class Consuming(Topology):
         if reader is not None:
             reader.take(int(delivered.headers["x-stream-offset"]), delivered.number)
             self._check_tag(channel, delivered.tag)
-            channel.unacked[delivered.tag] = Held(None, reader.log, None, reader)
+            offset = int(delivered.headers["x-stream-offset"])
+            channel.unacked[delivered.tag] = Held(None, reader.log, None, reader, offset)
             return
         consumer = channel.consumers.get(delivered.consumer)
         if consumer is None:
@@ -246,6 +256,11 @@ class Consuming(Topology):
 
     def on_cancel(self, channel: Channel, tag: str) -> None:
         """The broker cancels a consumer: its queue is gone."""
+        reader = channel.readers.get(tag)
+        if reader is not None:
+            if not reader.replaced:
+                raise Broken(f"the reader {tag} was cancelled, and {reader.log.name} is there")
+            del channel.readers[tag]
         consumer = channel.consumers.get(tag)
         if consumer is None:
             return
@@ -274,6 +289,8 @@ class Consuming(Topology):
 
     def _settle(self, how: str, held: Held) -> None:
         copy, queue = held.copy, held.queue
+        if held.reader is not None and how == "ack":
+            held.reader.log.acked(held.reader, held.offset)
         if copy is None or not isinstance(queue, Queue) or not copy.held:
             return
         if how == "ack":

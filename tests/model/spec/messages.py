@@ -57,6 +57,33 @@ class Death:
 
 
 @dataclass(eq=False)
+class Choice:
+    """Copies of a message of which only one is real, since its exchange chose a queue."""
+
+    message: Message
+    step: int
+    #: Queues by routing key, of an exchange that chooses by it.
+    chosen: dict[str, str] | None
+    copies: list[Copy] = field(default_factory=list)
+    #: Name of the queue that was chosen, once it was seen.
+    taken: str = ""
+
+    def see(self, copy: Copy, queue: str, step: int) -> str | None:
+        """The copy in this queue is the real one. Return what is wrong with that, if anything is."""
+        if self.taken and self.taken != queue:
+            return f"came to {queue} and to {self.taken}, of which its exchange had to choose one"
+        self.taken = queue
+        for other in self.copies:
+            if other is not copy and not other.gone:
+                other.leave(step)
+        if self.chosen is not None:
+            known = self.chosen.setdefault(self.message.key, queue)
+            if known != queue:
+                return f"came to {queue}, and others with the key {self.message.key} came to {known}"
+        return None
+
+
+@dataclass(eq=False)
 class Copy:
     """A message in one queue."""
 
@@ -90,6 +117,7 @@ class Copy:
     #: A dead letter's copy in the queue that it left, while one of the two may still be the real one.
     source: Copy | None = None
     letters: list[Copy] = field(default_factory=list)
+    choice: Choice | None = None
     doomed: bool = False
     #: It may be a duplicate that the queue does not take.
     repeated: bool = False

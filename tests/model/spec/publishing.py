@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.model.spec.channels import Channel, Publishing
 from tests.model.spec.consuming import Consuming
-from tests.model.spec.messages import Copy, Message, Presence
+from tests.model.spec.messages import Choice, Copy, Message, Presence
 from tests.model.spec.promises import (
     ACCESS_REFUSED,
     NOT_FOUND,
@@ -43,10 +43,11 @@ class Publishes(Consuming):
             channel.closing |= codes
             return
         targets = self._route(message.exchange, message.keys, message.headers)
+        choice = self._choice(message, targets)
         if channel.transactional:
-            channel.tx_publishes.append((message, [targets], mandatory))
+            channel.tx_publishes.append((message, targets, choice, mandatory))
             return
-        publishing = self._enqueue(channel, message, targets, awaited)
+        publishing = self._enqueue(channel, message, targets, awaited, choice)
         if mandatory and not targets:
             publishing.to_return = True
             channel.returns.append(publishing)
@@ -54,24 +55,36 @@ class Publishes(Consuming):
             channel.last_publish += 1
             channel.unconfirmed[channel.last_publish] = publishing
 
-    def _enqueue(self, channel: Channel, message: Message, targets: set[str], awaited: bool) -> Publishing:
+    def _enqueue(
+        self,
+        channel: Channel,
+        message: Message,
+        targets: set[str],
+        awaited: bool,
+        choice: Choice | None = None,
+    ) -> Publishing:
         publishing = Publishing(message, [], {"ack"})
         prompt = self.broker.prompt or (channel.confirming and awaited) or channel.transactional
         presence = Presence.SURE if prompt and not self.troubled else Presence.COMING
         self.ordinal += 1
+        if choice is not None:
+            presence = Presence.MAYBE
+            self.choices.append(choice)
         for name in sorted(targets):
             queue = self.queues.get(name)
             if queue is None:
                 continue
             if isinstance(queue, Log):
-                self._append(queue, message, channel.lane, publishing)
+                self._append(queue, message, channel.lane, publishing, choice)
                 continue
             if queue.kind == "stream-group":
                 continue
             copy, outcomes = queue.offer(
                 message, self.step, channel.lane, self.ordinal, presence, message.exchange, message.key
             )
-            if outcomes == {"nack"}:
+            if choice is not None:
+                publishing.outcomes = publishing.outcomes | outcomes
+            elif outcomes == {"nack"}:
                 publishing.outcomes = {"nack"}
                 if queue.settings.overflow == "reject-publish-dlx":
                     self._refused_letter(queue, message, presence)
@@ -82,7 +95,10 @@ class Publishes(Consuming):
                     self._refused_letter(queue, message, Presence.MAYBE)
             if copy is not None:
                 publishing.copies.append((queue, copy))
-                queue.trim()
+                if choice is not None:
+                    copy.choice = choice
+                    choice.copies.append(copy)
+                queue.trim(certain=choice is None)
         return publishing
 
     def _refused_letter(self, queue: Queue, message: Message, presence: Presence) -> None:
@@ -100,16 +116,21 @@ class Publishes(Consuming):
         queue.copies.append(copy)
         self.dead_letter(queue, copy, "maxlen", certain=True)
 
-    def _append(self, log: Log, message: Message, lane: str, publishing: Publishing) -> None:
+    def _append(
+        self, log: Log, message: Message, lane: str, publishing: Publishing, choice: Choice | None
+    ) -> None:
         identity, seen = message.headers.get("x-deduplication-id"), None
         if log.arguments.get("x-deduplication") and identity is not None:
             seen = log.remembered.get(identity)
             if seen is Presence.SURE:
                 return
-            log.remembered[identity] = Presence.SURE
+            log.remembered[identity] = Presence.SURE if choice is None else Presence.MAYBE
         entry = Copy(message, 0, self.step, lane, Presence.COMING, ordinal=self.ordinal)
         if seen is not None:
             entry.presence, entry.repeated = Presence.MAYBE, True
+        if choice is not None:
+            entry.presence, entry.choice = Presence.MAYBE, choice
+            choice.copies.append(entry)
         if log.compacts:
             self._supersede(log, message)
         log.entries.append(entry)
@@ -144,7 +165,7 @@ class Publishes(Consuming):
             for entry in log.entries:
                 if entry.message is publishing.message and entry.presence is not Presence.SURE:
                     entry.arrived = self.step
-                    if not entry.repeated:
+                    if not entry.repeated and entry.choice is None:
                         entry.presence = Presence.SURE
 
     def on_confirm(self, channel: Channel, tag: int, multiple: bool, nack: bool) -> None:
@@ -171,7 +192,8 @@ class Publishes(Consuming):
             doubted = [
                 copy
                 for _, copy in publishing.copies
-                if copy.presence is Presence.MAYBE and not copy.doomed and not copy.repeated
+                if copy.presence is Presence.MAYBE
+                and not (copy.doomed or copy.repeated or copy.choice is not None)
             ]
             if publishing.outcomes == {"ack", "nack"}:
                 for copy in doubted:
@@ -181,6 +203,7 @@ class Publishes(Consuming):
         for queue, copy in publishing.copies:
             if (
                 copy.presence is Presence.MAYBE
+                and copy.choice is None
                 and len([c for _, c in publishing.copies if c.presence is Presence.MAYBE]) == 1
             ):
                 if not copy.held:
@@ -211,8 +234,8 @@ class Publishes(Consuming):
             return refused(PRECONDITION_FAILED)
         codes = {OK}
         publishings = []
-        for message, targets, mandatory in channel.tx_publishes:
-            publishing = self._enqueue(channel, message, targets[0], awaited=True)
+        for message, targets, choice, mandatory in channel.tx_publishes:
+            publishing = self._enqueue(channel, message, targets, True, choice)
             publishings.append(publishing)
             if publishing.outcomes != {"ack"}:
                 codes = (
@@ -220,7 +243,7 @@ class Publishes(Consuming):
                     if publishing.outcomes == {"nack"}
                     else codes | {PRECONDITION_FAILED}
                 )
-            if mandatory and not targets[0]:
+            if mandatory and not targets:
                 channel.returns.append(publishing)
         channel.tx_publishes = []
         settles, channel.tx_settles = channel.tx_settles, []

@@ -283,6 +283,8 @@ class Queue:
         self._check_order(copy, consumer)
         if consumer is not None:
             self._check_consumer(consumer)
+        if copy.choice is not None and (wrong := copy.choice.see(copy, self.name, self.vhost.step)):
+            raise Broken(f"{copy} {wrong}")
         self.vhost.settled_source(copy)
         copy.presence = Presence.SURE
         copy.gone, copy.delivered_at = False, self.vhost.step

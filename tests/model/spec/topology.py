@@ -138,7 +138,9 @@ class Topology(Letters):
                 )
             if not self.broker.exact_counts:
                 low, high = 0, len(queue.entries if isinstance(queue, Log) else queue.copies + queue.past)
-            if not low <= count <= high and not (isinstance(queue, Log) and queue.compacts):
+            if not low <= count <= high and not (
+                isinstance(queue, Log) and (queue.compacts or queue.retains)
+            ):
                 right = str(low) if low == high else f"{low} to {high}"
                 raise Broken(f"{queue.name} has {count} messages where {right} is right")
             if isinstance(queue, Queue):
@@ -377,6 +379,7 @@ class Topology(Letters):
         def bound(_: Any) -> None:
             if binding not in self.bindings:
                 self.bindings.append(binding)
+                self.exchanges[binding.source].chosen = {}
                 self.binders[binding.source, binding.destination] = channel.session.user.name
                 self._into_groups(binding)
 
@@ -426,6 +429,8 @@ class Topology(Letters):
             return
         self.bindings.remove(binding)
         source = self.exchanges.get(binding.source)
+        if source is not None:
+            source.chosen = {}
         if (
             source is not None
             and source.auto_delete

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tests.model.spec import settings
 from tests.model.spec.channels import Session
-from tests.model.spec.messages import Presence
+from tests.model.spec.messages import Choice, Presence
 from tests.model.spec.promises import (
     Broken,
 )
@@ -19,6 +19,7 @@ from tests.model.spec.streams import Log
 class Vhost(Publishes):
     def lose_session(self, session: Session, *, certain: bool) -> None:
         """A fault, or the client itself, cut the connection: what was on its way is in doubt."""
+        self.struck = self.step
         for channel in list(session.channels.values()):
             for publishing in channel.unconfirmed.values():
                 for queue, copy in publishing.copies:
@@ -93,6 +94,19 @@ class Vhost(Publishes):
             if isinstance(each, Queue):
                 each.settle_step()
 
+    def must_be_somewhere(self, choice: Choice) -> bool:
+        """True if one of the copies has to be there: none was dropped, refused, or lost in a fault."""
+        return (
+            choice.step > self.struck
+            and len(choice.copies) > 1
+            and all(
+                copy.arrived is not None
+                and not (copy.gone or copy.doomed or copy.repeated)
+                and not copy.may_have_expired(self.now)
+                for copy in choice.copies
+            )
+        )
+
     def vouched(self) -> None:
         """All that has happened so far is on the disk."""
         for queue in self.queues.values():
@@ -100,6 +114,8 @@ class Vhost(Publishes):
                 for copy in (*queue.copies, *queue.past):
                     copy.safe, copy.stored = copy.safe or copy.gone, True
             else:
+                for position in queue.names.values():
+                    position.safe |= position.acked
                 for entry in queue.entries:
                     if entry.presence is Presence.COMING:
                         entry.presence = Presence.SURE
@@ -107,6 +123,7 @@ class Vhost(Publishes):
 
     def crashed(self, sessions: list[Session]) -> None:
         """The only node was killed, and is up again."""
+        self.struck = self.step
         for queue in self.queues.values():
             if isinstance(queue, Queue):
                 for copy in (*queue.copies, *queue.past):
@@ -146,6 +163,8 @@ class Vhost(Publishes):
                 queue.trim(certain=False)
                 # Its bindings are not there any more, which deletes no exchange.
                 self.bindings = [b for b in self.bindings if (b.kind, b.destination) != ("queue", queue.name)]
+                for exchange in self.exchanges.values():
+                    exchange.chosen = {}
                 self.remove_queue(queue)
             else:
                 # An orderly stop takes the consumers away first, and such a queue goes with the last one.
