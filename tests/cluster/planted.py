@@ -1,7 +1,8 @@
 """Defects that tests plant in an mqd process; see troubled_mqd.
 
-The file named by MQD_TEST_PLANT holds "COUNT QUEUE" or "COUNT VHOST/QUEUE": the next COUNT entries that this
-queue applies raise, half of them before they are applied and half of them after. It may be changed at any time.
+The file named by MQD_TEST_PLANT holds "COUNT QUEUE" or "COUNT VHOST/QUEUE": the next COUNT entries that
+this queue applies raise, half of them before they are applied and half of them after. It may be changed at
+any time.
 """
 
 from __future__ import annotations

@@ -73,8 +73,10 @@ class Operated(Protocol):
     def taken_for_granted(self) -> Broker: ...
     def fault(self, kind: str, node: str, detail: dict[str, Any]) -> None: ...
     def plant(self, queue: str, node: str) -> None: ...
+    def other_end(self, node: str) -> str: ...
     def raise_alarm(self, kind: str, node: str) -> None: ...
     def end_alarm(self, kind: str, node: str) -> None: ...
+    def failed(self, vhost: str, node: str) -> list[str]: ...
     def heal(self) -> None: ...
     def alive(self) -> bool: ...
     def log_tail(self) -> str: ...
@@ -146,6 +148,12 @@ class MqdNode:
 
     def plant(self, queue: str, node: str) -> None:
         planted_entries.plant(Path(self._home.name) / "plant", queue, 1 if queue else 0)
+
+    def other_end(self, node: str) -> str:
+        raise AssertionError("a single node has no links")
+
+    def failed(self, vhost: str, node: str) -> list[str]:
+        return [each["name"] for each in self.api("GET", path("failed-queues", vhost))]
 
     def raise_alarm(self, kind: str, node: str) -> None:
         if kind == "memory":
@@ -243,8 +251,7 @@ class MqdNodes:
         elif kind == "isolate":
             isolate(cluster.links, node, cluster.names, hold=True)
         elif kind == "cut":
-            other = next(name for name in self.names if name != node)
-            sever(cluster.links, node, other, hold=True)
+            sever(cluster.links, node, self.other_end(node), hold=True)
         elif kind == "clock":
             cluster.set_clock(node, detail.get("by_s", 3600))
         if kind not in ("transfer", "entry"):
@@ -255,6 +262,15 @@ class MqdNodes:
 
     def plant(self, queue: str, node: str) -> None:
         planted_entries.plant(self.cluster._directory / node / "plant", queue, 1 if queue else 0)
+
+    def failed(self, vhost: str, node: str) -> list[str]:
+        """Queues of which the copy on this node is stopped."""
+        url = f"http://guest:guest@127.0.0.1:{self.cluster._nodes[node].http}"
+        return [each["name"] for each in request(url, "GET", path("failed-queues", vhost))]
+
+    def other_end(self, node: str) -> str:
+        """The node to which a link is cut."""
+        return next(name for name in self.names if name != node)
 
     def raise_alarm(self, kind: str, node: str) -> None:
         self.cluster.mqctl(node, "set_vm_memory_high_watermark", ALARMING)
@@ -324,6 +340,12 @@ class Foreign:
 
     def plant(self, queue: str, node: str) -> None:
         raise AssertionError("nothing is planted here")
+
+    def other_end(self, node: str) -> str:
+        raise AssertionError("no faults here")
+
+    def failed(self, vhost: str, node: str) -> list[str]:
+        return []
 
     def raise_alarm(self, kind: str, node: str) -> None:
         raise AssertionError("no alarms here")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from tests.model.judging.faults import Faults
-from tests.model.spec.promises import Broken
+from tests.model.spec.promises import NOT_FOUND, Broken
 from tests.model.spec.queues import LATE_S, Queue
 
 #: A lease that ends within this time is outlasted before the next step.
@@ -14,13 +14,13 @@ SOON_S = 0.25
 
 class Doubts(Faults):
     def _await_end(self, name: str) -> None:
-        """An auto-delete queue goes with its last consumer, soon."""
+        """A queue goes with its last consumer, its client or its node, soon."""
         deadline = time.monotonic() + self.patience_s
         while name not in self.model.queues:
-            if isinstance(self._look(name), int):
+            if self._look(name) == NOT_FOUND:
                 return
             if time.monotonic() > deadline:
-                raise Broken(f"{name} is there {self.patience_s} s after its last consumer left")
+                raise Broken(f"{name} is there {self.patience_s} s after its end")
             time.sleep(0.02)
 
     def _probe(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 
 from pamqp import commands
 
@@ -45,6 +46,10 @@ class Faults(Transactions):
         try:
             began = time.monotonic()
             messages = [message_of(step, each) for each in step["messages"]]
+            if kind == "full disk":
+                # The rest of a page may have room for them.
+                for message in messages:
+                    self.model.publish(channel, message)
             client.write(b"".join(frames_of(channel.number, message) for message in messages))
             if kind != "full disk":
                 self._await_blocked(client, True)
@@ -64,7 +69,7 @@ class Faults(Transactions):
         finally:
             self.broker.end_alarm(kind, place)
         self.model.sent_at = began
-        for message in messages:
+        for message in messages if kind != "full disk" else ():
             self.model.publish(channel, message)
         self._await_blocked(client, False)
         self._arrived(number, channel)
@@ -111,18 +116,9 @@ class Faults(Transactions):
             # Its last consumer was one of these.
             return
         self._vouch()
-        number, channel = self._channel({"client": OWN, "channel": 9})
         self.broker.plant(f"{self.name}/{name}", "n1")
         # Its process looks at the file every few ms; until then messages are taken.
-        deadline = time.monotonic() + self.patience_s
-        while isinstance(self._look(name), commands.Queue.DeclareOk):
-            if time.monotonic() > deadline:
-                raise Broken(f"{name} does not fail")
-            trigger = Message(TRIGGERS + self.model.ordinal, 1, "", name)
-            for _, copy in self.model._enqueue(channel, trigger, {name}, False).copies:
-                copy.presence = Presence.MAYBE
-            self.clients[number].write(frames_of(channel.number, trigger))
-            self._flush(number)
+        self._until("it has not failed", lambda: self._trigger(queue) or isinstance(self._look(name), int))
         self.broker.plant("", "n1")
         queue.crash()
         self._await_queue(queue)
@@ -159,22 +155,27 @@ class Faults(Transactions):
             self._strike_queue(kind, node, step)
             return
         self._vouch()
+        ends = {node, self.broker.other_end(node)} if kind == "cut" else {node}
         local = [
             q
             for q in self.model.queues.values()
-            if isinstance(q, Queue) and q.kind == "classic" and q.node == node
+            if isinstance(q, Queue) and q.kind == "classic" and q.node in ends
         ]
         hits = kind in ("kill", "restart", "freeze", "isolate")
-        if kind == "cut" and local:
-            self.skipped += 1
-            return
-        if hits:
+        if hits or kind == "cut":
             self._leave(local)
         self.broker.fault(kind, node, step)
         self.model.troubled = True
         if not hits:
+            for queue in local if kind == "cut" else ():
+                queue.reachable = False
             return
         self.hit.add(node)
+        lost = kind in ("kill", "restart")
+        for each in self.model.queues.values():
+            if isinstance(each, Queue) and each.owner is not None and each.owner.node == node:
+                # It goes as soon as the node is back, whoever it belongs to.
+                each.owner, each.lost_with_node = None, True
         for number, session in list(self.sessions.items()):
             if session.node == node:
                 self.clients.pop(number).abort()
@@ -182,9 +183,10 @@ class Faults(Transactions):
                 self.model.lose_session(session, certain=False)
         for queue in local:
             queue.reachable = False
-            if not queue.durable or queue.owner:
+            if not queue.durable or queue.lost_with_node:
                 queue.certain = False
-            elif kind in ("kill", "restart"):
+                queue.lost_with_node = queue.lost_with_node or lost
+            elif lost:
                 queue.crash()
 
     def _leave(self, queues: list[Queue]) -> None:
@@ -199,20 +201,55 @@ class Faults(Transactions):
                     self._do_close(
                         {"op": "close", "client": session.client, "channel": channel.number, "how": "channel"}
                     )
+                    # What it held comes to the next one first.
+                    self._settle()
 
     def _strike_queue(self, kind: str, node: str, step: Step) -> None:
         queue = self.model.queues.get(step["queue"])
-        if queue is None or queue.kind == "classic" or self.hit:
+        if queue is None or queue.kind == "classic" or self.hit or not queue.certain:
             return
-        if kind == "transfer":
-            with contextlib.suppress(brokers.Refused):
-                self.broker.api(
-                    "PUT", brokers.path("cluster", "queues", self.name, queue.name, "leader"), {"node": node}
-                )
-        else:
-            self.broker.plant(f"{self.name}/{queue.name}", node)
-            if isinstance(queue, Queue):
-                queue.shaken = True
+        if kind == "entry":
+            self._fail_member(queue, node)
+            return
+        with contextlib.suppress(brokers.Refused):
+            self.broker.api(
+                "PUT", brokers.path("cluster", "queues", self.name, queue.name, "leader"), {"node": node}
+            )
+
+    def _fail_member(self, queue: Queue | Log, node: str) -> None:
+        """The copy of a queue on this node fails at a message, and starts again from what is stored."""
+        if isinstance(queue, Queue):
+            self._leave([queue])
+            queue.shaken = True
+        self._settle()
+        self._vouch()
+        if self.model.queues.get(queue.name) is not queue:
+            return
+        self.broker.plant(f"{self.name}/{queue.name}", node)
+        self._until("it has not failed", lambda: self._trigger(queue) or self._has_failed(queue, node))
+        self.broker.plant("", node)
+        self._until("it is not back", lambda: not self._has_failed(queue, node))
+
+    def _has_failed(self, queue: Queue | Log, node: str) -> bool:
+        return queue.name in self.broker.failed(self.name, node)
+
+    def _trigger(self, queue: Queue | Log) -> bool:
+        number, channel = self._channel({"client": OWN, "channel": 9})
+        trigger = Message(TRIGGERS + self.model.ordinal, 1, "", queue.name)
+        for _, copy in self.model._enqueue(channel, trigger, {queue.name}, False).copies:
+            copy.presence = Presence.MAYBE
+        if isinstance(queue, Log):
+            queue.entries[-1].presence = Presence.MAYBE
+        self.clients[number].write(frames_of(channel.number, trigger))
+        self._flush(number)
+        return False
+
+    def _until(self, otherwise: str, done: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + self.patience_s
+        while not done():
+            if time.monotonic() > deadline:
+                raise Broken(f"after {self.patience_s} s {otherwise}")
+            time.sleep(0.02)
 
     def _do_heal(self, step: Step) -> None:
         if self.model.broker.nodes == 1 or not self.model.troubled:
@@ -220,7 +257,11 @@ class Faults(Transactions):
             return
         self.broker.heal()
         self.hit.clear()
-        for queue in self.model.queues.values():
+        for queue in list(self.model.queues.values()):
             if isinstance(queue, Queue):
                 queue.reachable = True
+                if queue.lost_with_node:
+                    # The node may serve it for a moment.
+                    self.model.remove_queue(queue)
+                    self.model.vanishing.append(queue.name)
         self.model.troubled = False

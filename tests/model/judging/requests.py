@@ -275,6 +275,8 @@ class Requests:
         if "client" in step and step["client"] >= 0 and self._place(step["client"]) in self.hit:
             return True
         name = step.get("queue") or (step.get("destination") if step["op"] == "bind" else None)
+        if self.hit and {name, step.get("key")} & set(self.model.vanishing):
+            return True
         if name is not None:
             queue = self.model.queues.get(name)
             return isinstance(queue, Queue) and (not queue.certain or not queue.reachable)

@@ -74,9 +74,12 @@ class Letters(State):
                 message.persistent,
                 {k: v for k, v in headers.items() if k != "x-deduplication-id"},
             )
+            here = presence
+            if not target.reachable and queue.settings.dead_letter_strategy == "at-most-once":
+                here = Presence.MAYBE
             # Messages of different priorities expire in the order in which they came, or of their priority.
             lane = f"from {queue.name}" + (f" {copy.priority}" if reason == "expired" else "")
-            letter, outcomes = target.offer(bare, self.step, lane, self.ordinal, presence, exchange, keys[0])
+            letter, outcomes = target.offer(bare, self.step, lane, self.ordinal, here, exchange, keys[0])
             if letter is None:
                 continue
             letter.deaths, letter.source, letter.deaths_sure = deaths, copy, copy.deaths_sure

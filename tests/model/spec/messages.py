@@ -65,6 +65,8 @@ class Choice:
     #: Queues by routing key, of an exchange that chooses by it.
     chosen: dict[str, str] | None
     copies: list[Copy] = field(default_factory=list)
+    #: True if the queue that was chosen may have refused it.
+    refused: bool = False
     #: Name of the queue that was chosen, once it was seen.
     taken: str = ""
 

@@ -84,6 +84,9 @@ class Publishes(Consuming):
             )
             if choice is not None:
                 publishing.outcomes = publishing.outcomes | outcomes
+                choice.refused = choice.refused or "nack" in outcomes
+                if "nack" in outcomes and queue.settings.overflow == "reject-publish-dlx":
+                    self._refused_letter(queue, message, Presence.MAYBE)
             elif outcomes == {"nack"}:
                 publishing.outcomes = {"nack"}
                 if queue.settings.overflow == "reject-publish-dlx":

@@ -78,6 +78,8 @@ class Queue:
     lease: tuple[float, float] | None = None
     #: False if nobody knows whether it still exists.
     certain: bool = True
+    #: True if it ends with its node, or with a client of its node.
+    lost_with_node: bool = False
     #: False while its node is down.
     reachable: bool = True
     #: A fault hit it: what was in flight may come later or not at all.
@@ -226,7 +228,8 @@ class Queue:
         now = self.vhost.now
         if not any(copy.expiry and copy.ready for copy in self.copies):
             return
-        clear = True
+        # While its node is down nothing expires, and it may be lost with the node.
+        clear = self.reachable and self.certain
         for copy in self.line():
             if not copy.may_have_expired(now):
                 if copy.presence is Presence.SURE and not self.racing:
@@ -254,7 +257,7 @@ class Queue:
         first = ready[0]
         ready.sort(key=lambda copy: not (copy is first or copy.precedes(first)))
         for copy in ready:
-            if flag in copy.flag.value and (
+            if self._may_have(copy, flag) and (
                 deaths is None
                 or not copy.deaths
                 or (not copy.deaths_sure and len(deaths) > 0)
@@ -262,11 +265,15 @@ class Queue:
             ):
                 return copy
         copy = ready[0]
-        if flag not in copy.flag.value:
+        if not self._may_have(copy, flag):
             raise Broken(
                 f"{self.name}: message {number} has redelivered={flag}, wrong as it was delivered before or not"
             )
         raise Broken(f"{self.name}: message {number} has x-death {deaths} where {copy.deaths} is right")
+
+    def _may_have(self, copy: Copy, flag: bool) -> bool:
+        """After a fault a message may have been on its way to a client that never got it."""
+        return flag in copy.flag.value or (flag and self.shaken)
 
     def take(self, copy: Copy, began: float, consumer: Consumer | None) -> None:
         """A client got this copy. `began` is when the step began that made it possible."""

@@ -218,6 +218,12 @@ class Topology(Letters):
         for consumer in list(queue.consumers):
             consumer.channel.consumers.pop(consumer.tag, None)
         queue.consumers.clear()
+        if queue.settings.dead_letter_strategy == "at-least-once":
+            # Letters that their queues have not confirmed are in the queue, and go with it.
+            for copy in (*queue.copies, *queue.past):
+                for letter in copy.letters:
+                    if letter.arrived is None and letter.presence is Presence.COMING:
+                        letter.presence = Presence.MAYBE
         for copy in queue.copies:
             if copy.ready and copy.may_have_expired(self.now):
                 # It may have been dead-lettered before.

@@ -20,6 +20,14 @@ class Vhost(Publishes):
     def lose_session(self, session: Session, *, certain: bool) -> None:
         """A fault, or the client itself, cut the connection: what was on its way is in doubt."""
         self.struck = self.step
+        if not certain:
+            # The broker may notice it late, and what expires in an exclusive queue dies before.
+            for queue in self.queues.values():
+                if isinstance(queue, Queue) and queue.owner is session:
+                    for copy in queue.copies:
+                        if copy.expiry is not None and not copy.gone:
+                            copy.held = False
+                            self.dead_letter(queue, copy, "expired", certain=False)
         for channel in list(session.channels.values()):
             for publishing in channel.unconfirmed.values():
                 for queue, copy in publishing.copies:
@@ -30,6 +38,9 @@ class Vhost(Publishes):
                     for entry in log.entries:
                         if entry.message is publishing.message and entry.arrived is None:
                             entry.presence = Presence.MAYBE
+            for consumer in channel.consumers.values():
+                if not certain and self.broker.nodes > 1:
+                    consumer.queue.shaken = True
             returned = [held.copy for held in channel.unacked.values() if held.copy is not None]
             self.close_channel(channel)
             for copy in returned:
@@ -86,7 +97,10 @@ class Vhost(Publishes):
     def settle_step(self) -> None:
         passed_over, self.passed_over = self.passed_over, []
         for queue, better, worse in passed_over:
-            if better in queue.consumers and better.spare and worse in queue.consumers and not queue.shaken:
+            # A queue learns late that a consumer of another node has room.
+            near = self.broker.nodes == 1 or better.channel.session.node == queue.node
+            there = better in queue.consumers and better.spare and worse in queue.consumers
+            if near and there and not queue.shaken:
                 raise Broken(
                     f"{queue.name}: {worse.tag} got a message while {better.tag}, which has a higher priority, had room"
                 )
@@ -98,6 +112,7 @@ class Vhost(Publishes):
         """True if one of the copies has to be there: none was dropped, refused, or lost in a fault."""
         return (
             choice.step > self.struck
+            and not choice.refused
             and len(choice.copies) > 1
             and all(
                 copy.arrived is not None
