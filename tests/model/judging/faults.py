@@ -256,6 +256,8 @@ class Faults(Transactions):
             self.broker.heal()
             return
         self.broker.heal()
+        # What has expired meanwhile went to queues that were out of reach.
+        self.model.tick(time.monotonic())
         self.hit.clear()
         for queue in list(self.model.queues.values()):
             if isinstance(queue, Queue):

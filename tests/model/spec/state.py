@@ -132,7 +132,7 @@ class State:
     def _into_group(self, group: Queue, log: Log, entry: Copy) -> None:
         readable = self.may_read(group, log.name)
         presence = Presence.COMING if entry.presence is not Presence.MAYBE else Presence.MAYBE
-        if not readable or (log.compacts and entry.message.size == 0) or not log.kept(entry):
+        if not readable or log.may_be_compacted(entry) or not log.kept(entry):
             # A tombstone goes when it is old.
             presence = Presence.MAYBE
         copy = Copy(entry.message, 0, entry.sent, log.name, presence, ordinal=len(group.copies))

@@ -115,6 +115,16 @@ class Log:
         """True if it does not keep everything."""
         return "x-max-length-bytes" in self.arguments
 
+    def may_be_compacted(self, entry: Copy) -> bool:
+        """True if it is a tombstone, or a later message has its key."""
+        key = entry.message.headers.get("x-stream-key")
+        if not self.compacts or key is None:
+            return False
+        behind = self.entries[self.entries.index(entry) + 1 :] if entry in self.entries else []
+        return entry.message.size == 0 or any(
+            copy.message.headers.get("x-stream-key") == key for copy in behind
+        )
+
     def kept(self, entry: Copy) -> bool:
         """True if retention can't have deleted it: not so much came after it."""
         if not self.retains:

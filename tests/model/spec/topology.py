@@ -65,7 +65,8 @@ class Topology(Letters):
         if kind != "classic" and (not durable or exclusive or auto_delete):
             codes.add(PRECONDITION_FAILED)
         if kind == "stream-group" and not self.streams_of(arguments["x-stream"]):
-            codes.add(NOT_FOUND)
+            there = arguments["x-stream"] in self.exchanges
+            codes.add(PRECONDITION_FAILED if there else NOT_FOUND)
         if queue is not None:
             if self.locked(queue, channel.session):
                 codes.add(RESOURCE_LOCKED)

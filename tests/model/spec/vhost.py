@@ -24,6 +24,7 @@ class Vhost(Publishes):
             # The broker may notice it late, and what expires in an exclusive queue dies before.
             for queue in self.queues.values():
                 if isinstance(queue, Queue) and queue.owner is session:
+                    self.vanishing.append(queue.name)
                     for copy in queue.copies:
                         if copy.expiry is not None and not copy.gone:
                             copy.held = False
