@@ -96,6 +96,16 @@ THREE = frozenset(
 #: Faults with which what is not durable is lost are of little use with these.
 NEVER = frozenset(
     {
+        # Whether a full queue takes a message depends on when the disk has room.
+        *(
+            frozenset({("fault", "full disk"), each})
+            for each in (
+                ("overflow", "reject-publish"),
+                ("overflow", "reject-publish-dlx"),
+                ("policy", "overflow"),
+                ("dead-letter", "at-least-once"),
+            )
+        ),
         frozenset({("compaction", "yes"), ("retention", "yes")}),
         frozenset({("compaction", "yes"), ("consume", "by name")}),
         frozenset({("retention", "yes"), ("consume", "by name")}),

@@ -134,7 +134,7 @@ class Requests:
             if spec is not None:
                 self.model.close_channel(spec)
             return None
-        if OK not in promise.codes:
+        if OK not in promise.codes and not self._lease_ended():
             raise Broken(f"{name} was accepted where {_words(promise.codes)} is right")
         promise.effect(
             self._delivered(arrived)

@@ -183,7 +183,11 @@ class Topology(Letters):
             low, high = queue.count()
             if isinstance(queue, Queue) and queue.kind == "stream-group":
                 # Its lag has what members hold, and acks that are not in its log yet.
-                low = sum(copy.held and copy.presence is Presence.SURE for copy in queue.copies)
+                # What retention deletes does not count.
+                low = sum(
+                    copy.held and copy.presence is Presence.SURE and self._is_kept(copy)
+                    for copy in queue.copies
+                )
                 high = sum(not copy.gone or not copy.safe for copy in queue.copies)
             if low:
                 codes = {PRECONDITION_FAILED}
@@ -264,6 +268,10 @@ class Topology(Letters):
                     copy.presence = Presence.MAYBE
 
         return success(purged)
+
+    def _is_kept(self, copy: Copy) -> bool:
+        log = self.queues.get(copy.lane)
+        return not isinstance(log, Log) or not log.retains
 
     def _in_its_stream(self, queue: Queue, copy: Copy) -> bool:
         log = self.queues.get(copy.lane)

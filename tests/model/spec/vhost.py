@@ -190,6 +190,11 @@ class Vhost(Publishes):
                 for copy in queue.copies if queue.kind == "stream-group" else ():
                     copy.stored = copy.stored or self._in_its_stream(queue, copy)
                 queue.crash()
+                limit = queue.settings.delivery_limit
+                for copy in queue.line() if limit is not None else ():
+                    if copy.returns[1] > limit:
+                        # It came back once too often.
+                        self.dead_letter(queue, copy, "delivery_limit", certain=False)
                 # What clients held came back, or will, and may have been too much.
                 queue.trim(certain=False)
                 queue.used()
