@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote, urlsplit
@@ -76,6 +77,7 @@ class Operated(Protocol):
     def other_end(self, node: str) -> str: ...
     def raise_alarm(self, kind: str, node: str) -> None: ...
     def end_alarm(self, kind: str, node: str) -> None: ...
+    def alarmed(self) -> bool: ...
     def failed(self, vhost: str, node: str) -> list[str]: ...
     def heal(self) -> None: ...
     def alive(self) -> bool: ...
@@ -152,26 +154,30 @@ class MqdNode:
     def other_end(self, node: str) -> str:
         raise AssertionError("a single node has no links")
 
+    def alarmed(self) -> bool:
+        return _alarmed(self.api)
+
     def failed(self, vhost: str, node: str) -> list[str]:
         return [each["name"] for each in self.api("GET", path("failed-queues", vhost))]
 
     def raise_alarm(self, kind: str, node: str) -> None:
         if kind == "memory":
             self._node.mqctl("set_vm_memory_high_watermark", ALARMING)
-            wait_for("the alarm", lambda: _alarmed(self.api))
+            wait_for("the alarm", self.alarmed)
             return
         disks.fill(self._node.data)
         if kind == "disk":
             # There is room, but less than there should be.
             with (self._node.data / disks.BALLAST).open("ab") as ballast:
                 ballast.truncate(max(0, ballast.tell() - FLOOR_BYTES // 2))
-            wait_for("the alarm", lambda: _alarmed(self.api))
+            wait_for("the alarm", self.alarmed)
 
     def end_alarm(self, kind: str, node: str) -> None:
         if kind == "memory":
             self._node.mqctl("set_vm_memory_high_watermark", USUAL)
         else:
             disks.empty(self._node.data)
+        wait_for("the end of the alarm", lambda: not self.alarmed())
 
     def heal(self) -> None:
         self.plant("", "n1")
@@ -263,6 +269,12 @@ class MqdNodes:
     def plant(self, queue: str, node: str) -> None:
         planted_entries.plant(self.cluster._directory / node / "plant", queue, 1 if queue else 0)
 
+    def alarmed(self) -> bool:
+        return any(
+            _alarmed(partial(request, f"http://guest:guest@127.0.0.1:{node.http}"))
+            for node in self.cluster._nodes.values()
+        )
+
     def failed(self, vhost: str, node: str) -> list[str]:
         """Queues of which the copy on this node is stopped."""
         url = f"http://guest:guest@127.0.0.1:{self.cluster._nodes[node].http}"
@@ -274,11 +286,11 @@ class MqdNodes:
 
     def raise_alarm(self, kind: str, node: str) -> None:
         self.cluster.mqctl(node, "set_vm_memory_high_watermark", ALARMING)
-        url = f"http://guest:guest@127.0.0.1:{self.cluster._nodes[node].http}"
-        wait_for("the alarm", lambda: _alarmed(lambda method, path: request(url, method, path)))
+        wait_for("the alarm", self.alarmed)
 
     def end_alarm(self, kind: str, node: str) -> None:
         self.cluster.mqctl(node, "set_vm_memory_high_watermark", USUAL)
+        wait_for("the end of the alarm", lambda: not self.alarmed())
 
     def heal(self) -> None:
         from tests.cluster.links import isolate, sever
@@ -343,6 +355,9 @@ class Foreign:
 
     def other_end(self, node: str) -> str:
         raise AssertionError("no faults here")
+
+    def alarmed(self) -> bool:
+        return False
 
     def failed(self, vhost: str, node: str) -> list[str]:
         return []

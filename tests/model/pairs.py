@@ -75,6 +75,7 @@ FITS: Mapping[tuple[str, str], frozenset[str]] = {
     ("compaction", "yes"): frozenset({"stream", "group"}),
     ("retention", "yes"): frozenset({"stream", "group"}),
     ("consume", "by name"): frozenset({"stream"}),
+    ("fault", "entry"): _QUEUES,
     **{
         ("policy", each): _QUEUES
         for each in ("length", "ttl", "dead-letter", "overflow", "expires", "operator")

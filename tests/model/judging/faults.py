@@ -19,6 +19,8 @@ from tests.model.spec.promises import NOT_FOUND, Broken
 from tests.model.spec.queues import Queue
 from tests.model.spec.streams import Log
 
+#: How long a full disk is looked at.
+FULL_S = 0.5
 #: First number of the messages that a queue is to fail at.
 TRIGGERS = 1_000_000
 
@@ -51,7 +53,12 @@ class Faults(Transactions):
                 for message in messages:
                     self.model.publish(channel, message)
             client.write(b"".join(frames_of(channel.number, message) for message in messages))
-            if kind != "full disk":
+            if kind == "full disk":
+                # There is an alarm as soon as something can't be written, if these need more room at all.
+                ends = time.monotonic() + FULL_S
+                while not self.broker.alarmed() and time.monotonic() < ends:
+                    client.read()
+            else:
                 self._await_blocked(client, True)
             if kind != "full disk" and any(
                 isinstance(arrived.method, commands.Basic.Ack) for arrived in client.events

@@ -131,6 +131,7 @@ class Requests:
                 raise Broken(
                     f"{name} was refused with {code} {method.reply_text} where {_words(promise.codes)} is right"
                 )
+            promise.refusal(method)
             if spec is not None:
                 self.model.close_channel(spec)
             return None

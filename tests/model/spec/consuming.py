@@ -65,8 +65,18 @@ class Consuming(Topology):
                 self.vanishing.append(queue.name)
 
     def close_session(self, session: Session) -> None:
+        consumers = [c for channel in session.channels.values() for c in channel.consumers.values()]
+        several = [c.queue for c in consumers if sum(o.queue is c.queue for o in consumers) > 1]
         for channel in list(session.channels.values()):
             self.close_channel(channel)
+        for left in dict.fromkeys(several):
+            # What one of them held may have been on its way to the next one, which left a moment later.
+            for copy in left.line():
+                copy.flag = Flag.EITHER if copy.flag is Flag.NO else copy.flag
+                copy.returns = (copy.returns[0], copy.returns[1] + 1)
+                limit = left.settings.delivery_limit
+                if limit is not None and copy.returns[1] > limit:
+                    self.dead_letter(left, copy, "delivery_limit", certain=False)
         for queue in list(self.queues.values()):
             if isinstance(queue, Queue) and queue.owner is session:
                 self.remove_queue(queue)

@@ -15,6 +15,7 @@ from tests.model.spec.promises import (
     PRECONDITION_FAILED,
     Broken,
     Promise,
+    nothing,
     refused,
     success,
 )
@@ -138,6 +139,8 @@ class Publishes(Consuming):
             self._supersede(log, message)
         log.entries.append(entry)
         publishing.logs.append(log)
+        if log.retains:
+            self._outgrow(log)
         for queue in list(self.queues.values()):
             if (
                 isinstance(queue, Queue)
@@ -154,6 +157,14 @@ class Publishes(Consuming):
                     same = copy.message.headers.get("x-stream-key") == message.headers.get("x-stream-key")
                     if copy.lane == log.name and copy.ready and same and "x-stream-key" in message.headers:
                         copy.presence = Presence.MAYBE
+
+    def _outgrow(self, log: Log) -> None:
+        """What retention may have deleted now does not come to a group that has not read it."""
+        old = {id(entry.message) for entry in log.entries if not log.kept(entry)}
+        for group in self.queues.values():
+            for copy in group.copies if isinstance(group, Queue) and group.kind == "stream-group" else ():
+                if copy.lane == log.name and copy.ready and id(copy.message) in old:
+                    copy.presence = Presence.MAYBE
 
     def arrive(self, publishing: Publishing) -> None:
         """The publish was confirmed, or an answer behind it says that it was handled."""
@@ -262,14 +273,12 @@ class Publishes(Consuming):
             for publishing in publishings:
                 self.arrive(publishing)
 
-        if OK not in codes and self.broker.nodes == 1:
-            committed(None)
-        elif OK not in codes:
+        if OK not in codes and self.broker.nodes > 1:
             # The refusal does not say that the rest is there already.
             for publishing in publishings:
                 for _, copy in publishing.copies:
                     copy.presence = min(copy.presence, Presence.COMING)
-        return Promise(frozenset(codes), committed)
+        return Promise(frozenset(codes), committed, committed if self.broker.nodes == 1 else nothing)
 
     def rollback(self, channel: Channel) -> Promise:
         if not channel.transactional:

@@ -209,19 +209,16 @@ class Queue:
             return
         line = self.line()
         racing = self.racing
-        for index, copy in enumerate(line):
-            behind = line[index + 1 :]
-            sure = [each for each in behind if self.certainly_ready(each)]
+        if not self._over(len(line), sum(copy.message.size for copy in line)):
+            return
+        for copy in line:
+            # Where two may be in either order, either may be the older one.
+            behind = [each for each in line if each is not copy and not each.precedes(copy)]
             if not self._over(1 + len(behind), copy.message.size + sum(c.message.size for c in behind)):
-                return
-            if (
-                certain
-                and not racing
-                and self._over(1 + len(sure), copy.message.size + sum(c.message.size for c in sure))
-            ):
-                self.vhost.dead_letter(self, copy, "maxlen", certain=True)
-            else:
-                self.vhost.dead_letter(self, copy, "maxlen", certain=False)
+                continue
+            sure = [each for each in behind if copy.precedes(each) and self.certainly_ready(each)]
+            over = self._over(1 + len(sure), copy.message.size + sum(c.message.size for c in sure))
+            self.vhost.dead_letter(self, copy, "maxlen", certain=certain and not racing and over)
 
     def tick(self) -> None:
         """Time goes on: messages at the head expire; with priorities, behind no other message."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tests.model.spec import settings
 from tests.model.spec.channels import Session
-from tests.model.spec.messages import Choice, Presence
+from tests.model.spec.messages import Choice, Copy, Presence
 from tests.model.spec.promises import (
     Broken,
 )
@@ -29,6 +29,7 @@ class Vhost(Publishes):
                         if copy.expiry is not None and not copy.gone:
                             copy.held = False
                             self.dead_letter(queue, copy, "expired", certain=False)
+        returned: list[Copy] = []
         for channel in list(session.channels.values()):
             for publishing in channel.unconfirmed.values():
                 for queue, copy in publishing.copies:
@@ -42,13 +43,12 @@ class Vhost(Publishes):
             for consumer in channel.consumers.values():
                 if not certain and self.broker.nodes > 1:
                     consumer.queue.shaken = True
-            returned = [held.copy for held in channel.unacked.values() if held.copy is not None]
-            self.close_channel(channel)
-            for copy in returned:
-                if not certain and not copy.gone:
-                    copy.presence = min(copy.presence, Presence.COMING)
-                    copy.returns = (max(0, copy.returns[0] - 1), copy.returns[1])
+            returned += [held.copy for held in channel.unacked.values() if held.copy is not None]
         self.close_session(session)
+        for copy in returned:
+            if not certain and not copy.gone:
+                copy.presence = min(copy.presence, Presence.COMING)
+                copy.returns = (max(0, copy.returns[0] - 1), copy.returns[1])
 
     def set_policy(self, policy: settings.Policy, *, operator: bool = False) -> None:
         policies = self.operator_policies if operator else self.policies
@@ -189,10 +189,17 @@ class Vhost(Publishes):
                     copy.vague = copy.vague or not queue.certain
                 for copy in queue.copies if queue.kind == "stream-group" else ():
                     copy.stored = copy.stored or self._in_its_stream(queue, copy)
+                # In an orderly stop what clients held comes back first, and may be too much.
+                returned = [copy for copy in queue.copies if copy.held]
+                for copy in returned:
+                    copy.held = False
+                queue.trim(certain=False)
+                for copy in returned:
+                    copy.held = not copy.gone
                 queue.crash()
                 limit = queue.settings.delivery_limit
-                for copy in queue.line() if limit is not None else ():
-                    if copy.returns[1] > limit:
+                for copy in queue.line():
+                    if limit is not None and copy.returns[1] > limit:
                         # It came back once too often.
                         self.dead_letter(queue, copy, "delivery_limit", certain=False)
                 # What clients held came back, or will, and may have been too much.
