@@ -97,7 +97,8 @@ THREE = frozenset(
 #: Faults with which what is not durable is lost are of little use with these.
 NEVER = frozenset(
     {
-        # Whether a full queue takes a message depends on when the disk has room.
+        # Whether a full queue takes a message, and whether another one has expired by then, depends on when
+        # the disk has room.
         *(
             frozenset({("fault", "full disk"), each})
             for each in (
@@ -105,6 +106,8 @@ NEVER = frozenset(
                 ("overflow", "reject-publish-dlx"),
                 ("policy", "overflow"),
                 ("dead-letter", "at-least-once"),
+                *(("ttl", each) for each in ("queue", "message", "zero")),
+                ("policy", "ttl"),
             )
         ),
         frozenset({("compaction", "yes"), ("retention", "yes")}),

@@ -46,7 +46,8 @@ class Moments(Declarations):
         if row["retention"] == "yes":
             out.append((self.chance.randint(0, count), self._much))
         if row["dead-letter"] == "retry":
-            out.append((self.chance.randint(0, count), self._retry))
+            # Before consumers take what has to come back.
+            out.append((0, self._retry))
         if row["limit"] != "none":
             out.append((self.chance.randint(0, count // 2), self._limit))
         return sorted(out, key=lambda pair: -pair[0])

@@ -109,7 +109,7 @@ class Faults(Transactions):
             self.clients.clear()
             self.sessions.clear()
             self.model.now = time.monotonic()
-            self.model.crashed(sessions)
+            self.model.crashed(sessions, orderly=kind == "restart")
 
     def _strike_one(self, name: str) -> None:
         """A queue fails when it gets a message, and starts again from what is stored."""

@@ -70,16 +70,21 @@ class Consuming(Topology):
         for channel in list(session.channels.values()):
             self.close_channel(channel)
         for left in dict.fromkeys(several):
-            # What one of them held may have been on its way to the next one, which left a moment later.
-            for copy in left.line():
-                copy.flag = Flag.EITHER if copy.flag is Flag.NO else copy.flag
-                copy.returns = (copy.returns[0], copy.returns[1] + 1)
-                limit = left.settings.delivery_limit
-                if limit is not None and copy.returns[1] > limit:
-                    self.dead_letter(left, copy, "delivery_limit", certain=False)
+            self.leave_together(left)
         for queue in list(self.queues.values()):
             if isinstance(queue, Queue) and queue.owner is session:
                 self.remove_queue(queue)
+
+    def leave_together(self, queue: Queue, *, again: bool = True) -> None:
+        """Several consumers left at once: what one held may have been on its way to the next one."""
+        limit = queue.settings.delivery_limit
+        for copy in queue.line():
+            if again:
+                copy.flag = Flag.EITHER if copy.flag is Flag.NO else copy.flag
+                copy.returns = (copy.returns[0], copy.returns[1] + 1)
+            if limit is not None and copy.returns[1] > limit:
+                # It came back once too often.
+                self.dead_letter(queue, copy, "delivery_limit", certain=False)
 
     def consume(
         self,

@@ -79,6 +79,9 @@ class Letters(State):
                 here = Presence.MAYBE
             # Messages of different priorities expire in the order in which they came, or of their priority.
             lane = f"from {queue.name}" + (f" {copy.priority}" if reason == "expired" else "")
+            if here is Presence.MAYBE:
+                # Nor is it known which of them died first.
+                lane += f" {self.ordinal}"
             letter, outcomes = target.offer(bare, self.step, lane, self.ordinal, here, exchange, keys[0])
             if letter is None:
                 continue

@@ -137,8 +137,8 @@ class Vhost(Publishes):
                         entry.presence = Presence.SURE
                         entry.arrived = entry.arrived if entry.arrived is not None else self.step
 
-    def crashed(self, sessions: list[Session]) -> None:
-        """The only node was killed, and is up again."""
+    def crashed(self, sessions: list[Session], *, orderly: bool) -> None:
+        """The only node was killed or stopped, and is up again."""
         self.struck = self.step
         for queue in self.queues.values():
             if isinstance(queue, Queue):
@@ -196,12 +196,9 @@ class Vhost(Publishes):
                 queue.trim(certain=False)
                 for copy in returned:
                     copy.held = not copy.gone
+                again = orderly and bool(queue.consumers)
                 queue.crash()
-                limit = queue.settings.delivery_limit
-                for copy in queue.line():
-                    if limit is not None and copy.returns[1] > limit:
-                        # It came back once too often.
-                        self.dead_letter(queue, copy, "delivery_limit", certain=False)
+                self.leave_together(queue, again=again)
                 # What clients held came back, or will, and may have been too much.
                 queue.trim(certain=False)
                 queue.used()
