@@ -13,8 +13,16 @@ from tests.model.brokers import PASSWORD, Operated
 from tests.model.client import Arrived, Client, Gone, wait_readable
 from tests.model.programs import Program, Step
 from tests.model.spec.channels import Channel, Delivered, Session, User
-from tests.model.spec.promises import HARD, NOT_ALLOWED, OK, Broken, Promise
-from tests.model.spec.queues import LATE_S, Queue
+from tests.model.spec.promises import (
+    HARD,
+    NOT_ALLOWED,
+    NOT_FOUND,
+    OK,
+    RESOURCE_ERROR,
+    Broken,
+    Promise,
+)
+from tests.model.spec.queues import Queue
 from tests.model.spec.vhost import Vhost
 
 #: Number of the client that the judge has for itself.
@@ -124,7 +132,7 @@ class Requests:
         if isinstance(method, commands.Channel.Close) and not isinstance(method, answers):
             code = int(method.reply_code or 0)
             client.send(channel, commands.Channel.CloseOk())
-            if spec is not None and OK in promise.codes and code in (404, 506) and self._lease_ended():
+            if spec is not None and code in (NOT_FOUND, RESOURCE_ERROR) and self._lease_ended():
                 self.model.close_channel(spec)
                 return None
             if code not in promise.codes and not (spec and code in spec.closing):
@@ -302,12 +310,7 @@ class Requests:
         return bool(gone)
 
     def _still_there(self, queue: Queue) -> bool:
-        if queue.owner is not None:
-            if time.monotonic() > (queue.lease or (0, 0))[1] + LATE_S:
-                self.model.remove_queue(queue)
-                return False
-            return True
-        if isinstance(self._look(queue.name), commands.Queue.DeclareOk):
+        if self._look(queue.name) != NOT_FOUND:
             return True
         self.model.remove_queue(queue)
         return False

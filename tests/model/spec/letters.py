@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tests.model.spec.messages import Copy, Message, Presence, died
+from tests.model.spec.messages import NEVER, Copy, Message, Presence, died
 from tests.model.spec.queues import Queue
 from tests.model.spec.state import State
 
@@ -106,7 +106,7 @@ class Letters(State):
         if copy.doomed:
             for letter in copy.letters:
                 if not letter.held:
-                    letter.leave(self.step)
+                    letter.leave(NEVER)
             copy.letters, copy.doomed = [], False
 
 

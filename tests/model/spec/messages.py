@@ -24,6 +24,10 @@ class Flag(enum.Enum):
     EITHER = (False, True)
 
 
+#: In place of the step in which a copy left: it never was there, or is lost for good.
+NEVER = -2
+
+
 @dataclass(frozen=True)
 class Message:
     #: Its message-id, so that a delivery tells which message it is.
@@ -70,14 +74,14 @@ class Choice:
     #: Name of the queue that was chosen, once it was seen.
     taken: str = ""
 
-    def see(self, copy: Copy, queue: str, step: int) -> str | None:
+    def see(self, copy: Copy, queue: str) -> str | None:
         """The copy in this queue is the real one. Return what is wrong with that, if anything is."""
         if self.taken and self.taken != queue:
             return f"came to {queue} and to {self.taken}, of which its exchange had to choose one"
         self.taken = queue
         for other in self.copies:
             if other is not copy and not other.gone:
-                other.leave(step)
+                other.leave(NEVER)
         if self.chosen is not None:
             known = self.chosen.setdefault(self.message.key, queue)
             if known != queue:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.model.spec.channels import Channel, Publishing
 from tests.model.spec.consuming import Consuming
-from tests.model.spec.messages import Choice, Copy, Message, Presence
+from tests.model.spec.messages import NEVER, Choice, Copy, Message, Presence
 from tests.model.spec.promises import (
     ACCESS_REFUSED,
     NOT_FOUND,
@@ -221,7 +221,7 @@ class Publishes(Consuming):
                 and len([c for _, c in publishing.copies if c.presence is Presence.MAYBE]) == 1
             ):
                 if not copy.held:
-                    copy.leave(self.step)
+                    copy.leave(NEVER)
             elif copy.arrived is None:
                 queue.arrived(copy)
 

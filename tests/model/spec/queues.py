@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tests.model.spec.messages import Copy, Flag, Message, Presence
+from tests.model.spec.messages import NEVER, Copy, Flag, Message, Presence
 from tests.model.spec.promises import Broken
 from tests.model.spec.settings import Settings
 
@@ -287,7 +287,7 @@ class Queue:
         self._check_order(copy, consumer)
         if consumer is not None:
             self._check_consumer(consumer)
-        if copy.choice is not None and (wrong := copy.choice.see(copy, self.name, self.vhost.step)):
+        if copy.choice is not None and (wrong := copy.choice.see(copy, self.name)):
             raise Broken(f"{copy} {wrong}")
         self.vhost.settled_source(copy)
         copy.presence = Presence.SURE
@@ -415,8 +415,8 @@ class Queue:
         self.copies, self.past = self.past + self.copies, []
         for copy in self.copies:
             if self.kind == "classic" and not copy.message.persistent:
-                copy.leave(-2)
-            elif copy.held or (copy.gone and copy.gone_at != -2 and not copy.safe):
+                copy.leave(NEVER)
+            elif copy.held or (copy.gone and copy.gone_at != NEVER and not copy.safe):
                 self._revive(copy)
             elif copy.ready and not copy.stored:
                 copy.presence = Presence.MAYBE

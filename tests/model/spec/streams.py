@@ -165,7 +165,7 @@ class Log:
         if len(others) > sum(copy.presence is not None for copy in copies):
             raise Broken(f"{self.name}: message {number} is there twice, at the offsets {others}")
         for copy in copies:
-            if copy.choice is not None and (wrong := copy.choice.see(copy, self.name, self.vhost.step)):
+            if copy.choice is not None and (wrong := copy.choice.see(copy, self.name)):
                 raise Broken(f"{copy} {wrong}")
             copy.presence = Presence.SURE
             copy.arrived = copy.arrived if copy.arrived is not None else self.vhost.step
