@@ -37,16 +37,19 @@ class Consuming(Topology):
     def close_channel(self, channel: Channel) -> None:
         """The channel is gone: what it held goes back."""
         channel.session.channels.pop(channel.number, None)
+        self._give_back(channel)
+        for consumer in list(channel.consumers.values()):
+            self._remove_consumer(consumer)
+        for reader in channel.readers.values():
+            reader.over = True
+
+    def _give_back(self, channel: Channel) -> None:
         held = list(channel.unacked.values()) + [held for _, _, held in channel.tx_settles]
         channel.unacked, channel.tx_settles, channel.tx_publishes = {}, [], []
         for each in held:
             if each.copy is not None and isinstance(each.queue, Queue) and each.copy.held:
                 each.queue.withdraw(each.copy, requeue=True)
         self._trim(held)
-        for consumer in list(channel.consumers.values()):
-            self._remove_consumer(consumer)
-        for reader in channel.readers.values():
-            reader.over = True
 
     @staticmethod
     def _trim(returned: list[Held]) -> None:
@@ -67,6 +70,9 @@ class Consuming(Topology):
     def close_session(self, session: Session) -> None:
         consumers = [c for channel in session.channels.values() for c in channel.consumers.values()]
         several = [c.queue for c in consumers if sum(o.queue is c.queue for o in consumers) > 1]
+        for channel in session.channels.values():
+            # Before an auto-delete queue goes with a consumer of another channel.
+            self._give_back(channel)
         for channel in list(session.channels.values()):
             self.close_channel(channel)
         for left in dict.fromkeys(several):
