@@ -21,9 +21,6 @@ class Declarations(Clients):
             kind = self.chance.choice(["classic", "quorum"])
             self.add("declare", client=0, queue="dead", kind=kind)
             self.add("bind", client=0, source="dlx", destination="dead", key="dk")
-            if retried or self.chance.random() < 0.4:
-                # A cycle.
-                self.add("bind", client=0, source="dlx", destination="q0", key="dk")
         if row["exchange"] == "super":
             self.add("exchange", client=0, exchange="s", kind="x-super-stream", arguments={"x-partitions": 2})
         elif self.log:
@@ -40,6 +37,10 @@ class Declarations(Clients):
                 arguments |= {"x-max-length-bytes": 6000, "x-stream-max-segment-size-bytes": 1000}
             self.add("declare", client=0, queue="s", kind="stream", arguments=arguments)
         self._declare_main()
+        dies = any(step["op"] == "exchange" and step["exchange"] == "dlx" for step in self.steps)
+        if dies and not self.log and (retried or self.chance.random() < 0.4):
+            # A cycle.
+            self.add("bind", client=int(row["life"] == "exclusive"), source="dlx", destination="q0", key="dk")
         self.add(
             "declare",
             client=self.chance.randrange(2),
