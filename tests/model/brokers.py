@@ -102,7 +102,7 @@ class MqdNode:
         environment: dict[str, str] | None = None,
         options: Sequence[str] = (),
     ) -> None:
-        self._home = tempfile.TemporaryDirectory(prefix="mqd-model-")
+        self._home = tempfile.TemporaryDirectory(prefix="mqd-model-", ignore_cleanup_errors=True)
         place = Path(self._home.name)
         self._mounted = _mount(place / "data")
         self.alarms = frozenset({"memory", *(("disk", "full disk") if self._mounted else ())})
@@ -193,7 +193,8 @@ class MqdNode:
     def close(self) -> None:
         self._node.kill()
         if self._mounted:
-            subprocess.run(["umount", "-l", str(self._node.data)], check=True)
+            if subprocess.run(["umount", str(self._node.data)], capture_output=True).returncode:
+                subprocess.run(["umount", "-l", str(self._node.data)], check=True)
         self._home.cleanup()
 
 

@@ -79,10 +79,12 @@ class Letters(State):
                 here = Presence.MAYBE
             # Messages of different priorities expire in the order in which they came, or of their priority.
             lane = f"from {queue.name}" + (f" {copy.priority}" if reason == "expired" else "")
+            # It may have expired long before that is certain.
+            sent = copy.sent if reason == "expired" else self.step
             if here is Presence.MAYBE:
                 # Nor is it known which of them died first.
                 lane += f" {self.ordinal}"
-            letter, outcomes = target.offer(bare, self.step, lane, self.ordinal, here, exchange, keys[0])
+            letter, outcomes = target.offer(bare, sent, lane, self.ordinal, here, exchange, keys[0])
             if letter is None:
                 continue
             letter.deaths, letter.source, letter.deaths_sure = deaths, copy, copy.deaths_sure

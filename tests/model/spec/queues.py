@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tests.model.spec.messages import NEVER, Copy, Flag, Message, Presence
 from tests.model.spec.promises import Broken
 from tests.model.spec.settings import Settings
+from tests.model.spec.streams import Log
 
 if TYPE_CHECKING:
     from tests.model.spec.channels import Channel, Session
@@ -345,6 +346,9 @@ class Queue:
             self.vhost.dead_letter(self, copy, "rejected", certain=True)
             return
         copy.put_back(self.vhost.step)
+        log = self.vhost.queues.get(copy.lane)
+        if isinstance(log, Log) and log.may_be_gone(copy.message):
+            copy.presence = Presence.MAYBE
         low, high = copy.returns
         copy.returns = (low + certain, high + 1)
         limit = self.settings.delivery_limit

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tests.model.spec.messages import Copy, Presence
+from tests.model.spec.messages import Copy, Message, Presence
 from tests.model.spec.promises import Broken
 
 if TYPE_CHECKING:
@@ -123,6 +123,13 @@ class Log:
         behind = self.entries[self.entries.index(entry) + 1 :] if entry in self.entries else []
         return entry.message.size == 0 or any(
             copy.message.headers.get("x-stream-key") == key for copy in behind
+        )
+
+    def may_be_gone(self, message: Message) -> bool:
+        """True if compaction or retention may have removed it."""
+        return any(
+            entry.message is message and (self.may_be_compacted(entry) or not self.kept(entry))
+            for entry in self.entries
         )
 
     def kept(self, entry: Copy) -> bool:
