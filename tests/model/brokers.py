@@ -192,9 +192,9 @@ class MqdNode:
 
     def close(self) -> None:
         self._node.kill()
-        if self._mounted:
-            if subprocess.run(["umount", str(self._node.data)], capture_output=True).returncode:
-                subprocess.run(["umount", "-l", str(self._node.data)], check=True)
+        if self._mounted and subprocess.run(["umount", str(self._node.data)], capture_output=True).returncode:
+            # A process may still hold a file.
+            subprocess.run(["umount", "-l", str(self._node.data)], check=True)
         self._home.cleanup()
 
 

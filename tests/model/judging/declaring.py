@@ -128,6 +128,7 @@ class Declaring(Requests):
         self.broker.api(
             "PUT", brokers.path("permissions", self.name, self._login(user.name)), permissions_of(user)
         )
+        self.model.permissions_changed()
 
     def _do_limit(self, step: Step) -> None:
         what = step["what"]

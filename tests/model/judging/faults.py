@@ -243,10 +243,12 @@ class Faults(Transactions):
     def _trigger(self, queue: Queue | Log) -> bool:
         number, channel = self._channel({"client": OWN, "channel": 9})
         trigger = Message(TRIGGERS + self.model.ordinal, 1, "", queue.name)
-        for _, copy in self.model._enqueue(channel, trigger, {queue.name}, False).copies:
-            copy.presence = Presence.MAYBE
-        if isinstance(queue, Log):
-            queue.entries[-1].presence = Presence.MAYBE
+        self.model._enqueue(channel, trigger, {queue.name}, False)
+        # Which of them is lost is not known, nor which was refused.
+        for each in self.model.queues.values():
+            for copy in each.copies if isinstance(each, Queue) else each.entries:
+                if copy.message.number == trigger.number:
+                    copy.presence = Presence.MAYBE
         self.clients[number].write(frames_of(channel.number, trigger))
         self._flush(number)
         return False

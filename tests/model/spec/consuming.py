@@ -288,9 +288,21 @@ class Consuming(Topology):
         if not consumer.queue.shaken and not self.unread_by(channel.session.user, consumer.queue):
             raise Broken(f"the consumer {tag} was cancelled, and {consumer.queue.name} is there")
         self._remove_consumer(consumer)
-        for held in [h for h in channel.unacked.values() if h.consumer is consumer]:
-            if consumer.queue.kind == "stream-group" and held.copy is not None and held.copy.held:
-                # A member that is cancelled loses its messages; its later acks have no effect.
+        self._lose_messages(consumer)
+
+    def permissions_changed(self) -> None:
+        """A member that may not read all streams loses its messages before it is cancelled."""
+        for queue in self.queues.values():
+            for consumer in queue.consumers if isinstance(queue, Queue) else ():
+                if self.unread_by(consumer.channel.session.user, queue):
+                    self._lose_messages(consumer)
+
+    def _lose_messages(self, consumer: Consumer) -> None:
+        """Its later acks have no effect."""
+        if consumer.queue.kind != "stream-group":
+            return
+        for held in consumer.channel.unacked.values():
+            if held.consumer is consumer and held.copy is not None and held.copy.held:
                 consumer.queue.withdraw(held.copy, requeue=True)
 
     def settle(self, channel: Channel, how: str, tag: int, multiple: bool) -> None:
