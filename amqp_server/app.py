@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from amqp_server.broker.declared.parameters import ParameterRecord
     from amqp_server.cluster.node import ClusterNode
     from amqp_server.cluster.wiring import ClusterParts
+    from amqp_server.management.parts import ManagedParts
     from amqp_server.shovels.shovels import Shovels
 
 logger = logging.getLogger("mqd")
@@ -438,11 +439,49 @@ class Node:
                 await self.commits.barrier()
             background.cancel_scope.cancel()
 
+    @cached_property
+    def managed(self) -> ManagedParts:
+        """What the management API uses. First read when the node listens: it has the addresses."""
+        from amqp_server.management.parts import ManagedParts
+        from amqp_server.management.statistics.sampler import Sampler, figures
+
+        config, broker = self.config, self.broker
+        return ManagedParts(
+            config=config,
+            broker=broker,
+            commits=self.commits,
+            resources=self.resources,
+            backpressure=self.backpressure,
+            descriptors=self.descriptors,
+            password_checks=self.password_checks,
+            authentication=self.authentication,
+            tokens=self.tokens,
+            cluster=self.cluster,
+            administration=self.administration,
+            others=self.administration,
+            shovels=lambda: self.shovels,
+            sampler=Sampler(
+                broker,
+                partial(figures, broker, self.resources, self.commits),
+                interval_s=config.statistics_interval_ms / 1000,
+                bytes_max=config.statistics_bytes_max,
+            ),
+            addresses={
+                "amqp": self.amqp_address,
+                "amqp/ssl": self.amqps_address,
+                "http": self.http_address,
+                "http/prometheus": self.metrics_address,
+            },
+            node_id=self.environment.node_id,
+            began=self.began,
+            stop=self.stop,
+        )
+
     async def _load_definitions(self, path: str) -> None:
         """Import the definitions in a file before any client is served. Raises DefinitionsError."""
         from amqp_server.management.objects.managed_broker import ManagedBroker
 
-        await load_definitions(ManagedBroker(self), path)
+        await load_definitions(ManagedBroker(self.managed), path)
 
     def stop(self) -> None:
         """Begin an orderly shutdown, as on SIGTERM."""
@@ -455,7 +494,7 @@ class Node:
         from amqp_server.management.objects.managed_broker import ManagedBroker
         from amqp_server.management.serving.listener import serve
 
-        await serve(listening, ManagedBroker(self), self.config, trio.sleep_forever)
+        await serve(listening, ManagedBroker(self.managed), self.config, trio.sleep_forever)
 
     async def _answer_others(self) -> None:
         """Answer the management APIs of other nodes; this node has no HTTP listener of its own."""
@@ -463,7 +502,7 @@ class Node:
         from amqp_server.management.objects.managed_broker import ManagedBroker
         from amqp_server.management.serving.listener import answer_others
 
-        await answer_others(ManagedBroker(self), self.config)
+        await answer_others(ManagedBroker(self.managed), self.config)
 
     async def _shovel(self) -> None:
         """Run the shovels that are assigned to this node."""
@@ -489,13 +528,13 @@ class Node:
         """Clear a parameter. Raises AMQPError."""
         from amqp_server.management.objects.managed_broker import ManagedBroker
 
-        await ManagedBroker(self).clear_parameter(record)
+        await ManagedBroker(self.managed).clear_parameter(record)
 
     async def _measure(self, listening: socket.socket) -> None:
         await imported(MANAGEMENT[0])
         from amqp_server.management.serving.listener import serve_metrics
 
-        await serve_metrics(listening, self, self.config, trio.sleep_forever)
+        await serve_metrics(listening, self.managed, self.config, trio.sleep_forever)
 
     async def _say_goodbye(self) -> None:
         """Close all connections in order (320), and wait a short time for their answers."""

@@ -32,8 +32,9 @@ from amqp_server.broker.topology.limits import LIMITS, OF_USERS, problem
 from amqp_server.broker.topology.policies import KEYS
 from amqp_server.broker.topology.super_streams import PARTITIONS
 from amqp_server.errors import AMQPError
-from amqp_server.management.objects.parallel_sessions import Asked, Rest
+from amqp_server.management.objects.parallel_sessions import Asked
 from amqp_server.management.request.answer import bad_request
+from amqp_server.management.request.time_slices import Rest
 from amqp_server.management.resources import shovels
 from amqp_server.wire import methods
 from exchanges.super_stream import SUPER_STREAM

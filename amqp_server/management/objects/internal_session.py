@@ -23,6 +23,7 @@ from amqp_server.channel.moving import publish_unchanged
 from amqp_server.connection.outbox import UnheldOutbox
 from amqp_server.connection.session import Session
 from amqp_server.errors import AMQPError, InternalError, PreconditionFailed, Unavailable
+from amqp_server.management.request.time_slices import Rest
 from amqp_server.wire import content, frames, methods, tables
 
 CHANNEL = 1
@@ -42,8 +43,6 @@ _TIMESTAMP = struct.Struct(">Q")
 
 #: Returns whether a message of this size, after so many others, is taken. May raise.
 Takes = Callable[[int, int], Awaitable[bool]]
-#: Lets others run, between two pieces of a long message.
-Rest = Callable[[], Awaitable[None]]
 
 
 class Content(NamedTuple):

@@ -44,24 +44,24 @@ from amqp_server.management.objects.managed_offsets import ManagedOffsets
 from amqp_server.management.objects.managed_queues import ManagedQueues
 from amqp_server.management.objects.parallel_sessions import Together
 from amqp_server.management.objects.proposals import Proposals
-from amqp_server.management.request.identity import cluster_id
-from amqp_server.management.request.other_nodes import Others
+from amqp_server.management.request.identity import cluster_id, cluster_name
+from amqp_server.management.request.questions import Others
 
 if TYPE_CHECKING:
-    from amqp_server.app import Node
+    from amqp_server.management.parts import ManagedParts
 
 
 class ManagedBroker:
     """The broker for the management API; it changes the topology with the broker's own rights."""
 
-    def __init__(self, node: Node) -> None:
-        broker = node.broker
-        self._node = node
+    def __init__(self, parts: ManagedParts) -> None:
+        broker = parts.broker
+        self.parts = parts
         self._broker = broker
         self._proposals = Proposals(broker)
         #: None for a node without a cluster.
-        self.cluster = node.administration
-        self.others: Others | None = node.administration
+        self.cluster = parts.administration
+        self.others: Others | None = parts.others
         self.name = broker.config.node
         self.product = broker.config.announce_product
         self.version = VERSION
@@ -80,31 +80,26 @@ class ManagedBroker:
         self.parameters = broker.runtime.parameters
         self.policies = broker.runtime.policies
         self.limits = broker.runtime.limits
-        self.password_checks = node.password_checks
-        self.authentication = node.authentication
-        self.tokens = node.tokens
+        self.password_checks = parts.password_checks
+        self.authentication = parts.authentication
+        self.tokens = parts.tokens
         self.log_limit = broker.log_limit
-        self.node = ManagedNode(node)
-        self.connections = ManagedConnections(node)
-        self.queues = ManagedQueues(broker, node.administration)
+        self.node = ManagedNode(parts)
+        self.connections = ManagedConnections(parts)
+        self.queues = ManagedQueues(broker, parts.administration)
         self.consumers = ManagedConsumers(broker, self.queues, self.connections)
         self.groups = ManagedGroups(broker)
         self.offsets = ManagedOffsets(broker)
         self.exchanges = ManagedExchanges(broker, self._proposals)
         self.bindings = ManagedBindings(broker, self.queues)
         self.messages = ManagedMessages(broker, self.node.synced)
-        #: Held from the check that an administrator is left until the change is made.
-        self.user_changes = trio.Lock()
+        self.user_changes = parts.user_changes
 
     def cluster_name(self) -> str:
-        """Return the name that an operator has set, or the name of the first node, which is the same on all
-        nodes.
-        """
-        own = self.name if self.others is None else min([self.name, *self.others.names()])
-        return self.parameters.cluster_name or own
+        return cluster_name(self.parts)
 
     def cluster_id(self) -> str:
-        return cluster_id(self._node)
+        return cluster_id(self.parts)
 
     @property
     def cluster_version(self) -> int:
@@ -186,12 +181,12 @@ class ManagedBroker:
 
     def shovel_statuses(self) -> list[dict[str, Any]]:
         """Return the statuses of the shovels that this node runs."""
-        shovels = self._node.shovels
+        shovels = self.parts.shovels()
         return [] if shovels is None else list(shovels.statuses())
 
     def restart_shovel(self, vhost: str, name: str) -> bool:
         """Return True if this node runs the shovel."""
-        shovels = self._node.shovels
+        shovels = self.parts.shovels()
         return shovels is not None and shovels.restart(vhost, name)
 
     def is_traced(self, vhost: str) -> bool:

@@ -15,14 +15,14 @@ from amqp_server.management.objects.views import (
 from amqp_server.management.statistics.stats import Stats
 
 if TYPE_CHECKING:
-    from amqp_server.app import Node
+    from amqp_server.management.parts import ManagedParts
 
 
 class ManagedConnections:
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._broker = node.broker
-        self._name = node.broker.config.node
+    def __init__(self, parts: ManagedParts) -> None:
+        self._parts = parts
+        self._broker = parts.broker
+        self._name = parts.config.node
 
     def sessions(self, identity: str | None = None) -> Iterator[Session]:
         """Yield connections that are logged in, those of one user only if its identity is given."""
@@ -35,7 +35,7 @@ class ManagedConnections:
 
     @property
     def count_max(self) -> int:
-        return self._node.descriptors.connections_max
+        return self._parts.descriptors.connections_max
 
     @property
     def count(self) -> int:

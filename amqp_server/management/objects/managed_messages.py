@@ -13,11 +13,12 @@ from amqp_server.broker.access.permissions import ITSELF
 from amqp_server.broker.broker import Broker
 from amqp_server.broker.topology.consumer_groups import refuse_publish
 from amqp_server.errors import NotFound, PreconditionFailed
-from amqp_server.management.objects.internal_session import Direct, Got, Rest, Takes
+from amqp_server.management.objects.internal_session import Direct, Got, Takes
 from amqp_server.management.objects.views import (
     Fate,
     MessageView,
 )
+from amqp_server.management.request.time_slices import Rest
 from amqp_server.streams.local_host import StreamHost
 from amqp_server.wire import methods
 from amqp_server.wire.content import PROPERTIES, Properties

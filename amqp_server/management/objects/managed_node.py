@@ -13,44 +13,24 @@ from amqp_server.management.objects.views import (
     ListenerView,
     NodeView,
 )
-from amqp_server.management.request.time_slices import Slices
-from amqp_server.management.statistics.sampler import FIGURES, Sampler
+from amqp_server.management.statistics.sampler import FIGURES
 from amqp_server.management.statistics.stats import Stats
 from exchanges.registry import EXCHANGE_TYPES
 from persistence.own_process import files_limit, open_files
 
 if TYPE_CHECKING:
-    from amqp_server.app import Node
+    from amqp_server.management.parts import ManagedParts
 
 log = logging.getLogger("mqd.management")
 
 
 class ManagedNode:
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._broker = node.broker
-        self.name = node.broker.config.node
-        self.descriptors = node.descriptors
-        #: None until `sample` is called.
-        self.sampler: Sampler | None = None
-
-    def sample(self, slices: Slices) -> Sampler:
-        """Return the sampler of the node; the caller has to run it."""
-        config = self._broker.config
-        self.sampler = Sampler(
-            self._broker,
-            slices,
-            self._figures,
-            interval_s=config.statistics_interval_ms / 1000,
-            bytes_max=config.statistics_bytes_max,
-        )
-        return self.sampler
-
-    def _figures(self) -> tuple[int, ...]:
-        """Return the values of sampler.FIGURES."""
-        watch, syncs = self._node.resources, self._node.commits.syncs
-        sockets = len(self._broker.sessions)
-        return watch.memory_bytes, watch.disk_free_bytes, open_files(), sockets, syncs.count, syncs.count
+    def __init__(self, parts: ManagedParts) -> None:
+        self._parts = parts
+        self._broker = parts.broker
+        self.name = parts.config.node
+        self.descriptors = parts.descriptors
+        self.sampler = parts.sampler
 
     def churn(self) -> dict[str, int]:
         ended = self._broker.counts.ended
@@ -65,16 +45,16 @@ class ManagedNode:
         }
 
     def view(self, stats: Stats | None = None) -> NodeView:
-        watch = self._node.resources
+        watch = self._parts.resources
         alarms = self._broker.alarms.names()
-        config, syncs = self._broker.config, self._node.commits.syncs
-        figures = dict(zip(FIGURES, self._figures(), strict=True))
+        config, syncs = self._broker.config, self._parts.commits.syncs
+        figures = dict(zip(FIGURES, self.sampler.figures(), strict=True))
         told: dict[str, Any] = {} if stats is None else stats.churn(self.churn()) | stats.figures(figures)
         told["io_sync_avg_time"] = round(1000 * syncs.seconds / syncs.count, 3) if syncs.count else 0.0
         return NodeView(
             name=self.name,
             os_pid=str(os.getpid()),
-            uptime=int((time.monotonic() - self._node.began) * 1000),
+            uptime=int((time.monotonic() - self._parts.began) * 1000),
             processors=os.cpu_count() or 1,
             mem_used=watch.memory_bytes,
             mem_limit=watch.memory_limit_bytes,
@@ -112,13 +92,14 @@ class ManagedNode:
 
     def memory(self) -> tuple[int, int]:
         """Return the memory of the node in bytes, and the share of message bodies in it."""
-        return self._node.resources.memory_bytes, self._broker.services.memory.used
+        return self._parts.resources.memory_bytes, self._broker.services.memory.used
 
     def contexts(self) -> list[dict[str, Any]]:
         """Return the management listener in RabbitMQ's format for its web server."""
-        if not self._node.http_address:
+        address = self._parts.addresses["http"]
+        if not address:
             return []
-        host, _, port = self._node.http_address.rpartition(":")
+        host, _, port = address.rpartition(":")
         return [
             {
                 "description": "mqd Management",
@@ -131,14 +112,7 @@ class ManagedNode:
         ]
 
     def listeners(self) -> Iterable[ListenerView]:
-        node = self._node
-        told = (
-            ("amqp", node.amqp_address),
-            ("amqp/ssl", node.amqps_address),
-            ("http", node.http_address),
-            ("http/prometheus", node.metrics_address),
-        )
-        for protocol, address in told:
+        for protocol, address in self._parts.addresses.items():
             if address:
                 host, _, port = address.rpartition(":")
                 yield ListenerView(
@@ -149,7 +123,7 @@ class ManagedNode:
         """Return the files of the certificates that the node presents to clients and to other nodes."""
         config = self._broker.config
         files = [config.tls_cert_file] if config.amqps and config.tls_cert_file else []
-        if self._node.cluster is not None and config.cluster_tls_cert_file:
+        if self._parts.cluster is not None and config.cluster_tls_cert_file:
             files.append(config.cluster_tls_cert_file)
         return files
 
@@ -160,13 +134,13 @@ class ManagedNode:
 
     def set_memory_limit(self, limit: str) -> None:
         """Set the limit: a share of the machine's memory ("0.6") or a size in bytes. Raises InvalidOption."""
-        self._node.resources.set_memory_limit(Config(memory_limit=limit).memory_limit_bytes)
+        self._parts.resources.set_memory_limit(Config(memory_limit=limit).memory_limit_bytes)
 
     async def stop(self) -> None:
         """Start an orderly shutdown of the node. Returns before it is complete."""
         log.info("the node is stopped by a request of the management API")
-        self._node.stop()
+        self._parts.stop()
 
     async def synced(self) -> None:
         """Return when all changes made until now are on disk."""
-        await self._node.commits.barrier()
+        await self._parts.commits.barrier()

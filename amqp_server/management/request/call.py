@@ -15,12 +15,12 @@ from amqp_server.broker.declared.vhosts import VhostRecord
 from amqp_server.errors import AMQPError
 from amqp_server.management.request.answer import Refusal, bad_request, not_authorised, not_found, refusal_of
 from amqp_server.management.request.memory_budget import Held, Memory
+from amqp_server.management.request.questions import Part
 from amqp_server.management.request.time_slices import Slices
 from amqp_server.management.statistics.stats import Stats
 
 if TYPE_CHECKING:
     from amqp_server.management.objects.managed_broker import ManagedBroker
-    from amqp_server.management.request.other_nodes import Part
 
 #: For each tag that a route requires, the tags that satisfy it.
 MAY: Mapping[str, frozenset[str]] = {

@@ -6,17 +6,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import msgspec
 import trio
 
 from amqp_server.errors import AMQPError
 from amqp_server.management.request.answer import Answer, Refusal, encode, not_found, refusal_of
+from amqp_server.management.request.call import Call
 from amqp_server.management.request.listing import Rows
-
-if TYPE_CHECKING:
-    from amqp_server.management.request.call import Call
+from amqp_server.management.request.questions import Part, Question, Told
 
 log = logging.getLogger("mqd.management")
 
@@ -31,48 +30,6 @@ PASSED_ON = tuple(
 PART_BYTES = 16_384
 #: Decoded rows take so many times the memory of their JSON.
 ROWS_SHARE = 4
-
-
-class Part(msgspec.Struct):
-    """The part of another node's list that is wanted, if not all of it."""
-
-    #: One column of all rows, as `sort` names it; empty for whole rows.
-    column: str = ""
-    #: (vhost, name) of the rows that are wanted, None for all.
-    rows: list[tuple[str, str]] | None = None
-
-
-class Question(msgspec.Struct):
-    method: str
-    #: Path as in endpoints.ENDPOINTS.
-    path: str
-    parts: dict[str, str]
-    query: dict[str, str]
-    user: str
-    reason: str = ""
-    #: Scopes of the user's token or from the HTTP backend, which the other node has not seen. `tags` are used
-    #: only together with scopes.
-    scopes: list[str] | None = None
-    tags: list[str] = []
-    #: Nodes of earlier versions ignore this field.
-    part: Part | None = None
-
-
-class Told(msgspec.Struct):
-    """The last part of an answer; those before it are arrays of rows."""
-
-    status: int
-    body: Any = None
-
-
-class Others(Protocol):
-    """The other nodes; see amqp_server.cluster.api_questions."""
-
-    def names(self) -> Sequence[str]:
-        """Return all nodes of the cluster except this one, up or down."""
-
-    async def ask(self, node: str, question: bytes) -> list[bytes] | None:
-        """Return the parts of its answer, None if there is none."""
 
 
 class Answers:
@@ -148,7 +105,7 @@ async def ask_node(call: Call, name: str) -> Answers:
     return await ask_others(call, [name])
 
 
-Handler = Callable[["Call"], Awaitable[Any]]
+Handler = Callable[[Call], Awaitable[Any]]
 
 
 async def answer(

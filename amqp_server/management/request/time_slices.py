@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
 
 import trio
+
+#: Called between two short steps.
+Rest = Callable[[], Awaitable[None]]
 
 
 class Slices:

@@ -8,7 +8,8 @@ from amqp_server.errors import AMQPError, Unavailable
 from amqp_server.management.request.answer import NO_CONTENT, refusal_of
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.listing import listing
-from amqp_server.management.request.other_nodes import Part, ask_others
+from amqp_server.management.request.other_nodes import ask_others
+from amqp_server.management.request.questions import Part
 
 if TYPE_CHECKING:
     from amqp_server.broker.topology.queue import Queue

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from amqp_server.management.request.listing import listing, sort_path
-from amqp_server.management.request.other_nodes import Part, ask_others
+from amqp_server.management.request.other_nodes import ask_others
+from amqp_server.management.request.questions import Part
 from amqp_server.management.resources.queue_columns import DECLARED
 from amqp_server.management.statistics.stats import Read, at, merged, put
 

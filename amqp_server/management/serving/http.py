@@ -37,6 +37,7 @@ from amqp_server.management.request.call import DEFAULT_EXCHANGE, MAY, REASON_HE
 from amqp_server.management.request.csrf import JSON, is_of_another_page
 from amqp_server.management.request.listing import Rows, picked
 from amqp_server.management.request.memory_budget import ADMINISTRATORS_SHARE, Held, Memory
+from amqp_server.management.request.questions import Question
 from amqp_server.management.request.responses import HEADERS, refuse
 from amqp_server.management.request.time_slices import Slices
 from amqp_server.management.resources.payloads import Messages
@@ -308,7 +309,7 @@ class Api:
         """Yield this node's part of the answer to another node's request. See everywhere.ask_others."""
         return other_nodes.answer(question, self._call_of)
 
-    def _call_of(self, question: other_nodes.Question) -> tuple[other_nodes.Handler, Call]:
+    def _call_of(self, question: Question) -> tuple[other_nodes.Handler, Call]:
         """Raises Refusal for an endpoint that nodes do not ask each other, and for a user who no longer
         exists.
         """

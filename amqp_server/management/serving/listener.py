@@ -18,8 +18,8 @@ from amqp_server.connection.sockets.proxy_protocol import Proxies
 from amqp_server.imports import imported
 
 if TYPE_CHECKING:
-    from amqp_server.app import Node
     from amqp_server.management.objects.managed_broker import ManagedBroker
+    from amqp_server.management.parts import ManagedParts
     from amqp_server.management.request.time_slices import Slices
     from amqp_server.management.serving.http import Api
 
@@ -44,16 +44,16 @@ async def answer_others(broker: ManagedBroker, config: Config) -> None:
     api, slices = _api(broker, config)
     assert broker.cluster is not None
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(broker.node.sample(slices).run)
+        nursery.start_soon(broker.node.sampler.run, slices.rest)
         nursery.start_soon(broker.cluster.answer, api.answer)
 
 
 async def serve_metrics(
-    listening: socket.socket, node: Node, config: Config, stop: Callable[[], Awaitable[None]]
+    listening: socket.socket, parts: ManagedParts, config: Config, stop: Callable[[], Awaitable[None]]
 ) -> None:
     """Serve the listener of metrics in the same way."""
     modules = ("amqp_server.management.serving.server", "amqp_server.management.serving.metrics_app")
-    await _kept_up(listening, modules, lambda: _serve_metrics(listening, node, config, stop))
+    await _kept_up(listening, modules, lambda: _serve_metrics(listening, parts, config, stop))
 
 
 async def _kept_up(
@@ -71,7 +71,7 @@ async def _kept_up(
 
 
 async def _serve_metrics(
-    listening: socket.socket, node: Node, config: Config, stop: Callable[[], Awaitable[None]]
+    listening: socket.socket, parts: ManagedParts, config: Config, stop: Callable[[], Awaitable[None]]
 ) -> None:
     from amqp_server.management.request.time_slices import Slices
     from amqp_server.management.serving.metrics_app import Metrics
@@ -79,9 +79,9 @@ async def _serve_metrics(
     from amqp_server.management.statistics.metric_values import Measures
 
     slices = Slices(config.http_slice_ms)
-    app = Metrics(Measures(node), slices, config.metrics_objects_max).app()
-    files = node.descriptors
-    server = Server(app, Limits.of(config, files.http_max), slices, node.broker.log_limit)
+    app = Metrics(Measures(parts), slices, config.metrics_objects_max).app()
+    files = parts.descriptors
+    server = Server(app, Limits.of(config, files.http_max), slices, parts.broker.log_limit)
     await server.serve(listening, stop, DRAIN_S, files.failed)
 
 
@@ -120,7 +120,6 @@ async def _serve(
         # Compressing the files takes 40 ms. The result is cached.
         await trio.to_thread.run_sync(page_files)
     api, slices = _api(broker, config)
-    sampler = broker.node.sample(slices)
     proxies = Proxies(config.proxy_sources)
     files = broker.node.descriptors
     connections_max = min(files.http_max, config.http_connections_max)
@@ -129,7 +128,7 @@ async def _serve(
     limits = Limits.of(config, connections_max)
     server = Server(api.app(requests_max), limits, slices, broker.log_limit, proxies)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(sampler.run)
+        nursery.start_soon(broker.node.sampler.run, slices.rest)
         if broker.cluster is not None:
             nursery.start_soon(broker.cluster.answer, api.answer)
         await server.serve(listening, stop, DRAIN_S, files.failed)

@@ -32,6 +32,9 @@ _HELPER = re.compile(r"\b(_\w+)\(call\b")
 _PART = re.compile(r"\{(\w+)\}")
 _WORDS = re.compile(r"\w+")
 
+#: Nouns that names of operations begin with, where the module of their handlers has another name.
+NOUNS = {"failed_queues": "failed", "login_counts": "logins"}
+
 REFUSALS = {
     400: "The request is wrong.",
     401: "The login is missing or wrong, or the user may not do that.",
@@ -144,11 +147,10 @@ def document() -> dict[str, Any]:
 
 
 def _operation(endpoint: Endpoint, schemas: dict[type[msgspec.Struct], dict[str, Any]]) -> dict[str, Any]:
-    module = endpoint.handler.__module__.rpartition(".")[2]
     told: dict[str, Any] = {
         "operationId": _name(endpoint),
         "description": _whom(endpoint),
-        "tags": [module],
+        "tags": [_noun(endpoint)],
         "parameters": list(_parameters(endpoint)),
         "responses": dict(_responses(endpoint)),
     }
@@ -180,9 +182,15 @@ def _name(endpoint: Endpoint) -> str:
     return name if names.count(name) == 1 else "_".join([name, *_WORDS.findall(endpoint.path)[1:]])
 
 
-def _short_name(endpoint: Endpoint) -> str:
+def _noun(endpoint: Endpoint) -> str:
     module = endpoint.handler.__module__.rpartition(".")[2]
-    return f"{module}_{endpoint.handler.__name__}" + ("_in_vhost" if "{vhost}" in endpoint.path else "")
+    return NOUNS.get(module, module)
+
+
+def _short_name(endpoint: Endpoint) -> str:
+    return f"{_noun(endpoint)}_{endpoint.handler.__name__}" + (
+        "_in_vhost" if "{vhost}" in endpoint.path else ""
+    )
 
 
 def _all_optional(kind: type[msgspec.Struct]) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from amqp_server.broker.traffic import Traffic
-from amqp_server.management.statistics.history import Chart, Histories, Range, Series, Totals, asked
+from amqp_server.management.statistics.history import Chart, Range, Series, asked
 from amqp_server.management.statistics.sampler import (
     CHURN,
     EXCHANGE_FIELDS,
@@ -41,9 +41,9 @@ DELIVERED = ("ack", "deliver", "deliver_get", "deliver_no_ack", "get", "get_empt
 class Stats:
     """The statistics for one request, with the samples that its query asks for."""
 
-    def __init__(self, sampler: Sampler | None, query: Mapping[str, str]) -> None:
+    def __init__(self, sampler: Sampler, query: Mapping[str, str]) -> None:
         self._sampler = sampler
-        self._histories: Histories | None = None if sampler is None else sampler.histories
+        self._histories = sampler.histories
         self._ranges = {
             name: asked(query, name) for name in ("lengths", "msg_rates", "data_rates", "node_stats")
         }
@@ -53,12 +53,10 @@ class Stats:
 
     def _chart(self, name: str) -> Chart:
         range_ = self._ranges[name]
-        if range_ is None or self._histories is None:
-            return Chart(None if range_ is None else [])
-        return Chart(self._histories.timeline.places(range_))
+        return Chart(None if range_ is None else self._histories.timeline.places(range_))
 
     def _series(self, of: object) -> Series | None:
-        return None if self._histories is None else self._histories.get(of)
+        return self._histories.get(of)
 
     # -- of one object ---------------------------------------------------------------------------------------
 
@@ -102,8 +100,6 @@ class Stats:
         return lambda queue: value(queue) if _has_delivered(queue) else None
 
     def _rate(self, field: int) -> Read:
-        if self._histories is None:
-            return lambda queue: 0.0
         get = self._histories.get
 
         def rate(queue: Queue) -> float:
@@ -129,9 +125,7 @@ class Stats:
 
     def vhost(self, name: str) -> Row:
         """Return the vhost's counts at the last sample."""
-        values = None if self._sampler is None else self._sampler.vhosts.get(name)
-        if values is None:
-            values = (0,) * len(VHOST_FIELDS)
+        values = self._sampler.vhosts.get(name, (0,) * len(VHOST_FIELDS))
         series = self._series(name)
         row = self._of(self._lengths, series, VHOST_FIELDS, values, LENGTHS)
         row |= self._of(self._octets, series, VHOST_FIELDS, values, OCTETS)
@@ -169,15 +163,8 @@ class Stats:
 
     # -- of the node -----------------------------------------------------------------------------------------
 
-    @property
-    def _node(self) -> Totals | None:
-        return None if self._sampler is None else self._sampler.node
-
     def _details(self, name: str, range_: str) -> Row:
-        asked_ = self._ranges[range_]
-        if self._node is None:
-            return Chart(None if asked_ is None else []).details(None, 0)
-        return self._node.details(NODE_FIELDS.index(name), asked_)
+        return self._sampler.node.details(NODE_FIELDS.index(name), self._ranges[range_])
 
     def _totals(self, names: Sequence[str], values: Mapping[str, int], range_: str) -> Row:
         row: Row = {}

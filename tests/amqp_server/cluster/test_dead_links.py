@@ -68,7 +68,9 @@ def probed(scene: Scene) -> list[int]:
     """Return the answers that probes of all nodes get from `GET /health/ready`."""
     apps = []
     for node in scene.running:
-        served = Mock(broker=node.broker, administration=node.cluster.administration)
+        served = Mock(
+            broker=node.broker, config=node.broker.config, administration=node.cluster.administration
+        )
         broker = ManagedBroker(served)
         apps.append(Api(broker, 1, page=False).app(1))
 

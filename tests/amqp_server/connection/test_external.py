@@ -108,7 +108,7 @@ async def test_the_certificate_is_the_login(
         await client.ask(0, commands.Connection.Open("/"), commands.Connection.OpenOk)
         (session,) = node.broker.sessions
         assert session.client.username == "app"
-        (told,) = ManagedConnections(node).views()
+        (told,) = ManagedConnections(node.managed).views()
         assert told.auth_mechanism == "EXTERNAL" and told.ssl
         assert told.peer_cert_subject is not None and told.peer_cert_subject.startswith("CN=app,")
         assert told.peer_cert_issuer is not None and "trustme" in told.peer_cert_issuer

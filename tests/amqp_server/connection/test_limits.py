@@ -395,7 +395,7 @@ async def test_octets_received_are_those_that_the_client_sent(
         name = transport.session.client.name
 
         def told() -> int:
-            found = [each for each in ManagedBroker(node).connections.views() if each.name == name]
+            found = [each for each in ManagedBroker(node.managed).connections.views() if each.name == name]
             return found[0].recv_oct
 
         await until(lambda: told() == user.sent)
@@ -573,7 +573,7 @@ async def test_arguments_that_are_too_deep_close_the_connection(
             # Such arguments go through all code that compares or prints arguments.
             await user.send(_declaring(depth))
             await user.wait_for(commands.Queue.DeclareOk)
-            declared = ManagedBroker(node).queues.find("/", "q")
+            declared = ManagedBroker(node.managed).queues.find("/", "q")
             assert declared is not None
             assert msgspec.json.encode(plain(declared.arguments)).count(b"[") == depth // 2
         await other.ask(1, commands.Queue.Declare(queue="other"), commands.Queue.DeclareOk)

@@ -237,14 +237,14 @@ async def test_before_tls(tmp_path: Path, authority: Authority) -> None:
             await client.log_in()
             (session,) = node.broker.sessions
             assert peer_of(session) == "192.0.2.7"
-            (told,) = ManagedConnections(node).views()
+            (told,) = ManagedConnections(node.managed).views()
             assert told.ssl and told.ssl_protocol == "tlsv1.3" and told.peer_cert_subject is None
             await client.close()
             await until(lambda: not node.server.transports)
         # The port in the header says nothing about TLS: here the proxy has ended it.
         client = await behind(node, f"PROXY TCP4 192.0.2.7 198.51.100.1 1 {tls_port(node)}\r\n".encode())
         await client.log_in()
-        (told,) = ManagedConnections(node).views()
+        (told,) = ManagedConnections(node.managed).views()
         assert not told.ssl and told.ssl_protocol is None
         await client.close()
         await until(lambda: not node.server.transports)

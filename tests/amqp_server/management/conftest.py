@@ -10,15 +10,16 @@ from typing import Any, cast
 
 import httpx
 import pytest
+import trio
 
-from amqp_server.app import Node
+from amqp_server.config import Config
 from amqp_server.connection.login.authentication import Authentication
 from amqp_server.connection.login.password_checks import PasswordChecks
 from amqp_server.descriptors import Descriptors
 from amqp_server.management.objects.managed_broker import ManagedBroker
-from amqp_server.management.request.time_slices import Slices
+from amqp_server.management.parts import ManagedParts
 from amqp_server.management.serving.http import Api
-from amqp_server.management.statistics.sampler import Sampler
+from amqp_server.management.statistics.sampler import Sampler, figures
 from amqp_server.resources import ResourceWatch
 from persistence.commits.committing import Syncs
 
@@ -37,7 +38,7 @@ BODY_BYTES_MAX = 64 * 1024
 
 
 class ManagedNode(MemoryNode):
-    """The parts of amqp_server.app.Node that the HTTP API uses. It is its own `commits`."""
+    """Stands in for ManagedParts. It is its own `commits`."""
 
     def __init__(self, directory: Path, node: str = "n1") -> None:
         super().__init__(node=node)
@@ -48,22 +49,44 @@ class ManagedNode(MemoryNode):
             broker.access.users.put(user, sha256(user), tags)
             broker.access.permissions.set(user, "/", ".*", ".*", ".*")
         self.began = time.monotonic()
-        self.amqp_address, self.amqps_address, self.http_address = "127.0.0.1:5672", "127.0.0.1:5671", ""
-        self.metrics_address = ""
-        self.administration: Any = None
+        self.addresses = {
+            "amqp": "127.0.0.1:5672",
+            "amqp/ssl": "127.0.0.1:5671",
+            "http": "",
+            "http/prometheus": "",
+        }
+        self.node_id = self.environment.node_id
         self.cluster: Any = None
+        self.administration: Any = None
+        self.others: Any = None
+        self.user_changes = trio.Lock()
         self.syncs = Syncs()
         self.backpressure = SimpleNamespace(waiting_bytes=0, high_bytes=1 << 20)
         self.password_checks = PasswordChecks(broker.access.users, broker.config)
         self.authentication = Authentication(broker.access.users, broker.config, self.password_checks, None)
-        self.tokens = None
-        self.shovels: Any = None
-        self.commits = self
+        self.tokens: Any = None
+        self.commits: Any = self
         self.descriptors = Descriptors(broker.config, broker.alarms)
         self.resources = ResourceWatch(broker.config, broker.alarms, directory)
+        self.sampler = Sampler(
+            broker,
+            lambda: figures(broker, self.resources, self.commits),
+            interval_s=broker.config.statistics_interval_ms / 1000,
+            bytes_max=broker.config.statistics_bytes_max,
+        )
         self.stopped = 0
         #: Queues of the vhost / at each commit that a request waited for.
         self.settled: list[list[str]] = []
+
+    @property
+    def config(self) -> Config:
+        return self.broker.config
+
+    @property
+    def parts(self) -> ManagedParts:
+        return cast(ManagedParts, self)
+
+    def shovels(self) -> None: ...
 
     async def barrier(self) -> None:
         self.sync()
@@ -94,7 +117,7 @@ def node(tmp_path: Path) -> ManagedNode:
 
 @pytest.fixture
 def broker(node: ManagedNode) -> ManagedBroker:
-    return ManagedBroker(cast(Node, node))
+    return ManagedBroker(node.parts)
 
 
 Connect = Callable[..., httpx.AsyncClient]
@@ -136,7 +159,7 @@ async def connect(broker: ManagedBroker) -> AsyncIterator[Connect]:
 
 
 @pytest.fixture
-def sampler(broker: ManagedBroker, monkeypatch: pytest.MonkeyPatch) -> Sampler:
+def sampler(node: ManagedNode, monkeypatch: pytest.MonkeyPatch) -> Sampler:
     """Each sample is five seconds after the one before."""
     now = [1_700_000_000.0]
 
@@ -145,4 +168,4 @@ def sampler(broker: ManagedBroker, monkeypatch: pytest.MonkeyPatch) -> Sampler:
         return now[0]
 
     monkeypatch.setattr("amqp_server.management.statistics.sampler.time.time", tick)
-    return broker.node.sample(Slices(1_000))
+    return node.sampler

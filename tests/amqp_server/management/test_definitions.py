@@ -7,12 +7,11 @@ import hashlib
 import itertools
 import json
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import trio
 
-from amqp_server.app import Node
 from amqp_server.broker.access.password import from_rabbitmq, hash_password, to_rabbitmq
 from amqp_server.connection.login.password_checks import PasswordChecks
 from amqp_server.management.definitions.for_rabbitmq import ForRabbitMQ
@@ -181,7 +180,7 @@ async def test_the_id_of_a_cluster_goes_with_definitions(connect: Connect, node:
     assert (await client.post("definitions", json={"global_parameters": [brought]})).status_code == 204
     assert (await client.get(path)).json() == brought
     assert brought in (await client.get("global-parameters")).json()
-    assert Measures(cast(Node, node)).cluster_id() == brought["value"]
+    assert Measures(node.parts).cluster_id() == brought["value"]
     assert (await client.delete(path)).status_code == 204
     assert (await client.get(path)).json() == own
     assert (await client.delete(path)).status_code == 404

@@ -11,15 +11,13 @@ import pytest
 import trio
 from pamqp import commands
 
-from amqp_server.app import Node
 from amqp_server.broker.access.token_permissions import Token
 from amqp_server.broker.topology.queue import Queue
 from amqp_server.cluster.api_questions import Questions, Unanswered
 from amqp_server.connection.login.password_checks import Outcome
 from amqp_server.management.objects.managed_broker import ManagedBroker
 from amqp_server.management.objects.managed_queues import ManagedQueues
-from amqp_server.management.request import other_nodes
-from amqp_server.management.request.time_slices import Slices
+from amqp_server.management.request.questions import Question
 from amqp_server.management.serving.http import Api
 from amqp_server.management.statistics.stats import Stats
 from quorum_queue.cluster import frames
@@ -51,7 +49,7 @@ class Two:
 
     def __init__(self, path: Path) -> None:
         self.nodes = {name: ManagedNode(path, node=name) for name in ("n1", "n2")}
-        self.brokers = {name: ManagedBroker(cast(Node, node)) for name, node in self.nodes.items()}
+        self.brokers = {name: ManagedBroker(node.parts) for name, node in self.nodes.items()}
         self.apis = {name: Api(broker, BODY_BYTES_MAX) for name, broker in self.brokers.items()}
         self.peers = {
             name: node.peer(name=f"127.0.0.1:{port} -> 127.0.0.1:5672")
@@ -214,7 +212,7 @@ async def busy_queues(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     clients of both nodes.
     """
     now = iter(range(1_700_000_000, 1_800_000_000, 5))
-    samplers = [broker.node.sample(Slices(1_000)) for broker in two.brokers.values()]
+    samplers = [node.sampler for node in two.nodes.values()]
 
     async def sample() -> None:
         tick = next(now)
@@ -269,7 +267,7 @@ async def test_a_page_of_queues_of_all_nodes(
     assert [whole[row["name"]] for row in told["items"]] == told["items"]
 
 
-class EarlierQuestion(other_nodes.Question):
+class EarlierQuestion(Question):
     """A question of an earlier version, which asks for whole lists only."""
 
     def __post_init__(self) -> None:

@@ -28,7 +28,11 @@ def node() -> Cluster:
 def managed(node: Cluster) -> ManagedBroker:
     running: Any = SimpleNamespace(
         broker=node.broker,
+        config=node.broker.config,
         administration=None,
+        others=None,
+        sampler=None,
+        user_changes=None,
         password_checks=None,
         authentication=None,
         tokens=None,

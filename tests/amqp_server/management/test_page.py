@@ -15,7 +15,6 @@ from urllib.parse import unquote
 import httpx
 import pytest
 
-from amqp_server.app import Node
 from amqp_server.broker.access.token_permissions import Token
 from amqp_server.broker.access.users import User
 from amqp_server.connection.login.password_checks import Outcome
@@ -408,7 +407,7 @@ async def test_a_session_is_of_one_node(browser: Browser, tmp_path: Any) -> None
     client = browser()
     await log_in(client, "admin")
     (cookie,) = client.cookies.jar
-    other_node = ManagedBroker(cast(Node, ManagedNode(tmp_path, node="n2")))
+    other_node = ManagedBroker(ManagedNode(tmp_path, node="n2").parts)
     other = browser(of=Api(other_node, BODY_BYTES_MAX).app(requests_max=8))
     await log_in(other, "watcher")
     (other_cookie,) = other.cookies.jar

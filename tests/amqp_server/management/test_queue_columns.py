@@ -141,7 +141,6 @@ async def test_a_column_is_what_whole_rows_have_there(
 
 async def test_the_first_place_of_the_ring_is_behind_its_last(broker: ManagedBroker, busy: Peer) -> None:
     sampler = broker.node.sampler
-    assert sampler is not None
     series = sampler.histories.get(broker.queues.get("/", "q05"))
     assert series is not None
     for _ in range(2 * sampler.histories.timeline.length):
