@@ -6,7 +6,7 @@ import email.parser
 import email.policy
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -18,11 +18,15 @@ from amqp_server.broker.topology.super_streams import PARTITIONS
 from amqp_server.management.definitions.definitions_file import decoded
 from amqp_server.management.definitions.for_rabbitmq import ForRabbitMQ
 from amqp_server.management.definitions.importing import Import
-from amqp_server.management.objects.views import BindingView, ExchangeView, QueueView
+from amqp_server.management.objects.views import BindingView, ExchangeView
 from amqp_server.management.request.answer import NO_CONTENT, Answer, encode, plain
 from amqp_server.management.request.call import Call
 from amqp_server.management.resources import parameters, policies
 from amqp_server.management.resources.parameters import vhost_to_set
+from amqp_server.management.resources.queues import queues_of
+
+if TYPE_CHECKING:
+    from amqp_server.broker.topology.queue import Queue
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -77,7 +81,7 @@ async def definitions(call: Call) -> Any:
         names: set[str] = set()
         told["queues"] += await _rows(
             call,
-            broker.queues.views(vhost),
+            queues_of(broker.parts.broker, [vhost]),
             _only(rabbitmq, ForRabbitMQ.queue, partial(_queue, default, names)),
             short=short,
         )
@@ -152,20 +156,20 @@ def _vhost(vhost: VhostRecord) -> Row:
     return {"name": vhost.name, **metadata, "metadata": metadata}
 
 
-def _queue(default: str, names: set[str], queue: QueueView) -> Row | None:
+def _queue(default: str, names: set[str], queue: Queue) -> Row | None:
     """Return the row of a queue, with its type where another broker could assume a different one. Add its
     name to `names`.
     """
     if queue.exclusive:
         return None
     names.add(queue.name)
-    arguments = plain(queue.arguments)
+    arguments = plain(dict(queue.arguments))
     default = default if queue.durable and not queue.auto_delete else "classic"
-    if "x-queue-type" not in arguments and {queue.type, default} != {"classic"}:
-        arguments = {**arguments, "x-queue-type": queue.type}
+    if "x-queue-type" not in arguments and {queue.type.name, default} != {"classic"}:
+        arguments = {**arguments, "x-queue-type": queue.type.name}
     return {
         "name": queue.name,
-        "vhost": queue.vhost,
+        "vhost": queue.vhost.name,
         "durable": queue.durable,
         "auto_delete": queue.auto_delete,
         "arguments": arguments,

@@ -8,7 +8,7 @@ bindings are declared as by clients, several at a time: in a cluster each takes 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -300,9 +300,12 @@ class Import:
             arguments=_table(item),
         )
 
+    def _queues(self, vhost: str) -> Collection[str]:
+        return self._broker.parts.broker.vhost(vhost).queues
+
     def _queue(self, item: Item) -> base.Frame | None:
         vhost, name, arguments = item["vhost"], _text(item, "name"), _table(item)
-        if name.startswith("amq.") or self._broker.queues.has(vhost, name):
+        if name.startswith("amq.") or name in self._queues(vhost):
             return None
         type_of_item = _text_or_none(item, "type")
         if type_of_item is not None and type_of_item != "classic":
@@ -315,7 +318,7 @@ class Import:
             stream = arguments.get("x-stream")
             if (
                 isinstance(stream, str)
-                and not self._broker.queues.has(vhost, stream)
+                and stream not in self._queues(vhost)
                 and not self._broker.exchanges.has(vhost, stream)
             ):
                 # The stream was skipped.
@@ -351,7 +354,7 @@ class Import:
             # A declared super stream has bound its partitions already.
             return None
         if kind == "queue":
-            if not self._broker.queues.has(vhost, destination):
+            if destination not in self._queues(vhost):
                 self._skip("bindings", item, f"there is no queue '{destination}'")
                 return None
             return methods.make(

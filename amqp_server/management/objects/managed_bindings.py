@@ -10,16 +10,14 @@ from amqp_server.broker.access.permissions import ITSELF
 from amqp_server.broker.broker import Broker
 from amqp_server.broker.topology.consumer_groups import feeds_groups
 from amqp_server.management.objects.internal_session import Direct
-from amqp_server.management.objects.managed_queues import ManagedQueues
 from amqp_server.management.objects.views import BindingView
 from amqp_server.wire import methods
 from exchanges.binding import Binding, DestinationKind
 
 
 class ManagedBindings:
-    def __init__(self, broker: Broker, queues: ManagedQueues) -> None:
+    def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._queues = queues
 
     def views(self, vhost: str) -> Iterator[BindingView]:
         router = self._broker.vhost(vhost).router
@@ -31,7 +29,8 @@ class ManagedBindings:
     def from_exchange(self, vhost: str, source: str) -> Iterator[BindingView]:
         if not source:
             # Every queue is bound to the default exchange by its name; this binding cannot be removed.
-            return (_default_binding(vhost, queue.name) for queue in self._queues.each(vhost))
+            queues = list(self._broker.vhost(vhost).queues.values())
+            return (_default_binding(vhost, queue.name) for queue in queues if not queue.deleted)
         found = self._broker.vhost(vhost).router.bindings(source=source)
         return (_binding(vhost, binding) for binding in found)
 

@@ -41,11 +41,9 @@ from amqp_server.management.objects.managed_groups import ManagedGroups
 from amqp_server.management.objects.managed_messages import ManagedMessages
 from amqp_server.management.objects.managed_node import ManagedNode
 from amqp_server.management.objects.managed_offsets import ManagedOffsets
-from amqp_server.management.objects.managed_queues import ManagedQueues
 from amqp_server.management.objects.parallel_sessions import Together
 from amqp_server.management.objects.proposals import Proposals
 from amqp_server.management.request.identity import cluster_id, cluster_name
-from amqp_server.management.request.questions import Others
 
 if TYPE_CHECKING:
     from amqp_server.management.parts import ManagedParts
@@ -61,7 +59,6 @@ class ManagedBroker:
         self._proposals = Proposals(broker)
         #: None for a node without a cluster.
         self.cluster = parts.administration
-        self.others: Others | None = parts.others
         self.name = broker.config.node
         self.product = broker.config.announce_product
         self.version = VERSION
@@ -86,12 +83,11 @@ class ManagedBroker:
         self.log_limit = broker.log_limit
         self.node = ManagedNode(parts)
         self.connections = ManagedConnections(parts)
-        self.queues = ManagedQueues(broker, parts.administration)
-        self.consumers = ManagedConsumers(broker, self.queues, self.connections)
+        self.consumers = ManagedConsumers(broker, self.connections)
         self.groups = ManagedGroups(broker)
         self.offsets = ManagedOffsets(broker)
         self.exchanges = ManagedExchanges(broker, self._proposals)
-        self.bindings = ManagedBindings(broker, self.queues)
+        self.bindings = ManagedBindings(broker)
         self.messages = ManagedMessages(broker, self.node.synced)
         self.user_changes = parts.user_changes
 

@@ -8,23 +8,23 @@ from typing import Any
 from amqp_server.broker.broker import Broker
 from amqp_server.broker.topology.queue import Queue
 from amqp_server.management.objects.managed_connections import ManagedConnections, port_of
-from amqp_server.management.objects.managed_queues import ManagedQueues
 from amqp_server.management.objects.views import ConsumerView
 from amqp_server.streams.local_host import StreamHost
 from quorum_queue.ports import ConsumerState
 
 
 class ManagedConsumers:
-    def __init__(self, broker: Broker, queues: ManagedQueues, connections: ManagedConnections) -> None:
+    def __init__(self, broker: Broker, connections: ManagedConnections) -> None:
         self._broker = broker
-        self._queues = queues
         self._connections = connections
         self._name = broker.config.node
 
     def views(self, vhost: str) -> Iterator[ConsumerView | None]:
         """Yield None before the consumers of each queue."""
-        for queue in self._queues.each(vhost):
+        for queue in list(self._broker.vhost(vhost).queues.values()):
             yield None
+            if queue.deleted:
+                continue
             for consumer in queue.host.consumers():
                 yield self._consumer(queue, consumer)
 

@@ -12,46 +12,6 @@ Details = dict[str, Any]
 Fate = Literal["ack", "requeue", "reject"]
 
 
-class QueueView(msgspec.Struct, kw_only=True):
-    name: str
-    vhost: str
-    type: str = "classic"
-    durable: bool = False
-    auto_delete: bool = False
-    exclusive: bool = False
-    arguments: Details = {}
-    node: str = ""
-    #: The leader of a replicated queue, its members, and the members that are up.
-    leader: str = ""
-    members: list[str] = []
-    online: list[str] = []
-    state: str = "running"
-    policy: str | None = None
-    operator_policy: str | None = None
-    effective_policy_definition: Details = {}
-    consumers: int = 0
-    #: 1.0 if consumers can take messages immediately, else 0.0.
-    consumer_capacity: float = 0.0
-    consumer_utilisation: float = 0.0
-    messages: int = 0
-    messages_ready: int = 0
-    messages_unacknowledged: int = 0
-    message_bytes: int = 0
-    message_bytes_ready: int = 0
-    message_bytes_unacknowledged: int = 0
-    message_bytes_ram: int = 0
-    memory: int = 0
-    #: Seconds since 1970, as set by the publisher.
-    head_message_timestamp: int | None = None
-    exclusive_consumer_tag: str | None = None
-    #: `{"name": connection}` of an exclusive queue's owner.
-    owner_pid_details: Details = {}
-    single_active_consumer_tag: str | None = None
-    #: Fields that only a stream has, and counters with their rates; they are shown among the other fields.
-    stream: Details = {}
-    stats: Details = {}
-
-
 class ExchangeView(msgspec.Struct, kw_only=True):
     name: str
     vhost: str

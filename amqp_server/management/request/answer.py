@@ -75,10 +75,6 @@ def with_code(error: AMQPError) -> Refusal:
     return bad_request(f"{error.code} {error.reply_text() if isinstance(error, SoftError) else error.text}")
 
 
-def encode(body: Any) -> bytes:
-    return msgspec.json.encode(body, enc_hook=_foreign)
-
-
 def plain(value: Any) -> Any:
     """A value of a field table as JSON can hold it. The depth of tables was checked when they arrived."""
     if isinstance(value, dict):
@@ -106,3 +102,7 @@ def _foreign(value: Any) -> Any:
     if known is value:
         raise NotImplementedError(f"no JSON for {type(value).__name__}")
     return known
+
+
+#: Encodes an answer as JSON.
+encode: Callable[[Any], bytes] = msgspec.json.Encoder(enc_hook=_foreign).encode

@@ -74,6 +74,7 @@ class Call:
     ) -> None:
         """`scopes` are those of the user's token, if there is one. Then the caller has to call `end`."""
         self.broker = broker
+        self.parts = broker.parts
         self.user = user
         self.scopes = scopes
         #: The name under which permissions are looked up.

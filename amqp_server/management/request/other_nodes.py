@@ -47,7 +47,7 @@ class Answers:
 async def ask_others(call: Call, nodes: Sequence[str] | None = None, part: Part | None = None) -> Answers:
     """Send the request of this call to the other nodes, or to some; each answers with its own part."""
     answers = Answers()
-    others = call.broker.others
+    others = call.parts.others
     if call.local or others is None:
         return answers
     question = encode(
@@ -99,7 +99,7 @@ async def ask_others(call: Call, nodes: Sequence[str] | None = None, part: Part 
 
 async def ask_node(call: Call, name: str) -> Answers:
     """Ask one other node. Raises Refusal if there is no node of this name."""
-    others = call.broker.others
+    others = call.parts.others
     if call.local or others is None or name not in others.names():
         raise not_found()
     return await ask_others(call, [name])

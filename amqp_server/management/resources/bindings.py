@@ -44,7 +44,7 @@ async def bindings(call: Call) -> Any:
 
 async def bindings_of_queue(call: Call) -> Any:
     vhost, name = call.vhost(), call.path["name"]
-    if not call.broker.queues.has(vhost, name):
+    if name not in call.parts.broker.vhost(vhost).queues:
         raise not_found()
     return await listing(call, call.broker.bindings.to_destination(vhost, "queue", name), _shown)
 

@@ -13,6 +13,7 @@ from amqp_server.errors import AMQPError
 from amqp_server.management.request.answer import Answer, bad_request, refusal_of
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.other_nodes import ask_node, ask_others
+from amqp_server.management.resources import queues
 
 ALIVENESS_QUEUE = "aliveness-test"
 #: Names of protocols as clients ask for them.
@@ -152,7 +153,9 @@ async def aliveness(call: Call) -> Any:
     for access in accesses:
         call.require_own(vhost, "queue", ALIVENESS_QUEUE, access)
     try:
-        await broker.queues.declare(vhost, ALIVENESS_QUEUE, durable=False, auto_delete=False, arguments={})
+        await queues.declare(
+            call.parts.broker, vhost, ALIVENESS_QUEUE, durable=False, auto_delete=False, arguments={}
+        )
         await broker.messages.publish(
             vhost, "", ALIVENESS_QUEUE, {}, b"test_message", call.user.name, call.access
         )

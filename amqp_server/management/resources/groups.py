@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from amqp_server.management.request.answer import not_found
 from amqp_server.management.request.call import Call
+from amqp_server.management.request.columns import Read
 from amqp_server.management.request.listing import Ahead, listing
 from amqp_server.management.request.other_nodes import ask_others
-from amqp_server.management.resources.queue_columns import DECLARED
-from amqp_server.management.statistics.stats import Read
 
 if TYPE_CHECKING:
     from amqp_server.broker.topology.queue import Queue
@@ -44,7 +44,7 @@ async def summaries(call: Call, broker: ManagedGroups, found: Iterable[Queue]) -
 
 
 def _column(path: list[str]) -> Read | None:
-    return DECLARED[path[0]] if path in (["name"], ["vhost"]) else None
+    return {"name": attrgetter("name"), "vhost": attrgetter("vhost.name")}.get(".".join(path))
 
 
 async def group(call: Call) -> Any:

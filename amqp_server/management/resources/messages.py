@@ -127,7 +127,7 @@ async def get(call: Call) -> Any:
     vhost, name = call.own_vhost(), call.path["name"]
     asked = call.read(GetRequest)
     _require_read(call, vhost, name)
-    if not call.broker.queues.has(vhost, name):
+    if name not in call.parts.broker.vhost(vhost).queues:
         raise Refusal(404, "not_found", f"NOT_FOUND - no queue '{name}' in vhost '{vhost}'")
     if not 1 <= asked.count <= COUNT_MAX:
         raise bad_request(f"count must be 1 to {COUNT_MAX}")
@@ -208,13 +208,13 @@ async def move(call: Call) -> Any:
     # default exchange.
     _require_read(call, vhost, name)
     call.require_own(vhost, "exchange", "", "write")
-    queue = call.broker.queues.find(vhost, name)
+    queue = call.parts.broker.vhost(vhost).queues.get(name)
     if queue is None:
         raise not_found()
     if asked.destination == name:
         raise bad_request("destination is the queue itself")
     if asked.count is not None and not 1 <= asked.count <= MOVE_MAX:
         raise bad_request(f"count must be 1 to {MOVE_MAX}")
-    count = min(queue.messages_ready, MOVE_MAX if asked.count is None else asked.count)
+    count = min(queue.host.ready_count, MOVE_MAX if asked.count is None else asked.count)
     moved, refused = await call.broker.messages.move(vhost, name, asked.destination, count)
     return {"moved": moved, "refused": refused}

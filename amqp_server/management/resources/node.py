@@ -14,8 +14,8 @@ from amqp_server.management.request.answer import NO_CONTENT, Answer, bad_reques
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.listing import listing
 from amqp_server.management.request.other_nodes import Answers, ask_node, ask_others
+from amqp_server.management.resources.queue_totals import count_messages
 from amqp_server.management.statistics.history import DETAILED, GLOBAL
-from amqp_server.management.statistics.queue_totals import count_messages
 from amqp_server.management.statistics.stats import merged
 
 #: RabbitMQ's feature flags for features that mqd has, with RabbitMQ's descriptions.
@@ -32,7 +32,7 @@ FEATURES = {
 async def overview(call: Call) -> Any:
     broker, stats = call.broker, call.stats
     vhosts = call.vhosts()
-    counts = await count_messages(call, vhosts, own=call.local or broker.others is not None)
+    counts = await count_messages(call, vhosts, own=call.local or call.parts.others is not None)
     channels, connections, traffic = await _look_at_clients(call)
     lengths = {
         "messages": counts.messages,
@@ -105,7 +105,9 @@ def _everywhere(call: Call, told: dict[str, Any], answers: Answers) -> dict[str,
     if answers.missing:
         told["missing_nodes"] = answers.missing
         # Queues of nodes that are down exist, too.
-        totals["queues"] = max(totals["queues"], sum(map(call.broker.queues.count, call.vhosts())))
+        totals["queues"] = max(
+            totals["queues"], sum(len(call.parts.broker.vhost(vhost).queues) for vhost in call.vhosts())
+        )
     return told
 
 

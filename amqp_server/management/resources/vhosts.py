@@ -13,12 +13,12 @@ from amqp_server.management.request.answer import NO_CONTENT, Answer, bad_reques
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.listing import listing
 from amqp_server.management.request.other_nodes import ask_others
-from amqp_server.management.statistics.queue_totals import count_messages
+from amqp_server.management.resources.queue_totals import count_messages
 from amqp_server.management.statistics.stats import merged
 
 
 async def _shown(call: Call, vhost: VhostRecord) -> dict[str, Any]:
-    counts = await count_messages(call, [vhost.name], own=call.broker.others is not None)
+    counts = await count_messages(call, [vhost.name], own=call.parts.others is not None)
     told = call.stats.vhost(vhost.name) | {
         "messages": counts.messages,
         "messages_ready": counts.messages_ready,
@@ -108,7 +108,7 @@ def _type(call: Call, asked: VhostRequest) -> str:
 
 async def start(call: Call) -> Answer:
     """Does nothing: in RabbitMQ a vhost can fail on one node and not on another; here it always runs."""
-    name, node, others = call.path["vhost"], call.path["node"], call.broker.others
+    name, node, others = call.path["vhost"], call.path["node"], call.parts.others
     if name not in call.broker.vhosts:
         raise bad_request(f"Request to node {node} failed with no_such_vhost")
     if node != call.broker.name and (others is None or node not in others.names()):

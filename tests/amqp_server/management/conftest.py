@@ -3,7 +3,7 @@
 import base64
 import hashlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,12 +12,14 @@ import httpx
 import pytest
 import trio
 
+from amqp_server.broker.topology.queue import Queue
 from amqp_server.config import Config
 from amqp_server.connection.login.authentication import Authentication
 from amqp_server.connection.login.password_checks import PasswordChecks
 from amqp_server.descriptors import Descriptors
 from amqp_server.management.objects.managed_broker import ManagedBroker
 from amqp_server.management.parts import ManagedParts
+from amqp_server.management.request.columns import Table
 from amqp_server.management.serving.http import Api
 from amqp_server.management.statistics.sampler import Sampler, figures
 from amqp_server.resources import ResourceWatch
@@ -121,6 +123,22 @@ def broker(node: ManagedNode) -> ManagedBroker:
 
 
 Connect = Callable[..., httpx.AsyncClient]
+
+
+def before_whole_rows(monkeypatch: pytest.MonkeyPatch, act: Callable[[Queue], object]) -> None:
+    """Call `act` before each row of a queue that has more than a few columns."""
+    rows = Table.rows
+
+    def noting(self: Table, reads: Any, wanted: Collection[str] | None = None) -> Callable[[Any], Any]:
+        row = rows(self, reads, wanted)
+
+        def noted(queue: Queue) -> Any:
+            act(queue)
+            return row(queue)
+
+        return noted if wanted is None or len(wanted) > 5 else row
+
+    monkeypatch.setattr(Table, "rows", noting)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from amqp_server.build import BUILD
 from amqp_server.config import Config
 from amqp_server.management.objects.managed_broker import ManagedBroker
 from amqp_server.management.request.time_slices import Slices
+from amqp_server.management.resources import queues
 from quorum_queue.ports import Refused
 
 from ..connection.node import Delivery, Peer
@@ -226,7 +227,7 @@ async def test_vhosts_of_others_stay_shut(connect: Connect, broker: ManagedBroke
         assert (await manager.delete(path)).status_code == 401
         # A user that may look into all vhosts may change none of them.
         assert (await connect("watcher").delete(path)).status_code == 401
-    assert broker.queues.find("other", "hidden") is not None
+    assert "hidden" in broker.parts.broker.vhost("other").queues
 
 
 async def test_queues(connect: Connect, node: ManagedNode, broker: ManagedBroker) -> None:
@@ -294,7 +295,7 @@ CHANGES: list[tuple[str, str, dict[str, Any], Needed]] = [
 
 async def test_permissions_hold_as_over_amqp(connect: Connect, broker: ManagedBroker) -> None:
     """Try every change with every permission: the API requires the permission that AMQP requires."""
-    await broker.queues.declare("/", "q", durable=True, auto_delete=False, arguments={})
+    await queues.declare(broker.parts.broker, "/", "q", durable=True, auto_delete=False, arguments={})
     await broker.exchanges.declare(
         "/", "x", "topic", durable=True, auto_delete=False, internal=False, arguments={}
     )
@@ -509,7 +510,7 @@ async def test_bad_gets(connect: Connect, wrong: dict[str, object]) -> None:
 
 
 async def test_connections(connect: Connect, node: ManagedNode, broker: ManagedBroker) -> None:
-    await broker.queues.declare("/", "q", durable=True, auto_delete=False, arguments={})
+    await queues.declare(broker.parts.broker, "/", "q", durable=True, auto_delete=False, arguments={})
     one, other = node.peer(user="manager", name="a -> b"), node.peer(user="admin", name="c -> d")
     for peer in (one, other):
         peer.session.client.properties = {"product": "p", "blob": b"\xff"}
@@ -540,7 +541,7 @@ async def test_connections(connect: Connect, node: ManagedNode, broker: ManagedB
 
 
 async def test_what_a_channel_waits_for(connect: Connect, node: ManagedNode, broker: ManagedBroker) -> None:
-    await broker.queues.declare("/", "q", durable=True, auto_delete=False, arguments={})
+    await queues.declare(broker.parts.broker, "/", "q", durable=True, auto_delete=False, arguments={})
     confirming, transactional = node.peer(name="a -> b"), node.peer(name="c -> d")
     confirming.call(1, commands.Channel.Open(), commands.Confirm.Select())
     body = message(routing_key="q", body=b"x", delivery_mode=b"\x02")
@@ -568,7 +569,7 @@ async def test_a_failed_queue_is_shown_as_crashed(
 ) -> None:
     client = connect("admin")
     for name in ("q", "other"):
-        await broker.queues.declare("/", name, durable=True, auto_delete=False, arguments={})
+        await queues.declare(broker.parts.broker, "/", name, durable=True, auto_delete=False, arguments={})
     host = node.broker.vhost("/").queues["q"].host
     node.turn.run(node.turn.failed, host, RuntimeError("planted"))
     assert {row["name"]: row["state"] for row in (await client.get("queues")).json()} == {
@@ -634,7 +635,9 @@ async def test_stop_comes_after_the_answer(connect: Connect, node: ManagedNode) 
 async def test_listing(connect: Connect, broker: ManagedBroker) -> None:
     client = connect("admin")
     for number in range(25):
-        await broker.queues.declare("/", f"q{number:02}", durable=True, auto_delete=False, arguments={})
+        await queues.declare(
+            broker.parts.broker, "/", f"q{number:02}", durable=True, auto_delete=False, arguments={}
+        )
         for _ in range(number):
             await broker.messages.publish("/", "", f"q{number:02}", {}, b"", "admin")
     rows = (
@@ -660,7 +663,9 @@ HOSTILE = ["(a|aa)+$", "(a+)+$", "(a*)*b", "(.*a){25}$", "((a{1,10}){1,10}){1,9}
 async def test_hostile_filter_ends_in_time(connect: Connect, broker: ManagedBroker, pattern: str) -> None:
     """A backtracking engine would take years for one name, or its time limit for each name."""
     for number in range(100):
-        await broker.queues.declare("/", f"{number}{LONG}", durable=False, auto_delete=False, arguments={})
+        await queues.declare(
+            broker.parts.broker, "/", f"{number}{LONG}", durable=False, auto_delete=False, arguments={}
+        )
     started = time.process_time()
     query = {"name": pattern, "use_regex": "true"}
     answer = await connect("admin").get("queues", params=query)
@@ -675,7 +680,9 @@ async def test_a_filter_has_a_budget(
     broker: ManagedBroker, connect_with: Callable[..., httpx.AsyncClient]
 ) -> None:
     for number in range(100):
-        await broker.queues.declare("/", f"{number}{LONG}", durable=False, auto_delete=False, arguments={})
+        await queues.declare(
+            broker.parts.broker, "/", f"{number}{LONG}", durable=False, auto_delete=False, arguments={}
+        )
     client = connect_with(filter_ms=1)
     query = {"name": HOSTILE[-1], "use_regex": "true"}
     answer = await client.get("queues", params=query)
@@ -757,7 +764,9 @@ async def test_many_long_lists_at_a_time_are_one_after_the_other(
 
 async def declare_many(broker: ManagedBroker, count: int) -> None:
     for number in range(count):
-        await broker.queues.declare("/", f"many-{number}", durable=False, auto_delete=False, arguments={})
+        await queues.declare(
+            broker.parts.broker, "/", f"many-{number}", durable=False, auto_delete=False, arguments={}
+        )
 
 
 async def bystander(waits: list[float]) -> None:
@@ -782,12 +791,12 @@ async def test_a_list_is_whole_though_it_comes_in_parts(connect: Connect, broker
 
 async def test_queues_may_go_while_they_are_listed(connect: Connect, broker: ManagedBroker) -> None:
     await declare_many(broker, 500)
-    listed = broker.queues.views("/")
+    listed = queues.queues_of(broker.parts.broker, ["/"])
     first = next(listed).name
-    await broker.queues.delete("/", "many-1", if_unused=False, if_empty=False)
-    await broker.queues.declare("/", "many-2", durable=False, auto_delete=False, arguments={})
-    await broker.queues.declare("/", "new", durable=False, auto_delete=False, arguments={})
-    names = [first, *(view.name for view in listed)]
+    await connect("admin").delete("queues/%2F/many-1")
+    await queues.declare(broker.parts.broker, "/", "many-2", durable=False, auto_delete=False, arguments={})
+    await queues.declare(broker.parts.broker, "/", "new", durable=False, auto_delete=False, arguments={})
+    names = [first, *(queue.name for queue in listed)]
     assert names == ["many-0", *(f"many-{number}" for number in range(2, 500))]
 
 

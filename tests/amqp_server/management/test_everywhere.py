@@ -12,17 +12,14 @@ import trio
 from pamqp import commands
 
 from amqp_server.broker.access.token_permissions import Token
-from amqp_server.broker.topology.queue import Queue
 from amqp_server.cluster.api_questions import Questions, Unanswered
 from amqp_server.connection.login.password_checks import Outcome
 from amqp_server.management.objects.managed_broker import ManagedBroker
-from amqp_server.management.objects.managed_queues import ManagedQueues
 from amqp_server.management.request.questions import Question
 from amqp_server.management.serving.http import Api
-from amqp_server.management.statistics.stats import Stats
 from quorum_queue.cluster import frames
 
-from .conftest import BODY_BYTES_MAX, ManagedNode, published
+from .conftest import BODY_BYTES_MAX, ManagedNode, before_whole_rows, published
 
 pytestmark = pytest.mark.trio
 
@@ -45,10 +42,10 @@ class Others:
 
 
 class Two:
-    """Two nodes, each with a client, and a third node that is down."""
+    """Nodes, each with a client, and a node that is down; two of three unless other names are given."""
 
-    def __init__(self, path: Path) -> None:
-        self.nodes = {name: ManagedNode(path, node=name) for name in ("n1", "n2")}
+    def __init__(self, path: Path, up: Sequence[str] = ("n1", "n2"), down: Sequence[str] = ("n3",)) -> None:
+        self.nodes = {name: ManagedNode(path, node=name) for name in up}
         self.brokers = {name: ManagedBroker(node.parts) for name, node in self.nodes.items()}
         self.apis = {name: Api(broker, BODY_BYTES_MAX) for name, broker in self.brokers.items()}
         self.peers = {
@@ -60,8 +57,8 @@ class Two:
             peer.session.opened()
             peer.call(1, commands.Channel.Open())
             self.asked[name] = {other: api for other, api in self.apis.items() if other != name}
-            self.asked[name]["n3"] = None
-            self.brokers[name].others = Others(self.asked[name])
+            self.asked[name] |= dict.fromkeys(down)
+            self.nodes[name].others = Others(self.asked[name])
 
     def declare(self, queue: str, home: str) -> None:
         """Declare a queue as the topology has it on both nodes: the queue is on `home`."""
@@ -250,13 +247,7 @@ async def test_a_page_of_queues_of_all_nodes(
     if earlier:
         monkeypatch.setattr("amqp_server.management.request.other_nodes.Question", EarlierQuestion)
     made: list[str] = []
-    view = ManagedQueues.view
-
-    def noting(self: ManagedQueues, queue: Queue, stats: Stats | None = None) -> Any:
-        made.append(queue.name)
-        return view(self, queue, stats)
-
-    monkeypatch.setattr(ManagedQueues, "view", noting)
+    before_whole_rows(monkeypatch, lambda queue: made.append(queue.name))
     answer = await ask("n1").get(f"queues?page=1&page_size=3&sort={sort}&sort_reverse=true")
     told = answer.json()
     assert [row["name"] for row in told["items"]] == first, told["items"]

@@ -71,9 +71,10 @@ class Counted(Others):
 def asked(tmp_path: Path) -> tuple[Two, Counter[str]]:
     two, asked = Two(tmp_path), Counter[str]()
     for name, broker in two.brokers.items():
+        node = two.nodes[name]
         # The first node has no copy of the last ten groups.
         broker.groups = cast(Any, Groups(name, GROUPS - 10 if name == "n1" else GROUPS))
-        broker.others = Counted(cast(Others, broker.others), asked)
+        node.others = Counted(cast(Others, node.others), asked)
     return two, asked
 
 

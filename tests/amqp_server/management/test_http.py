@@ -9,6 +9,7 @@ import trio.testing
 from amqp_server.broker.access.users import ADMINISTRATOR, MANAGEMENT, MONITORING, POLICYMAKER
 from amqp_server.management.objects.managed_broker import ManagedBroker
 from amqp_server.management.request.responses import HEADERS
+from amqp_server.management.resources import queues
 from amqp_server.management.serving.endpoints import ANYBODY, ENDPOINTS
 from amqp_server.management.serving.http import REFUSED
 
@@ -195,10 +196,10 @@ async def test_bad_json_is_the_clients_fault(connect: Connect, node: ManagedNode
 async def test_our_own_faults_are_logged_and_not_shown(
     connect: Connect, broker: ManagedBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fails(vhost: str) -> Any:
+    def fails(*_: object) -> Any:
         raise RuntimeError("inner canary")
 
-    monkeypatch.setattr(broker.queues, "each", fails)
+    monkeypatch.setattr(queues, "queues_of", fails)
     with caplog.at_level(logging.ERROR):
         answer = await connect("admin").get("queues")
     assert answer.status_code == 500

@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 import trio
+from pamqp import commands
 from trio.testing import wait_all_tasks_blocked
 
 from amqp_server.broker.access.permissions import ITSELF
 from amqp_server.errors import Unavailable
+from amqp_server.management.objects.internal_session import Direct
 from amqp_server.management.objects.managed_broker import ManagedBroker
 from amqp_server.management.objects.views import BindingView
+from amqp_server.management.resources import queues
 from conformance_tests.patience import PATIENCE_S
 
 from ..connection.test_suspension import Cluster
@@ -47,7 +50,7 @@ BINDING = BindingView(
 
 
 def declare(managed: ManagedBroker) -> Awaitable[bool]:
-    return managed.queues.declare("/", "q", durable=True, auto_delete=False, arguments={})
+    return queues.declare(managed.parts.broker, "/", "q", durable=True, auto_delete=False, arguments={})
 
 
 CHANGES: list[Callable[[ManagedBroker], Awaitable[object]]] = [
@@ -146,6 +149,8 @@ async def test_what_lives_elsewhere_is_waited_for(node: Cluster, managed: Manage
     node.turn.end()
     (message,) = await through(managed.messages.get("/", "q", 5, "requeue"))
     assert message.body == b"body"
-    assert await through(managed.queues.purge("/", "q")) == 1
-    await through(managed.queues.delete("/", "q", if_unused=True, if_empty=True))
+    with Direct(node.broker, "/", ITSELF) as direct:
+        (purged,) = await through(direct.ask(commands.Queue.Purge(queue="q")))
+        assert purged.message_count == 1
+        await through(direct.ask(commands.Queue.Delete(queue="q", if_unused=True, if_empty=True)))
     assert not node.broker.vhost("/").queues

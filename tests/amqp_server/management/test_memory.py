@@ -15,6 +15,7 @@ from amqp_server.management.objects.views import MessageView
 from amqp_server.management.request.answer import Refusal
 from amqp_server.management.request.memory_budget import LITTLE_BYTES, Memory
 from amqp_server.management.request.time_slices import Slices
+from amqp_server.management.resources import queues
 from amqp_server.management.resources.payloads import CHUNK_BYTES, PIECE_BYTES, Messages
 from amqp_server.management.serving.http import Slots
 
@@ -103,7 +104,7 @@ async def test_connections_of_one_address_push_out_no_others(broker: ManagedBrok
 async def test_an_answer_that_is_taken_too_slowly_ends(broker: ManagedBroker) -> None:
     for number in range(300):
         name = f"{number}-" + "x" * 240
-        await broker.queues.declare("/", name, durable=False, auto_delete=False, arguments={})
+        await queues.declare(broker.parts.broker, "/", name, durable=False, auto_delete=False, arguments={})
     limits = {"http_send_timeout_s": LONG_S, "http_answer_timeout_s": SHORT_S}
     async with serving(broker, **limits) as dial:
         client = await dial(receive_buffer_bytes=4_096)
@@ -181,7 +182,7 @@ async def test_rows_of_a_stream_and_payloads_that_are_cut_off() -> None:
 
 @pytest.mark.trio
 async def test_gets_beyond_the_memory_get_fewer_messages(connect: Connect, broker: ManagedBroker) -> None:
-    await broker.queues.declare("/", "q", durable=False, auto_delete=False, arguments={})
+    await queues.declare(broker.parts.broker, "/", "q", durable=False, auto_delete=False, arguments={})
     for _ in range(4):
         await broker.messages.publish("/", "", "q", {}, b"x" * 1_000, "guest")
     asked = {"count": 4, "ackmode": "ack_requeue_false", "encoding": "auto"}
@@ -201,7 +202,7 @@ async def test_gets_beyond_the_memory_get_fewer_messages(connect: Connect, broke
 @pytest.mark.parametrize("size", [0, 1, COPY_BYTES, COPY_BYTES + 1, 3 * COPY_BYTES + 7])
 async def test_bodies_are_read_from_chunks_that_end_anywhere(broker: ManagedBroker, size: int) -> None:
     """Also in pieces: then others run in between, and the copy is as good."""
-    await broker.queues.declare("/", "q", durable=False, auto_delete=False, arguments={})
+    await queues.declare(broker.parts.broker, "/", "q", durable=False, auto_delete=False, arguments={})
     body = bytes(number % 251 for number in range(size))
     await broker.messages.publish("/", "", "q", {"headers": {"a": 1}}, body, "guest")
     rests = 0

@@ -16,6 +16,7 @@ from trio.testing import MockClock
 
 from amqp_server.config import Config
 from amqp_server.management.objects.managed_broker import ManagedBroker
+from amqp_server.management.resources import queues
 from amqp_server.management.serving import listener
 from conformance_tests.patience import PATIENCE_S
 
@@ -185,7 +186,7 @@ async def test_a_head_that_never_ends(broker: ManagedBroker) -> None:
 async def test_unread_answers_give_their_slots_back(broker: ManagedBroker, mock_clock: MockClock) -> None:
     for number in range(300):
         name = f"{number}-" + "x" * 240
-        await broker.queues.declare("/", name, durable=False, auto_delete=False, arguments={})
+        await queues.declare(broker.parts.broker, "/", name, durable=False, auto_delete=False, arguments={})
     limits = {"http_requests_max": 2, "http_requests_per_user_max": 2}
     async with serving(broker, http_send_timeout_s=SHORT_S, **limits) as dial:
         await log_in(dial, "admin")

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from amqp_server.management.request.call import Call
+from amqp_server.management.resources.queues import home_of, queues_of
 
 
 @dataclass
@@ -22,12 +23,14 @@ class Counts:
 
 async def count_messages(call: Call, vhosts: Iterable[str], *, own: bool = False) -> Counts:
     """Count queues and their messages and consumers; with `own`, only of queues that this node reports."""
-    counts = Counts()
+    counts, parts = Counts(), call.parts
     for vhost in vhosts:
-        for queue in call.broker.queues.hosts(vhost, own=own):
+        for queue in queues_of(parts.broker, [vhost]):
             await call.slices.rest()
+            if own and home_of(parts, queue) != parts.config.node:
+                continue
             counts.queues += 1
-            counts.consumers += queue.consumer_count
-            counts.messages_ready += queue.ready_count
-            counts.messages_unacknowledged += queue.unacked_count
+            counts.consumers += queue.host.consumer_count
+            counts.messages_ready += queue.host.ready_count
+            counts.messages_unacknowledged += queue.host.unacked_count
     return counts
