@@ -91,7 +91,7 @@ YOUNG = 1
 #: A thread that ends a commit gets the interpreter back within this time, s.
 SWITCH_INTERVAL_S = 0.001
 #: Imported after the start, when the node is quiet.
-MANAGEMENT = "amqp_server.management.serving.listener", "amqp_server.management.objects.managed_broker"
+MANAGEMENT = "amqp_server.management.serving.listener", "amqp_server.management.statistics.sampler"
 #: Interval at which a node checks whether the first user exists, s.
 FIRST_USER_WAIT_S = 0.005
 #: Time after which a node that does not lead makes the first user itself, s.
@@ -479,9 +479,7 @@ class Node:
 
     async def _load_definitions(self, path: str) -> None:
         """Import the definitions in a file before any client is served. Raises DefinitionsError."""
-        from amqp_server.management.objects.managed_broker import ManagedBroker
-
-        await load_definitions(ManagedBroker(self.managed), path)
+        await load_definitions(self.managed, path)
 
     def stop(self) -> None:
         """Begin an orderly shutdown, as on SIGTERM."""
@@ -491,18 +489,16 @@ class Node:
         # The import takes a third of a start's CPU, so clients are served first.
         await quiet_or_asked(listening)
         await imported(*MANAGEMENT)
-        from amqp_server.management.objects.managed_broker import ManagedBroker
         from amqp_server.management.serving.listener import serve
 
-        await serve(listening, ManagedBroker(self.managed), self.config, trio.sleep_forever)
+        await serve(listening, self.managed, self.config, trio.sleep_forever)
 
     async def _answer_others(self) -> None:
         """Answer the management APIs of other nodes; this node has no HTTP listener of its own."""
         await imported(*MANAGEMENT)
-        from amqp_server.management.objects.managed_broker import ManagedBroker
         from amqp_server.management.serving.listener import answer_others
 
-        await answer_others(ManagedBroker(self.managed), self.config)
+        await answer_others(self.managed, self.config)
 
     async def _shovel(self) -> None:
         """Run the shovels that are assigned to this node."""
@@ -526,9 +522,9 @@ class Node:
 
     async def _clear_parameter(self, record: ParameterRecord) -> None:
         """Clear a parameter. Raises AMQPError."""
-        from amqp_server.management.objects.managed_broker import ManagedBroker
+        from amqp_server.management.changes.proposals import clear_parameter
 
-        await ManagedBroker(self.managed).clear_parameter(record)
+        await clear_parameter(self.broker, record)
 
     async def _measure(self, listening: socket.socket) -> None:
         await imported(MANAGEMENT[0])

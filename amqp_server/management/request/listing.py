@@ -36,7 +36,7 @@ CHUNK_BYTES = 1 << 16
 #: True if the list is to have the item with this name.
 Wanted = Callable[[Any], bool]
 #: Makes the row of an item, None if the item no longer exists; a row that needs a thread is awaited.
-Shown = Callable[[Any], Row | None | Awaitable[Row]]
+Shown = Callable[[Any], Row | None | Awaitable[Row | None]]
 #: Returns a function that reads one column of an item, None if only a whole row has the column.
 Columns = Callable[[list[str]], Read | None]
 #: Returns a function that makes the rows of the items of a page.
@@ -96,10 +96,10 @@ class Rows:
             else:
                 assert shown is not None
                 row = item if isinstance(item, dict) else shown(item)
+                if row is not None and not isinstance(row, dict):
+                    row = await row
                 if row is None:
                     continue
-                if not isinstance(row, dict):
-                    row = await row
                 encoded = encode(picked_of(row, paths) if paths else row)
             found.append(encoded)
             size += len(encoded)
@@ -114,7 +114,7 @@ class Ahead:
     """Looks up the data for rows, for many items at a time."""
 
     def __init__(
-        self, look_up: Callable[[Sequence[Any]], Awaitable[None]], shown: Callable[[Any], Row]
+        self, look_up: Callable[[Sequence[Any]], Awaitable[None]], shown: Callable[[Any], Row | None]
     ) -> None:
         """`shown` makes the row of an item after `look_up` was awaited with it."""
         self._look_up = look_up
@@ -127,7 +127,7 @@ class Ahead:
             self._next = chunk
             yield from chunk
 
-    async def row(self, item: Any) -> Row:
+    async def row(self, item: Any) -> Row | None:
         """Return the row of an item that `over` has yielded last."""
         if self._next:
             found, self._next = self._next, []
@@ -212,10 +212,10 @@ async def _placed(
         if item is None or (name is not None and wanted is not None and not wanted(name(item))):
             continue
         row = item if isinstance(item, dict) else shown(item)
+        if row is not None and not isinstance(row, dict):
+            row = await row
         if row is None:
             continue
-        if not isinstance(row, dict):
-            row = await row
         if name is not None or wanted is None or wanted(row.get("name", "")):
             key = _FIRST if value is None else _order(value(row))
             placed.append((key, encode(picked_of(row, paths) if paths else row)))

@@ -14,7 +14,7 @@ from amqp_server.broker.broker import Broker
 from amqp_server.broker.decisions import decisions_of
 from amqp_server.broker.topology.policies import KEYS, Applied
 from amqp_server.broker.topology.queue import Queue
-from amqp_server.management.objects.internal_session import ANSWER_S
+from amqp_server.management.changes.internal_session import ANSWER_S
 from quorum_queue.cluster.replica_group import Group
 from quorum_queue.host import QueueHost
 from quorum_queue.machine.settings import Settings

@@ -14,12 +14,12 @@ async def failed(call: Call) -> Any:
 
 
 def _stopped(call: Call) -> list[dict[str, Any]]:
-    vhosts, stopped = call.vhosts(), call.parts.broker.failures.stopped()
+    vhosts, stopped = call.vhosts(), call.broker.failures.stopped()
     return [describe(each) for vhost in vhosts for each in stopped if each.queue.vhost.name == vhost]
 
 
 async def retry(call: Call) -> Answer:
-    broker = call.parts.broker
+    broker = call.broker
     queue = broker.vhost(call.own_vhost()).queues.get(call.path["name"])
     if queue is None or broker.failures.find(queue) is None:
         raise not_found()

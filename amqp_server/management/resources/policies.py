@@ -5,10 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from amqp_server.broker.declared.parameters import OPERATOR_POLICY, POLICY, ParameterRecord, ParameterRefused
+from amqp_server.management.changes.proposals import clear_parameter, set_parameter
 from amqp_server.management.request.answer import NO_CONTENT, Answer, created, not_found
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.listing import listing
-from amqp_server.management.resources.parameters import invalid, require, vhost_to_set
+from amqp_server.management.resources.parameters import (
+    invalid,
+    require,
+    vhost_to_set,
+)
 
 
 def shown(record: ParameterRecord) -> dict[str, Any]:
@@ -24,12 +29,14 @@ def shown(record: ParameterRecord) -> dict[str, Any]:
 
 
 async def _list(call: Call, component: str) -> Any:
-    found = [record for vhost in call.vhosts() for record in call.broker.parameters.of(vhost, component)]
+    found = [
+        record for vhost in call.vhosts() for record in call.broker.runtime.parameters.of(vhost, component)
+    ]
     return await listing(call, found, shown)
 
 
 def _one(call: Call, component: str) -> ParameterRecord:
-    found = call.broker.parameters.get(call.path["vhost"], component, call.path["name"])
+    found = call.broker.runtime.parameters.get(call.path["vhost"], component, call.path["name"])
     if found is None:
         raise not_found()
     return found
@@ -40,7 +47,7 @@ async def _put(call: Call, component: str) -> Answer:
     asked = call.table()
     pattern, definition = require(asked, "pattern"), require(asked, "definition")
     try:
-        record = call.broker.policies.prepare(
+        record = call.broker.runtime.policies.prepare(
             vhost,
             call.path["name"],
             pattern=pattern,
@@ -52,11 +59,11 @@ async def _put(call: Call, component: str) -> Answer:
         )
     except ParameterRefused as refused:
         raise invalid(str(refused)) from None
-    return created(await call.broker.set_parameter(record))
+    return created(await set_parameter(call.broker, record))
 
 
 async def _delete(call: Call, component: str) -> Answer:
-    await call.broker.clear_parameter(_one(call, component))
+    await clear_parameter(call.broker, _one(call, component))
     return NO_CONTENT
 
 

@@ -18,7 +18,7 @@ from pamqp import commands
 from amqp_server.broker.access.permissions import ITSELF
 from amqp_server.broker.declared.queue_types import CLASSIC, GROUP, QUEUE_TYPES, QUORUM, STREAM
 from amqp_server.broker.topology.consumer_groups import streams_of
-from amqp_server.management.objects.internal_session import Direct
+from amqp_server.management.changes.internal_session import Direct
 from amqp_server.management.request.answer import NO_CONTENT, Answer, Refusal, created, not_found, plain
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.columns import (
@@ -36,7 +36,7 @@ from amqp_server.management.request.columns import (
 from amqp_server.management.request.listing import columns_read, listing, sort_path
 from amqp_server.management.request.other_nodes import ask_others
 from amqp_server.management.request.questions import Part
-from amqp_server.management.resources.connections import consumer_rows
+from amqp_server.management.resources.connections import consumer_rows, consumers_of_queue
 from amqp_server.management.resources.explained import explain as explained
 from amqp_server.management.statistics.stats import Stats, merged
 from amqp_server.streams.local_host import StreamHost
@@ -443,7 +443,7 @@ async def queue(call: Call) -> Any:
     row = joined(call, found, told, COLUMNS.rows(reads))
     if row is None:
         raise not_found()
-    own = await consumer_rows(call, call.broker.consumers.of_queue(vhost, found.name))
+    own = await consumer_rows(call, consumers_of_queue(parts, found))
     here = [each for each in own if each["channel_details"]["node"] == parts.config.node]
     if call.local:
         # For a queue of another node, the row has only what this node knows.
@@ -460,7 +460,7 @@ async def queue(call: Call) -> Any:
 
 def _queue(call: Call, vhost: str) -> Queue:
     """Return the path's queue. Raises Refusal."""
-    found = call.parts.broker.vhost(vhost).queues.get(call.path["name"])
+    found = call.broker.vhost(vhost).queues.get(call.path["name"])
     if found is None:
         raise not_found()
     return found
@@ -490,7 +490,7 @@ class QueueRequest(msgspec.Struct):
 
 
 async def put_queue(call: Call) -> Answer:
-    broker, vhost, name = call.parts.broker, call.own_vhost(), call.path["name"]
+    broker, vhost, name = call.broker, call.own_vhost(), call.path["name"]
     asked = call.read(QueueRequest)
     call.require(vhost, "queue", name, "configure")
     dead_letter_exchange = asked.arguments.get("x-dead-letter-exchange")
@@ -512,7 +512,7 @@ async def delete_queue(call: Call) -> Answer:
     call.require(vhost, "queue", name, "configure")
     _queue(call, vhost)
     if_unused, if_empty = call.switch("if-unused"), call.switch("if-empty")
-    with Direct(call.parts.broker, vhost, ITSELF) as direct:
+    with Direct(call.broker, vhost, ITSELF) as direct:
         await direct.ask(
             methods.make(commands.Queue.Delete, queue=name, if_unused=if_unused, if_empty=if_empty)
         )
@@ -523,7 +523,7 @@ async def purge_queue(call: Call) -> Answer:
     vhost, name = call.own_vhost(), call.path["name"]
     call.require(vhost, "queue", name, "read")
     _queue(call, vhost)
-    with Direct(call.parts.broker, vhost, ITSELF) as direct:
+    with Direct(call.broker, vhost, ITSELF) as direct:
         await direct.ask(methods.make(commands.Queue.Purge, queue=name))
     return NO_CONTENT
 

@@ -48,7 +48,7 @@ from amqp_server.management.serving.page_login import PATH, PageLogin, is_of_the
 from amqp_server.management.serving.page_sessions import PageSessions, SessionLimits
 
 if TYPE_CHECKING:
-    from amqp_server.management.objects.managed_broker import ManagedBroker
+    from amqp_server.management.parts import ManagedParts
     from amqp_server.management.serving.server import Connection
 
 log = logging.getLogger("mqd.management")
@@ -153,7 +153,7 @@ def _busy() -> Refusal:
 class Api:
     def __init__(
         self,
-        broker: ManagedBroker,
+        parts: ManagedParts,
         body_bytes_max: int,
         *,
         per_user_max: int = 64,
@@ -163,7 +163,7 @@ class Api:
         page: bool = True,
         sessions: SessionLimits | None = None,
     ) -> None:
-        self._broker = broker
+        self._parts = parts
         self._with_page = page
         self._session_limits = sessions or SessionLimits()
         #: None: the page is not served, and cookies are no login.
@@ -177,7 +177,7 @@ class Api:
 
     def app(self, requests_max: int) -> ASGIApp:
         # Failed logins of one address must leave most of the places to others.
-        self._login = Login(self._broker, max(1, requests_max // LOGINS_SHARE))
+        self._login = Login(self._parts, max(1, requests_max // LOGINS_SHARE))
         self._slots = Slots(requests_max, self._per_user_max)
         by_path: dict[str, dict[str, Endpoint]] = {}
         for endpoint in ENDPOINTS:
@@ -186,8 +186,8 @@ class Api:
         # For probes, which have no login. They learn only that the node runs and that it can serve.
         routes += [Route("/health", _alive), Route("/health/ready", self._ready)]
         if self._with_page:
-            sessions = PageSessions(self._broker.users, self._session_limits)
-            self._page = PageLogin(self._broker, self._login, sessions)
+            sessions = PageSessions(self._parts.broker.access.users, self._session_limits)
+            self._page = PageLogin(self._parts, self._login, sessions)
             files = PageFiles(page_files(), self._slices)
             routes += [Route("/", files), Route("/page/{path:path}", files)]
             routes.append(Route(PATH, self._page))
@@ -196,7 +196,7 @@ class Api:
         return Gate(starlette)
 
     async def _ready(self, request: Request) -> Response:
-        cluster = self._broker.cluster
+        cluster = self._parts.administration
         obstacle = "" if cluster is None else cluster.obstacle()
         if obstacle:
             return refuse(Refusal(503, "unavailable", obstacle))
@@ -281,7 +281,7 @@ class Api:
         path = {name: _decoded(part) for name, part in request.path_params.items()}
         query = dict(request.query_params)
         return Call(
-            self._broker,
+            self._parts,
             caller.user,
             path,
             query,
@@ -303,7 +303,7 @@ class Api:
         finally:
             # The change is on disk before the client gets the answer, so the answer stays true after a crash.
             # The same holds for the part of a change that was made before a refusal.
-            await self._broker.node.synced()
+            await self._parts.commits.barrier()
 
     def answer(self, question: bytes) -> AsyncGenerator[bytes, None]:
         """Yield this node's part of the answer to another node's request. See everywhere.ask_others."""
@@ -321,13 +321,13 @@ class Api:
             ),
             None,
         )
-        user = self._broker.users.get(question.user)
+        user = self._parts.broker.access.users.get(question.user)
         if question.scopes is not None:
             user = User(question.user, "", tuple(question.tags))
         if endpoint is None or user is None or MAY[endpoint.who].isdisjoint(user.tags):
             raise not_found()
         call = Call(
-            self._broker,
+            self._parts,
             user,
             question.parts,
             question.query,

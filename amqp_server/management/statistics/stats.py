@@ -131,20 +131,21 @@ class Stats:
 
         return rate
 
-    def connection(self, session: Session) -> Row:
-        values = (session.incoming.received_bytes, session.outbox.sent_bytes)
-        return self._of(self._octets, self._series(session), OCTETS, values, OCTETS)
+    def connection(self, session: Session) -> tuple[int, Details, int, Details]:
+        """Return the octets received and sent, each with its details."""
+        received, sent = self._octets.of(self._series(session), range(len(OCTETS)))
+        return session.incoming.received_bytes, received, session.outbox.sent_bytes, sent
 
     def channel(self, channel: Channel) -> Row:
-        told = self._message_stats(self._series(channel), TRAFFIC, channel_values(channel), PUBLISHED)
-        return {"message_stats": told} if told else {}
+        """Return the counters of a channel, none if it did nothing."""
+        return self._message_stats(self._series(channel), TRAFFIC, channel_values(channel), PUBLISHED)
 
     def exchange(self, exchange: Exchange) -> Row:
+        """Return the counters of an exchange, none if nothing was published."""
         values = exchange_values(exchange)
         if not any(values):
             return {}
-        told = self._of(self._messages, self._series(exchange), EXCHANGE_FIELDS, values, EXCHANGE_FIELDS)
-        return {"message_stats": told}
+        return self._of(self._messages, self._series(exchange), EXCHANGE_FIELDS, values, EXCHANGE_FIELDS)
 
     def vhost(self, name: str) -> Row:
         """Return the vhost's counts at the last sample."""

@@ -17,7 +17,6 @@ from amqp_server.config import Config
 from amqp_server.connection.login.authentication import Authentication
 from amqp_server.connection.login.password_checks import PasswordChecks
 from amqp_server.descriptors import Descriptors
-from amqp_server.management.objects.managed_broker import ManagedBroker
 from amqp_server.management.parts import ManagedParts
 from amqp_server.management.request.columns import Table
 from amqp_server.management.serving.http import Api
@@ -118,8 +117,8 @@ def node(tmp_path: Path) -> ManagedNode:
 
 
 @pytest.fixture
-def broker(node: ManagedNode) -> ManagedBroker:
-    return ManagedBroker(node.parts)
+def parts(node: ManagedNode) -> ManagedParts:
+    return node.parts
 
 
 Connect = Callable[..., httpx.AsyncClient]
@@ -142,12 +141,12 @@ def before_whole_rows(monkeypatch: pytest.MonkeyPatch, act: Callable[[Queue], ob
 
 
 @pytest.fixture
-async def connect_with(broker: ManagedBroker) -> AsyncIterator[Callable[..., httpx.AsyncClient]]:
+async def connect_with(parts: ManagedParts) -> AsyncIterator[Callable[..., httpx.AsyncClient]]:
     """`connect_with(slice_ms=1)`: a client of an API with these settings, logged in as admin."""
     clients: list[httpx.AsyncClient] = []
 
     def connect(**settings: Any) -> httpx.AsyncClient:
-        app = Api(broker, BODY_BYTES_MAX, **settings).app(requests_max=64)
+        app = Api(parts, BODY_BYTES_MAX, **settings).app(requests_max=64)
         transport = httpx.ASGITransport(app, client=("127.0.0.1", 12345))
         auth = httpx.BasicAuth("admin", "admin")
         clients.append(httpx.AsyncClient(transport=transport, base_url="http://broker/api/", auth=auth))
@@ -159,9 +158,9 @@ async def connect_with(broker: ManagedBroker) -> AsyncIterator[Callable[..., htt
 
 
 @pytest.fixture
-async def connect(broker: ManagedBroker) -> AsyncIterator[Connect]:
+async def connect(parts: ManagedParts) -> AsyncIterator[Connect]:
     """`connect("admin")`: a client with this user's login, from 127.0.0.1 unless another peer is given."""
-    app = Api(broker, BODY_BYTES_MAX).app(requests_max=8)
+    app = Api(parts, BODY_BYTES_MAX).app(requests_max=8)
     clients: list[httpx.AsyncClient] = []
 
     def connect(user: str | None, password: str | None = None, peer: str = "127.0.0.1") -> httpx.AsyncClient:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import httpx
 import pytest
@@ -14,7 +14,6 @@ from pamqp import commands
 from amqp_server.broker.access.token_permissions import Token
 from amqp_server.cluster.api_questions import Questions, Unanswered
 from amqp_server.connection.login.password_checks import Outcome
-from amqp_server.management.objects.managed_broker import ManagedBroker
 from amqp_server.management.request.questions import Question
 from amqp_server.management.serving.http import Api
 from quorum_queue.cluster import frames
@@ -46,8 +45,7 @@ class Two:
 
     def __init__(self, path: Path, up: Sequence[str] = ("n1", "n2"), down: Sequence[str] = ("n3",)) -> None:
         self.nodes = {name: ManagedNode(path, node=name) for name in up}
-        self.brokers = {name: ManagedBroker(node.parts) for name, node in self.nodes.items()}
-        self.apis = {name: Api(broker, BODY_BYTES_MAX) for name, broker in self.brokers.items()}
+        self.apis = {name: Api(node.parts, BODY_BYTES_MAX) for name, node in self.nodes.items()}
         self.peers = {
             name: node.peer(name=f"127.0.0.1:{port} -> 127.0.0.1:5672")
             for port, (name, node) in enumerate(self.nodes.items(), 1)
@@ -147,7 +145,7 @@ class AnyToken:
 
 
 async def test_the_other_node_has_not_seen_the_token(two: Two) -> None:
-    two.brokers["n1"].tokens = cast(Any, AnyToken())
+    two.nodes["n1"].tokens = AnyToken()
     transport = httpx.ASGITransport(two.apis["n1"].app(requests_max=8), client=("127.0.0.1", 12345))
     async with httpx.AsyncClient(transport=transport, base_url="http://b/api/") as client:
 

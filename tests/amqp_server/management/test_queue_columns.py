@@ -11,7 +11,7 @@ from pamqp import commands
 
 from amqp_server.broker.topology.queue import Queue
 from amqp_server.errors import Unavailable
-from amqp_server.management.objects.managed_broker import ManagedBroker
+from amqp_server.management.parts import ManagedParts
 from amqp_server.management.request.columns import at
 from amqp_server.management.resources import queues
 from amqp_server.management.statistics.history import Series
@@ -107,24 +107,22 @@ def leaves(row: dict[str, Any], before: tuple[str, ...] = ()) -> Iterator[tuple[
 
 @pytest.mark.parametrize("query", [{}, {"lengths_age": "60", "lengths_incr": "5", "msg_rates_age": "60"}])
 async def test_a_column_is_what_whole_rows_have_there(
-    broker: ManagedBroker, busy: Peer, query: dict[str, str]
+    parts: ManagedParts, busy: Peer, query: dict[str, str]
 ) -> None:
     arguments = {"x-queue-type": "quorum"}
-    await queues.declare(
-        broker.parts.broker, "/", "quorum", durable=True, auto_delete=False, arguments=arguments
-    )
+    await queues.declare(parts.broker, "/", "quorum", durable=True, auto_delete=False, arguments=arguments)
     busy.send(published(1, "", "quorum", b"x"))
     # This node has no store for the stream, so the stream fails.
     arguments = {"x-queue-type": "stream"}
     with pytest.raises(Unavailable):
         await queues.declare(
-            broker.parts.broker, "/", "stream", durable=True, auto_delete=False, arguments=arguments
+            parts.broker, "/", "stream", durable=True, auto_delete=False, arguments=arguments
         )
     busy.call(1, commands.Queue.Declare(queue="mine", exclusive=True))
-    stats = Stats(broker.node.sampler, query)
+    stats = Stats(parts.sampler, query)
 
-    reads = queues.QueueReads(broker.parts, stats)
-    row, found = queues.COLUMNS.rows(reads), list(queues.queues_of(broker.parts.broker, ["/"]))
+    reads = queues.QueueReads(parts, stats)
+    row, found = queues.COLUMNS.rows(reads), list(queues.queues_of(parts.broker, ["/"]))
 
     def whole(queue: Queue) -> dict[str, Any]:
         made = row(queue)
@@ -140,9 +138,9 @@ async def test_a_column_is_what_whole_rows_have_there(
             assert read(queue) == at(whole(queue), path), (path, queue.name)
 
 
-async def test_the_first_place_of_the_ring_is_behind_its_last(broker: ManagedBroker, busy: Peer) -> None:
-    sampler = broker.node.sampler
-    series = sampler.histories.get(broker.parts.broker.vhost("/").queues["q05"])
+async def test_the_first_place_of_the_ring_is_behind_its_last(parts: ManagedParts, busy: Peer) -> None:
+    sampler = parts.sampler
+    series = sampler.histories.get(parts.broker.vhost("/").queues["q05"])
     assert series is not None
     for _ in range(2 * sampler.histories.timeline.length):
         busy.send(published(1, "", "q05", b"x"))
@@ -153,10 +151,10 @@ async def test_the_first_place_of_the_ring_is_behind_its_last(broker: ManagedBro
 
 
 async def test_a_queue_that_goes_meanwhile_is_left_out(
-    broker: ManagedBroker, busy: Peer, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    parts: ManagedParts, busy: Peer, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def deleting(_: Queue) -> None:
-        if "q28" in broker.parts.broker.vhost("/").queues:
+        if "q28" in parts.broker.vhost("/").queues:
             busy.call(1, commands.Queue.Delete(queue="q28"))
 
     before_whole_rows(monkeypatch, deleting)

@@ -11,7 +11,7 @@ import pytest
 import trio
 from pamqp import commands
 
-from amqp_server.management.objects.managed_broker import ManagedBroker
+from amqp_server.management.parts import ManagedParts
 from amqp_server.management.request.time_slices import Slices
 from amqp_server.management.serving.http import Api
 from amqp_server.management.serving.metrics_app import Metrics
@@ -217,7 +217,7 @@ COSTS = {
 }
 
 
-async def test_looking_at_a_thousand_of_everything_is_cheap(node: ManagedNode, broker: ManagedBroker) -> None:
+async def test_looking_at_a_thousand_of_everything_is_cheap(node: ManagedNode, parts: ManagedParts) -> None:
     for number in range(1_000):
         peer = node.peer(name=f"127.0.0.1:{number} -> 127.0.0.1:5672")
         # Peers that get nothing need not be asked for new output.
@@ -230,7 +230,7 @@ async def test_looking_at_a_thousand_of_everything_is_cheap(node: ManagedNode, b
     sampler = node.sampler
     await sampler.sample()
     await sampler.sample()
-    api = Api(broker, BODY_BYTES_MAX, slices=Slices(2)).app(8)
+    api = Api(parts, BODY_BYTES_MAX, slices=Slices(2)).app(8)
     metrics = Metrics(Measures(node.parts), Slices(2), 10_000).app()
     for path, cost in COSTS.items():
         transport = httpx.ASGITransport(

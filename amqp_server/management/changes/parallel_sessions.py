@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import trio
 from pamqp import base
 
-from amqp_server.management.objects.internal_session import Direct
+from amqp_server.management.changes.internal_session import Direct
 from amqp_server.management.request.answer import Refusal
 from amqp_server.management.request.time_slices import Rest
 from amqp_server.turn import Turn
