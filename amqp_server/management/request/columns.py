@@ -66,12 +66,19 @@ _Plan = tuple[tuple[str, ...], Read, tuple[tuple[tuple[str, ...], Read], ...]]
 
 class Table:
     def __init__(
-        self, columns: Iterable[Column], type_path: str = "", types: Iterable[Any] = (), *, gone: str = ""
+        self,
+        name: str,
+        columns: Iterable[Column],
+        type_path: str = "",
+        types: Iterable[Any] = (),
+        *,
+        gone: str = "",
     ) -> None:
-        """`type_path` is the attribute with the name of an object's type, one of `types`. Objects whose
-        attribute `gone` is true have no rows.
+        """`name` is that of the rows' schema. `type_path` is the attribute with the name of an object's type,
+        one of `types`. Objects whose attribute `gone` is true have no rows.
         """
         self._is_gone = attrgetter(gone) if gone else None
+        self.name = name
         self.columns = {column.name: column for column in columns}
         self._type_of = attrgetter(type_path) if type_path else None
         self._types = tuple(types)

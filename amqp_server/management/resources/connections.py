@@ -96,6 +96,7 @@ class Reads:
 
 
 CONNECTIONS = Table(
+    "Connection",
     (
         #: `127.0.0.1:50000 -> 127.0.0.1:5672`
         Column("name", "string", "client.name"),
@@ -136,11 +137,12 @@ CONNECTIONS = Table(
         Column("recv_oct_details", "object", Reads.octets),
         Column("send_oct", "integer", Reads.octets),
         Column("send_oct_details", "object", Reads.octets),
-    )
+    ),
 )
 #: The columns of a user's connections.
 BRIEF = ("name", "node", "user", "vhost")
 CHANNELS = Table(
+    "Channel",
     (
         #: `127.0.0.1:50000 -> 127.0.0.1:5672 (1)`
         Column("name", "string", Reads.place),
@@ -164,7 +166,7 @@ CHANNELS = Table(
         Column("global_prefetch_count", "integer", "channel.window.limit"),
         #: Absent if the channel did nothing.
         Column("message_stats", "object", Reads.counters),
-    )
+    ),
 )
 
 
@@ -375,6 +377,7 @@ class ConsumerReads:
 
 
 CONSUMERS = Table(
+    "Consumer",
     (
         Column("consumer_tag", "string", ConsumerReads.client),
         #: name, vhost
@@ -393,7 +396,7 @@ CONSUMERS = Table(
         #: For a stream's consumer: the offset that it gets next, and the number of messages from there on.
         Column("offset", "integer", ConsumerReads.stream),
         Column("lag", "integer", ConsumerReads.stream),
-    )
+    ),
 )
 
 

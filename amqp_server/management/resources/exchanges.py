@@ -73,6 +73,7 @@ class ExchangeReads:
 
 _SAME = Merge.SAME
 COLUMNS = Table(
+    "Exchange",
     (
         Column("name", "string", "exchange.name", merge=_SAME),
         Column("vhost", "string", "vhost", merge=_SAME),
@@ -89,7 +90,7 @@ COLUMNS = Table(
         Column("partitions", "array", ExchangeReads.settings),
         #: Absent if nothing was published.
         Column("message_stats", "object", ExchangeReads.statistics, merge=Merge.ADDED),
-    )
+    ),
 )
 #: The columns that each node tells the others.
 TOLD = ("vhost", "name", *(name for name, column in COLUMNS.columns.items() if column.merge is Merge.ADDED))

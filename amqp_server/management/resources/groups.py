@@ -188,6 +188,7 @@ class GroupReads:
 
 
 COLUMNS = Table(
+    "ConsumerGroup",
     (
         Column("name", "string", "name"),
         Column("vhost", "string", "vhost.name"),
@@ -200,7 +201,7 @@ COLUMNS = Table(
         Column("generation", "integer", GroupReads.partitions),
         #: Age of the oldest unacked message, ms; null if everything was acked, or if it is not known here.
         Column("oldest_unread_ms", "integer?", GroupReads.partitions),
-    )
+    ),
 )
 
 

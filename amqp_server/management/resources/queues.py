@@ -141,6 +141,7 @@ _SAME, _ADDED = Merge.SAME, Merge.ADDED
 _ALL = frozenset(QUEUE_TYPES.values())
 _REPLICATED, _NOT_STREAMS, _NOT_LOGGED = _ALL - {CLASSIC}, _ALL - {STREAM}, frozenset({CLASSIC, GROUP})
 COLUMNS = Table(
+    "Queue",
     (
         Column("name", "string", "name", _BASIC, _SAME),
         Column("vhost", "string", "vhost.name", _BASIC, _SAME),

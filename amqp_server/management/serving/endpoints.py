@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from amqp_server.broker.access.users import ADMINISTRATOR, MANAGEMENT, MONITORING, POLICYMAKER
 from amqp_server.management.definitions import definitions
 from amqp_server.management.request.call import Call
+from amqp_server.management.request.columns import Table
 from amqp_server.management.resources import (
     bindings,
     checks,
@@ -45,6 +46,8 @@ class Endpoint(NamedTuple):
     everywhere: bool = False
     #: A line in the log says who asked for it, if it may change something.
     audited: bool = True
+    #: The columns of the rows, or of the one row, that it answers with.
+    columns: Table | None = None
 
 
 ENDPOINTS = (
@@ -197,13 +200,23 @@ ENDPOINTS = (
         MANAGEMENT,
         connections.connections_of_vhost,
         everywhere=True,
+        columns=connections.CONNECTIONS,
     ),
     Endpoint(
-        "GET", "/api/vhosts/{vhost}/channels", MANAGEMENT, connections.channels_of_vhost, everywhere=True
+        "GET",
+        "/api/vhosts/{vhost}/channels",
+        MANAGEMENT,
+        connections.channels_of_vhost,
+        everywhere=True,
+        columns=connections.CHANNELS,
     ),
-    Endpoint("GET", "/api/queues", MANAGEMENT, queues.queues, everywhere=True),
-    Endpoint("GET", "/api/queues/{vhost}", MANAGEMENT, queues.queues, everywhere=True),
-    Endpoint("GET", "/api/queues/{vhost}/{name}", MANAGEMENT, queues.queue, everywhere=True),
+    Endpoint("GET", "/api/queues", MANAGEMENT, queues.queues, everywhere=True, columns=queues.COLUMNS),
+    Endpoint(
+        "GET", "/api/queues/{vhost}", MANAGEMENT, queues.queues, everywhere=True, columns=queues.COLUMNS
+    ),
+    Endpoint(
+        "GET", "/api/queues/{vhost}/{name}", MANAGEMENT, queues.queue, everywhere=True, columns=queues.COLUMNS
+    ),
     Endpoint("PUT", "/api/queues/{vhost}/{name}", MANAGEMENT, queues.put_queue),
     Endpoint("DELETE", "/api/queues/{vhost}/{name}", MANAGEMENT, queues.delete_queue),
     Endpoint("DELETE", "/api/queues/{vhost}/{name}/contents", MANAGEMENT, queues.purge_queue),
@@ -221,16 +234,32 @@ ENDPOINTS = (
         everywhere=True,
     ),
     Endpoint("GET", "/api/queues/{vhost}/{name}/bindings", MANAGEMENT, bindings.bindings_of_queue),
-    Endpoint("GET", "/api/groups", MANAGEMENT, groups.groups),
-    Endpoint("GET", "/api/groups/{vhost}", MANAGEMENT, groups.groups),
-    Endpoint("GET", "/api/groups/{vhost}/{name}", MANAGEMENT, groups.group),
+    Endpoint("GET", "/api/groups", MANAGEMENT, groups.groups, columns=groups.COLUMNS),
+    Endpoint("GET", "/api/groups/{vhost}", MANAGEMENT, groups.groups, columns=groups.COLUMNS),
+    Endpoint("GET", "/api/groups/{vhost}/{name}", MANAGEMENT, groups.group, columns=groups.COLUMNS),
     Endpoint("GET", "/api/groups/{vhost}/{name}/members", MANAGEMENT, groups.members, everywhere=True),
     Endpoint("GET", "/api/group-members", MANAGEMENT, groups.all_members, everywhere=True),
     Endpoint("GET", "/api/group-members/{vhost}", MANAGEMENT, groups.all_members, everywhere=True),
     Endpoint("POST", "/api/groups/{vhost}/{name}/reset", MANAGEMENT, groups.reset),
-    Endpoint("GET", "/api/exchanges", MANAGEMENT, exchanges.exchanges, everywhere=True),
-    Endpoint("GET", "/api/exchanges/{vhost}", MANAGEMENT, exchanges.exchanges, everywhere=True),
-    Endpoint("GET", "/api/exchanges/{vhost}/{name}", MANAGEMENT, exchanges.exchange, everywhere=True),
+    Endpoint(
+        "GET", "/api/exchanges", MANAGEMENT, exchanges.exchanges, everywhere=True, columns=exchanges.COLUMNS
+    ),
+    Endpoint(
+        "GET",
+        "/api/exchanges/{vhost}",
+        MANAGEMENT,
+        exchanges.exchanges,
+        everywhere=True,
+        columns=exchanges.COLUMNS,
+    ),
+    Endpoint(
+        "GET",
+        "/api/exchanges/{vhost}/{name}",
+        MANAGEMENT,
+        exchanges.exchange,
+        everywhere=True,
+        columns=exchanges.COLUMNS,
+    ),
     Endpoint("PUT", "/api/exchanges/{vhost}/{name}", MANAGEMENT, exchanges.put_exchange),
     Endpoint("DELETE", "/api/exchanges/{vhost}/{name}", MANAGEMENT, exchanges.delete_exchange),
     Endpoint("POST", "/api/exchanges/{vhost}/{name}/publish", MANAGEMENT, messages.publish, audited=False),
@@ -262,13 +291,21 @@ ENDPOINTS = (
         MANAGEMENT,
         bindings.delete_binding,
     ),
-    Endpoint("GET", "/api/connections", MANAGEMENT, connections.connections, everywhere=True),
+    Endpoint(
+        "GET",
+        "/api/connections",
+        MANAGEMENT,
+        connections.connections,
+        everywhere=True,
+        columns=connections.CONNECTIONS,
+    ),
     Endpoint(
         "GET",
         "/api/connections/username/{user}",
         MANAGEMENT,
         connections.connections_of_user,
         everywhere=True,
+        columns=connections.CONNECTIONS,
     ),
     Endpoint(
         "DELETE",
@@ -277,7 +314,14 @@ ENDPOINTS = (
         connections.close_connections_of_user,
         everywhere=True,
     ),
-    Endpoint("GET", "/api/connections/{name}", MANAGEMENT, connections.connection, everywhere=True),
+    Endpoint(
+        "GET",
+        "/api/connections/{name}",
+        MANAGEMENT,
+        connections.connection,
+        everywhere=True,
+        columns=connections.CONNECTIONS,
+    ),
     Endpoint("DELETE", "/api/connections/{name}", MANAGEMENT, connections.close_connection, everywhere=True),
     Endpoint(
         "GET",
@@ -285,9 +329,38 @@ ENDPOINTS = (
         MANAGEMENT,
         connections.channels_of_connection,
         everywhere=True,
+        columns=connections.CHANNELS,
     ),
-    Endpoint("GET", "/api/channels", MANAGEMENT, connections.channels, everywhere=True),
-    Endpoint("GET", "/api/channels/{name}", MANAGEMENT, connections.channel, everywhere=True),
-    Endpoint("GET", "/api/consumers", MANAGEMENT, connections.consumers, everywhere=True),
-    Endpoint("GET", "/api/consumers/{vhost}", MANAGEMENT, connections.consumers, everywhere=True),
+    Endpoint(
+        "GET",
+        "/api/channels",
+        MANAGEMENT,
+        connections.channels,
+        everywhere=True,
+        columns=connections.CHANNELS,
+    ),
+    Endpoint(
+        "GET",
+        "/api/channels/{name}",
+        MANAGEMENT,
+        connections.channel,
+        everywhere=True,
+        columns=connections.CHANNELS,
+    ),
+    Endpoint(
+        "GET",
+        "/api/consumers",
+        MANAGEMENT,
+        connections.consumers,
+        everywhere=True,
+        columns=connections.CONSUMERS,
+    ),
+    Endpoint(
+        "GET",
+        "/api/consumers/{vhost}",
+        MANAGEMENT,
+        connections.consumers,
+        everywhere=True,
+        columns=connections.CONSUMERS,
+    ),
 )

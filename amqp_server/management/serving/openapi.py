@@ -136,7 +136,7 @@ def document() -> dict[str, Any]:
         "paths": paths,
         "components": {
             "securitySchemes": {"basic": {"type": "http", "scheme": "basic"}},
-            "schemas": components | {"Error": error, UNHEALTHY: unhealthy},
+            "schemas": components | _rows() | {"Error": error, UNHEALTHY: unhealthy},
             "parameters": {
                 name: {"name": name, "in": "query", "description": text, "schema": {"type": type_}}
                 for name, (type_, text) in LISTING.items()
@@ -213,12 +213,29 @@ def _responses(endpoint: Endpoint) -> Iterator[tuple[str, dict[str, Any]]]:
     for status, text in sorted(ANSWERS[endpoint.method].items()):
         told: dict[str, Any] = {"description": text}
         if status == 200:
-            told["content"] = {"application/json": {}}
+            told["content"] = {"application/json": _answer(endpoint)}
         yield str(status), told
     checks = _CHECK.search(_source(endpoint.handler)) is not None
     for status in REFUSALS:
         name = UNHEALTHY if checks and status == 503 else _REFUSED[status]
         yield str(status), {"$ref": f"#/components/responses/{name}"}
+
+
+def _answer(endpoint: Endpoint) -> dict[str, Any]:
+    if endpoint.columns is None:
+        return {}
+    row = {"$ref": f"#/components/schemas/{endpoint.columns.name}"}
+    if not lists(endpoint):
+        return {"schema": row}
+    rows = {"type": "array", "items": row}
+    page = {"type": "object", "properties": {"items": rows}, "required": ["items"]}
+    return {"schema": {"anyOf": [rows, page]}}
+
+
+def _rows() -> dict[str, Any]:
+    """Return the schemas of rows. A row may lack columns, and a row of one object has more."""
+    tables = {each.columns.name: each.columns for each in ENDPOINTS if each.columns is not None}
+    return {name: table.schema() for name, table in tables.items()}
 
 
 def _refusals() -> Iterator[tuple[int, dict[str, Any]]]:
