@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import trio
 
 from amqp_server.broker.broker import Broker
@@ -10,21 +12,17 @@ from amqp_server.broker.declared.parameters import ParameterRecord
 from amqp_server.broker.topology.events import ACTING
 from amqp_server.broker.topology.topology import Result
 from amqp_server.errors import NotFound, Unavailable
+from amqp_server.management.changes.answers import answers_of
 from quorum_queue.ports import Refused
 
 
 async def propose(broker: Broker, operation: Operation) -> Result:
     """Make a change and return its result. Raises Unavailable."""
-    answers: list[Result | Refused] = []
-    answered = trio.Event()
 
-    def done(result: Result | Refused) -> None:
-        answers.append(result)
-        answered.set()
+    def ask(done: Callable[[Result | Refused], None]) -> None:
+        broker.propose(operation, done, ACTING.get())
 
-    broker.turn.run(broker.propose, operation, done, ACTING.get())
-    await answered.wait()
-    (result,) = answers
+    (result,) = await answers_of(broker.turn, ask)
     if isinstance(result, Refused):
         raise Unavailable(result.text)
     return result

@@ -5,12 +5,15 @@ from __future__ import annotations
 import base64
 import datetime
 import decimal
-from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from amqp_server.errors import AccessRefused, AMQPError, NotFound, SoftError, Unavailable
+
+Found = TypeVar("Found")
 
 
 class Answer(NamedTuple):
@@ -44,6 +47,22 @@ def bad_request(reason: str) -> Refusal:
 
 def not_found() -> Refusal:
     return Refusal(404, "Object Not Found", "Not Found")
+
+
+def known(found: Found | None) -> Found:
+    """Return what was found. Raises Refusal if it is None."""
+    if found is None:
+        raise not_found()
+    return found
+
+
+@contextmanager
+def refusing(*kinds: type[Exception]) -> Iterator[None]:
+    """Turn errors of these kinds into refusals of the request with their texts."""
+    try:
+        yield
+    except kinds as error:
+        raise bad_request(str(error)) from None
 
 
 def not_authorised(reason: str) -> Refusal:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from itertools import islice
 from operator import itemgetter
 from time import perf_counter
@@ -68,17 +69,19 @@ class Rows:
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         # An answer that fits in one chunk comes as one.
         chunk = b"["
-        async for rows in self._some(CHUNK_BYTES):
-            if len(chunk) > 1:
-                yield chunk
-                chunk = b","
-            chunk += b",".join(rows)
+        async with aclosing(self._some(CHUNK_BYTES)) as some:
+            async for rows in some:
+                if len(chunk) > 1:
+                    yield chunk
+                    chunk = b","
+                chunk += b",".join(rows)
         yield chunk + b"]"
 
     async def parts(self, part_bytes: int) -> AsyncGenerator[bytes, None]:
         """Yield the rows in arrays of about `part_bytes`."""
-        async for rows in self._some(part_bytes):
-            yield b"[" + b",".join(rows) + b"]"
+        async with aclosing(self._some(part_bytes)) as some:
+            async for rows in some:
+                yield b"[" + b",".join(rows) + b"]"
 
     async def _some(self, size_bytes: int) -> AsyncGenerator[list[bytes], None]:
         """Yield rows as JSON, so many bytes at a time."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -120,8 +121,9 @@ async def answer(
         if isinstance(told, Answer):
             status, body = told.status, told.body
         elif isinstance(told, Rows):
-            async for part in told.parts(PART_BYTES):
-                yield part
+            async with aclosing(told.parts(PART_BYTES)) as parts:
+                async for part in parts:
+                    yield part
         else:
             body = told
     except Refusal as refusal:

@@ -21,7 +21,7 @@ from amqp_server.broker.topology.super_streams import (
 from amqp_server.errors import PreconditionFailed
 from amqp_server.management.changes.internal_session import Direct, encode_properties
 from amqp_server.management.changes.proposals import propose
-from amqp_server.management.request.answer import NO_CONTENT, Answer, created, not_found, plain
+from amqp_server.management.request.answer import NO_CONTENT, Answer, created, known, plain
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.columns import ABSENT, Column, Merge, Row, Table
 from amqp_server.management.request.listing import listing
@@ -143,10 +143,7 @@ async def exchange(call: Call) -> Any:
 
 def _exchange(call: Call, vhost: str) -> Exchange:
     """Return the path's exchange. Raises Refusal."""
-    found = call.broker.vhost(vhost).router.get(call.exchange_name())
-    if found is None:
-        raise not_found()
-    return found
+    return known(call.broker.vhost(vhost).router.get(call.exchange_name()))
 
 
 class ExchangeRequest(msgspec.Struct):

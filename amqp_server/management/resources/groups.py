@@ -15,8 +15,8 @@ import trio
 
 from amqp_server.config import age_ms
 from amqp_server.errors import PreconditionFailed, Unavailable
-from amqp_server.management.changes.internal_session import ANSWER_S
-from amqp_server.management.request.answer import not_found
+from amqp_server.management.changes.answers import ANSWER_S, answers_of
+from amqp_server.management.request.answer import known
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.columns import Column, Read, Row, Table
 from amqp_server.management.request.listing import Ahead, listing
@@ -326,28 +326,23 @@ async def _propose(
     """Move the group to these offsets, in a cluster only if its log has no members then, or with `force`.
     Raises Unavailable, PreconditionFailed.
     """
-    done = trio.Event()
-    refusals: list[Refused | InUse] = []
+    turn = broker.turn
     if isinstance(host, ConsumerGroupHost):
         readers = {each.partition.stream_id: each for each in host.readers}
         moved = [(readers[place.partition.stream_id], offset) for place, offset in found]
-        broker.turn.run(host.move, moved)
-        broker.turn.run(broker.services.commits.request, done.set)
-        await done.wait()
+        turn.run(host.move, moved)
+        synced = trio.Event()
+        turn.run(broker.services.commits.request, synced.set)
+        await synced.wait()
         return
-
-    def has_moved(refused: Refused | InUse | None) -> None:
-        if refused is not None:
-            refusals.append(refused)
-        done.set()
-
     offsets = [(place.partition.stream_id, offset) for place, offset in found]
     checked = not force and broker.replication.version >= SEALS
-    broker.turn.run(partial(host.move, offsets, has_moved, if_unused=checked))
-    await done.wait()
-    for refused in refusals:
-        if isinstance(refused, InUse):
-            raise _in_use(place, refused.members)
+    ask: Callable[[Callable[[Refused | InUse | None], None]], None]
+    ask = partial(host.move, offsets, if_unused=checked)
+    (refused,) = await answers_of(turn, ask)
+    if isinstance(refused, InUse):
+        raise _in_use(place, refused.members)
+    if refused is not None:
         raise Unavailable(refused.text)
 
 
@@ -358,16 +353,8 @@ async def _look_up(broker: Broker, place: Place, start: Start) -> int:
         raise Unavailable(f"stream '{place.name}' is not on this node: ask one that has it")
     if host is None or place.partition.cursor < 0:
         raise Unavailable(f"stream '{place.name}' does not serve; try again")
-    answers: list[int | Refused] = []
-    answered = trio.Event()
-
-    def found(answer: int | Refused) -> None:
-        answers.append(answer)
-        answered.set()
-
-    broker.turn.run(host.place_of, start, found)
-    with trio.move_on_after(ANSWER_S):
-        await answered.wait()
+    ask: Callable[[Callable[[int | Refused], None]], None] = partial(host.place_of, start)
+    answers = await answers_of(broker.turn, ask, ANSWER_S)
     if not answers:
         raise Unavailable(f"stream '{place.name}' has not told where it ends: has it a majority?")
     answer = answers[0]
@@ -428,10 +415,7 @@ async def shown(broker: Broker, queue: Queue) -> Row:
 
 def _group(call: Call, vhost: str) -> Queue:
     """Return the path's group. Raises Refusal."""
-    found = call.broker.vhost(vhost).groups.get(call.path["name"])
-    if found is None:
-        raise not_found()
-    return found
+    return known(call.broker.vhost(vhost).groups.get(call.path["name"]))
 
 
 async def members(call: Call) -> Any:

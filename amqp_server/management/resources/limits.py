@@ -14,7 +14,14 @@ from amqp_server.broker.declared.parameters import (
 )
 from amqp_server.broker.topology.limits import LIMITS, OF_USERS, OF_VHOSTS, problem
 from amqp_server.management.changes.proposals import clear_parameter, set_parameter
-from amqp_server.management.request.answer import NO_CONTENT, Answer, Refusal, bad_request, not_found
+from amqp_server.management.request.answer import (
+    NO_CONTENT,
+    Answer,
+    Refusal,
+    bad_request,
+    not_found,
+    refusing,
+)
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.listing import listing
 from amqp_server.management.resources.parameters import (
@@ -25,10 +32,8 @@ from amqp_server.management.resources.parameters import (
 
 async def _set(call: Call, vhost: str, component: str, name: str, values: Mapping[str, Any]) -> None:
     before = call.broker.runtime.parameters.get(vhost, component, name)
-    try:
+    with refusing(ParameterRefused):
         record = call.broker.runtime.parameters.prepare(vhost, component, name, dict(values))
-    except ParameterRefused as refused:
-        raise bad_request(str(refused)) from None
     if values or component == VHOST_LIMITS:
         await set_parameter(call.broker, record)
     elif before is not None:

@@ -14,13 +14,13 @@ from amqp_server.broker.traffic import Traffic
 from amqp_server.build import BUILD
 from amqp_server.config import VERSION, Config, InvalidOption
 from amqp_server.management.request import identity
-from amqp_server.management.request.answer import NO_CONTENT, Answer, bad_request, not_found
+from amqp_server.management.request.answer import NO_CONTENT, Answer, bad_request, not_found, refusing
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.columns import Row
 from amqp_server.management.request.listing import listing
 from amqp_server.management.request.other_nodes import Answers, ask_node, ask_others
 from amqp_server.management.resources.connections import visible_sessions
-from amqp_server.management.resources.queue_totals import count_messages
+from amqp_server.management.resources.queues import count_messages
 from amqp_server.management.statistics.history import DETAILED, GLOBAL
 from amqp_server.management.statistics.sampler import CHURN, FIGURES
 from amqp_server.management.statistics.stats import merged
@@ -329,12 +329,10 @@ class MemoryLimit(msgspec.Struct):
 
 async def set_memory_limit(call: Call) -> Answer:
     _require_node(call)
-    try:
+    with refusing(InvalidOption):
         # A share of the machine's memory ("0.6") or a size in bytes.
         limit = Config(memory_limit=call.read(MemoryLimit).limit).memory_limit_bytes
         call.parts.resources.set_memory_limit(limit)
-    except InvalidOption as wrong:
-        raise bad_request(str(wrong)) from None
     return NO_CONTENT
 
 

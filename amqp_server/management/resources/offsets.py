@@ -6,10 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import trio
-
 from amqp_server.errors import AMQPError, NotFound, NotImplemented_, PreconditionFailed, Unavailable
-from amqp_server.management.changes.internal_session import ANSWER_S
+from amqp_server.management.changes.answers import ANSWER_S, answers_of
 from amqp_server.management.request.answer import NO_CONTENT, refusal_of
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.listing import listing
@@ -168,16 +166,7 @@ def _in_use(queue: Queue, name: str, connection: str = "") -> PreconditionFailed
 
 async def _answer(broker: Broker, queue: Queue, ask: Callable[[Callable[[Answer], None]], None]) -> Answer:
     """Return what the host answers. Raises Unavailable if it takes too long."""
-    answers: list[Answer] = []
-    answered = trio.Event()
-
-    def told(answer: Answer) -> None:
-        answers.append(answer)
-        answered.set()
-
-    broker.turn.run(ask, told)
-    with trio.move_on_after(ANSWER_S):
-        await answered.wait()
+    answers = await answers_of(broker.turn, ask, ANSWER_S)
     if not answers:
         raise Unavailable(f"{_place(queue)} has not answered: has it a majority?")
     return answers[0]

@@ -19,7 +19,15 @@ from amqp_server.broker.declared.parameters import (
 )
 from amqp_server.broker.topology.limits import LIMITS, OF_VHOSTS, problem
 from amqp_server.management.changes.proposals import clear_parameter, set_parameter
-from amqp_server.management.request.answer import NO_CONTENT, Answer, Refusal, bad_request, created, not_found
+from amqp_server.management.request.answer import (
+    NO_CONTENT,
+    Answer,
+    Refusal,
+    bad_request,
+    created,
+    known,
+    refusing,
+)
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.identity import cluster_id
 from amqp_server.management.request.listing import listing
@@ -86,10 +94,7 @@ async def parameters(call: Call) -> Any:
 def _one(call: Call) -> ParameterRecord:
     call.require_policymaker()
     path = call.path
-    found = call.broker.runtime.parameters.get(path["vhost"], path["component"], path["name"])
-    if found is None:
-        raise not_found()
-    return found
+    return known(call.broker.runtime.parameters.get(path["vhost"], path["component"], path["name"]))
 
 
 async def parameter(call: Call) -> Any:
@@ -173,10 +178,7 @@ async def global_parameters(call: Call) -> Any:
 
 
 def _global(call: Call) -> ParameterRecord:
-    found = call.broker.runtime.parameters.get(GLOBAL, GLOBAL, call.path["name"])
-    if found is None:
-        raise not_found()
-    return found
+    return known(call.broker.runtime.parameters.get(GLOBAL, GLOBAL, call.path["name"]))
 
 
 async def global_parameter(call: Call) -> Any:
@@ -188,19 +190,15 @@ async def global_parameter(call: Call) -> Any:
 
 async def put_global_parameter(call: Call) -> Answer:
     value = require(call.table(), "value")
-    try:
+    with refusing(ParameterRefused):
         record = call.broker.runtime.parameters.prepare(GLOBAL, GLOBAL, call.path["name"], value)
-    except ParameterRefused as refused:
-        raise bad_request(str(refused)) from None
     return created(await set_parameter(call.broker, record))
 
 
 async def put_cluster_name(call: Call) -> Answer:
     name = require(call.table(), "name")
-    try:
+    with refusing(ParameterRefused):
         record = call.broker.runtime.parameters.prepare(GLOBAL, GLOBAL, CLUSTER_NAME, name)
-    except ParameterRefused as refused:
-        raise bad_request(str(refused)) from None
     if not isinstance(name, str) or not name:
         raise bad_request("name must be a text")
     await set_parameter(call.broker, record)

@@ -6,7 +6,7 @@ from typing import Any
 
 from amqp_server.broker.declared.parameters import OPERATOR_POLICY, POLICY, ParameterRecord, ParameterRefused
 from amqp_server.management.changes.proposals import clear_parameter, set_parameter
-from amqp_server.management.request.answer import NO_CONTENT, Answer, created, not_found
+from amqp_server.management.request.answer import NO_CONTENT, Answer, created, known
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.listing import listing
 from amqp_server.management.resources.parameters import (
@@ -36,10 +36,7 @@ async def _list(call: Call, component: str) -> Any:
 
 
 def _one(call: Call, component: str) -> ParameterRecord:
-    found = call.broker.runtime.parameters.get(call.path["vhost"], component, call.path["name"])
-    if found is None:
-        raise not_found()
-    return found
+    return known(call.broker.runtime.parameters.get(call.path["vhost"], component, call.path["name"]))
 
 
 async def _put(call: Call, component: str) -> Answer:

@@ -9,6 +9,7 @@ works.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,15 @@ from amqp_server.broker.access.permissions import ITSELF
 from amqp_server.broker.declared.queue_types import CLASSIC, GROUP, QUEUE_TYPES, QUORUM, STREAM
 from amqp_server.broker.topology.consumer_groups import streams_of
 from amqp_server.management.changes.internal_session import Direct
-from amqp_server.management.request.answer import NO_CONTENT, Answer, Refusal, created, not_found, plain
+from amqp_server.management.request.answer import (
+    NO_CONTENT,
+    Answer,
+    Refusal,
+    created,
+    known,
+    not_found,
+    plain,
+)
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.columns import (
     ABSENT,
@@ -273,6 +282,33 @@ async def declare(
     return new
 
 
+@dataclass
+class Counts:
+    queues: int = 0
+    consumers: int = 0
+    messages_ready: int = 0
+    messages_unacknowledged: int = 0
+
+    @property
+    def messages(self) -> int:
+        return self.messages_ready + self.messages_unacknowledged
+
+
+async def count_messages(call: Call, vhosts: Iterable[str], *, own: bool = False) -> Counts:
+    """Count queues and their messages and consumers; with `own`, only of queues that this node reports."""
+    counts, parts, slices = Counts(), call.parts, call.slices
+    for queue in queues_of(parts.broker, vhosts):
+        if perf_counter() >= slices.ends:
+            await slices.rest()
+        if own and home_of(parts, queue) != parts.config.node:
+            continue
+        counts.queues += 1
+        counts.consumers += queue.host.consumer_count
+        counts.messages_ready += queue.host.ready_count
+        counts.messages_unacknowledged += queue.host.unacked_count
+    return counts
+
+
 # -- lists ---------------------------------------------------------------------------------------------------
 
 
@@ -461,10 +497,7 @@ async def queue(call: Call) -> Any:
 
 def _queue(call: Call, vhost: str) -> Queue:
     """Return the path's queue. Raises Refusal."""
-    found = call.broker.vhost(vhost).queues.get(call.path["name"])
-    if found is None:
-        raise not_found()
-    return found
+    return known(call.broker.vhost(vhost).queues.get(call.path["name"]))
 
 
 async def explain(call: Call) -> Any:

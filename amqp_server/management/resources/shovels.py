@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from amqp_server.broker.declared.parameters import SHOVEL, ParameterRecord, ParameterRefused
 from amqp_server.management.changes.proposals import clear_parameter
-from amqp_server.management.request.answer import NO_CONTENT, Answer, Refusal, bad_request, not_found
+from amqp_server.management.request.answer import NO_CONTENT, Answer, Refusal, bad_request, known, not_found
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.listing import listing
 from amqp_server.management.request.other_nodes import Row, ask_others
@@ -113,10 +113,7 @@ async def shovel_in_vhost(call: Call) -> Any:
 
 def _record(call: Call) -> ParameterRecord:
     call.require_policymaker()
-    found = call.broker.runtime.parameters.get(call.path["vhost"], SHOVEL, call.path["name"])
-    if found is None:
-        raise not_found()
-    return found
+    return known(call.broker.runtime.parameters.get(call.path["vhost"], SHOVEL, call.path["name"]))
 
 
 async def delete(call: Call) -> Answer:

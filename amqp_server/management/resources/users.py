@@ -23,7 +23,16 @@ from amqp_server.broker.declared.operations import (
 from amqp_server.config import INTERNAL_BACKEND
 from amqp_server.connection.login.password_checks import PasswordChecks
 from amqp_server.management.changes.proposals import propose, require_parameters
-from amqp_server.management.request.answer import NO_CONTENT, Answer, Refusal, bad_request, created, not_found
+from amqp_server.management.request.answer import (
+    NO_CONTENT,
+    Answer,
+    Refusal,
+    bad_request,
+    created,
+    known,
+    not_found,
+    refusing,
+)
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.listing import listing
 
@@ -90,13 +99,11 @@ async def _put_user(call: Call) -> Answer:
     tags = asked.tags.split(",") if isinstance(asked.tags, str) else asked.tags
     if tags is None:
         tags = list(before.tags) if before else []
-    try:
+    with refusing(UserRefused, InvalidPasswordHash):
         checked_name(name)
         told = checked_tags(tag.strip() for tag in tags if tag.strip())
         encoded = await _hash(asked, before, call.parts.password_checks)
         return created(await set_user(call.broker, name, encoded, told, forced=call.switch("force")))
-    except (UserRefused, InvalidPasswordHash) as refused:
-        raise bad_request(str(refused)) from None
 
 
 async def _hash(asked: UserRequest, before: User | None, checks: PasswordChecks) -> str:
@@ -136,10 +143,8 @@ async def delete_user(call: Call) -> Answer:
 
 
 async def _delete(call: Call, name: str) -> None:
-    try:
+    with refusing(UserRefused):
         await _change_user(call.broker, DeleteUser(name, call.switch("force")))
-    except UserRefused as refused:
-        raise bad_request(str(refused)) from None
 
 
 class BulkDelete(msgspec.Struct):
@@ -172,10 +177,7 @@ async def authenticate(call: Call) -> Any:
 
 
 def _user(call: Call) -> User:
-    found = call.broker.access.users.get(call.path["user"])
-    if found is None:
-        raise not_found()
-    return found
+    return known(call.broker.access.users.get(call.path["user"]))
 
 
 # -- permissions --------------------------------------------------------------------------------
@@ -214,12 +216,10 @@ def _places(call: Call) -> tuple[str, str]:
 async def put_permission(call: Call) -> Answer:
     vhost, name = _places(call)
     asked = call.read(PermissionRequest)
-    try:
+    with refusing(InvalidPermission):
         return created(
             await set_permission(call.broker, name, vhost, asked.configure, asked.write, asked.read)
         )
-    except InvalidPermission as invalid:
-        raise bad_request(str(invalid)) from None
 
 
 async def set_permission(
@@ -237,10 +237,7 @@ async def delete_permission(call: Call) -> Answer:
 
 
 def _permission(call: Call) -> Permission:
-    found = call.broker.access.permissions.get(_user(call).name, call.vhost())
-    if found is None:
-        raise not_found()
-    return found
+    return known(call.broker.access.permissions.get(_user(call).name, call.vhost()))
 
 
 # -- topic permissions --------------------------------------------------------------------------
@@ -269,12 +266,10 @@ class TopicPermissionRequest(msgspec.Struct):
 async def put_topic_permission(call: Call) -> Answer:
     vhost, name = _places(call)
     asked = call.read(TopicPermissionRequest)
-    try:
+    with refusing(InvalidPermission):
         return created(
             await set_topic_permission(call.broker, name, vhost, asked.exchange, asked.write, asked.read)
         )
-    except InvalidPermission as invalid:
-        raise bad_request(str(invalid)) from None
 
 
 async def set_topic_permission(

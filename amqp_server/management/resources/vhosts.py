@@ -11,11 +11,18 @@ from amqp_server.broker.declared.operations import DeleteVhost, PutVhost
 from amqp_server.broker.declared.parameters import GLOBAL, TRACING, ParameterRefused
 from amqp_server.broker.declared.vhosts import VhostRecord, VhostRefused
 from amqp_server.management.changes.proposals import clear_parameter, propose, set_parameter
-from amqp_server.management.request.answer import NO_CONTENT, Answer, bad_request, created, not_found
+from amqp_server.management.request.answer import (
+    NO_CONTENT,
+    Answer,
+    bad_request,
+    created,
+    not_found,
+    refusing,
+)
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.listing import listing
 from amqp_server.management.request.other_nodes import ask_others
-from amqp_server.management.resources.queue_totals import count_messages
+from amqp_server.management.resources.queues import count_messages
 from amqp_server.management.statistics.stats import merged
 
 if TYPE_CHECKING:
@@ -95,12 +102,10 @@ async def put_vhost(call: Call) -> Answer:
     tags = asked.tags.split(",") if isinstance(asked.tags, str) else asked.tags or []
     told = tuple(tag.strip() for tag in tags if tag.strip())
     name = call.path["vhost"]
-    try:
+    with refusing(VhostRefused, ParameterRefused):
         new = await create_vhost(call.broker, name, asked.description or "", told, _type(call, asked))
         if asked.tracing is not None:
             await _trace(call.broker, name, on=asked.tracing)
-    except (VhostRefused, ParameterRefused) as refused:
-        raise bad_request(str(refused)) from None
     return created(new)
 
 

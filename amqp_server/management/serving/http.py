@@ -32,13 +32,10 @@ from amqp_server.management.request.answer import (
     not_found,
     refusal_of,
 )
-from amqp_server.management.request.bodies import read_body
 from amqp_server.management.request.call import DEFAULT_EXCHANGE, MAY, REASON_HEADER, Call
-from amqp_server.management.request.csrf import JSON, is_of_another_page
 from amqp_server.management.request.listing import Rows, picked
 from amqp_server.management.request.memory_budget import ADMINISTRATORS_SHARE, Held, Memory
 from amqp_server.management.request.questions import Question
-from amqp_server.management.request.responses import HEADERS, refuse
 from amqp_server.management.request.time_slices import Slices
 from amqp_server.management.resources.payloads import Messages
 from amqp_server.management.serving.endpoints import ANYBODY, ENDPOINTS, Endpoint
@@ -46,6 +43,7 @@ from amqp_server.management.serving.login import Caller, Login
 from amqp_server.management.serving.page_files import PageFiles, page_files
 from amqp_server.management.serving.page_login import PATH, PageLogin, is_of_the_page
 from amqp_server.management.serving.page_sessions import PageSessions, SessionLimits
+from amqp_server.management.serving.requests import HEADERS, JSON, is_of_another_page, read_body, refuse
 
 if TYPE_CHECKING:
     from amqp_server.management.parts import ManagedParts
@@ -306,7 +304,7 @@ class Api:
             await self._parts.commits.barrier()
 
     def answer(self, question: bytes) -> AsyncGenerator[bytes, None]:
-        """Yield this node's part of the answer to another node's request. See everywhere.ask_others."""
+        """Yield this node's part of the answer to another node's request. See other_nodes.ask_others."""
         return other_nodes.answer(question, self._call_of)
 
     def _call_of(self, question: Question) -> tuple[other_nodes.Handler, Call]:

@@ -33,7 +33,7 @@ _PART = re.compile(r"\{(\w+)\}")
 _WORDS = re.compile(r"\w+")
 
 #: Nouns that names of operations begin with, where the module of their handlers has another name.
-NOUNS = {"failed_queues": "failed", "login_counts": "logins"}
+NOUNS = {"failed_queues": "failed"}
 
 REFUSALS = {
     400: "The request is wrong.",

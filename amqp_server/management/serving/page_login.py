@@ -18,11 +18,17 @@ from starlette.types import Receive, Scope, Send
 
 from amqp_server.broker.access.users import User
 from amqp_server.management.request.answer import Refusal, bad_request, encode, login_failed
-from amqp_server.management.request.bodies import read_body
-from amqp_server.management.request.csrf import JSON, is_by_tls, is_json, names_another_page
-from amqp_server.management.request.responses import HEADERS, refuse
 from amqp_server.management.serving.login import Caller, Login
 from amqp_server.management.serving.page_sessions import PageSession, PageSessions
+from amqp_server.management.serving.requests import (
+    HEADERS,
+    JSON,
+    is_by_tls,
+    is_json,
+    names_another_page,
+    read_body,
+    refuse,
+)
 
 if TYPE_CHECKING:
     from amqp_server.management.parts import ManagedParts

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.trio
 
 
 class Others:
-    """The other nodes, in the same process. See everywhere.Others."""
+    """The other nodes, in the same process. See questions.Others."""
 
     def __init__(self, nodes: dict[str, Api | None]) -> None:
         self.nodes = nodes

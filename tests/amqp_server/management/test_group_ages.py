@@ -14,7 +14,7 @@ import trio
 import trio.testing
 
 from amqp_server.broker.broker import Broker
-from amqp_server.management.changes.internal_session import ANSWER_S
+from amqp_server.management.changes.answers import ANSWER_S
 from amqp_server.management.request.listing import Rows
 from amqp_server.management.request.time_slices import Slices
 from amqp_server.management.resources.groups import (

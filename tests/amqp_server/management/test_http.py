@@ -8,10 +8,10 @@ import trio.testing
 
 from amqp_server.broker.access.users import ADMINISTRATOR, MANAGEMENT, MONITORING, POLICYMAKER
 from amqp_server.management.parts import ManagedParts
-from amqp_server.management.request.responses import HEADERS
 from amqp_server.management.resources import queues
 from amqp_server.management.serving.endpoints import ANYBODY, ENDPOINTS
 from amqp_server.management.serving.http import REFUSED
+from amqp_server.management.serving.requests import HEADERS
 
 from .conftest import BODY_BYTES_MAX, Connect, ManagedNode
 
