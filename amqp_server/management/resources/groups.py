@@ -382,12 +382,12 @@ def _places(host: Host) -> list[Place]:
 
 
 async def groups(call: Call) -> Any:
-    return await summaries(
+    return await groups_listed(
         call, (queue for vhost in call.vhosts() for queue in groups_of(call.broker, vhost))
     )
 
 
-async def summaries(call: Call, found: Iterable[Queue]) -> Any:
+async def groups_listed(call: Call, found: Iterable[Queue]) -> Any:
     """Return the rows of these groups."""
     ages = Ages(call.broker)
     reads = GroupReads(ages.of)

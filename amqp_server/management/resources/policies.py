@@ -28,7 +28,7 @@ def shown(record: ParameterRecord) -> dict[str, Any]:
     }
 
 
-async def _list(call: Call, component: str) -> Any:
+async def _listed(call: Call, component: str) -> Any:
     found = [
         record for vhost in call.vhosts() for record in call.broker.runtime.parameters.of(vhost, component)
     ]
@@ -65,7 +65,7 @@ async def _delete(call: Call, component: str) -> Answer:
 
 
 async def policies(call: Call) -> Any:
-    return await _list(call, POLICY)
+    return await _listed(call, POLICY)
 
 
 async def policy(call: Call) -> Any:
@@ -84,7 +84,7 @@ async def delete_policy(call: Call) -> Answer:
 
 
 async def operator_policies(call: Call) -> Any:
-    return await _list(call, OPERATOR_POLICY)
+    return await _listed(call, OPERATOR_POLICY)
 
 
 async def operator_policy(call: Call) -> Any:

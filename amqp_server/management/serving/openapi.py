@@ -29,6 +29,7 @@ _SWITCH = re.compile(r'\bcall\.(?:switch|flag)\("([\w-]+)"\)')
 #: A failed health check has a body of its own.
 _CHECK = re.compile(r"\b_failed\(|\bAnswer\(503\b")
 _HELPER = re.compile(r"\b(_\w+)\(call\b")
+_LISTS = re.compile(r"\b(?:listing|\w*listed)\(")
 _PART = re.compile(r"\{(\w+)\}")
 _WORDS = re.compile(r"\w+")
 
@@ -101,9 +102,7 @@ def _source(handler: Handler) -> str:
 
 def lists(endpoint: Endpoint) -> bool:
     """True if the handler lists rows, which the query can filter, sort and page."""
-    return endpoint.method == "GET" and "listing(" in inspect.getsource(endpoint.handler).replace(
-        "_listed(", "listing("
-    )
+    return endpoint.method == "GET" and _LISTS.search(inspect.getsource(endpoint.handler)) is not None
 
 
 def document() -> dict[str, Any]:

@@ -21,10 +21,10 @@ from amqp_server.management.resources.groups import (
     COLUMNS,
     Ages,
     GroupReads,
+    groups_listed,
     groups_of,
     reset_group,
     shown,
-    summaries,
 )
 from tests.amqp_server.streams.node import StreamNode, publish
 from tests.amqp_server.streams.node import declare as declare_stream
@@ -190,7 +190,7 @@ async def test_many_groups_are_looked_up_at_once_and_each_place_once(
 async def listed(broker: Broker, query: dict[str, str], told: list[Any]) -> None:
     """Add the rows that a request for all groups gets."""
     call: Any = SimpleNamespace(query=query, slices=Slices(1_000), filter_ms=1_000, broker=broker)
-    rows = await summaries(call, groups_of(broker, "/"))
+    rows = await groups_listed(call, groups_of(broker, "/"))
     if isinstance(rows, Rows):
         found = [row async for part in rows.parts(1 << 20) for row in msgspec.json.decode(part)]
     else:

@@ -11,7 +11,7 @@ import pytest
 from pamqp import commands
 
 from amqp_server.management.serving.endpoints import ANYBODY, ENDPOINTS
-from amqp_server.management.serving.openapi import body_of, document, text
+from amqp_server.management.serving.openapi import body_of, document, lists, text
 from amqp_server.management.statistics.sampler import Sampler
 
 from .conftest import Connect, ManagedNode, published
@@ -111,6 +111,16 @@ def test_what_needs_no_login_says_so() -> None:
         if told.get("security") == []
     ]
     assert free == [route.path for route in ENDPOINTS if route.who == ANYBODY] == ["/api/auth"]
+
+
+def test_what_answers_with_rows_is_a_list() -> None:
+    """Lists take a page, and their answers are arrays; what names one object is none."""
+    for endpoint in ENDPOINTS:
+        if endpoint.columns is not None:
+            assert lists(endpoint) == (not endpoint.path.endswith("/{name}")), endpoint.path
+    assert {"/api/policies", "/api/operator-policies", "/api/groups"} <= {
+        endpoint.path for endpoint in ENDPOINTS if lists(endpoint)
+    }
 
 
 def test_references_lead_somewhere() -> None:
