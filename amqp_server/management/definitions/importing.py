@@ -26,7 +26,7 @@ from amqp_server.broker.declared.parameters import (
     VHOST_LIMITS,
     ParameterRefused,
 )
-from amqp_server.broker.declared.queue_types import GROUP, QUEUE_TYPES, not_replicated
+from amqp_server.broker.declared.queue_types import CLASSIC, QUEUE_TYPES, QueueType, not_replicated
 from amqp_server.broker.declared.vhosts import VhostRefused
 from amqp_server.broker.topology.limits import LIMITS, OF_USERS, problem
 from amqp_server.broker.topology.policies import KEYS
@@ -318,13 +318,14 @@ class Import:
         if name.startswith("amq.") or name in self._queues(vhost):
             return None
         type_of_item = _text_or_none(item, "type")
-        if type_of_item is not None and type_of_item != "classic":
+        if type_of_item is not None and QUEUE_TYPES.get(type_of_item) is not CLASSIC:
             arguments = {"x-queue-type": type_of_item} | arguments
         type_ = arguments.get("x-queue-type")
         if isinstance(type_, str) and type_ not in QUEUE_TYPES:
             self._skip("queues", item, f"queue type {type_} is not known here")
             return None
-        if type_ == GROUP.name and self._parts.administration is not None:
+        kind, clustered = _type_of(arguments), self._parts.administration is not None
+        if clustered and kind.is_group:
             stream = arguments.get("x-stream")
             if (
                 isinstance(stream, str)
@@ -334,12 +335,8 @@ class Import:
                 # The stream was skipped.
                 self._skip("queues", item, f"there is no stream '{stream}'")
                 return None
-        unknown = (
-            not_replicated(arguments, self._broker.replication.version)
-            if type_ == "stream" and self._parts.administration is not None
-            else None
-        )
-        if unknown is not None:
+        unknown = not_replicated(arguments, self._broker.replication.version)
+        if clustered and kind.is_stream and unknown is not None:
             self._skip("queues", item, f"streams of a cluster do not have '{unknown}'")
             return None
         return methods.make(
@@ -456,7 +453,13 @@ def _tags(told: object) -> list[str]:
 
 def _is_group(item: Item) -> bool:
     arguments = item.get("arguments")
-    return isinstance(arguments, dict) and arguments.get("x-queue-type") == GROUP.name
+    return isinstance(arguments, dict) and _type_of(arguments).is_group
+
+
+def _type_of(arguments: Mapping[str, Any]) -> QueueType:
+    """Return the type that a queue with these arguments has; classic for one that is not known here."""
+    name = arguments.get("x-queue-type")
+    return QUEUE_TYPES.get(name, CLASSIC) if isinstance(name, str) else CLASSIC
 
 
 def _switch(item: Item, key: str, *, default: bool = False) -> bool:

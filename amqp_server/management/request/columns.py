@@ -100,7 +100,11 @@ class Table:
         def row(of: Any) -> Row | None:
             if is_gone is not None and is_gone(of):
                 return None
-            plain, values, groups = only or by_type[type_of(of)]  # type: ignore[misc]
+            plan = only
+            if plan is None:
+                assert type_of is not None
+                plan = by_type[type_of(of)]
+            plain, values, groups = plan
             made = dict(zip(plain, values(of), strict=False))
             for together, read in groups:
                 for name, value in zip(together, read(of), strict=True):
