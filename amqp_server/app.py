@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from amqp_server.broker.declared.parameters import ParameterRecord
     from amqp_server.cluster.node import ClusterNode
     from amqp_server.cluster.wiring import ClusterParts
+    from amqp_server.management.parts import ManagedParts
     from amqp_server.shovels.shovels import Shovels
 
 logger = logging.getLogger("mqd")
@@ -90,7 +91,7 @@ YOUNG = 1
 #: A thread that ends a commit gets the interpreter back within this time, s.
 SWITCH_INTERVAL_S = 0.001
 #: Imported after the start, when the node is quiet.
-MANAGEMENT = "amqp_server.management.serving.listener", "amqp_server.management.objects.managed_broker"
+MANAGEMENT = "amqp_server.management.serving.listener", "amqp_server.management.statistics.sampler"
 #: Interval at which a node checks whether the first user exists, s.
 FIRST_USER_WAIT_S = 0.005
 #: Time after which a node that does not lead makes the first user itself, s.
@@ -437,11 +438,47 @@ class Node:
                 await self.commits.barrier()
             background.cancel_scope.cancel()
 
+    @cached_property
+    def managed(self) -> ManagedParts:
+        """What the management API uses. First read when the node listens: it has the addresses."""
+        from amqp_server.management.parts import ManagedParts
+        from amqp_server.management.statistics.sampler import Sampler, figures
+
+        config, broker = self.config, self.broker
+        return ManagedParts(
+            config=config,
+            broker=broker,
+            commits=self.commits,
+            resources=self.resources,
+            backpressure=self.backpressure,
+            descriptors=self.descriptors,
+            password_checks=self.password_checks,
+            authentication=self.authentication,
+            tokens=self.tokens,
+            cluster=self.cluster,
+            administration=self.administration,
+            others=self.administration,
+            shovels=lambda: self.shovels,
+            sampler=Sampler(
+                broker,
+                partial(figures, broker, self.resources, self.commits),
+                interval_s=config.statistics_interval_ms / 1000,
+                bytes_max=config.statistics_bytes_max,
+            ),
+            addresses={
+                "amqp": self.amqp_address,
+                "amqp/ssl": self.amqps_address,
+                "http": self.http_address,
+                "http/prometheus": self.metrics_address,
+            },
+            node_id=self.environment.node_id,
+            began=self.began,
+            stop=self.stop,
+        )
+
     async def _load_definitions(self, path: str) -> None:
         """Import the definitions in a file before any client is served. Raises DefinitionsError."""
-        from amqp_server.management.objects.managed_broker import ManagedBroker
-
-        await load_definitions(ManagedBroker(self), path)
+        await load_definitions(self.managed, path)
 
     def stop(self) -> None:
         """Begin an orderly shutdown, as on SIGTERM."""
@@ -451,18 +488,16 @@ class Node:
         # The import takes a third of a start's CPU, so clients are served first.
         await quiet_or_asked(listening)
         await imported(*MANAGEMENT)
-        from amqp_server.management.objects.managed_broker import ManagedBroker
         from amqp_server.management.serving.listener import serve
 
-        await serve(listening, ManagedBroker(self), self.config, trio.sleep_forever)
+        await serve(listening, self.managed, self.config, trio.sleep_forever)
 
     async def _answer_others(self) -> None:
         """Answer the management APIs of other nodes; this node has no HTTP listener of its own."""
         await imported(*MANAGEMENT)
-        from amqp_server.management.objects.managed_broker import ManagedBroker
         from amqp_server.management.serving.listener import answer_others
 
-        await answer_others(ManagedBroker(self), self.config)
+        await answer_others(self.managed, self.config)
 
     async def _shovel(self) -> None:
         """Run the shovels that are assigned to this node."""
@@ -486,15 +521,15 @@ class Node:
 
     async def _clear_parameter(self, record: ParameterRecord) -> None:
         """Clear a parameter. Raises AMQPError."""
-        from amqp_server.management.objects.managed_broker import ManagedBroker
+        from amqp_server.management.changes.proposals import clear_parameter
 
-        await ManagedBroker(self).clear_parameter(record)
+        await clear_parameter(self.broker, record)
 
     async def _measure(self, listening: socket.socket) -> None:
         await imported(MANAGEMENT[0])
         from amqp_server.management.serving.listener import serve_metrics
 
-        await serve_metrics(listening, self, self.config, trio.sleep_forever)
+        await serve_metrics(listening, self.managed, self.config, trio.sleep_forever)
 
     async def _say_goodbye(self) -> None:
         """Close all connections in order (320), and wait a short time for their answers."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import trio
 
 if TYPE_CHECKING:
-    from amqp_server.management.objects.managed_broker import ManagedBroker
+    from amqp_server.management.parts import ManagedParts
 
 logger = logging.getLogger("mqd.definitions")
 
@@ -22,7 +22,7 @@ class DefinitionsError(Exception):
     """The file has no valid definitions, or they contradict existing objects; the text has the reason."""
 
 
-async def load_definitions(broker: ManagedBroker, path: str) -> None:
+async def load_definitions(parts: ManagedParts, path: str) -> None:
     """Import the definitions in a file. Raises DefinitionsError."""
     from amqp_server.management.definitions.definitions_file import decoded
     from amqp_server.management.definitions.importing import Import
@@ -33,18 +33,19 @@ async def load_definitions(broker: ManagedBroker, path: str) -> None:
     except OSError as error:
         raise DefinitionsError(f"load_definitions: {path}: {error.strerror}") from None
     with trio.move_on_after(VERSION_WAIT_S):
-        while not broker.takes_parameters:
+        while not parts.broker.topology.takes_parameters:
             await trio.sleep(0.05)
-    if not broker.takes_parameters:
+    if not parts.broker.topology.takes_parameters:
         logger.error("%s is not imported until all nodes of the cluster run this version of mqd", path)
         return
-    importing = Import(broker, trio.lowlevel.checkpoint)
+    importing = Import(parts, trio.lowlevel.checkpoint)
     try:
-        rest, most = trio.lowlevel.checkpoint, broker.definitions_max
-        await importing.run(await decoded(body, rest, most, broker.definition_bytes_max))
+        rest, config = trio.lowlevel.checkpoint, parts.config
+        told = await decoded(body, rest, config.http_definitions_max, config.http_definition_bytes_max)
+        await importing.run(told)
     except Refusal as refusal:
         raise DefinitionsError(f"load_definitions: {path}: {refusal}") from None
-    await broker.node.synced()
+    await parts.commits.barrier()
     for skipped in importing.skipped:
         place = f" in vhost '{skipped['vhost']}'" if skipped["vhost"] else ""
         what = f"{skipped['section']} '{skipped['name']}'{place}"

@@ -6,23 +6,31 @@ import email.parser
 import email.policy
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from amqp_server.broker.access.password import to_rabbitmq
 from amqp_server.broker.access.users import User
 from amqp_server.broker.declared.parameters import GLOBAL, POLICY, ParameterRecord
+from amqp_server.broker.declared.queue_types import CLASSIC, QUEUE_TYPES, QueueType
 from amqp_server.broker.declared.vhosts import VhostRecord
-from amqp_server.broker.topology.super_streams import PARTITIONS
+from amqp_server.broker.topology.super_streams import PARTITIONS, partitions_of
+from amqp_server.config import VERSION
 from amqp_server.management.definitions.definitions_file import decoded
 from amqp_server.management.definitions.for_rabbitmq import ForRabbitMQ
 from amqp_server.management.definitions.importing import Import
-from amqp_server.management.objects.views import BindingView, ExchangeView, QueueView
 from amqp_server.management.request.answer import NO_CONTENT, Answer, encode, plain
 from amqp_server.management.request.call import Call
 from amqp_server.management.resources import parameters, policies
+from amqp_server.management.resources.bindings import BindingView, bindings_of
+from amqp_server.management.resources.exchanges import Seen, exchanges_of
 from amqp_server.management.resources.parameters import vhost_to_set
+from amqp_server.management.resources.queues import queues_of
+
+if TYPE_CHECKING:
+    from amqp_server.broker.broker import Broker
+    from amqp_server.broker.topology.queue import Queue
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -34,36 +42,35 @@ async def definitions(call: Call) -> Any:
 
     `for-rabbitmq`: RabbitMQ imports them whole; the list `left_out` has what it could not read.
     """
-    broker = call.broker
+    config, broker = call.parts.config, call.broker
+    access, records = broker.access, broker.runtime.parameters
     rabbitmq = ForRabbitMQ() if call.flag("for-rabbitmq") else None
-    own = [call.vhost()] if "vhost" in call.path else [vhost.name for vhost in broker.vhosts]
-    told: Row = {"rabbit_version": broker.announced_version}
+    own = [call.vhost()] if "vhost" in call.path else [vhost.name for vhost in broker.vhost_records]
+    told: Row = {"rabbit_version": config.announce_version}
     if "vhost" not in call.path:
         told |= {
-            "rabbitmq_version": broker.announced_version,
-            "product_name": broker.product,
-            "product_version": broker.version,
+            "rabbitmq_version": config.announce_version,
+            "product_name": config.announce_product,
+            "product_version": VERSION,
             "users": await _rows(
-                call, broker.users, _only(rabbitmq, ForRabbitMQ.user, lambda user: _user(call, user))
+                call, access.users, _only(rabbitmq, ForRabbitMQ.user, lambda user: _user(call, user))
             ),
-            "vhosts": await _rows(call, broker.vhosts, _vhost),
+            "vhosts": await _rows(call, broker.vhost_records, _vhost),
             "permissions": await _rows(
-                call, broker.permissions.all(), _only(rabbitmq, ForRabbitMQ.of_user, msgspec.structs.asdict)
+                call, access.permissions.all(), _only(rabbitmq, ForRabbitMQ.of_user, msgspec.structs.asdict)
             ),
             "topic_permissions": await _rows(
                 call,
-                broker.permissions.topics(),
+                access.permissions.topics(),
                 _only(rabbitmq, ForRabbitMQ.of_user, msgspec.structs.asdict),
             ),
-            "global_parameters": await _rows(
-                call, broker.parameters.of(GLOBAL, GLOBAL), parameters.shown_global
-            ),
+            "global_parameters": await _rows(call, records.of(GLOBAL, GLOBAL), parameters.shown_global),
         }
     told |= {
         "parameters": await _rows(call, _parameters(call, own), parameters.shown),
         "policies": await _rows(
             call,
-            (each for vhost in own for each in broker.parameters.of(vhost, POLICY)),
+            (each for vhost in own for each in records.of(vhost, POLICY)),
             _only(rabbitmq, ForRabbitMQ.policy, policies.shown),
         ),
         "queues": [],
@@ -73,20 +80,23 @@ async def definitions(call: Call) -> Any:
     # Objects of the path's vhost do not name it.
     short = "vhost" in call.path
     for vhost in own:
-        default = broker.default_queue_type(vhost)
+        default = QUEUE_TYPES.get(broker.vhost(vhost).default_queue_type, CLASSIC)
         names: set[str] = set()
         told["queues"] += await _rows(
             call,
-            broker.queues.views(vhost),
+            queues_of(broker, [vhost]),
             _only(rabbitmq, ForRabbitMQ.queue, partial(_queue, default, names)),
             short=short,
         )
         told["exchanges"] += await _rows(
-            call, broker.exchanges.views(vhost), _only(rabbitmq, ForRabbitMQ.exchange, _exchange), short=short
+            call,
+            exchanges_of(broker, [vhost]),
+            _only(rabbitmq, ForRabbitMQ.exchange, partial(_exchange, broker)),
+            short=short,
         )
         bindings = (
             binding
-            for binding in broker.bindings.views(vhost)
+            for binding in bindings_of(broker, vhost)
             if binding.source and (binding.destination_type != "queue" or binding.destination in names)
         )
         told["bindings"] += await _rows(
@@ -130,7 +140,9 @@ async def _rows(
 
 def _parameters(call: Call, vhosts: list[str]) -> list[ParameterRecord]:
     return [
-        record for record in call.broker.parameters if record.vhost in vhosts and record.component != POLICY
+        record
+        for record in call.broker.runtime.parameters
+        if record.vhost in vhosts and record.component != POLICY
     ]
 
 
@@ -141,7 +153,7 @@ def _user(call: Call, user: User) -> Row:
         "password_hash": encoded,
         "hashing_algorithm": algorithm,
         "tags": list(user.tags),
-        "limits": call.broker.limits.of_user(user.name),
+        "limits": call.broker.runtime.limits.of_user(user.name),
     }
 
 
@@ -152,38 +164,39 @@ def _vhost(vhost: VhostRecord) -> Row:
     return {"name": vhost.name, **metadata, "metadata": metadata}
 
 
-def _queue(default: str, names: set[str], queue: QueueView) -> Row | None:
+def _queue(default: QueueType, names: set[str], queue: Queue) -> Row | None:
     """Return the row of a queue, with its type where another broker could assume a different one. Add its
     name to `names`.
     """
     if queue.exclusive:
         return None
     names.add(queue.name)
-    arguments = plain(queue.arguments)
-    default = default if queue.durable and not queue.auto_delete else "classic"
-    if "x-queue-type" not in arguments and {queue.type, default} != {"classic"}:
-        arguments = {**arguments, "x-queue-type": queue.type}
+    arguments = plain(dict(queue.arguments))
+    assumed = default if queue.durable and not queue.auto_delete else CLASSIC
+    if "x-queue-type" not in arguments and not (queue.type is CLASSIC and assumed is CLASSIC):
+        arguments = {**arguments, "x-queue-type": queue.type.name}
     return {
         "name": queue.name,
-        "vhost": queue.vhost,
+        "vhost": queue.vhost.name,
         "durable": queue.durable,
         "auto_delete": queue.auto_delete,
         "arguments": arguments,
     }
 
 
-def _exchange(exchange: ExchangeView) -> Row | None:
+def _exchange(broker: Broker, seen: Seen) -> Row | None:
+    vhost, exchange = seen
     if not exchange.name or exchange.name.startswith("amq."):
         return None
-    arguments = plain(exchange.arguments)
-    if PARTITIONS in arguments and exchange.partitions:
+    arguments, partitions = plain(dict(exchange.arguments)), partitions_of(broker.vhost(vhost), exchange)
+    if PARTITIONS in arguments and partitions:
         # A super stream may have got more partitions since it was declared.
-        arguments = {**arguments, PARTITIONS: len(exchange.partitions)}
+        arguments = {**arguments, PARTITIONS: len(partitions)}
     return {
         "name": exchange.name,
-        "vhost": exchange.vhost,
+        "vhost": vhost,
         "type": exchange.type,
-        "durable": exchange.durable,
+        "durable": exchange.durable or exchange.predeclared,
         "auto_delete": exchange.auto_delete,
         "internal": exchange.internal,
         "arguments": arguments,
@@ -207,10 +220,9 @@ def _binding(binding: BindingView) -> Row:
 async def put_definitions(call: Call) -> Answer:
     """204 if everything was imported; else 200, with the objects that have no counterpart here."""
     vhost = vhost_to_set(call) if "vhost" in call.path else None
-    importing = Import(call.broker, call.slices.rest)
-    broker = call.broker
+    importing, config = Import(call.parts, call.slices.rest), call.parts.config
     told = await decoded(
-        _file(call.body), call.slices.rest, broker.definitions_max, broker.definition_bytes_max
+        _file(call.body), call.slices.rest, config.http_definitions_max, config.http_definition_bytes_max
     )
     await importing.run(told, vhost)
     if not importing.skipped:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from amqp_server.broker.access.password import OWN_ALGORITHM
-from amqp_server.broker.declared.queue_types import QUEUE_TYPES
+from amqp_server.broker.declared.queue_types import CLASSIC, QUEUE_TYPES
 from exchanges.super_stream import SUPER_STREAM
 
 Row = dict[str, Any]
@@ -50,7 +50,7 @@ class ForRabbitMQ:
         return {**row, "definition": definition} if definition else None
 
     def queue(self, row: Row) -> Row | None:
-        kind = row["arguments"].get("x-queue-type", "classic")
+        kind = row["arguments"].get("x-queue-type", CLASSIC.name)
         if not QUEUE_TYPES[kind].is_group:
             return row
         self._ends.add(("queue", row["vhost"], row["name"]))

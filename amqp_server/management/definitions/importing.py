@@ -8,14 +8,14 @@ bindings are declared as by clients, several at a time: in a cluster each takes 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from pamqp import base, commands
 
 from amqp_server.broker.access.password import InvalidPasswordHash, from_rabbitmq
-from amqp_server.broker.access.permissions import InvalidPermission
+from amqp_server.broker.access.permissions import ITSELF, InvalidPermission
 from amqp_server.broker.access.users import UserRefused, checked_name, checked_tags, hashed
 from amqp_server.broker.declared.parameters import (
     GLOBAL,
@@ -26,20 +26,26 @@ from amqp_server.broker.declared.parameters import (
     VHOST_LIMITS,
     ParameterRefused,
 )
-from amqp_server.broker.declared.queue_types import GROUP, QUEUE_TYPES, not_replicated
+from amqp_server.broker.declared.queue_types import CLASSIC, QUEUE_TYPES, QueueType, not_replicated
 from amqp_server.broker.declared.vhosts import VhostRefused
 from amqp_server.broker.topology.limits import LIMITS, OF_USERS, problem
 from amqp_server.broker.topology.policies import KEYS
 from amqp_server.broker.topology.super_streams import PARTITIONS
 from amqp_server.errors import AMQPError
-from amqp_server.management.objects.parallel_sessions import Asked, Rest
+from amqp_server.management.changes.internal_session import Direct
+from amqp_server.management.changes.parallel_sessions import Asked, Together
+from amqp_server.management.changes.proposals import set_parameter
 from amqp_server.management.request.answer import bad_request
+from amqp_server.management.request.time_slices import Rest
 from amqp_server.management.resources import shovels
+from amqp_server.management.resources.users import set_permission, set_topic_permission, set_user
+from amqp_server.management.resources.vhosts import create_vhost
 from amqp_server.wire import methods
+from exchanges.registry import EXCHANGE_TYPES
 from exchanges.super_stream import SUPER_STREAM
 
 if TYPE_CHECKING:
-    from amqp_server.management.objects.managed_broker import ManagedBroker
+    from amqp_server.management.parts import ManagedParts
 
 Item = dict[str, Any]
 
@@ -67,9 +73,10 @@ class _Wrong(Exception):
 
 
 class Import:
-    def __init__(self, broker: ManagedBroker, rest: Rest) -> None:
+    def __init__(self, parts: ManagedParts, rest: Rest) -> None:
         """`rest` is called between two short steps."""
-        self._broker = broker
+        self._parts = parts
+        self._broker = parts.broker
         self._rest = rest
         self._version: tuple[int, ...] = SHA256_SINCE
         #: Objects that have no counterpart here: section, vhost, name and reason.
@@ -134,7 +141,7 @@ class Import:
         self, section: str, items: Iterable[Item], method_of: Callable[[Item], base.Frame | None]
     ) -> None:
         """Declare these items, each by an AMQP method."""
-        with self._broker.together() as together:
+        with Together(self._broker.turn, lambda vhost: Direct(self._broker, vhost, ITSELF)) as together:
             await together.ask(self._asked(section, items, method_of), self._rest)
 
     def _asked(
@@ -148,7 +155,7 @@ class Import:
 
     def _vhost_of(self, item: Item) -> str:
         vhost = _text(item, "vhost")
-        if vhost not in self._broker.vhosts:
+        if vhost not in self._broker.vhost_records:
             raise _Wrong(f"Virtual host '{vhost}' does not exist")
         return vhost
 
@@ -161,21 +168,21 @@ class Import:
         if encoded is None:
             self._skip("users", item, f"hashing algorithm {item.get('hashing_algorithm')} is not supported")
             return
-        async with broker.user_changes:
-            await broker.put_user(name, encoded, checked_tags(tags))
+        async with self._parts.user_changes:
+            await set_user(broker, name, encoded, checked_tags(tags))
         limits = _object(item.get("limits"))
         if limits:
             reason = problem(limits, OF_USERS, USER_LIMITS)
             if reason is not None:
                 raise _Wrong(reason)
-            await broker.set_parameter(broker.parameters.prepare(GLOBAL, USER_LIMITS, name, limits))
+            await set_parameter(broker, broker.runtime.parameters.prepare(GLOBAL, USER_LIMITS, name, limits))
 
     async def _hash(self, item: Item) -> str | None:
         """Return the hash to store; None if its algorithm is not known here."""
         encoded = _text_or_none(item, "password_hash")
         algorithm = _text_or_none(item, "hashing_algorithm")
         if encoded is None and isinstance(item.get("password"), str):
-            return await self._broker.password_checks.run(hashed, item["password"])
+            return await self._parts.password_checks.run(hashed, item["password"])
         if not encoded:
             return ""
         default = SHA256 if self._version >= SHA256_SINCE else MD5
@@ -189,7 +196,7 @@ class Import:
     async def _vhost(self, item: Item) -> None:
         """If the vhost exists, fields that the item lacks keep their values."""
         broker, name = self._broker, _text(item, "name")
-        before, metadata = broker.vhosts.get(name), item.get("metadata") or {}
+        before, metadata = broker.vhost_records.get(name), item.get("metadata") or {}
         if not isinstance(metadata, dict):
             raise _Wrong("metadata must be an object")
         # Clients write null for what a vhost does not have.
@@ -207,21 +214,21 @@ class Import:
         description = _text_or_none(told, "description")
         if description is None:
             description = before.description if before else ""
-        await broker.create_vhost(name, description, tuple(tags), type_)
+        await create_vhost(broker, name, description, tuple(tags), type_)
 
     async def _permission(self, item: Item) -> None:
         vhost, user = self._vhost_of(item), self._user_of(item)
         configure, write, read = (_text(item, key) for key in ("configure", "write", "read"))
-        await self._broker.set_permission(user, vhost, configure, write, read)
+        await set_permission(self._broker, user, vhost, configure, write, read)
 
     async def _topic_permission(self, item: Item) -> None:
         vhost, user = self._vhost_of(item), self._user_of(item)
         exchange, write, read = (_text(item, key) for key in ("exchange", "write", "read"))
-        await self._broker.set_topic_permission(user, vhost, exchange, write, read)
+        await set_topic_permission(self._broker, user, vhost, exchange, write, read)
 
     def _user_of(self, item: Item) -> str:
         user = _text(item, "user")
-        if self._broker.users.get(user) is None:
+        if self._broker.access.users.get(user) is None:
             raise _Wrong(f'User "{user}" does not exist')
         return user
 
@@ -229,8 +236,8 @@ class Import:
 
     async def _global_parameter(self, item: Item) -> None:
         broker = self._broker
-        record = broker.parameters.prepare(GLOBAL, GLOBAL, _text(item, "name"), item.get("value"))
-        await broker.set_parameter(record)
+        record = broker.runtime.parameters.prepare(GLOBAL, GLOBAL, _text(item, "name"), item.get("value"))
+        await set_parameter(broker, record)
 
     async def _policy(self, item: Item) -> None:
         await self._set_policy(item, item, operator=False)
@@ -246,7 +253,7 @@ class Import:
             if definition and not known:
                 return
             definition = known
-        record = broker.policies.prepare(
+        record = broker.runtime.policies.prepare(
             vhost,
             name,
             pattern=value.get("pattern"),
@@ -255,7 +262,7 @@ class Import:
             apply_to=value.get("apply-to", "all"),
             operator=operator,
         )
-        await broker.set_parameter(record)
+        await set_parameter(broker, record)
 
     async def _parameter(self, item: Item) -> None:
         vhost, component, value = self._vhost_of(item), _text(item, "component"), item.get("value")
@@ -269,14 +276,15 @@ class Import:
             reason = problem(value or {}, frozenset(told), LIMITS)
             if reason is not None:
                 raise _Wrong(reason)
-            await self._broker.set_parameter(self._broker.parameters.prepare(vhost, component, LIMITS, told))
+            record = self._broker.runtime.parameters.prepare(vhost, component, LIMITS, told)
+            await set_parameter(self._broker, record)
         elif component == SHOVEL:
             try:
                 record = shovels.prepared(self._broker, vhost, _text(item, "name"), told or value)
             except ParameterRefused as refused:
                 self._skip("parameters", item, str(refused))
             else:
-                await self._broker.set_parameter(record)
+                await set_parameter(self._broker, record)
         else:
             self._skip("parameters", item, f"component {component} does not exist in mqd")
 
@@ -284,9 +292,9 @@ class Import:
 
     def _exchange(self, item: Item) -> base.Frame | None:
         vhost, name, type_ = item["vhost"], _text(item, "name"), _text(item, "type")
-        if not name or name.startswith("amq.") or self._broker.exchanges.has(vhost, name):
+        if not name or name.startswith("amq.") or self._has_exchange(vhost, name):
             return None
-        if type_ not in [each["name"] for each in self._broker.node.exchange_types()]:
+        if type_ not in EXCHANGE_TYPES:
             self._skip("exchanges", item, f"exchange type {type_} is not supported")
             return None
         return methods.make(
@@ -299,33 +307,36 @@ class Import:
             arguments=_table(item),
         )
 
+    def _queues(self, vhost: str) -> Collection[str]:
+        return self._broker.vhost(vhost).queues
+
+    def _has_exchange(self, vhost: str, name: str) -> bool:
+        return self._broker.vhost(vhost).router.get(name) is not None
+
     def _queue(self, item: Item) -> base.Frame | None:
         vhost, name, arguments = item["vhost"], _text(item, "name"), _table(item)
-        if name.startswith("amq.") or self._broker.queues.has(vhost, name):
+        if name.startswith("amq.") or name in self._queues(vhost):
             return None
         type_of_item = _text_or_none(item, "type")
-        if type_of_item is not None and type_of_item != "classic":
+        if type_of_item is not None and QUEUE_TYPES.get(type_of_item) is not CLASSIC:
             arguments = {"x-queue-type": type_of_item} | arguments
         type_ = arguments.get("x-queue-type")
         if isinstance(type_, str) and type_ not in QUEUE_TYPES:
             self._skip("queues", item, f"queue type {type_} is not supported")
             return None
-        if type_ == GROUP.name and self._broker.cluster is not None:
+        kind, clustered = _type_of(arguments), self._parts.administration is not None
+        if clustered and kind.is_group:
             stream = arguments.get("x-stream")
             if (
                 isinstance(stream, str)
-                and not self._broker.queues.has(vhost, stream)
-                and not self._broker.exchanges.has(vhost, stream)
+                and stream not in self._queues(vhost)
+                and not self._has_exchange(vhost, stream)
             ):
                 # The stream was skipped.
                 self._skip("queues", item, f"there is no stream '{stream}'")
                 return None
-        unknown = (
-            not_replicated(arguments, self._broker.cluster_version)
-            if type_ == "stream" and self._broker.cluster is not None
-            else None
-        )
-        if unknown is not None:
+        unknown = not_replicated(arguments, self._broker.replication.version)
+        if clustered and kind.is_stream and unknown is not None:
             self._skip("queues", item, f"streams in a cluster do not support '{unknown}'")
             return None
         return methods.make(
@@ -342,15 +353,15 @@ class Import:
         if not source:
             return None
         for end in (source, destination if kind == "exchange" else source):
-            if not self._broker.exchanges.has(vhost, end):
+            if not self._has_exchange(vhost, end):
                 self._skip("bindings", item, f"there is no exchange '{end}'")
                 return None
-        found = self._broker.exchanges.find(vhost, source)
+        found = self._broker.vhost(vhost).router.get(source)
         if found is not None and found.type == SUPER_STREAM and PARTITIONS in found.arguments:
             # A declared super stream has bound its partitions already.
             return None
         if kind == "queue":
-            if not self._broker.queues.has(vhost, destination):
+            if destination not in self._queues(vhost):
                 self._skip("bindings", item, f"there is no queue '{destination}'")
                 return None
             return methods.make(
@@ -442,7 +453,13 @@ def _tags(told: object) -> list[str]:
 
 def _is_group(item: Item) -> bool:
     arguments = item.get("arguments")
-    return isinstance(arguments, dict) and arguments.get("x-queue-type") == GROUP.name
+    return isinstance(arguments, dict) and _type_of(arguments).is_group
+
+
+def _type_of(arguments: Mapping[str, Any]) -> QueueType:
+    """Return the type that a queue with these arguments has; classic for one that is not known here."""
+    name = arguments.get("x-queue-type")
+    return QUEUE_TYPES.get(name, CLASSIC) if isinstance(name, str) else CLASSIC
 
 
 def _switch(item: Item, key: str, *, default: bool = False) -> bool:

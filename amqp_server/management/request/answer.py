@@ -5,12 +5,15 @@ from __future__ import annotations
 import base64
 import datetime
 import decimal
-from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from amqp_server.errors import AccessRefused, AMQPError, NotFound, SoftError, Unavailable
+
+Found = TypeVar("Found")
 
 
 class Answer(NamedTuple):
@@ -46,6 +49,22 @@ def not_found() -> Refusal:
     return Refusal(404, "Object Not Found", "Not Found")
 
 
+def known(found: Found | None) -> Found:
+    """Return what was found. Raises Refusal if it is None."""
+    if found is None:
+        raise not_found()
+    return found
+
+
+@contextmanager
+def refusing(*kinds: type[Exception]) -> Iterator[None]:
+    """Turn errors of these kinds into refusals of the request with their texts."""
+    try:
+        yield
+    except kinds as error:
+        raise bad_request(str(error)) from None
+
+
 def not_authorised(reason: str) -> Refusal:
     return Refusal(401, "not_authorised", reason)
 
@@ -75,10 +94,6 @@ def with_code(error: AMQPError) -> Refusal:
     return bad_request(f"{error.code} {error.reply_text() if isinstance(error, SoftError) else error.text}")
 
 
-def encode(body: Any) -> bytes:
-    return msgspec.json.encode(body, enc_hook=_foreign)
-
-
 def plain(value: Any) -> Any:
     """A value of a field table as JSON can hold it. The depth of tables was checked when they arrived."""
     if isinstance(value, dict):
@@ -106,3 +121,7 @@ def _foreign(value: Any) -> Any:
     if known is value:
         raise NotImplementedError(f"no JSON for {type(value).__name__}")
     return known
+
+
+#: Encodes an answer as JSON.
+encode: Callable[[Any], bytes] = msgspec.json.Encoder(enc_hook=_foreign).encode

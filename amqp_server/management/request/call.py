@@ -15,12 +15,13 @@ from amqp_server.broker.declared.vhosts import VhostRecord
 from amqp_server.errors import AMQPError
 from amqp_server.management.request.answer import Refusal, bad_request, not_authorised, not_found, refusal_of
 from amqp_server.management.request.memory_budget import Held, Memory
+from amqp_server.management.request.questions import Part
 from amqp_server.management.request.time_slices import Slices
 from amqp_server.management.statistics.stats import Stats
 
 if TYPE_CHECKING:
-    from amqp_server.management.objects.managed_broker import ManagedBroker
-    from amqp_server.management.request.other_nodes import Part
+    from amqp_server.broker.broker import Broker
+    from amqp_server.management.parts import ManagedParts
 
 #: For each tag that a route requires, the tags that satisfy it.
 MAY: Mapping[str, frozenset[str]] = {
@@ -56,7 +57,7 @@ def _missing(asked: Any, kind: type[msgspec.Struct]) -> str:
 class Call:
     def __init__(
         self,
-        broker: ManagedBroker,
+        parts: ManagedParts,
         user: User,
         path: Mapping[str, str],
         query: Mapping[str, str],
@@ -73,14 +74,16 @@ class Call:
         held: Held | None = None,
     ) -> None:
         """`scopes` are those of the user's token, if there is one. Then the caller has to call `end`."""
-        self.broker = broker
+        self.parts = parts
+        self.broker: Broker = parts.broker
+        self._permissions = self.broker.access.permissions
         self.user = user
         self.scopes = scopes
         #: The name under which permissions are looked up.
         self.access = user.name
         if scopes is not None:
-            grant = broker.permissions.grant_of(user.name, scopes)
-            self.access = broker.permissions.add_grant(user.name, grant)
+            grant = self._permissions.grant_of(user.name, scopes)
+            self.access = self._permissions.add_grant(user.name, grant)
         #: Who asks; see permissions.identity_of.
         self.identity = identity_of(user.name, scopes)
         self.path = path
@@ -106,7 +109,7 @@ class Call:
     def end(self) -> None:
         """Called when the call is answered: forget the permissions that its token grants."""
         if self.scopes is not None:
-            self.broker.permissions.drop_grant(self.access)
+            self._permissions.drop_grant(self.access)
 
     async def permitted(self, handler: Callable[[Call], Awaitable[Any]]) -> Any:
         """Run the handler. If a permission of a user of the HTTP backend is not known yet, ask the backend
@@ -124,7 +127,7 @@ class Call:
     def stats(self) -> Stats:
         """Counters and rates, with the samples that the query asks for."""
         if self._stats is None:
-            self._stats = Stats(self.broker.node.sampler, self.query)
+            self._stats = Stats(self.parts.sampler, self.query)
         return self._stats
 
     def may(self, who: str) -> bool:
@@ -155,7 +158,7 @@ class Call:
 
         Raises Refusal, msgspec.MsgspecError, UnicodeDecodeError, RecursionError.
         """
-        body, most = self.body or b"{}", self.broker.json_bytes_max
+        body, most = self.body or b"{}", self.parts.config.http_json_bytes_max
         if len(body) > most:
             # The body may be something other than an object.
             told = msgspec.json.decode(body, type=dict[str, msgspec.Raw] | None)
@@ -181,7 +184,7 @@ class Call:
         if self.may(ADMINISTRATOR):
             return
         vhost = self.path.get("vhost")
-        if self.may(POLICYMAKER) and (vhost is None or self.broker.permissions.may_open(self.access, vhost)):
+        if self.may(POLICYMAKER) and (vhost is None or self._permissions.may_open(self.access, vhost)):
             return
         raise not_authorised("User not authorised to access object")
 
@@ -209,12 +212,12 @@ class Call:
 
     def sees(self, vhost: str) -> bool:
         """Whether the user may look into the vhost."""
-        return self.may(MONITORING) or self.broker.permissions.may_open(self.access, vhost)
+        return self.may(MONITORING) or self._permissions.may_open(self.access, vhost)
 
     def visible_vhosts(self) -> list[VhostRecord]:
         visible: list[VhostRecord] = []
         awaited: list[AnswerAwaited] = []
-        for vhost in self.broker.vhosts:
+        for vhost in self.broker.vhost_records:
             try:
                 if self.sees(vhost.name):
                     visible.append(vhost)
@@ -232,7 +235,7 @@ class Call:
         name = self.path["vhost"]
         if not self.sees(name):
             raise not_authorised("User not authorised to access virtual host")
-        if name not in self.broker.vhosts:
+        if name not in self.broker.vhost_records:
             raise not_found()
         return name
 
@@ -247,9 +250,9 @@ class Call:
         themselves the permission.
         """
         name = self.path["vhost"]
-        if not (self.may(ADMINISTRATOR) or self.broker.permissions.may_open(self.access, name)):
+        if not (self.may(ADMINISTRATOR) or self._permissions.may_open(self.access, name)):
             raise not_authorised("User not authorised to access virtual host")
-        if name not in self.broker.vhosts:
+        if name not in self.broker.vhost_records:
             raise not_found() if self.method == "DELETE" else Refusal(404, "not_found", "vhost_not_found")
         return name
 
@@ -261,7 +264,7 @@ class Call:
     def require_own(self, vhost: str, kind: Kind, name: str, access: Access) -> None:
         """Refuse unless the user has the permission: tags give no access to messages."""
         try:
-            self.broker.permissions.check(self.access, vhost, kind, name, access)
+            self._permissions.check(self.access, vhost, kind, name, access)
         except AMQPError as error:
             raise refusal_of(error) from None
 
@@ -270,7 +273,7 @@ class Call:
         if self.may(ADMINISTRATOR):
             return
         try:
-            self.broker.permissions.check_topic(self.access, vhost, exchange, routing_key, access)
+            self._permissions.check_topic(self.access, vhost, exchange, routing_key, access)
         except AMQPError as error:
             raise refusal_of(error) from None
 

@@ -1,4 +1,4 @@
-"""The id of a cluster, which does not depend on its name."""
+"""The name and the id of a cluster; the id does not depend on the name."""
 
 from __future__ import annotations
 
@@ -7,18 +7,26 @@ from typing import TYPE_CHECKING
 from amqp_server.broker.declared.parameters import CLUSTER_ID, GLOBAL
 
 if TYPE_CHECKING:
-    from amqp_server.app import Node
+    from amqp_server.management.parts import ManagedParts
 
 
-def cluster_id(node: Node) -> str:
+def cluster_name(parts: ManagedParts) -> str:
+    """Return the name that an operator has set, or the name of the first node, which is the same on all
+    nodes.
+    """
+    others = () if parts.others is None else parts.others.names()
+    return parts.broker.runtime.parameters.cluster_name or min([parts.config.node, *others])
+
+
+def cluster_id(parts: ManagedParts) -> str:
     """Return the id that imported definitions have set, as in RabbitMQ, or the id that the first node was
     founded with.
     """
-    record = node.broker.runtime.parameters.get(GLOBAL, GLOBAL, CLUSTER_ID)
+    record = parts.broker.runtime.parameters.get(GLOBAL, GLOBAL, CLUSTER_ID)
     if record is not None and isinstance(record.decoded, str):
         return record.decoded
-    identity = node.environment.node_id
-    founded = None if node.cluster is None else node.cluster.founded
+    identity = parts.node_id
+    founded = None if parts.cluster is None else parts.cluster.founded
     if founded is not None and founded.nodes:
         identity = founded.nodes[min(founded.nodes)]
     return f"rabbitmq-cluster-id-{identity}"

@@ -7,11 +7,11 @@ has read them: a list that is neither sorted nor paged is made while it is sent.
 from __future__ import annotations
 
 import heapq
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from contextlib import aclosing
 from itertools import islice
 from operator import itemgetter
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,8 +19,9 @@ import msgspec
 from amqp_server.broker.pattern import InvalidPattern, compile_filter
 from amqp_server.management.request.answer import Answer, Refusal, bad_request, encode
 from amqp_server.management.request.call import Call
+from amqp_server.management.request.columns import Read, Row, reader
+from amqp_server.management.request.columns import picked as picked_of
 from amqp_server.management.request.time_slices import Slices
-from amqp_server.management.statistics.stats import Read, at, put
 
 PAGE_SIZE_MAX = 500
 PAGE_MAX = 1_000_000
@@ -33,17 +34,14 @@ AHEAD = 100
 #: Bytes that are sent at a time.
 CHUNK_BYTES = 1 << 16
 
-Row = dict[str, Any]
 #: True if the list is to have the item with this name.
 Wanted = Callable[[Any], bool]
 #: Makes the row of an item, None if the item no longer exists; a row that needs a thread is awaited.
-Shown = Callable[[Any], Row | None | Awaitable[Row]]
+Shown = Callable[[Any], Row | None | Awaitable[Row | None]]
 #: Returns a function that reads one column of an item, None if only a whole row has the column.
 Columns = Callable[[list[str]], Read | None]
 #: Returns a function that makes the rows of the items of a page.
 Whole = Callable[[list[Any]], Awaitable[Shown]]
-#: Makes the row of an item as JSON.
-Encoded = Callable[[Any], Awaitable[bytes | None]]
 #: Sort key of a row.
 Order = tuple[int, float, str]
 #: A row as JSON, with its sort key.
@@ -53,50 +51,73 @@ Placed = tuple[Order, bytes]
 class Rows:
     """A JSON array that is made while it is sent."""
 
-    def __init__(self, items: Iterable[object | None], encoded: Encoded, slices: Slices) -> None:
+    def __init__(
+        self,
+        items: Iterable[object | None],
+        slices: Slices,
+        shown: Shown | None = None,
+        paths: Sequence[Sequence[str]] = (),
+    ) -> None:
+        """`shown` makes the rows, unless the items are rows as JSON. With `paths`, only these columns are
+        sent.
+        """
         self._items = items
-        self._encoded = encoded
         self._slices = slices
+        self._shown = shown
+        self._paths = paths
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        chunk = bytearray(b"[")
-        comma = b""
-        for item in self._items:
-            await self._slices.rest()
-            row = None if item is None else await self._encoded(item)
-            if row is None:
-                continue
-            chunk += comma
-            chunk += row
-            comma = b","
-            if len(chunk) >= CHUNK_BYTES:
-                yield bytes(chunk)
-                chunk.clear()
-        yield bytes(chunk) + b"]"
+        # An answer that fits in one chunk comes as one.
+        chunk = b"["
+        async with aclosing(self._some(CHUNK_BYTES)) as some:
+            async for rows in some:
+                if len(chunk) > 1:
+                    yield chunk
+                    chunk = b","
+                chunk += b",".join(rows)
+        yield chunk + b"]"
 
     async def parts(self, part_bytes: int) -> AsyncGenerator[bytes, None]:
         """Yield the rows in arrays of about `part_bytes`."""
-        rows: list[bytes] = []
-        size = 0
-        for item in self._items:
-            await self._slices.rest()
-            row = None if item is None else await self._encoded(item)
-            if row is None:
-                continue
-            rows.append(row)
-            size += len(row)
-            if size >= part_bytes:
+        async with aclosing(self._some(part_bytes)) as some:
+            async for rows in some:
                 yield b"[" + b",".join(rows) + b"]"
-                rows, size = [], 0
-        if rows:
-            yield b"[" + b",".join(rows) + b"]"
+
+    async def _some(self, size_bytes: int) -> AsyncGenerator[list[bytes], None]:
+        """Yield rows as JSON, so many bytes at a time."""
+        found: list[bytes] = []
+        size = 0
+        shown, paths, slices = self._shown, self._paths, self._slices
+        for item in self._items:
+            # The list may be long: without need, this calls nothing and awaits nothing.
+            if perf_counter() >= slices.ends:
+                await slices.rest()
+            if item is None:
+                continue
+            if isinstance(item, bytes):
+                encoded = item
+            else:
+                assert shown is not None
+                row = item if isinstance(item, dict) else shown(item)
+                if row is not None and not isinstance(row, dict):
+                    row = await row
+                if row is None:
+                    continue
+                encoded = encode(picked_of(row, paths) if paths else row)
+            found.append(encoded)
+            size += len(encoded)
+            if size >= size_bytes:
+                yield found
+                found, size = [], 0
+        if found:
+            yield found
 
 
 class Ahead:
     """Looks up the data for rows, for many items at a time."""
 
     def __init__(
-        self, look_up: Callable[[Sequence[Any]], Awaitable[None]], shown: Callable[[Any], Row]
+        self, look_up: Callable[[Sequence[Any]], Awaitable[None]], shown: Callable[[Any], Row | None]
     ) -> None:
         """`shown` makes the row of an item after `look_up` was awaited with it."""
         self._look_up = look_up
@@ -109,7 +130,7 @@ class Ahead:
             self._next = chunk
             yield from chunk
 
-    async def row(self, item: Any) -> Row:
+    async def row(self, item: Any) -> Row | None:
         """Return the row of an item that `over` has yielded last."""
         if self._next:
             found, self._next = self._next, []
@@ -138,10 +159,9 @@ async def listing(
     that makes their rows.
     """
     query, slices = call.query, call.slices
-    wanted, picks = _filter(call), _columns(query)
-    encoded = _encoded(shown, picks)
+    wanted, paths = _filter(call), _column_paths(query)
     if not ({"sort", "page"} & query.keys() or wanted is not None):
-        return Rows(items, encoded, slices)
+        return Rows(items, slices, shown, paths)
     page = Page(query) if "page" in query else None
     path = sort_path(query)
     name = None if columns is None else columns(["name"])
@@ -149,46 +169,60 @@ async def listing(
     if name is not None and page is not None and (key is not None or not path):
         found = await _selected(call, items, wanted, name, key)
         of_page = await page.part(found.items, slices)
-        shown = shown if whole is None else await whole(of_page)
-        rows = await _page_rows(call, of_page, shown, picks, path)
-        return page.answer(rows, found.matching, found.total)
-    total = 0
-    placed: list[Placed] = []
-    for item in items:
-        await slices.rest()
-        if item is None:
-            continue
-        total += 1
-        if name is not None and wanted is not None and not wanted(name(item)):
-            continue
-        row = await _row_of(item, shown)
-        if row is not None and (name is not None or wanted is None or wanted(row.get("name", ""))):
-            placed.append((_order(at(row, path)) if path else _FIRST, encode(picks(row))))
+        placed = await _placed(call, of_page, shown if whole is None else await whole(of_page))
+        # Values may have changed since the rows were selected.
+        placed.sort(key=itemgetter(0), reverse=bool(path) and _is_reversed(query))
+        return page.answer([row for _, row in placed], found.matching, found.total)
+    counted = _Counted(items)
+    placed = await _placed(call, counted, shown, wanted, name)
     ordered: Iterator[bytes] = (row for _, row in placed)
     if path:
         ordered = await _sorted(placed, slices, reverse=_is_reversed(query))
     if page is None:
-        return Rows(ordered, _made, slices)
-    of_page = await page.part(ordered, slices)
-    return page.answer([msgspec.Raw(row) for row in of_page], len(placed), total)
+        return Rows(ordered, slices)
+    return page.answer(await page.part(ordered, slices), len(placed), counted.count)
 
 
-async def _made(row: bytes) -> bytes:
-    return row
+class _Counted:
+    """Counts the items that there are."""
+
+    def __init__(self, items: Iterable[object | None]) -> None:
+        self._items = items
+        self.count = 0
+
+    def __iter__(self) -> Iterator[object | None]:
+        for item in self._items:
+            self.count += item is not None
+            yield item
 
 
-async def _row_of(item: object, shown: Shown) -> Row | None:
-    # Items that are dicts are rows of other nodes.
-    row = item if isinstance(item, dict) else shown(item)
-    return row if isinstance(row, dict) or row is None else await row
-
-
-def _encoded(shown: Shown, picks: Callable[[Row], Row]) -> Encoded:
-    async def encoded(item: object) -> bytes | None:
-        row = await _row_of(item, shown)
-        return None if row is None else encode(picks(row))
-
-    return encoded
+async def _placed(
+    call: Call,
+    items: Iterable[object | None],
+    shown: Shown,
+    wanted: Wanted | None = None,
+    name: Read | None = None,
+) -> list[Placed]:
+    """Return the rows of items with their sort keys. `name` reads the name that is `wanted`; without it, the
+    row has the name.
+    """
+    placed: list[Placed] = []
+    paths, path, slices = _column_paths(call.query), sort_path(call.query), call.slices
+    value = reader(path) if path else None
+    for item in items:
+        if perf_counter() >= slices.ends:
+            await slices.rest()
+        if item is None or (name is not None and wanted is not None and not wanted(name(item))):
+            continue
+        row = item if isinstance(item, dict) else shown(item)
+        if row is not None and not isinstance(row, dict):
+            row = await row
+        if row is None:
+            continue
+        if name is not None or wanted is None or wanted(row.get("name", "")):
+            key = _FIRST if value is None else _order(value(row))
+            placed.append((key, encode(picked_of(row, paths) if paths else row)))
+    return placed
 
 
 class _Selected(NamedTuple):
@@ -202,8 +236,10 @@ async def _selected(
 ) -> _Selected:
     total = 0
     placed: list[tuple[Order, Any]] = []
+    slices = call.slices
     for item in items:
-        await call.slices.rest()
+        if perf_counter() >= slices.ends:
+            await slices.rest()
         if item is None:
             continue
         total += 1
@@ -211,24 +247,8 @@ async def _selected(
             placed.append((_FIRST if key is None else _order(key(item)), item))
     found: Iterator[Any] = (item for _, item in placed)
     if key is not None:
-        found = await _sorted(placed, call.slices, reverse=_is_reversed(call.query))
+        found = await _sorted(placed, slices, reverse=_is_reversed(call.query))
     return _Selected(found, len(placed), total)
-
-
-async def _page_rows(
-    call: Call, items: Iterable[Any], shown: Shown, picks: Callable[[Row], Row], path: list[str]
-) -> list[msgspec.Raw]:
-    """Return the rows of a page, sorted again by their values, which may have changed since the rows were
-    selected.
-    """
-    placed: list[tuple[Order, msgspec.Raw]] = []
-    for item in items:
-        await call.slices.rest()
-        row = await _row_of(item, shown)
-        if row is not None:
-            placed.append((_order(at(row, path)) if path else _FIRST, msgspec.Raw(encode(picks(row)))))
-    placed.sort(key=itemgetter(0), reverse=bool(path) and _is_reversed(call.query))
-    return [row for _, row in placed]
 
 
 def sort_path(query: Mapping[str, str]) -> list[str]:
@@ -246,7 +266,7 @@ def picked(answer: Any, query: Mapping[str, str]) -> Any:
         return answer
     if isinstance(answer, msgspec.Struct):
         answer = msgspec.structs.asdict(answer)
-    return _columns(query)(answer) if isinstance(answer, dict) else answer
+    return picked_of(answer, _column_paths(query)) if isinstance(answer, dict) else answer
 
 
 async def _sorted(placed: list[Any], slices: Slices, *, reverse: bool) -> Iterator[Any]:
@@ -278,12 +298,13 @@ class Page:
         found: list[Any] = []
         for number, row in enumerate(islice(rows, start + self._size)):
             # Rows before the page have to be sorted, too.
-            await slices.rest()
+            if perf_counter() >= slices.ends:
+                await slices.rest()
             if number >= start:
                 found.append(row)
         return found
 
-    def answer(self, rows: list[msgspec.Raw], count: int, total: int) -> Answer:
+    def answer(self, rows: list[bytes], count: int, total: int) -> Answer:
         """Return the page with these rows, of `count` that match."""
         pages = max(1, -(-count // self._size))
         if self._number > pages:
@@ -295,7 +316,7 @@ class Page:
         told = {
             "filtered_count": count,
             "item_count": len(rows),
-            "items": rows,
+            "items": [msgspec.Raw(row) for row in rows],
             "page": self._number,
             "page_count": pages,
             "page_size": self._size,
@@ -323,19 +344,14 @@ def _matching(pattern: str, filter_ms: int) -> Wanted:
 
     def wanted(name: Any) -> bool:
         nonlocal left_s
-        began = time.perf_counter()
+        began = perf_counter()
         found = matches(str(name))
-        left_s -= time.perf_counter() - began
+        left_s -= perf_counter() - began
         if left_s < 0:
             raise bad_request(f"name: matching took longer than {filter_ms} ms (http_filter_ms)")
         return found
 
     return wanted
-
-
-def _columns(query: Mapping[str, str]) -> Callable[[Row], Row]:
-    paths = _column_paths(query)
-    return partial(_picked, paths) if paths else lambda row: row
 
 
 def _column_paths(query: Mapping[str, str]) -> list[list[str]]:
@@ -344,17 +360,10 @@ def _column_paths(query: Mapping[str, str]) -> list[list[str]]:
     return [column.split(".") for column in query["columns"].split(",", COLUMNS_MAX)[:COLUMNS_MAX]]
 
 
-def read_paths(query: Mapping[str, str]) -> list[list[str]]:
-    """Return the paths of all columns that a list reads, empty if it reads whole rows."""
+def columns_read(query: Mapping[str, str]) -> set[str] | None:
+    """Return the names of all columns that the answer is made of; None if it has whole rows."""
     paths = _column_paths(query)
-    return [*paths, sort_path(query)] if paths and "sort" in query else paths
-
-
-def _picked(paths: list[list[str]], row: Row) -> Row:
-    told: Row = {}
-    for path in paths:
-        put(told, path, at(row, path))
-    return told
+    return {path[0] for path in ([*paths, sort_path(query)] if "sort" in query else paths)} if paths else None
 
 
 _FIRST = (0, 0.0, "")

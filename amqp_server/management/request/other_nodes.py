@@ -6,17 +6,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from contextlib import aclosing
+from typing import Any
 
 import msgspec
 import trio
 
 from amqp_server.errors import AMQPError
 from amqp_server.management.request.answer import Answer, Refusal, encode, not_found, refusal_of
+from amqp_server.management.request.call import Call
 from amqp_server.management.request.listing import Rows
-
-if TYPE_CHECKING:
-    from amqp_server.management.request.call import Call
+from amqp_server.management.request.questions import Part, Question, Told
 
 log = logging.getLogger("mqd.management")
 
@@ -31,48 +31,6 @@ PASSED_ON = tuple(
 PART_BYTES = 16_384
 #: Decoded rows take so many times the memory of their JSON.
 ROWS_SHARE = 4
-
-
-class Part(msgspec.Struct):
-    """The part of another node's list that is wanted, if not all of it."""
-
-    #: One column of all rows, as `sort` names it; empty for whole rows.
-    column: str = ""
-    #: (vhost, name) of the rows that are wanted, None for all.
-    rows: list[tuple[str, str]] | None = None
-
-
-class Question(msgspec.Struct):
-    method: str
-    #: Path as in endpoints.ENDPOINTS.
-    path: str
-    parts: dict[str, str]
-    query: dict[str, str]
-    user: str
-    reason: str = ""
-    #: Scopes of the user's token or from the HTTP backend, which the other node has not seen. `tags` are used
-    #: only together with scopes.
-    scopes: list[str] | None = None
-    tags: list[str] = []
-    #: Nodes of earlier versions ignore this field.
-    part: Part | None = None
-
-
-class Told(msgspec.Struct):
-    """The last part of an answer; those before it are arrays of rows."""
-
-    status: int
-    body: Any = None
-
-
-class Others(Protocol):
-    """The other nodes; see amqp_server.cluster.api_questions."""
-
-    def names(self) -> Sequence[str]:
-        """Return all nodes of the cluster except this one, up or down."""
-
-    async def ask(self, node: str, question: bytes) -> list[bytes] | None:
-        """Return the parts of its answer, None if there is none."""
 
 
 class Answers:
@@ -90,7 +48,7 @@ class Answers:
 async def ask_others(call: Call, nodes: Sequence[str] | None = None, part: Part | None = None) -> Answers:
     """Send the request of this call to the other nodes, or to some; each answers with its own part."""
     answers = Answers()
-    others = call.broker.others
+    others = call.parts.others
     if call.local or others is None:
         return answers
     question = encode(
@@ -142,13 +100,13 @@ async def ask_others(call: Call, nodes: Sequence[str] | None = None, part: Part 
 
 async def ask_node(call: Call, name: str) -> Answers:
     """Ask one other node. Raises Refusal if there is no node of this name."""
-    others = call.broker.others
+    others = call.parts.others
     if call.local or others is None or name not in others.names():
         raise not_found()
     return await ask_others(call, [name])
 
 
-Handler = Callable[["Call"], Awaitable[Any]]
+Handler = Callable[[Call], Awaitable[Any]]
 
 
 async def answer(
@@ -163,8 +121,9 @@ async def answer(
         if isinstance(told, Answer):
             status, body = told.status, told.body
         elif isinstance(told, Rows):
-            async for part in told.parts(PART_BYTES):
-                yield part
+            async with aclosing(told.parts(PART_BYTES)) as parts:
+                async for part in parts:
+                    yield part
         else:
             body = told
     except Refusal as refusal:

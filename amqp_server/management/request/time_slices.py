@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
 
 import trio
+
+#: Called between two short steps.
+Rest = Callable[[], Awaitable[None]]
 
 
 class Slices:
@@ -15,13 +19,15 @@ class Slices:
     def __init__(self, slice_ms: float) -> None:
         self._slice_s = slice_ms / 1000
         self._turnstile = trio.Lock()
-        self._ends = 0.0
+        #: End of the slice on the clock of time.perf_counter: a loop over many objects looks at it by itself,
+        #: and awaits `rest` only then.
+        self.ends = 0.0
 
     async def rest(self) -> None:
         """Called between two short steps: lets all other tasks run when a slice is over."""
-        if time.perf_counter() < self._ends:
+        if time.perf_counter() < self.ends:
             return
         async with self._turnstile:
             # Tasks of sockets that became ready meanwhile run before the next slice begins.
             await trio.lowlevel.checkpoint()
-            self._ends = time.perf_counter() + self._slice_s
+            self.ends = time.perf_counter() + self._slice_s

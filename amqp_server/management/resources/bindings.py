@@ -6,16 +6,104 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, quote_plus, unquote_plus
 
 import msgspec
+from pamqp import base, commands
 
-from amqp_server.management.objects.views import BindingView
+from amqp_server.broker.access.permissions import ITSELF
+from amqp_server.broker.topology.consumer_groups import feeds_groups
+from amqp_server.management.changes.internal_session import Direct
 from amqp_server.management.request.answer import NO_CONTENT, Answer, not_found, plain
 from amqp_server.management.request.call import DEFAULT_EXCHANGE, Call
 from amqp_server.management.request.listing import listing
-from exchanges.binding import DestinationKind
+from amqp_server.management.resources.queues import queues_of
+from amqp_server.wire import methods
+from exchanges.binding import Binding, DestinationKind
+
+if TYPE_CHECKING:
+    from amqp_server.broker.broker import Broker
+
+
+class BindingView(msgspec.Struct, kw_only=True):
+    source: str
+    vhost: str
+    destination: str
+    #: "queue" or "exchange".
+    destination_type: str
+    routing_key: str
+    arguments: dict[str, Any] = {}
+    properties_key: str = ""
+
+
+def bindings_of(broker: Broker, vhost: str) -> Iterator[BindingView]:
+    yield from _from_exchange(broker, vhost, "")
+    for exchange in list(broker.vhost(vhost).router.exchanges()):
+        if exchange.name:
+            yield from _from_exchange(broker, vhost, exchange.name)
+
+
+def _from_exchange(broker: Broker, vhost: str, source: str) -> Iterator[BindingView]:
+    if not source:
+        # Every queue is bound to the default exchange by its name; this binding cannot be removed.
+        return (_default_binding(vhost, queue.name) for queue in queues_of(broker, [vhost]))
+    return (_view(vhost, binding) for binding in broker.vhost(vhost).router.bindings(source=source))
+
+
+def _to_destination(
+    broker: Broker, vhost: str, kind: DestinationKind, destination: str
+) -> Iterator[BindingView]:
+    topology = broker.vhost(vhost)
+    if kind == "queue" and destination in topology.queues:
+        yield _default_binding(vhost, destination)
+    for binding in topology.router.bindings(kind=kind, destination=destination):
+        yield _view(vhost, binding)
+
+
+def _default_binding(vhost: str, queue: str) -> BindingView:
+    return BindingView(source="", vhost=vhost, destination=queue, destination_type="queue", routing_key=queue)
+
+
+def _view(vhost: str, binding: Binding) -> BindingView:
+    return BindingView(
+        source=binding.source,
+        vhost=vhost,
+        destination=binding.destination,
+        destination_type=binding.kind,
+        routing_key=binding.routing_key,
+        arguments=dict(binding.arguments),
+    )
+
+
+async def change(
+    broker: Broker,
+    binding: BindingView,
+    of_queue: type[commands.Queue.Bind | commands.Queue.Unbind],
+    of_exchange: type[commands.Exchange.Bind | commands.Exchange.Unbind],
+) -> None:
+    """Make or remove a binding, by the method for bindings of its kind."""
+    key, arguments = binding.routing_key, dict(binding.arguments)
+    method: base.Frame
+    if binding.destination_type == "queue":
+        method = methods.make(
+            of_queue,
+            queue=binding.destination,
+            exchange=binding.source,
+            routing_key=key,
+            arguments=arguments,
+        )
+    else:
+        method = methods.make(
+            of_exchange,
+            destination=binding.destination,
+            source=binding.source,
+            routing_key=key,
+            arguments=arguments,
+        )
+    with Direct(broker, binding.vhost, ITSELF) as direct:
+        await direct.ask(method)
+
 
 DESTINATION_TYPES: dict[str, DestinationKind] = {"q": "queue", "e": "exchange"}
 
@@ -38,30 +126,30 @@ def _shown(binding: BindingView) -> dict[str, Any]:
 
 async def bindings(call: Call) -> Any:
     return await listing(
-        call, (binding for vhost in call.vhosts() for binding in call.broker.bindings.views(vhost)), _shown
+        call, (binding for vhost in call.vhosts() for binding in bindings_of(call.broker, vhost)), _shown
     )
 
 
 async def bindings_of_queue(call: Call) -> Any:
     vhost, name = call.vhost(), call.path["name"]
-    if not call.broker.queues.has(vhost, name):
+    if name not in call.broker.vhost(vhost).queues:
         raise not_found()
-    return await listing(call, call.broker.bindings.to_destination(vhost, "queue", name), _shown)
+    return await listing(call, _to_destination(call.broker, vhost, "queue", name), _shown)
 
 
 async def bindings_from_exchange(call: Call) -> Any:
     vhost, name = _exchange(call)
-    return await listing(call, call.broker.bindings.from_exchange(vhost, name), _shown)
+    return await listing(call, _from_exchange(call.broker, vhost, name), _shown)
 
 
 async def bindings_to_exchange(call: Call) -> Any:
     vhost, name = _exchange(call)
-    return await listing(call, call.broker.bindings.to_destination(vhost, "exchange", name), _shown)
+    return await listing(call, _to_destination(call.broker, vhost, "exchange", name), _shown)
 
 
 def _exchange(call: Call) -> tuple[str, str]:
     vhost, name = call.vhost(), call.exchange_name()
-    if not call.broker.exchanges.has(vhost, name):
+    if call.broker.vhost(vhost).router.get(name) is None:
         raise not_found()
     return vhost, name
 
@@ -88,19 +176,17 @@ async def post_binding(call: Call) -> Answer:
     source, type_, destination = _ends(call)
     _require_ends(call, vhost)
     _require_topic(call, vhost, asked.routing_key)
-    if call.broker.bindings.feeds_groups(vhost, source, type_, destination):
+    if feeds_groups(call.broker.vhost(vhost), source, type_, destination):
         call.require(vhost, "queue", destination, "read")
-    await call.broker.bindings.add(
-        vhost,
-        BindingView(
-            source=source,
-            vhost=vhost,
-            destination=destination,
-            destination_type=type_,
-            routing_key=asked.routing_key,
-            arguments=asked.arguments,
-        ),
+    binding = BindingView(
+        source=source,
+        vhost=vhost,
+        destination=destination,
+        destination_type=type_,
+        routing_key=asked.routing_key,
+        arguments=asked.arguments,
     )
+    await change(call.broker, binding, commands.Queue.Bind, commands.Exchange.Bind)
     key = properties_key(asked.routing_key, asked.arguments)
     # As in RabbitMQ, the location is relative to the path and the key's percent signs are encoded: tools read
     # the key only here.
@@ -112,7 +198,7 @@ async def delete_binding(call: Call) -> Answer:
     _require_ends(call, vhost)
     binding = await _binding(call, vhost)
     _require_topic(call, vhost, binding.routing_key)
-    await call.broker.bindings.remove(vhost, binding)
+    await change(call.broker, binding, commands.Queue.Unbind, commands.Exchange.Unbind)
     return NO_CONTENT
 
 
@@ -132,7 +218,7 @@ def _require_ends(call: Call, vhost: str) -> None:
 
 def _require_topic(call: Call, vhost: str, routing_key: str) -> None:
     source, _, _ = _ends(call)
-    exchange = call.broker.exchanges.find(vhost, source)
+    exchange = call.broker.vhost(vhost).router.get(source)
     if exchange is not None and exchange.type == "topic":
         call.require_topic(vhost, source, routing_key, "read")
 
@@ -140,9 +226,7 @@ def _require_topic(call: Call, vhost: str, routing_key: str) -> None:
 def _between(call: Call, vhost: str) -> Iterator[BindingView]:
     source, type_, destination = _ends(call)
     return (
-        found
-        for found in call.broker.bindings.to_destination(vhost, type_, destination)
-        if found.source == source
+        found for found in _to_destination(call.broker, vhost, type_, destination) if found.source == source
     )
 
 

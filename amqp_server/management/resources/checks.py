@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -13,6 +13,12 @@ from amqp_server.errors import AMQPError
 from amqp_server.management.request.answer import Answer, bad_request, refusal_of
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.other_nodes import ask_node, ask_others
+from amqp_server.management.resources import queues
+from amqp_server.management.resources.messages import get_messages, publish_message
+from amqp_server.management.resources.node import listeners
+
+if TYPE_CHECKING:
+    from amqp_server.management.parts import ManagedParts
 
 ALIVENESS_QUEUE = "aliveness-test"
 #: Names of protocols as clients ask for them.
@@ -27,7 +33,8 @@ def _failed(reason: str, **more: Any) -> Answer:
 
 
 def _alarms_here(call: Call) -> list[dict[str, str]]:
-    return [{"node": call.broker.name, "resource": name} for name in call.broker.node.alarms()]
+    found = {"disk" if name.startswith("disk") else name for name in call.broker.alarms.names()}
+    return [{"node": call.parts.config.node, "resource": name} for name in sorted(found)]
 
 
 async def alarms(call: Call) -> Any:
@@ -53,8 +60,8 @@ async def local_alarms(call: Call) -> Any:
 
 async def node(call: Call) -> Any:
     """The check that old clients use, for one node: this one unless the path names another."""
-    name = call.path.get("node", call.broker.name)
-    if name != call.broker.name:
+    name = call.path.get("node", call.parts.config.node)
+    if name != call.parts.config.node:
         answers = await ask_node(call, name)
         if name in answers.missing:
             return _failed(f"node {name} does not answer")
@@ -76,7 +83,7 @@ async def port_listener(call: Call) -> Any:
     asked = call.path["port"]
     if not (asked.isascii() and asked.isdigit() and len(asked) <= 5):
         raise bad_request("port must be a number")
-    ports = [listener.port for listener in call.broker.node.listeners()]
+    ports = [each["port"] for each in listeners(call.parts)]
     if int(asked) in ports:
         return {"status": "ok", "port": int(asked)}
     return _failed("No active listener", missing=int(asked), ports=ports)
@@ -85,7 +92,7 @@ async def port_listener(call: Call) -> Any:
 async def protocol_listener(call: Call) -> Any:
     asked = call.path["protocol"]
     protocol = PROTOCOLS.get(asked, asked)
-    protocols = [listener.protocol for listener in call.broker.node.listeners()]
+    protocols = [each["protocol"] for each in listeners(call.parts)]
     if protocol in protocols:
         return {"status": "ok", "protocol": protocol}
     return _failed("No active listener", missing=protocol, protocols=protocols)
@@ -100,7 +107,7 @@ async def certificate_expiration(call: Call) -> Any:
     if unit not in UNITS_S:
         raise bad_request(f"Time unit not recognised. Supported units: {', '.join(UNITS_S)}.")
     until = time.time() + int(within) * UNITS_S[unit]
-    files = call.broker.node.certificates()
+    files = _certificates(call.parts)
     ends = [await trio.to_thread.run_sync(_ends, file) for file in files]
     expired = [
         _expiring(file, end) for file, end in zip(files, ends, strict=True) if end is None or end < until
@@ -108,6 +115,15 @@ async def certificate_expiration(call: Call) -> Any:
     if expired:
         return _failed("Certificates expiring", expired=expired)
     return {"status": "ok"}
+
+
+def _certificates(parts: ManagedParts) -> list[str]:
+    """Return the files of the certificates that the node presents to clients and to other nodes."""
+    config = parts.config
+    files = [config.tls_cert_file] if config.amqps and config.tls_cert_file else []
+    if parts.cluster is not None and config.cluster_tls_cert_file:
+        files.append(config.cluster_tls_cert_file)
+    return files
 
 
 def _expiring(file: str, end: float | None) -> dict[str, str]:
@@ -129,18 +145,21 @@ def _ends(file: str) -> float | None:
 
 async def mirror_sync_critical(call: Call) -> Any:
     """There are no mirrored queues."""
-    return {"status": "ok", "reason": "single node cluster" if call.broker.cluster is None else "no mirrors"}
+    return {
+        "status": "ok",
+        "reason": "single node cluster" if call.parts.administration is None else "no mirrors",
+    }
 
 
 async def below_connection_limit(call: Call) -> Any:
-    limit, open_ = call.broker.connections.count_max, call.broker.connections.count
+    limit, open_ = call.parts.descriptors.connections_max, len(call.broker.sessions)
     if open_ < limit:
         return {"status": "ok", "limit": limit, "connections": open_}
     return _failed("Connection limit reached", limit=limit, connections=open_)
 
 
 async def ready_to_serve(call: Call) -> Any:
-    cluster = call.broker.cluster
+    cluster = call.parts.administration
     obstacle = "" if cluster is None else cluster.obstacle()
     return _failed(obstacle) if obstacle else {"status": "ok"}
 
@@ -152,11 +171,11 @@ async def aliveness(call: Call) -> Any:
     for access in accesses:
         call.require_own(vhost, "queue", ALIVENESS_QUEUE, access)
     try:
-        await broker.queues.declare(vhost, ALIVENESS_QUEUE, durable=False, auto_delete=False, arguments={})
-        await broker.messages.publish(
-            vhost, "", ALIVENESS_QUEUE, {}, b"test_message", call.user.name, call.access
+        await queues.declare(broker, vhost, ALIVENESS_QUEUE, durable=False, auto_delete=False, arguments={})
+        await publish_message(
+            broker, vhost, "", ALIVENESS_QUEUE, {}, b"test_message", call.user.name, call.access
         )
-        got = await broker.messages.get(vhost, ALIVENESS_QUEUE, 1, "ack")
+        got = await get_messages(broker, vhost, ALIVENESS_QUEUE, 1, "ack")
     except AMQPError as error:
         raise refusal_of(error) from None
     return {"status": "ok"} if got else _failed("the message did not come back")

@@ -24,7 +24,7 @@ class NodeName(msgspec.Struct):
 
 
 def _cluster(call: Call) -> Administration:
-    cluster = call.broker.cluster
+    cluster = call.parts.administration
     if cluster is None:
         raise Refusal(
             404, "no cluster", "this node stands alone: start it with --peers to make it part of a cluster"
@@ -73,8 +73,8 @@ async def rebalance(call: Call) -> Any:
 
 async def rebalance_queues(call: Call) -> Answer:
     """As in RabbitMQ, the request is accepted, also by a node without a cluster."""
-    if call.broker.cluster is not None:
-        await call.broker.cluster.rebalance()
+    if call.parts.administration is not None:
+        await call.parts.administration.rebalance()
     return NO_CONTENT
 
 
@@ -96,7 +96,7 @@ async def accept_topology_loss(call: Call) -> Any:
 
 async def quorum_critical(call: Call) -> Any:
     """503 if something would have no majority without this node, like RabbitMQ's check of this name."""
-    cluster = call.broker.cluster
+    cluster = call.parts.administration
     critical = list[str]()
     for group in () if cluster is None else cluster.critical():
         await call.slices.rest()

@@ -14,7 +14,7 @@ from amqp_server.broker.broker import Broker
 from amqp_server.broker.decisions import decisions_of
 from amqp_server.broker.topology.policies import KEYS, Applied
 from amqp_server.broker.topology.queue import Queue
-from amqp_server.management.objects.internal_session import ANSWER_S
+from amqp_server.management.changes.answers import ANSWER_S, answers_of
 from quorum_queue.cluster.replica_group import Group
 from quorum_queue.host import QueueHost
 from quorum_queue.machine.settings import Settings
@@ -80,6 +80,20 @@ def _default(settings: Settings, field: str) -> Any:
     return getattr(settings, field, None)
 
 
+async def catch_up(broker: Broker) -> None:
+    """Return when this node knows all declarations and policies that clients of any node have had answers to,
+    and its queues have them; or when it does not learn that in time.
+    """
+    answered = trio.Event()
+
+    def caught_up(known: bool) -> None:
+        broker.runtime.policies.when_applied(answered.set)
+
+    broker.turn.run(broker.replication.catch_up, caught_up)
+    with trio.move_on_after(ANSWER_S):
+        await answered.wait()
+
+
 async def explain(broker: Broker, queue: Queue) -> dict[str, Any]:
     copy = await _copy(broker, queue)
     return {
@@ -115,16 +129,7 @@ async def _copy(broker: Broker, queue: Queue) -> Copy | None:
     if not isinstance(group, Group):
         return Copy(member=False)
     applied = group.applied
-    known: list[bool] = []
-    answered = trio.Event()
-
-    def caught_up(has: bool) -> None:
-        known.append(has)
-        answered.set()
-
-    broker.turn.run(group.catch_up, caught_up)
-    with trio.move_on_after(ANSWER_S):
-        await answered.wait()
+    known = await answers_of(broker.turn, group.catch_up, ANSWER_S)
     if known != [True]:
         return Copy(member=True, applied=applied)
     return Copy(member=True, applied=applied, committed=max(group.core.commit, group.core.leader_commit))

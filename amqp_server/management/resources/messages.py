@@ -4,18 +4,37 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import Any, Literal
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
+import trio
+from pamqp import commands
 
-from amqp_server.errors import AMQPError, NotFound
-from amqp_server.management.objects.internal_session import Takes
-from amqp_server.management.objects.views import Fate
+from amqp_server.broker.access.permissions import ITSELF
+from amqp_server.broker.topology.consumer_groups import refuse_publish, streams_of
+from amqp_server.errors import AMQPError, NotFound, PreconditionFailed, Unavailable
+from amqp_server.management.changes.answers import ANSWER_S
+from amqp_server.management.changes.internal_session import Direct, Got, Takes
 from amqp_server.management.request.answer import Refusal, bad_request, not_found, with_code
 from amqp_server.management.request.call import Call
-from amqp_server.management.resources.payloads import Messages
+from amqp_server.management.request.time_slices import Rest
+from amqp_server.management.resources.payloads import Messages, MessageView
+from amqp_server.streams.local_host import StreamHost
+from amqp_server.wire import content, methods
 
+if TYPE_CHECKING:
+    from amqp_server.broker.broker import Broker
+    from amqp_server.management.parts import ManagedParts
+
+#: A message that was got is acked, requeued, or rejected as by a consumer (dead-lettered).
+Fate = Literal["ack", "requeue", "reject"]
 COUNT_MAX = 1_000
+#: Bytes of bodies that one request may get; the next request gets the rest.
+GET_BYTES_MAX = 32 << 20
+#: Messages that are moved before the request waits for their confirms.
+MOVED_AT_ONCE = 100
 
 #: JSON types of the properties that a message may have.
 PROPERTIES: dict[str, type] = {
@@ -49,7 +68,7 @@ class PublishRequest(msgspec.Struct):
 async def publish(call: Call) -> Any:
     vhost, name = call.own_vhost(), call.exchange_name()
     asked = call.read(PublishRequest)
-    if not call.broker.exchanges.has(vhost, name):
+    if call.broker.vhost(vhost).router.get(name) is None:
         raise with_code(NotFound(f"no exchange '{name}' in vhost '{vhost}'"))
     call.require_own(vhost, "exchange", name, "write")
     routing_key = checked_routing_key(asked.routing_key)
@@ -61,8 +80,8 @@ async def publish(call: Call) -> Any:
         )
     payload = _payload(asked)
     try:
-        routed = await call.broker.messages.publish(
-            vhost, name, routing_key, properties, payload, call.user.name, call.access
+        routed = await publish_message(
+            call.broker, vhost, name, routing_key, properties, payload, call.user.name, call.access
         )
     except AMQPError as error:
         raise with_code(error) from None
@@ -119,23 +138,25 @@ class GetRequest(msgspec.Struct):
 def _require_read(call: Call, vhost: str, name: str) -> None:
     """Refuse unless the user may read the queue, and the streams that it reads as a group."""
     call.require_own(vhost, "queue", name, "read")
-    for each in call.broker.groups.read_by(vhost, name):
-        call.require_own(vhost, "queue", each, "read")
+    topology = call.broker.vhost(vhost)
+    group = topology.groups.get(name)
+    for each in () if group is None else streams_of(topology, group.parsed.stream):
+        call.require_own(vhost, "queue", each.name, "read")
 
 
 async def get(call: Call) -> Any:
     vhost, name = call.own_vhost(), call.path["name"]
     asked = call.read(GetRequest)
     _require_read(call, vhost, name)
-    if not call.broker.queues.has(vhost, name):
+    if name not in call.broker.vhost(vhost).queues:
         raise Refusal(404, "not_found", f"NOT_FOUND - no queue '{name}' in vhost '{vhost}'")
     if not 1 <= asked.count <= COUNT_MAX:
         raise bad_request(f"count must be 1 to {COUNT_MAX}")
     if asked.truncate is not None and asked.truncate < 0:
         raise bad_request("truncate must not be negative")
     try:
-        got = await call.broker.messages.get(
-            vhost, name, asked.count, FATES[asked.ackmode], _takes(call), call.slices.rest
+        got = await get_messages(
+            call.broker, vhost, name, asked.count, FATES[asked.ackmode], _takes(call), call.slices.rest
         )
     except AMQPError as error:
         raise with_code(error) from None
@@ -181,8 +202,8 @@ async def read(call: Call) -> Any:
     arguments: dict[str, object] = {"x-stream-offset": asked.offset}
     if asked.filter is not None:
         arguments["x-stream-filter"] = asked.filter
-    found = await call.broker.messages.read(
-        vhost, name, arguments, asked.count, _takes(call), call.slices.rest
+    found = await read_messages(
+        call.broker, vhost, name, arguments, asked.count, _takes(call), call.slices.rest
     )
     return Messages(found, call.slices, call.held, encoding=asked.encoding, truncate=asked.truncate)
 
@@ -208,13 +229,204 @@ async def move(call: Call) -> Any:
     # default exchange.
     _require_read(call, vhost, name)
     call.require_own(vhost, "exchange", "", "write")
-    queue = call.broker.queues.find(vhost, name)
+    queue = call.broker.vhost(vhost).queues.get(name)
     if queue is None:
         raise not_found()
     if asked.destination == name:
         raise bad_request("destination is the queue itself")
     if asked.count is not None and not 1 <= asked.count <= MOVE_MAX:
         raise bad_request(f"count must be 1 to {MOVE_MAX}")
-    count = min(queue.messages_ready, MOVE_MAX if asked.count is None else asked.count)
-    moved, refused = await call.broker.messages.move(vhost, name, asked.destination, count)
+    count = min(queue.host.ready_count, MOVE_MAX if asked.count is None else asked.count)
+    moved, refused = await move_messages(call.parts, vhost, name, asked.destination, count)
     return {"moved": moved, "refused": refused}
+
+
+# -- of the broker -------------------------------------------------------------------------------------------
+
+
+async def publish_message(
+    broker: Broker,
+    vhost: str,
+    exchange: str,
+    routing_key: str,
+    properties: Mapping[str, object],
+    body: bytes,
+    user: str,
+    access: str = "",
+) -> bool:
+    """Return True if it reached a queue. `access`: see Session.logged_in.
+
+    Properties have their AMQP names (`content_type`, `headers` …).
+    """
+    if broker.alarms.active:
+        raise PreconditionFailed(f"publishers are blocked: {broker.alarms.reason}")
+    method = methods.make(commands.Basic.Publish, exchange=exchange, routing_key=routing_key, mandatory=True)
+    with Direct(broker, vhost, user, access) as direct:
+        return await direct.publish(method, properties, body)
+
+
+async def get_messages(
+    broker: Broker,
+    vhost: str,
+    queue: str,
+    count: int,
+    fate: Fate,
+    takes: Takes | None = None,
+    rest: Rest = trio.lowlevel.checkpoint,
+) -> list[MessageView]:
+    """`takes` is asked about each message; the first that it does not take is requeued, and the last."""
+    takes = takes or _take_all
+    got: list[MessageView] = []
+    size = tag = 0
+    with Direct(broker, vhost, ITSELF) as direct:
+        while len(got) < count and size < GET_BYTES_MAX:
+            taken = await direct.get(queue, rest)
+            if taken is None:
+                break
+            told, message = taken
+            view = MessageView(
+                exchange=told.exchange or "",
+                routing_key=told.routing_key or "",
+                redelivered=bool(told.redelivered),
+                message_count=told.message_count or 0,
+                properties=partial(_properties, message.properties),
+                body=message.body,
+                size=message.size,
+            )
+            if not await takes(view.size, len(got)):
+                break
+            tag = taken.tag
+            size += view.size
+            got.append(view)
+        if tag and fate != "requeue":
+            # Messages that are not settled are requeued at their position when the session ends.
+            ack, reject = commands.Basic.Ack(tag, True), commands.Basic.Nack(tag, True, False)
+            await direct.ask(ack if fate == "ack" else reject)
+    return got
+
+
+async def read_messages(
+    broker: Broker,
+    vhost: str,
+    stream: str,
+    arguments: Mapping[str, object],
+    count: int,
+    takes: Takes | None = None,
+    rest: Rest = trio.lowlevel.checkpoint,
+) -> list[tuple[int, MessageView]]:
+    """Return messages of a stream with their offsets, as a consumer with these arguments gets them.
+    `takes` is asked about each one; the first that it does not take is the end.
+
+    Raises PreconditionFailed if the queue is no stream, and for invalid arguments.
+    """
+    queue = broker.vhost(vhost).queues.get(stream)
+    if queue is None:
+        raise NotFound(f"no queue '{stream}' in vhost '{vhost}'")
+    if not isinstance(queue.host, StreamHost):
+        raise PreconditionFailed(
+            f"queue '{stream}' in vhost '{vhost}' is not a stream, or has failed on this node"
+        )
+    # This node may not know yet of messages that are confirmed.
+    known, start = await _offsets(broker, queue.host), arguments.get("x-stream-offset")
+    if known is None:
+        raise Unavailable(
+            f"offsets of stream '{stream}' in vhost '{vhost}' are not known on this node now: ask again"
+        )
+    end = known.stop
+    if not known or (isinstance(start, int) and start >= end):
+        return []
+    with Direct(broker, vhost, ITSELF) as direct:
+        found = await direct.read(stream, arguments, count, GET_BYTES_MAX, end, takes or _take_all, rest)
+    return [
+        (
+            each.offset,
+            MessageView(
+                exchange=each.deliver.exchange or "",
+                routing_key=each.deliver.routing_key or "",
+                redelivered=False,
+                message_count=0,
+                properties=partial(_properties, each.content.properties),
+                body=each.content.body,
+                size=each.content.size,
+            ),
+        )
+        for each in found
+        # The stream may have got messages since `end` was read.
+        if each.offset < end
+    ]
+
+
+async def _offsets(broker: Broker, host: StreamHost) -> range | None:
+    found: list[range | None] = []
+    answered = trio.Event()
+
+    def told(offsets: range | None) -> None:
+        found.append(offsets)
+        answered.set()
+
+    broker.turn.run(host.offsets, told)
+    with trio.move_on_after(ANSWER_S):
+        await answered.wait()
+    return found[0] if found else None
+
+
+async def move_messages(
+    parts: ManagedParts, vhost: str, source: str, destination: str, count: int
+) -> tuple[int, int]:
+    """Move the first messages of a queue to another one; return how many went, and how many it refused.
+
+    A message is removed from the first queue after the other one has confirmed it. If the node dies in
+    between, it is in both queues.
+    """
+    broker = parts.broker
+    if broker.alarms.active:
+        raise PreconditionFailed(f"publishers are blocked: {broker.alarms.reason}")
+    queue = broker.vhost(vhost).queues.get(destination)
+    if queue is None:
+        raise NotFound(f"no queue '{destination}' in vhost '{vhost}'")
+    if queue.type.is_group:
+        raise refuse_publish(queue)
+    moved = 0
+    with Direct(broker, vhost, ITSELF) as direct:
+        await direct.ask(commands.Confirm.Select())
+        while moved < count:
+            got = await _take_some(direct, source, min(count - moved, MOVED_AT_ONCE))
+            if not got:
+                break
+            taken = await direct.hand_on(queue, got, parts.commits.barrier)
+            moved += taken
+            if taken < len(got):
+                return moved, len(got) - taken
+    return moved, 0
+
+
+async def _take_some(direct: Direct, queue: str, count: int) -> list[Got]:
+    got: list[Got] = []
+    size = 0
+    while len(got) < count and size < GET_BYTES_MAX:
+        taken = await direct.get(queue)
+        if taken is None:
+            break
+        got.append(taken)
+        size += len(taken.content.body)
+    return got
+
+
+async def _take_all(size: int, before: int) -> bool:
+    return True
+
+
+def _properties(properties: content.Properties) -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    for name in content.PROPERTIES:
+        if name not in properties.raw:
+            continue
+        if name == "headers":
+            told[name] = properties.headers
+        elif name in ("delivery_mode", "priority"):
+            told[name] = properties.octet(name)
+        elif name == "timestamp":
+            told[name] = int.from_bytes(properties.raw[name], "big")
+        else:
+            told[name] = properties.text(name)
+    return told

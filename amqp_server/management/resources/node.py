@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
+import logging
+import os
+import time
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from amqp_server.broker.access.users import MONITORING
 from amqp_server.broker.traffic import Traffic
-from amqp_server.config import InvalidOption
-from amqp_server.management.objects.views import ListenerView, NodeView
-from amqp_server.management.request.answer import NO_CONTENT, Answer, bad_request, not_found
+from amqp_server.build import BUILD
+from amqp_server.config import VERSION, Config, InvalidOption
+from amqp_server.management.request import identity
+from amqp_server.management.request.answer import NO_CONTENT, Answer, bad_request, not_found, refusing
 from amqp_server.management.request.call import Call
+from amqp_server.management.request.columns import Row
 from amqp_server.management.request.listing import listing
 from amqp_server.management.request.other_nodes import Answers, ask_node, ask_others
+from amqp_server.management.resources.connections import visible_sessions
+from amqp_server.management.resources.queues import count_messages
 from amqp_server.management.statistics.history import DETAILED, GLOBAL
-from amqp_server.management.statistics.queue_totals import count_messages
+from amqp_server.management.statistics.sampler import CHURN, FIGURES
 from amqp_server.management.statistics.stats import merged
+from exchanges.registry import EXCHANGE_TYPES
+from persistence.own_process import files_limit
+
+if TYPE_CHECKING:
+    from amqp_server.management.parts import ManagedParts
+
+log = logging.getLogger("mqd.management")
 
 #: RabbitMQ's feature flags for features that mqd has, with RabbitMQ's descriptions.
 FEATURES = {
@@ -30,9 +44,9 @@ FEATURES = {
 
 
 async def overview(call: Call) -> Any:
-    broker, stats = call.broker, call.stats
+    parts, broker, stats = call.parts, call.broker, call.stats
     vhosts = call.vhosts()
-    counts = await count_messages(call, vhosts, own=call.local or broker.others is not None)
+    counts = await count_messages(call, vhosts, own=call.local or parts.others is not None)
     channels, connections, traffic = await _look_at_clients(call)
     lengths = {
         "messages": counts.messages,
@@ -40,12 +54,12 @@ async def overview(call: Call) -> Any:
         "messages_unacknowledged": counts.messages_unacknowledged,
     }
     told: dict[str, Any] = {
-        "management_version": broker.version,
-        "product_name": broker.product,
-        "product_version": broker.version,
-        "build": broker.build,
-        "rabbitmq_version": broker.version,
-        "cluster_name": broker.cluster_name(),
+        "management_version": VERSION,
+        "product_name": broker.config.announce_product,
+        "product_version": VERSION,
+        "build": BUILD,
+        "rabbitmq_version": VERSION,
+        "cluster_name": identity.cluster_name(parts),
         "erlang_version": "",
         "erlang_full_version": "",
         "release_series_support_status": "supported",
@@ -58,24 +72,24 @@ async def overview(call: Call) -> Any:
         "disable_stats": False,
         "enable_queue_totals": False,
         "message_stats": {},
-        "exchange_types": broker.node.exchange_types(),
+        "exchange_types": exchange_types(),
         "queue_totals": lengths,
         "object_totals": {
             "channels": channels,
             "connections": connections,
             "consumers": counts.consumers,
-            "exchanges": sum(broker.exchanges.count(vhost) for vhost in vhosts),
+            "exchanges": sum(broker.vhost(vhost).router.exchange_count for vhost in vhosts),
             "queues": counts.queues,
         },
-        "node": broker.name,
+        "node": parts.config.node,
         "statistics_db_event_queue": 0,
     }
     if call.may(MONITORING):
         told["queue_totals"] = stats.queue_totals(lengths)
         told["message_stats"] = stats.message_stats(traffic)
-        told["churn_rates"] = stats.churn(broker.node.churn())
-        told["listeners"] = [_listener(listener) for listener in broker.node.listeners()]
-        told["contexts"] = [context | {"node": broker.name} for context in broker.node.contexts()]
+        told["churn_rates"] = stats.churn(_churn(call))
+        told["listeners"] = listeners(parts)
+        told["contexts"] = [context | {"node": parts.config.node} for context in _contexts(parts)]
     else:
         # Sums over the vhosts that the user may see.
         seen = merged(stats.vhost(vhost) for vhost in vhosts)
@@ -105,7 +119,9 @@ def _everywhere(call: Call, told: dict[str, Any], answers: Answers) -> dict[str,
     if answers.missing:
         told["missing_nodes"] = answers.missing
         # Queues of nodes that are down exist, too.
-        totals["queues"] = max(totals["queues"], sum(map(call.broker.queues.count, call.vhosts())))
+        totals["queues"] = max(
+            totals["queues"], sum(len(call.broker.vhost(vhost).queues) for vhost in call.vhosts())
+        )
     return told
 
 
@@ -114,25 +130,20 @@ async def _look_at_clients(call: Call) -> tuple[int, int, Traffic]:
     closed ones.
     """
     channels = connections = 0
-    traffic = call.broker.connections.ended_traffic()
-    for opened in call.broker.connections.clients(None if call.may(MONITORING) else call.identity):
+    traffic = Traffic()
+    traffic.add(call.broker.counts.ended.traffic)
+    for session in visible_sessions(call):
         await call.slices.rest()
         connections += 1
-        channels += len(opened)
-        for channel in opened:
+        channels += len(session.channels)
+        for channel in list(session.channels.values()):
             if not channel.closed:
                 traffic.add(channel.counted())
     return channels, connections, traffic
 
 
-def _listener(listener: ListenerView) -> dict[str, Any]:
-    return msgspec.structs.asdict(listener) | {
-        "socket_opts": {"port": listener.port, "ip": listener.ip_address, "nodelay": True}
-    }
-
-
 async def cluster_name(call: Call) -> Any:
-    return {"name": call.broker.cluster_name()}
+    return {"name": identity.cluster_name(call.parts)}
 
 
 async def whoami(call: Call) -> Any:
@@ -140,7 +151,7 @@ async def whoami(call: Call) -> Any:
 
 
 async def nodes(call: Call) -> Any:
-    own = _node_row(call.broker.node.view(call.stats))
+    own = _node_row(call)
     if call.local:
         return own
     answers = await ask_others(call)
@@ -155,16 +166,101 @@ def _down(name: str) -> dict[str, Any]:
     return {"name": name, "type": "disc", "running": False, "being_drained": False}
 
 
-def _node_row(node: NodeView) -> dict[str, Any]:
-    row = msgspec.structs.asdict(node)
-    del row["stats"]
-    return row | node.stats
+def _node_row(call: Call) -> Row:
+    """Return the row of this node."""
+    parts, config, watch = call.parts, call.parts.config, call.parts.resources
+    alarms, syncs = parts.broker.alarms.names(), parts.commits.syncs
+    figures = dict(zip(FIGURES, parts.sampler.figures(), strict=True))
+    return {
+        "name": config.node,
+        "type": "disc",
+        "running": True,
+        "being_drained": False,
+        "os_pid": str(os.getpid()),
+        "uptime": int((time.monotonic() - parts.began) * 1000),
+        "processors": os.cpu_count() or 1,
+        "mem_limit": watch.memory_limit_bytes,
+        "mem_alarm": "memory" in alarms,
+        "disk_free_limit": watch.disk_free_min_bytes,
+        "disk_free_alarm": any(name.startswith("disk") for name in alarms),
+        "fd_total": files_limit(),
+        "sockets_total": files_limit(),
+        "rates_mode": "basic",
+        "partitions": [],
+        "config_files": [],
+        "log_files": [],
+        "db_dir": config.data_dir,
+        "enabled_plugins": [],
+        "net_ticktime": config.cluster_dead_ms // 1000,
+        "mem_calculation_strategy": "rss",
+        "applications": [{"name": "mqd", "description": "AMQP 0-9-1 broker", "version": VERSION}],
+        "auth_mechanisms": [
+            {"name": name, "description": f"SASL {name} authentication mechanism", "enabled": enabled}
+            for name, enabled in (
+                ("PLAIN", True),
+                ("AMQPLAIN", True),
+                ("EXTERNAL", bool(config.amqps) and config.tls_login_from != "off"),
+            )
+        ],
+        "contexts": _contexts(parts),
+        "exchange_types": exchange_types(),
+        "cluster_links": [],
+        "io_sync_avg_time": round(1000 * syncs.seconds / syncs.count, 3) if syncs.count else 0.0,
+        **call.stats.churn(_churn(call)),
+        **call.stats.figures(figures),
+    }
+
+
+def _churn(call: Call) -> dict[str, int]:
+    return dict(zip(CHURN, call.broker.counts.ended.churn(), strict=True))
+
+
+def _contexts(parts: ManagedParts) -> list[Row]:
+    """Return the management listener in RabbitMQ's format for its web server."""
+    address = parts.addresses["http"]
+    if not address:
+        return []
+    host, _, port = address.rpartition(":")
+    return [
+        {
+            "description": "mqd Management",
+            "path": "/",
+            "ip": host.strip("[]"),
+            "port": port,
+            "cowboy_opts": "[]",
+            "ssl_opts": [],
+        }
+    ]
+
+
+def listeners(parts: ManagedParts) -> list[Row]:
+    found: list[Row] = []
+    for protocol, address in parts.addresses.items():
+        if address:
+            host, _, port = address.rpartition(":")
+            ip, number = host.strip("[]"), int(port)
+            found.append(
+                {
+                    "protocol": protocol,
+                    "ip_address": ip,
+                    "port": number,
+                    "node": parts.config.node,
+                    "socket_opts": {"port": number, "ip": ip, "nodelay": True},
+                }
+            )
+    return found
+
+
+def exchange_types() -> list[Row]:
+    return [
+        {"name": name, "description": f"AMQP {name} exchange", "enabled": True} for name in EXCHANGE_TYPES
+    ]
 
 
 async def node(call: Call) -> Any:
     name = call.path["node"]
-    if name == call.broker.name:
-        return _node_row(call.broker.node.view(call.stats))
+    if name == call.parts.config.node:
+        return _node_row(call)
     return await _of_other(call, name, _down(name))
 
 
@@ -208,9 +304,9 @@ MEMORY_PARTS = [
 async def memory(call: Call) -> Any:
     """How the memory of a node is used."""
     name = call.path["node"]
-    if name != call.broker.name:
+    if name != call.parts.config.node:
         return await _of_other(call, name, {"memory": "not_available"})
-    used, bodies = call.broker.node.memory()
+    used, bodies = call.parts.resources.memory_bytes, call.broker.services.memory.used
     total = {"rss": used, "allocated": used, "erlang": used}
     parts = dict.fromkeys(MEMORY_PARTS, 0) | {"queue_procs": bodies, "other_system": max(0, used - bodies)}
     return {"memory": parts | {"strategy": "rss", "total": total}}
@@ -219,9 +315,9 @@ async def memory(call: Call) -> Any:
 async def memory_relative(call: Call) -> Any:
     """The use of memory in percent."""
     name = call.path["node"]
-    if name != call.broker.name:
+    if name != call.parts.config.node:
         return await _of_other(call, name, {"memory": "not_available"})
-    used, bodies = call.broker.node.memory()
+    used, bodies = call.parts.resources.memory_bytes, call.broker.services.memory.used
     share = min(100, -(-100 * bodies // max(1, used)))
     parts = dict.fromkeys(MEMORY_PARTS, 0) | {"queue_procs": share, "other_system": 100 - share}
     return {"memory": parts | {"total": 100}}
@@ -233,16 +329,21 @@ class MemoryLimit(msgspec.Struct):
 
 async def set_memory_limit(call: Call) -> Answer:
     _require_node(call)
-    try:
-        call.broker.node.set_memory_limit(call.read(MemoryLimit).limit)
-    except InvalidOption as wrong:
-        raise bad_request(str(wrong)) from None
+    with refusing(InvalidOption):
+        # A share of the machine's memory ("0.6") or a size in bytes.
+        limit = Config(memory_limit=call.read(MemoryLimit).limit).memory_limit_bytes
+        call.parts.resources.set_memory_limit(limit)
     return NO_CONTENT
 
 
 async def stop(call: Call) -> Answer:
     _require_node(call)
-    return Answer(202, after=call.broker.node.stop)
+
+    async def end() -> None:
+        log.info("the management API requested that the node stop")
+        call.parts.stop()
+
+    return Answer(202, after=end)
 
 
 async def auth(call: Call) -> Any:
@@ -282,5 +383,5 @@ async def reset_statistics(call: Call) -> Answer:
 
 
 def _require_node(call: Call) -> None:
-    if call.path["node"] != call.broker.name:
+    if call.path["node"] != call.parts.config.node:
         raise not_found()

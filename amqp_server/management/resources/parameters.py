@@ -18,20 +18,30 @@ from amqp_server.broker.declared.parameters import (
     ParameterRefused,
 )
 from amqp_server.broker.topology.limits import LIMITS, OF_VHOSTS, problem
-from amqp_server.management.request.answer import NO_CONTENT, Answer, Refusal, bad_request, created, not_found
+from amqp_server.management.changes.proposals import clear_parameter, set_parameter
+from amqp_server.management.request.answer import (
+    NO_CONTENT,
+    Answer,
+    Refusal,
+    bad_request,
+    created,
+    known,
+    refusing,
+)
 from amqp_server.management.request.call import Call
+from amqp_server.management.request.identity import cluster_id
 from amqp_server.management.request.listing import listing
 from amqp_server.management.resources import shovels
 from amqp_server.shovels.definition import masked
 
 if TYPE_CHECKING:
-    from amqp_server.management.objects.managed_broker import ManagedBroker
+    from amqp_server.broker.broker import Broker
 
 
 def vhost_to_set(call: Call) -> str:
     """Return the path's vhost, for any user."""
     name = call.path["vhost"]
-    if name not in call.broker.vhosts:
+    if name not in call.broker.vhost_records:
         raise Refusal(404, "not_found", "vhost_not_found")
     return name
 
@@ -70,7 +80,7 @@ def _visible(call: Call) -> list[ParameterRecord]:
     component, vhosts = call.path.get("component"), dict.fromkeys(call.vhosts())
     return [
         record
-        for record in call.broker.parameters
+        for record in call.broker.runtime.parameters
         # Policies are listed only if the path names their component, as in RabbitMQ.
         if record.vhost in vhosts
         and (record.component == component or (component is None and record.component != POLICY))
@@ -84,28 +94,25 @@ async def parameters(call: Call) -> Any:
 def _one(call: Call) -> ParameterRecord:
     call.require_policymaker()
     path = call.path
-    found = call.broker.parameters.get(path["vhost"], path["component"], path["name"])
-    if found is None:
-        raise not_found()
-    return found
+    return known(call.broker.runtime.parameters.get(path["vhost"], path["component"], path["name"]))
 
 
 async def parameter(call: Call) -> Any:
     return _masked(_one(call))
 
 
-def checked(broker: ManagedBroker, vhost: str, component: str, name: str, value: object) -> ParameterRecord:
+def checked(broker: Broker, vhost: str, component: str, name: str, value: object) -> ParameterRecord:
     """Check a parameter of a vhost by its component. Raises Refusal."""
     try:
         if component == VHOST_LIMITS:
             reason = problem(value, OF_VHOSTS, LIMITS)
             if reason is not None:
                 raise ParameterRefused(reason)
-            return broker.parameters.prepare(vhost, component, LIMITS, value)
+            return broker.runtime.parameters.prepare(vhost, component, LIMITS, value)
         if component not in (POLICY, OPERATOR_POLICY):
             raise ParameterRefused(f"component {component} not found")
         told = value if isinstance(value, dict) else {}
-        return broker.policies.prepare(
+        return broker.runtime.policies.prepare(
             vhost,
             name,
             pattern=told.get("pattern"),
@@ -135,7 +142,7 @@ async def put_parameter(call: Call) -> Answer:
             raise invalid(str(refused)) from None
     else:
         record = checked(call.broker, vhost, component, name, value)
-    return created(await call.broker.set_parameter(record))
+    return created(await set_parameter(call.broker, record))
 
 
 async def delete_parameter(call: Call) -> Answer:
@@ -144,7 +151,7 @@ async def delete_parameter(call: Call) -> Answer:
         raise bad_request("policies may not be cleared using this method")
     if record.component != SHOVEL:
         call.require_administrator()
-    await call.broker.clear_parameter(record)
+    await clear_parameter(call.broker, record)
     return NO_CONTENT
 
 
@@ -157,22 +164,21 @@ def shown_global(record: ParameterRecord) -> dict[str, Any]:
 
 def _unset(call: Call) -> list[dict[str, Any]]:
     """Return the parameter that RabbitMQ sets when it founds a cluster; mqd knows the value without it."""
-    if call.broker.parameters.get(GLOBAL, GLOBAL, CLUSTER_ID) is not None:
+    if call.broker.runtime.parameters.get(GLOBAL, GLOBAL, CLUSTER_ID) is not None:
         return []
-    return [{"name": CLUSTER_ID, "value": call.broker.cluster_id()}]
+    return [{"name": CLUSTER_ID, "value": cluster_id(call.parts)}]
 
 
 async def global_parameters(call: Call) -> Any:
-    told = [shown_global(record) for record in call.broker.parameters.of(GLOBAL, GLOBAL)] + _unset(call)
+    told = [shown_global(record) for record in call.broker.runtime.parameters.of(GLOBAL, GLOBAL)] + _unset(
+        call
+    )
     told.sort(key=itemgetter("name"))
     return await listing(call, told)
 
 
 def _global(call: Call) -> ParameterRecord:
-    found = call.broker.parameters.get(GLOBAL, GLOBAL, call.path["name"])
-    if found is None:
-        raise not_found()
-    return found
+    return known(call.broker.runtime.parameters.get(GLOBAL, GLOBAL, call.path["name"]))
 
 
 async def global_parameter(call: Call) -> Any:
@@ -184,25 +190,21 @@ async def global_parameter(call: Call) -> Any:
 
 async def put_global_parameter(call: Call) -> Answer:
     value = require(call.table(), "value")
-    try:
-        record = call.broker.parameters.prepare(GLOBAL, GLOBAL, call.path["name"], value)
-    except ParameterRefused as refused:
-        raise bad_request(str(refused)) from None
-    return created(await call.broker.set_parameter(record))
+    with refusing(ParameterRefused):
+        record = call.broker.runtime.parameters.prepare(GLOBAL, GLOBAL, call.path["name"], value)
+    return created(await set_parameter(call.broker, record))
 
 
 async def put_cluster_name(call: Call) -> Answer:
     name = require(call.table(), "name")
-    try:
-        record = call.broker.parameters.prepare(GLOBAL, GLOBAL, CLUSTER_NAME, name)
-    except ParameterRefused as refused:
-        raise bad_request(str(refused)) from None
+    with refusing(ParameterRefused):
+        record = call.broker.runtime.parameters.prepare(GLOBAL, GLOBAL, CLUSTER_NAME, name)
     if not isinstance(name, str) or not name:
         raise bad_request("name must be a text")
-    await call.broker.set_parameter(record)
+    await set_parameter(call.broker, record)
     return NO_CONTENT
 
 
 async def delete_global_parameter(call: Call) -> Answer:
-    await call.broker.clear_parameter(_global(call))
+    await clear_parameter(call.broker, _global(call))
     return NO_CONTENT

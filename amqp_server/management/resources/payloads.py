@@ -7,12 +7,11 @@ from __future__ import annotations
 import base64
 import codecs
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any
 
 import msgspec
 
-from amqp_server.management.objects.views import MessageView
 from amqp_server.management.request.answer import plain
 from amqp_server.management.request.memory_budget import Held
 from amqp_server.management.request.time_slices import Slices
@@ -21,6 +20,22 @@ from amqp_server.management.request.time_slices import Slices
 PIECE_BYTES = 48 * 1024
 #: Bytes of rows that are sent together.
 CHUNK_BYTES = 64 * 1024
+
+
+class MessageView(msgspec.Struct, kw_only=True):
+    """A message that was got."""
+
+    exchange: str
+    routing_key: str
+    redelivered: bool
+    #: Number of messages left in the queue.
+    message_count: int
+    #: Returns the properties that are set, under their AMQP names: decoded, they may take many times the
+    #: memory of their bytes.
+    properties: Callable[[], dict[str, Any]]
+    body: bytes | memoryview
+    #: Bytes of the message in memory.
+    size: int
 
 
 class Messages:

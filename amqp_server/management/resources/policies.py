@@ -5,10 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from amqp_server.broker.declared.parameters import OPERATOR_POLICY, POLICY, ParameterRecord, ParameterRefused
-from amqp_server.management.request.answer import NO_CONTENT, Answer, created, not_found
+from amqp_server.management.changes.proposals import clear_parameter, set_parameter
+from amqp_server.management.request.answer import NO_CONTENT, Answer, created, known
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.listing import listing
-from amqp_server.management.resources.parameters import invalid, require, vhost_to_set
+from amqp_server.management.resources.parameters import (
+    invalid,
+    require,
+    vhost_to_set,
+)
 
 
 def shown(record: ParameterRecord) -> dict[str, Any]:
@@ -23,16 +28,15 @@ def shown(record: ParameterRecord) -> dict[str, Any]:
     }
 
 
-async def _list(call: Call, component: str) -> Any:
-    found = [record for vhost in call.vhosts() for record in call.broker.parameters.of(vhost, component)]
+async def _listed(call: Call, component: str) -> Any:
+    found = [
+        record for vhost in call.vhosts() for record in call.broker.runtime.parameters.of(vhost, component)
+    ]
     return await listing(call, found, shown)
 
 
 def _one(call: Call, component: str) -> ParameterRecord:
-    found = call.broker.parameters.get(call.path["vhost"], component, call.path["name"])
-    if found is None:
-        raise not_found()
-    return found
+    return known(call.broker.runtime.parameters.get(call.path["vhost"], component, call.path["name"]))
 
 
 async def _put(call: Call, component: str) -> Answer:
@@ -40,7 +44,7 @@ async def _put(call: Call, component: str) -> Answer:
     asked = call.table()
     pattern, definition = require(asked, "pattern"), require(asked, "definition")
     try:
-        record = call.broker.policies.prepare(
+        record = call.broker.runtime.policies.prepare(
             vhost,
             call.path["name"],
             pattern=pattern,
@@ -52,16 +56,16 @@ async def _put(call: Call, component: str) -> Answer:
         )
     except ParameterRefused as refused:
         raise invalid(str(refused)) from None
-    return created(await call.broker.set_parameter(record))
+    return created(await set_parameter(call.broker, record))
 
 
 async def _delete(call: Call, component: str) -> Answer:
-    await call.broker.clear_parameter(_one(call, component))
+    await clear_parameter(call.broker, _one(call, component))
     return NO_CONTENT
 
 
 async def policies(call: Call) -> Any:
-    return await _list(call, POLICY)
+    return await _listed(call, POLICY)
 
 
 async def policy(call: Call) -> Any:
@@ -80,7 +84,7 @@ async def delete_policy(call: Call) -> Answer:
 
 
 async def operator_policies(call: Call) -> Any:
-    return await _list(call, OPERATOR_POLICY)
+    return await _listed(call, OPERATOR_POLICY)
 
 
 async def operator_policy(call: Call) -> Any:

@@ -7,7 +7,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from amqp_server.broker.declared.parameters import SHOVEL, ParameterRecord, ParameterRefused
-from amqp_server.management.request.answer import NO_CONTENT, Answer, Refusal, bad_request, not_found
+from amqp_server.management.changes.proposals import clear_parameter
+from amqp_server.management.request.answer import NO_CONTENT, Answer, Refusal, bad_request, known, not_found
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.listing import listing
 from amqp_server.management.request.other_nodes import Row, ask_others
@@ -15,12 +16,10 @@ from amqp_server.shovels.definition import Definition, InvalidShovel, acts_as, m
 from amqp_server.shovels.uri import InvalidUri
 
 if TYPE_CHECKING:
-    from amqp_server.management.objects.managed_broker import ManagedBroker
+    from amqp_server.broker.broker import Broker
 
 
-def prepared(
-    broker: ManagedBroker, vhost: str, name: str, value: object, *, user: str = ""
-) -> ParameterRecord:
+def prepared(broker: Broker, vhost: str, name: str, value: object, *, user: str = "") -> ParameterRecord:
     """Check a shovel that is to be set. Raises ParameterRefused.
 
     `user` is a user without administrator rights: its shovels act as this user. It is empty if an
@@ -38,23 +37,23 @@ def prepared(
     for uri in uris:
         if uri.host:
             continue
-        if uri.vhost not in broker.vhosts:
+        if uri.vhost not in broker.vhost_records:
             raise ParameterRefused(f'vhost "{uri.vhost}" of {uri.shown} does not exist')
-        if user and not broker.permissions.may_open(user, uri.vhost):
+        if user and not broker.access.permissions.may_open(user, uri.vhost):
             raise ParameterRefused(f'user "{user}" may not connect to vhost "{uri.vhost}"')
         if user and uri.password is None and uri.user not in (None, user):
             raise ParameterRefused(
                 f'user "{user}" may not set a shovel that acts as user "{uri.user}" without its password'
             )
-    count = sum(record.component == SHOVEL for record in broker.parameters)
-    if broker.parameters.get(vhost, SHOVEL, name) is None and count >= config.shovels_max:
+    count = sum(record.component == SHOVEL for record in broker.runtime.parameters)
+    if broker.runtime.parameters.get(vhost, SHOVEL, name) is None and count >= config.shovels_max:
         raise ParameterRefused(f"there are {count} shovels already, the maximum (shovels_max)")
     if user and isinstance(value, dict):
         try:
             value = acts_as(value, user)
         except InvalidUri as invalid:
             raise ParameterRefused(str(invalid)) from None
-    return broker.parameters.prepare(vhost, SHOVEL, name, value)
+    return broker.runtime.parameters.prepare(vhost, SHOVEL, name, value)
 
 
 def asked(call: Call, vhost: str, name: str, value: object) -> ParameterRecord:
@@ -71,13 +70,14 @@ def asked(call: Call, vhost: str, name: str, value: object) -> ParameterRecord:
 async def _rows(call: Call) -> list[Row]:
     """All shovels of the path's vhost, or of those that the user sees."""
     vhosts = dict.fromkeys(call.vhosts())
-    own = [row for row in call.broker.shovel_statuses() if row["vhost"] in vhosts]
+    running = call.parts.shovels()
+    own = [] if running is None else [row for row in running.statuses() if row["vhost"] in vhosts]
     if call.local:
         return own
     answers = await ask_others(call)
     rows = own + answers.all_rows()
     told = {(row["vhost"], row["name"]) for row in rows}
-    for record in call.broker.parameters:
+    for record in call.broker.runtime.parameters:
         if record.component == SHOVEL and record.vhost in vhosts and (record.vhost, record.name) not in told:
             # No node runs it now, or the node that runs it has not answered.
             rows.append(
@@ -115,20 +115,18 @@ async def shovel_in_vhost(call: Call) -> Any:
 
 def _record(call: Call) -> ParameterRecord:
     call.require_policymaker()
-    found = call.broker.parameters.get(call.path["vhost"], SHOVEL, call.path["name"])
-    if found is None:
-        raise not_found()
-    return found
+    return known(call.broker.runtime.parameters.get(call.path["vhost"], SHOVEL, call.path["name"]))
 
 
 async def delete(call: Call) -> Answer:
-    await call.broker.clear_parameter(_record(call))
+    await clear_parameter(call.broker, _record(call))
     return NO_CONTENT
 
 
 async def restart(call: Call) -> Answer:
     record = _record(call)
-    if call.broker.restart_shovel(record.vhost, record.name) or call.local:
+    running = call.parts.shovels()
+    if call.local or (running is not None and running.restart(record.vhost, record.name)):
         return NO_CONTENT
     answers = await ask_others(call)
     if answers.missing:

@@ -3,19 +3,42 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from amqp_server.broker.access.password import InvalidPasswordHash, from_rabbitmq
 from amqp_server.broker.access.permissions import InvalidPermission, Permission
 from amqp_server.broker.access.users import User, UserRefused, checked_name, checked_tags, hashed
+from amqp_server.broker.declared.operations import (
+    ClearPermission,
+    ClearTopicPermission,
+    DeleteUser,
+    PutUser,
+    SetPermission,
+    SetTopicPermission,
+)
 from amqp_server.config import INTERNAL_BACKEND
 from amqp_server.connection.login.password_checks import PasswordChecks
-from amqp_server.management.request.answer import NO_CONTENT, Answer, Refusal, bad_request, created, not_found
+from amqp_server.management.changes.proposals import propose, require_parameters
+from amqp_server.management.request.answer import (
+    NO_CONTENT,
+    Answer,
+    Refusal,
+    bad_request,
+    created,
+    known,
+    not_found,
+    refusing,
+)
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.listing import listing
+
+if TYPE_CHECKING:
+    from amqp_server.broker.broker import Broker
+    from amqp_server.broker.topology.topology import Result
 
 #: Bytes of a password that nobody knows.
 RANDOM_PASSWORD_BYTES = 32
@@ -34,17 +57,17 @@ def _shown(call: Call, user: User) -> dict[str, Any]:
         "name": user.name,
         "tags": list(user.tags),
         "hashing_algorithm": algorithm,
-        "limits": call.broker.limits.of_user(user.name),
+        "limits": call.broker.runtime.limits.of_user(user.name),
     }
 
 
 async def users(call: Call) -> Any:
-    return await listing(call, list(call.broker.users), partial(_shown, call))
+    return await listing(call, list(call.broker.access.users), partial(_shown, call))
 
 
 async def users_without_permissions(call: Call) -> Any:
-    known = {permission.user for permission in call.broker.permissions.all()}
-    found = [user for user in call.broker.users if user.name not in known]
+    known = {permission.user for permission in call.broker.access.permissions.all()}
+    found = [user for user in call.broker.access.users if user.name not in known]
     return await listing(call, found, partial(_shown, call))
 
 
@@ -65,24 +88,22 @@ class UserRequest(msgspec.Struct):
 
 
 async def put_user(call: Call) -> Answer:
-    async with call.broker.user_changes:
+    async with call.parts.user_changes:
         return await _put_user(call)
 
 
 async def _put_user(call: Call) -> Answer:
     name = call.path["user"]
     asked = call.read(UserRequest)
-    before = call.broker.users.get(name)
+    before = call.broker.access.users.get(name)
     tags = asked.tags.split(",") if isinstance(asked.tags, str) else asked.tags
     if tags is None:
         tags = list(before.tags) if before else []
-    try:
+    with refusing(UserRefused, InvalidPasswordHash):
         checked_name(name)
         told = checked_tags(tag.strip() for tag in tags if tag.strip())
-        encoded = await _hash(asked, before, call.broker.password_checks)
-        return created(await call.broker.put_user(name, encoded, told, forced=call.switch("force")))
-    except (UserRefused, InvalidPasswordHash) as refused:
-        raise bad_request(str(refused)) from None
+        encoded = await _hash(asked, before, call.parts.password_checks)
+        return created(await set_user(call.broker, name, encoded, told, forced=call.switch("force")))
 
 
 async def _hash(asked: UserRequest, before: User | None, checks: PasswordChecks) -> str:
@@ -100,17 +121,30 @@ async def _hash(asked: UserRequest, before: User | None, checks: PasswordChecks)
     return ""
 
 
+async def set_user(
+    broker: Broker, name: str, password_hash: str, tags: Iterable[str], *, forced: bool = False
+) -> bool:
+    """Return True if the user is new. Raises UserRefused, also for the last administrator unless `forced`."""
+    user = broker.access.users.prepare(name, password_hash, tags)
+    return (await _change_user(broker, PutUser(user, forced))).changed
+
+
+async def _change_user(broker: Broker, operation: PutUser | DeleteUser) -> Result:
+    result = await propose(broker, operation)
+    if result.error:
+        raise UserRefused(result.error)
+    return result
+
+
 async def delete_user(call: Call) -> Answer:
-    async with call.broker.user_changes:
+    async with call.parts.user_changes:
         await _delete(call, _user(call).name)
     return NO_CONTENT
 
 
 async def _delete(call: Call, name: str) -> None:
-    try:
-        await call.broker.delete_user(name, forced=call.switch("force"))
-    except UserRefused as refused:
-        raise bad_request(str(refused)) from None
+    with refusing(UserRefused):
+        await _change_user(call.broker, DeleteUser(name, call.switch("force")))
 
 
 class BulkDelete(msgspec.Struct):
@@ -119,8 +153,8 @@ class BulkDelete(msgspec.Struct):
 
 async def delete_users(call: Call) -> Answer:
     names = call.read(BulkDelete).users
-    async with call.broker.user_changes:
-        unknown = next((name for name in names if call.broker.users.get(name) is None), None)
+    async with call.parts.user_changes:
+        unknown = next((name for name in names if call.broker.access.users.get(name) is None), None)
         if unknown is not None:
             raise Refusal(400, "bad_request", ["no_such_user", unknown])
         for name in dict.fromkeys(names):
@@ -136,32 +170,29 @@ async def authenticate(call: Call) -> Any:
     """Check a user's password. The answer is the same for an unknown user and for a wrong password."""
     password = call.read(Login).password
     name = call.path["user"]
-    verified = await call.broker.password_checks.run(call.broker.users.verify, name, password)
-    if not verified or INTERNAL_BACKEND not in call.broker.config.auth_backends:
-        verified = await call.broker.authentication.asked_elsewhere(name, password)
+    verified = await call.parts.password_checks.run(call.broker.access.users.verify, name, password)
+    if not verified or INTERNAL_BACKEND not in call.parts.config.auth_backends:
+        verified = await call.parts.authentication.asked_elsewhere(name, password)
     return {"authenticated": verified}
 
 
 def _user(call: Call) -> User:
-    found = call.broker.users.get(call.path["user"])
-    if found is None:
-        raise not_found()
-    return found
+    return known(call.broker.access.users.get(call.path["user"]))
 
 
 # -- permissions --------------------------------------------------------------------------------
 
 
 async def permissions(call: Call) -> Any:
-    return await listing(call, call.broker.permissions.all())
+    return await listing(call, call.broker.access.permissions.all())
 
 
 async def permissions_of_user(call: Call) -> Any:
-    return await listing(call, call.broker.permissions.of_user(_user(call).name))
+    return await listing(call, call.broker.access.permissions.of_user(_user(call).name))
 
 
 async def permissions_of_vhost(call: Call) -> Any:
-    return await listing(call, call.broker.permissions.of_vhost(call.vhost()))
+    return await listing(call, call.broker.access.permissions.of_vhost(call.vhost()))
 
 
 async def permission(call: Call) -> Any:
@@ -177,7 +208,7 @@ class PermissionRequest(msgspec.Struct):
 def _places(call: Call) -> tuple[str, str]:
     """Return the vhost and the user that a permission is for."""
     vhost, name = call.path["vhost"], call.path["user"]
-    if vhost not in call.broker.vhosts or call.broker.users.get(name) is None:
+    if vhost not in call.broker.vhost_records or call.broker.access.users.get(name) is None:
         raise bad_request("vhost_or_user_not_found")
     return vhost, name
 
@@ -185,25 +216,28 @@ def _places(call: Call) -> tuple[str, str]:
 async def put_permission(call: Call) -> Answer:
     vhost, name = _places(call)
     asked = call.read(PermissionRequest)
-    try:
+    with refusing(InvalidPermission):
         return created(
-            await call.broker.set_permission(name, vhost, asked.configure, asked.write, asked.read)
+            await set_permission(call.broker, name, vhost, asked.configure, asked.write, asked.read)
         )
-    except InvalidPermission as invalid:
-        raise bad_request(str(invalid)) from None
+
+
+async def set_permission(
+    broker: Broker, user: str, vhost: str, configure: str, write: str, read: str
+) -> bool:
+    """Return True if the user had none there. Raises InvalidPermission."""
+    permission = broker.access.permissions.prepare(user, vhost, configure, write, read)
+    return (await propose(broker, SetPermission(permission))).changed
 
 
 async def delete_permission(call: Call) -> Answer:
     found = _permission(call)
-    await call.broker.clear_permission(found.user, found.vhost)
+    await propose(call.broker, ClearPermission(found.user, found.vhost))
     return NO_CONTENT
 
 
 def _permission(call: Call) -> Permission:
-    found = call.broker.permissions.get(_user(call).name, call.vhost())
-    if found is None:
-        raise not_found()
-    return found
+    return known(call.broker.access.permissions.get(_user(call).name, call.vhost()))
 
 
 # -- topic permissions --------------------------------------------------------------------------
@@ -215,7 +249,7 @@ async def topic_permissions(call: Call) -> Any:
     vhost = call.vhost() if "vhost" in call.path else None
     found = [
         topic
-        for topic in call.broker.permissions.topics()
+        for topic in call.broker.access.permissions.topics()
         if user in (None, topic.user) and vhost in (None, topic.vhost)
     ]
     if not found and user is not None and vhost is not None:
@@ -232,16 +266,24 @@ class TopicPermissionRequest(msgspec.Struct):
 async def put_topic_permission(call: Call) -> Answer:
     vhost, name = _places(call)
     asked = call.read(TopicPermissionRequest)
-    try:
+    with refusing(InvalidPermission):
         return created(
-            await call.broker.set_topic_permission(name, vhost, asked.exchange, asked.write, asked.read)
+            await set_topic_permission(call.broker, name, vhost, asked.exchange, asked.write, asked.read)
         )
-    except InvalidPermission as invalid:
-        raise bad_request(str(invalid)) from None
+
+
+async def set_topic_permission(
+    broker: Broker, user: str, vhost: str, exchange: str, write: str, read: str
+) -> bool:
+    """Return True if the user had none there. Raises InvalidPermission."""
+    permission = broker.access.permissions.prepare_topic(user, vhost, exchange, write, read)
+    require_parameters(broker)
+    return (await propose(broker, SetTopicPermission(permission))).changed
 
 
 async def delete_topic_permissions(call: Call) -> Answer:
     """Delete the topic permissions of a user in a vhost, or only those for one exchange there."""
     vhost, name = call.vhost(), _user(call).name
-    await call.broker.clear_topic_permission(name, vhost, call.path.get("exchange", ""))
+    require_parameters(call.broker)
+    await propose(call.broker, ClearTopicPermission(name, vhost, call.path.get("exchange", "")))
     return NO_CONTENT

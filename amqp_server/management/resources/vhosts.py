@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from amqp_server.broker.declared.parameters import ParameterRefused
+from amqp_server.broker.declared.operations import DeleteVhost, PutVhost
+from amqp_server.broker.declared.parameters import GLOBAL, TRACING, ParameterRefused
 from amqp_server.broker.declared.vhosts import VhostRecord, VhostRefused
-from amqp_server.management.request.answer import NO_CONTENT, Answer, bad_request, created, not_found
+from amqp_server.management.changes.proposals import clear_parameter, propose, set_parameter
+from amqp_server.management.request.answer import (
+    NO_CONTENT,
+    Answer,
+    bad_request,
+    created,
+    not_found,
+    refusing,
+)
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.listing import listing
 from amqp_server.management.request.other_nodes import ask_others
-from amqp_server.management.statistics.queue_totals import count_messages
+from amqp_server.management.resources.queues import count_messages
 from amqp_server.management.statistics.stats import merged
+
+if TYPE_CHECKING:
+    from amqp_server.broker.broker import Broker
 
 
 async def _shown(call: Call, vhost: VhostRecord) -> dict[str, Any]:
-    counts = await count_messages(call, [vhost.name], own=call.broker.others is not None)
+    counts = await count_messages(call, [vhost.name], own=call.parts.others is not None)
     told = call.stats.vhost(vhost.name) | {
         "messages": counts.messages,
         "messages_ready": counts.messages_ready,
@@ -30,8 +42,8 @@ async def _shown(call: Call, vhost: VhostRecord) -> dict[str, Any]:
         "tags": list(vhost.tags),
         "metadata": _metadata(vhost),
         "default_queue_type": vhost.default_queue_type or "undefined",
-        "tracing": call.broker.is_traced(vhost.name),
-        "cluster_state": {call.broker.name: "running"},
+        "tracing": _is_traced(call.broker, vhost.name),
+        "cluster_state": {call.parts.config.node: "running"},
     } | told
 
 
@@ -72,7 +84,7 @@ async def vhosts(call: Call) -> Any:
 
 
 async def vhost(call: Call) -> Any:
-    row = await _shown(call, call.broker.vhosts.require(call.vhost()))
+    row = await _shown(call, call.broker.vhost_records.require(call.vhost()))
     answers = await ask_others(call)
     return _everywhere(row, [body for body in answers.bodies.values() if body], answers.missing)
 
@@ -90,35 +102,54 @@ async def put_vhost(call: Call) -> Answer:
     tags = asked.tags.split(",") if isinstance(asked.tags, str) else asked.tags or []
     told = tuple(tag.strip() for tag in tags if tag.strip())
     name = call.path["vhost"]
-    try:
-        new = await call.broker.create_vhost(name, asked.description or "", told, _type(call, asked))
+    with refusing(VhostRefused, ParameterRefused):
+        new = await create_vhost(call.broker, name, asked.description or "", told, _type(call, asked))
         if asked.tracing is not None:
-            await call.broker.trace(name, on=asked.tracing)
-    except (VhostRefused, ParameterRefused) as refused:
-        raise bad_request(str(refused)) from None
+            await _trace(call.broker, name, on=asked.tracing)
     return created(new)
+
+
+async def create_vhost(
+    broker: Broker, name: str, description: str, tags: tuple[str, ...], default_queue_type: str
+) -> bool:
+    """Return True if the vhost is new. Raises VhostRefused."""
+    record = broker.vhost_records.prepare(name, description, tags, default_queue_type)
+    return (await propose(broker, PutVhost(record))).changed
+
+
+def _is_traced(broker: Broker, vhost: str) -> bool:
+    return broker.runtime.parameters.get(GLOBAL, TRACING, vhost) is not None
+
+
+async def _trace(broker: Broker, vhost: str, *, on: bool) -> None:
+    """Turn the firehose of a vhost on or off. Raises ParameterRefused."""
+    if on == _is_traced(broker, vhost):
+        return
+    record = broker.runtime.parameters.prepare(GLOBAL, TRACING, vhost, True)
+    await (set_parameter if on else clear_parameter)(broker, record)
 
 
 def _type(call: Call, asked: VhostRequest) -> str:
     if asked.default_queue_type is None:
-        before = call.broker.vhosts.get(call.path["vhost"])
+        before = call.broker.vhost_records.get(call.path["vhost"])
         return before.default_queue_type if before is not None else ""
     return "" if asked.default_queue_type == "undefined" else asked.default_queue_type
 
 
 async def start(call: Call) -> Answer:
     """Does nothing: in RabbitMQ a vhost can fail on one node and not on another; here it always runs."""
-    name, node, others = call.path["vhost"], call.path["node"], call.broker.others
-    if name not in call.broker.vhosts:
+    name, node, others = call.path["vhost"], call.path["node"], call.parts.others
+    if name not in call.broker.vhost_records:
         raise bad_request(f"Request to node {node} failed with no_such_vhost")
-    if node != call.broker.name and (others is None or node not in others.names()):
+    if node != call.parts.config.node and (others is None or node not in others.names()):
         raise bad_request(f"Request to node {node} failed with nodedown")
     return NO_CONTENT
 
 
 async def delete_vhost(call: Call) -> Answer:
     name = call.path["vhost"]
-    if name not in call.broker.vhosts:
+    if name not in call.broker.vhost_records:
         raise not_found()
-    await call.broker.delete_vhost(name)
+    # With everything in it; its connections are closed.
+    await propose(call.broker, DeleteVhost(name))
     return NO_CONTENT

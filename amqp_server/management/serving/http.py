@@ -32,12 +32,10 @@ from amqp_server.management.request.answer import (
     not_found,
     refusal_of,
 )
-from amqp_server.management.request.bodies import read_body
 from amqp_server.management.request.call import DEFAULT_EXCHANGE, MAY, REASON_HEADER, Call
-from amqp_server.management.request.csrf import JSON, is_of_another_page
 from amqp_server.management.request.listing import Rows, picked
 from amqp_server.management.request.memory_budget import ADMINISTRATORS_SHARE, Held, Memory
-from amqp_server.management.request.responses import HEADERS, refuse
+from amqp_server.management.request.questions import Question
 from amqp_server.management.request.time_slices import Slices
 from amqp_server.management.resources.payloads import Messages
 from amqp_server.management.serving.endpoints import ANYBODY, ENDPOINTS, Endpoint
@@ -45,9 +43,10 @@ from amqp_server.management.serving.login import Caller, Login
 from amqp_server.management.serving.page_files import PageFiles, page_files
 from amqp_server.management.serving.page_login import PATH, PageLogin, is_of_the_page
 from amqp_server.management.serving.page_sessions import PageSessions, SessionLimits
+from amqp_server.management.serving.requests import HEADERS, JSON, is_of_another_page, read_body, refuse
 
 if TYPE_CHECKING:
-    from amqp_server.management.objects.managed_broker import ManagedBroker
+    from amqp_server.management.parts import ManagedParts
     from amqp_server.management.serving.server import Connection
 
 log = logging.getLogger("mqd.management")
@@ -152,7 +151,7 @@ def _busy() -> Refusal:
 class Api:
     def __init__(
         self,
-        broker: ManagedBroker,
+        parts: ManagedParts,
         body_bytes_max: int,
         *,
         per_user_max: int = 64,
@@ -162,7 +161,7 @@ class Api:
         page: bool = True,
         sessions: SessionLimits | None = None,
     ) -> None:
-        self._broker = broker
+        self._parts = parts
         self._with_page = page
         self._session_limits = sessions or SessionLimits()
         #: None: the page is not served, and cookies are no login.
@@ -176,7 +175,7 @@ class Api:
 
     def app(self, requests_max: int) -> ASGIApp:
         # Failed logins of one address must leave most of the places to others.
-        self._login = Login(self._broker, max(1, requests_max // LOGINS_SHARE))
+        self._login = Login(self._parts, max(1, requests_max // LOGINS_SHARE))
         self._slots = Slots(requests_max, self._per_user_max)
         by_path: dict[str, dict[str, Endpoint]] = {}
         for endpoint in ENDPOINTS:
@@ -185,8 +184,8 @@ class Api:
         # For probes, which have no login. They learn only that the node runs and that it can serve.
         routes += [Route("/health", _alive), Route("/health/ready", self._ready)]
         if self._with_page:
-            sessions = PageSessions(self._broker.users, self._session_limits)
-            self._page = PageLogin(self._broker, self._login, sessions)
+            sessions = PageSessions(self._parts.broker.access.users, self._session_limits)
+            self._page = PageLogin(self._parts, self._login, sessions)
             files = PageFiles(page_files(), self._slices)
             routes += [Route("/", files), Route("/page/{path:path}", files)]
             routes.append(Route(PATH, self._page))
@@ -195,7 +194,7 @@ class Api:
         return Gate(starlette)
 
     async def _ready(self, request: Request) -> Response:
-        cluster = self._broker.cluster
+        cluster = self._parts.administration
         obstacle = "" if cluster is None else cluster.obstacle()
         if obstacle:
             return refuse(Refusal(503, "unavailable", obstacle))
@@ -282,7 +281,7 @@ class Api:
         path = {name: _decoded(part) for name, part in request.path_params.items()}
         query = dict(request.query_params)
         return Call(
-            self._broker,
+            self._parts,
             caller.user,
             path,
             query,
@@ -304,13 +303,13 @@ class Api:
         finally:
             # The change is on disk before the client gets the answer, so the answer stays true after a crash.
             # The same holds for the part of a change that was made before a refusal.
-            await self._broker.node.synced()
+            await self._parts.commits.barrier()
 
     def answer(self, question: bytes) -> AsyncGenerator[bytes, None]:
-        """Yield this node's part of the answer to another node's request. See everywhere.ask_others."""
+        """Yield this node's part of the answer to another node's request. See other_nodes.ask_others."""
         return other_nodes.answer(question, self._call_of)
 
-    def _call_of(self, question: other_nodes.Question) -> tuple[other_nodes.Handler, Call]:
+    def _call_of(self, question: Question) -> tuple[other_nodes.Handler, Call]:
         """Raises Refusal for an endpoint that nodes do not ask each other, and for a user who no longer
         exists.
         """
@@ -322,13 +321,13 @@ class Api:
             ),
             None,
         )
-        user = self._broker.users.get(question.user)
+        user = self._parts.broker.access.users.get(question.user)
         if question.scopes is not None:
             user = User(question.user, "", tuple(question.tags))
         if endpoint is None or user is None or MAY[endpoint.who].isdisjoint(user.tags):
             raise not_found()
         call = Call(
-            self._broker,
+            self._parts,
             user,
             question.parts,
             question.query,

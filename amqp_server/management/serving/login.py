@@ -20,7 +20,7 @@ from amqp_server.management.request.call import MAY
 from quorum_queue.links.sources import source_of
 
 if TYPE_CHECKING:
-    from amqp_server.management.objects.managed_broker import ManagedBroker
+    from amqp_server.management.parts import ManagedParts
 
 logger = logging.getLogger("mqd.management")
 
@@ -41,16 +41,16 @@ class Caller(NamedTuple):
 
 
 class Login:
-    def __init__(self, broker: ManagedBroker, waiting_max: int) -> None:
+    def __init__(self, parts: ManagedParts, waiting_max: int) -> None:
         """`waiting_max`: requests of one address that may wait for their password to be checked."""
         self._waiting_max = waiting_max
-        self._users = broker.users
-        self._logins = broker.logins["http"]
-        self._checks = broker.password_checks
-        self._authentication = broker.authentication
-        self._session_s = broker.config.auth_http_session_s
-        self._tokens = broker.tokens
-        self._log_limit = broker.log_limit
+        self._users = parts.broker.access.users
+        self._logins = parts.broker.counts.ended.logins()["http"]
+        self._checks = parts.password_checks
+        self._authentication = parts.authentication
+        self._session_s = parts.config.auth_http_session_s
+        self._tokens = parts.tokens
+        self._log_limit = parts.broker.log_limit
 
     async def caller(self, authorization: str, peer: str) -> Caller:
         """Raises the same refusal for an unknown user as for a wrong password."""

@@ -29,8 +29,12 @@ _SWITCH = re.compile(r'\bcall\.(?:switch|flag)\("([\w-]+)"\)')
 #: A failed health check has a body of its own.
 _CHECK = re.compile(r"\b_failed\(|\bAnswer\(503\b")
 _HELPER = re.compile(r"\b(_\w+)\(call\b")
+_LISTS = re.compile(r"\b(?:listing|\w*listed)\(")
 _PART = re.compile(r"\{(\w+)\}")
 _WORDS = re.compile(r"\w+")
+
+#: Nouns that names of operations begin with, where the module of their handlers has another name.
+NOUNS = {"failed_queues": "failed"}
 
 REFUSALS = {
     400: "The request is wrong.",
@@ -102,9 +106,7 @@ def _source(handler: Handler) -> str:
 
 def lists(endpoint: Endpoint) -> bool:
     """True if the handler lists rows, which the query can filter, sort and page."""
-    return endpoint.method == "GET" and "listing(" in inspect.getsource(endpoint.handler).replace(
-        "_listed(", "listing("
-    )
+    return endpoint.method == "GET" and _LISTS.search(inspect.getsource(endpoint.handler)) is not None
 
 
 def document() -> dict[str, Any]:
@@ -137,7 +139,7 @@ def document() -> dict[str, Any]:
         "paths": paths,
         "components": {
             "securitySchemes": {"basic": {"type": "http", "scheme": "basic"}},
-            "schemas": components | {"Error": error, UNHEALTHY: unhealthy},
+            "schemas": components | _rows() | {"Error": error, UNHEALTHY: unhealthy},
             "parameters": {
                 name: {"name": name, "in": "query", "description": text, "schema": {"type": type_}}
                 for name, (type_, text) in LISTING.items()
@@ -148,11 +150,10 @@ def document() -> dict[str, Any]:
 
 
 def _operation(endpoint: Endpoint, schemas: dict[type[msgspec.Struct], dict[str, Any]]) -> dict[str, Any]:
-    module = endpoint.handler.__module__.rpartition(".")[2]
     told: dict[str, Any] = {
         "operationId": _name(endpoint),
         "description": _whom(endpoint),
-        "tags": [module],
+        "tags": [_noun(endpoint)],
         "parameters": list(_parameters(endpoint)),
         "responses": dict(_responses(endpoint)),
     }
@@ -184,9 +185,15 @@ def _name(endpoint: Endpoint) -> str:
     return name if names.count(name) == 1 else "_".join([name, *_WORDS.findall(endpoint.path)[1:]])
 
 
-def _short_name(endpoint: Endpoint) -> str:
+def _noun(endpoint: Endpoint) -> str:
     module = endpoint.handler.__module__.rpartition(".")[2]
-    return f"{module}_{endpoint.handler.__name__}" + ("_in_vhost" if "{vhost}" in endpoint.path else "")
+    return NOUNS.get(module, module)
+
+
+def _short_name(endpoint: Endpoint) -> str:
+    return f"{_noun(endpoint)}_{endpoint.handler.__name__}" + (
+        "_in_vhost" if "{vhost}" in endpoint.path else ""
+    )
 
 
 def _all_optional(kind: type[msgspec.Struct]) -> bool:
@@ -209,12 +216,29 @@ def _responses(endpoint: Endpoint) -> Iterator[tuple[str, dict[str, Any]]]:
     for status, text in sorted(ANSWERS[endpoint.method].items()):
         told: dict[str, Any] = {"description": text}
         if status == 200:
-            told["content"] = {"application/json": {}}
+            told["content"] = {"application/json": _answer(endpoint)}
         yield str(status), told
     checks = _CHECK.search(_source(endpoint.handler)) is not None
     for status in REFUSALS:
         name = UNHEALTHY if checks and status == 503 else _REFUSED[status]
         yield str(status), {"$ref": f"#/components/responses/{name}"}
+
+
+def _answer(endpoint: Endpoint) -> dict[str, Any]:
+    if endpoint.columns is None:
+        return {}
+    row = {"$ref": f"#/components/schemas/{endpoint.columns.name}"}
+    if not lists(endpoint):
+        return {"schema": row}
+    rows = {"type": "array", "items": row}
+    page = {"type": "object", "properties": {"items": rows}, "required": ["items"]}
+    return {"schema": {"anyOf": [rows, page]}}
+
+
+def _rows() -> dict[str, Any]:
+    """Return the schemas of rows. A row may lack columns, and a row of one object has more."""
+    tables = {each.columns.name: each.columns for each in ENDPOINTS if each.columns is not None}
+    return {name: table.schema() for name, table in tables.items()}
 
 
 def _refusals() -> Iterator[tuple[int, dict[str, Any]]]:

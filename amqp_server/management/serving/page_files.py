@@ -14,8 +14,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from amqp_server.management.request.answer import Refusal, not_found
-from amqp_server.management.request.responses import HEADERS, refuse
 from amqp_server.management.request.time_slices import Slices
+from amqp_server.management.serving.requests import HEADERS, refuse
 
 DIRECTORY = Path(__file__).parents[1] / "page"
 INDEX = "index.html"

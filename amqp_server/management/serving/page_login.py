@@ -18,14 +18,20 @@ from starlette.types import Receive, Scope, Send
 
 from amqp_server.broker.access.users import User
 from amqp_server.management.request.answer import Refusal, bad_request, encode, login_failed
-from amqp_server.management.request.bodies import read_body
-from amqp_server.management.request.csrf import JSON, is_by_tls, is_json, names_another_page
-from amqp_server.management.request.responses import HEADERS, refuse
 from amqp_server.management.serving.login import Caller, Login
 from amqp_server.management.serving.page_sessions import PageSession, PageSessions
+from amqp_server.management.serving.requests import (
+    HEADERS,
+    JSON,
+    is_by_tls,
+    is_json,
+    names_another_page,
+    read_body,
+    refuse,
+)
 
 if TYPE_CHECKING:
-    from amqp_server.management.objects.managed_broker import ManagedBroker
+    from amqp_server.management.parts import ManagedParts
 
 audit = logging.getLogger("mqd.audit")
 
@@ -47,13 +53,13 @@ def is_of_the_page(request: Request) -> bool:
 
 
 class PageLogin:
-    def __init__(self, broker: ManagedBroker, login: Login, sessions: PageSessions) -> None:
-        self._broker = broker
+    def __init__(self, parts: ManagedParts, login: Login, sessions: PageSessions) -> None:
+        self._parts = parts
         self._login = login
         self._sessions = sessions
         #: The name differs per node: cookies ignore the port, and several nodes may run on one host.
-        self.cookie = f"mqd-{hashlib.sha256(broker.name.encode()).hexdigest()[:16]}"
-        tokens = broker.tokens
+        self.cookie = f"mqd-{hashlib.sha256(parts.config.node.encode()).hexdigest()[:16]}"
+        tokens = parts.tokens
         self._body_bytes_max = BODY_BYTES_MAX + (0 if tokens is None else 2 * tokens.bytes_max)
 
     def has_cookie(self, request: Request) -> bool:
@@ -149,8 +155,8 @@ class PageLogin:
         return {
             "name": user.name,
             "tags": list(user.tags),
-            "node": self._broker.name,
-            "clustered": self._broker.cluster is not None,
+            "node": self._parts.config.node,
+            "clustered": self._parts.cluster is not None,
             "csrf": session.csrf,
         }
 

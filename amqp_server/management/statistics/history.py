@@ -104,17 +104,21 @@ class Series:
 
     def rate(self, field: int) -> float:
         """Return the change per second between the last two samples."""
+        return self.rates()[field]
+
+    def rates(self) -> Sequence[float]:
+        """Return the rates of all fields."""
         tick, timeline = self.last, self._timeline
         # While the next sample is being taken, objects that it has not reached yet keep the rate of the last
         # one.
         if tick <= self.first or tick < timeline.tick - 1:
-            return 0.0
+            return [0.0] * self._width
         if self._rates_of != tick:
             self._rates_of = tick
             elapsed_ms = max(1, timeline.time_ms(tick) - timeline.time_ms(tick - 1))
             now, before = self._sample(tick), self._sample(tick - 1)
             self._rates = [(new - old) * 1000 / elapsed_ms for new, old in zip(now, before, strict=True)]
-        return self._rates[field]
+        return self._rates
 
     def rate_alone(self, field: int) -> float:
         """Return the same rate without storing the rates of the other fields: for one field of very many
@@ -145,18 +149,30 @@ class Chart:
 
     def __init__(self, places: Sequence[tuple[int, int]] | None) -> None:
         self._places = places
+        #: True if the query asks for no samples.
+        self.is_plain = places is None
+        #: The details of a field that never counted anything.
+        self._nothing: Details = {"rate": 0.0}
+        if places is not None:
+            zeros = [{"sample": 0, "timestamp": stamp} for stamp, _ in places]
+            self._nothing |= {"avg": 0.0, "avg_rate": 0.0, "samples": zeros}
+
+    def of(self, series: Series | None, fields: Sequence[int]) -> list[Details]:
+        """Return the details of fields; nobody changes them."""
+        if series is None:
+            return [self._nothing] * len(fields)
+        rates = series.rates()
+        if self._places is None:
+            return [{"rate": rates[field]} for field in fields]
+        return [self._with_samples(series, field, self._places) | {"rate": rates[field]} for field in fields]
+
+    def _with_samples(self, series: Series, field: int, places: Sequence[tuple[int, int]]) -> Details:
+        samples = series.samples(field, places)
+        return {"avg": _mean(samples), "avg_rate": _slope(samples), "samples": samples}
 
     def details(self, series: Series | None, field: int) -> Details:
-        if series is None:
-            if self._places is None:
-                return {"rate": 0.0}
-            zeros = [{"sample": 0, "timestamp": stamp} for stamp, _ in self._places]
-            return {"avg": 0.0, "avg_rate": 0.0, "rate": 0.0, "samples": zeros}
-        rate = series.rate(field)
-        if self._places is None:
-            return {"rate": rate}
-        samples = series.samples(field, self._places)
-        return {"avg": _mean(samples), "avg_rate": _slope(samples), "rate": rate, "samples": samples}
+        (told,) = self.of(series, [field])
+        return told
 
 
 def _mean(samples: list[dict[str, int]]) -> float:
@@ -188,32 +204,33 @@ class Histories:
     def __init__(self, bytes_max: int, interval_s: float) -> None:
         self._bytes_max = bytes_max
         self.timeline = Timeline(DETAILED[0][0], interval_s)
-        self._series: dict[object, Series] = {}
+        #: By object.
+        self.series: dict[object, Series] = {}
         self.used_bytes = 0
 
     def __len__(self) -> int:
-        return len(self._series)
+        return len(self.series)
 
     def get(self, of: object) -> Series | None:
-        return self._series.get(of)
+        return self.series.get(of)
 
     def record(self, of: object, values: Sequence[int]) -> None:
-        series = self._series.get(of)
+        series = self.series.get(of)
         if series is None:
             if not any(values):
                 return
             series = Series(self.timeline, len(values))
             if self.used_bytes + series.size > self._bytes_max:
                 return
-            self._series[of] = series
+            self.series[of] = series
             self.used_bytes += series.size
         series.record(values)
 
     def forget_gone(self) -> None:
         """Forget objects that were not sampled in this tick."""
         tick = self.timeline.tick
-        for of in [of for of, series in self._series.items() if series.last != tick]:
-            self.used_bytes -= self._series.pop(of).size
+        for of in [of for of, series in self.series.items() if series.last != tick]:
+            self.used_bytes -= self.series.pop(of).size
 
 
 class Totals:

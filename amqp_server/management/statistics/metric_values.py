@@ -13,14 +13,14 @@ from amqp_server.broker.traffic import Ended, Traffic
 from amqp_server.config import VERSION
 from amqp_server.connection.session import Session, State
 from amqp_server.descriptors import ALARM
-from amqp_server.management.request.identity import cluster_id
+from amqp_server.management.request.identity import cluster_id, cluster_name
 from amqp_server.streams.local_host import StreamHost
 from exchanges.router import Exchange
 from persistence.commits.committing import Syncs
 from persistence.own_process import files_limit, open_files
 
 if TYPE_CHECKING:
-    from amqp_server.app import Node
+    from amqp_server.management.parts import ManagedParts
 
 Values = tuple[float, ...]
 OPEN = (State.OPENING, State.RUNNING, State.CLOSING)
@@ -71,11 +71,11 @@ class Looked:
 
 
 class Measures:
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._broker = node.broker
-        self._cluster = node.cluster
-        self.node = node.broker.config.node
+    def __init__(self, parts: ManagedParts) -> None:
+        self._parts = parts
+        self._broker = parts.broker
+        self._cluster = parts.cluster
+        self.node = parts.config.node
         self.version = VERSION
 
     @property
@@ -83,20 +83,16 @@ class Measures:
         return self._broker.counts.ended
 
     def cluster_name(self) -> str:
-        """Return the name that an operator has set, or the name of the first node, which is the same on all
-        nodes.
-        """
-        nodes = () if self._cluster is None else self._cluster.roster.nodes
-        return self._broker.runtime.parameters.cluster_name or min(nodes, default=self.node)
+        return cluster_name(self._parts)
 
     def cluster_id(self) -> str:
-        return cluster_id(self._node)
+        return cluster_id(self._parts)
 
     # -- of the node -----------------------------------------------------------------------------------------
 
     def node_values(self) -> Values:
         """Return the values of metrics.NODE."""
-        watch, alarms = self._node.resources, self._broker.alarms.names()
+        watch, alarms = self._parts.resources, self._broker.alarms.names()
         limit = files_limit()
         return (
             open_files(),
@@ -107,7 +103,7 @@ class Measures:
             watch.memory_limit_bytes,
             watch.disk_free_bytes,
             watch.disk_free_min_bytes,
-            round(time.monotonic() - self._node.began, 3),
+            round(time.monotonic() - self._parts.began, 3),
             int(ALARM in alarms),
             int(any(name.startswith("disk") for name in alarms)),
             int("memory" in alarms),
@@ -119,7 +115,7 @@ class Measures:
 
     def disk_values(self) -> Values:
         """Return the values of metrics.DISK."""
-        syncs = self._node.commits.syncs
+        syncs = self._parts.commits.syncs
         return syncs.count, round(syncs.seconds, 6), syncs.count
 
     def login_values(self) -> dict[str, Values]:
@@ -209,15 +205,15 @@ class Measures:
             yield from self._groups(looked)
 
     def _store(self) -> Iterator[OwnMetric]:
-        node = self._node
+        parts = self._parts
         yield OwnMetric(
             "mqd_commit_seconds",
             "histogram",
             "Time from the end of a turn to the sync of its commit",
             [],
-            node.commits.syncs,
+            parts.commits.syncs,
         )
-        waiting, high = node.backpressure.waiting_bytes, node.backpressure.high_bytes
+        waiting, high = parts.backpressure.waiting_bytes, parts.backpressure.high_bytes
         yield _one("mqd_unsynced_bytes", "gauge", "Published bytes that are not safe yet", waiting)
         yield _one(
             "mqd_unsynced_high_bytes", "gauge", "Unsynced bytes above which publishers are not read", high

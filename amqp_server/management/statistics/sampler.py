@@ -13,14 +13,17 @@ import trio
 
 from amqp_server.broker.traffic import COUNTERS, Traffic
 from amqp_server.connection.session import Session
-from amqp_server.management.request.time_slices import Slices
+from amqp_server.management.request.time_slices import Rest
 from amqp_server.management.statistics.history import Histories, Totals
+from persistence.own_process import open_files
 
 if TYPE_CHECKING:
     from amqp_server.broker.broker import Broker
     from amqp_server.broker.topology.queue import Queue
     from amqp_server.channel.channel import Channel
+    from amqp_server.resources import ResourceWatch
     from exchanges.router import Exchange
+    from persistence.commits.commit import Commit
 
 log = logging.getLogger("mqd.management")
 
@@ -77,6 +80,19 @@ def exchange_values(exchange: Exchange) -> tuple[int, ...]:
     return (exchange.published_in, exchange.published_out)
 
 
+def figures(broker: Broker, resources: ResourceWatch, commits: Commit) -> tuple[int, ...]:
+    """Return the values of FIGURES."""
+    syncs = commits.syncs.count
+    return (
+        resources.memory_bytes,
+        resources.disk_free_bytes,
+        open_files(),
+        len(broker.sessions),
+        syncs,
+        syncs,
+    )
+
+
 class Sum:
     """Adds up values of objects."""
 
@@ -96,7 +112,6 @@ class Sampler:
     def __init__(
         self,
         broker: Broker,
-        slices: Slices,
         figures: Callable[[], tuple[int, ...]],
         *,
         interval_s: float,
@@ -104,8 +119,7 @@ class Sampler:
     ) -> None:
         """`figures` returns the values of FIGURES."""
         self._broker = broker
-        self._slices = slices
-        self._figures = figures
+        self.figures = figures
         self.interval_s = interval_s
         self.histories = Histories(bytes_max, interval_s)
         #: Values of VHOST_FIELDS in the last sample; their histories have the vhosts' names as keys.
@@ -114,13 +128,13 @@ class Sampler:
         #: Time of the last sample, s of the loop's thread.
         self.took_s = 0.0
 
-    async def run(self) -> None:
+    async def run(self, rest: Rest) -> None:
         while True:
-            await self.sample()
+            await self.sample(rest)
             await trio.sleep(max(self.interval_s, self.took_s / SHARE_MAX))
 
-    async def sample(self) -> None:
-        """Sample all objects once."""
+    async def sample(self, rest: Rest = trio.lowlevel.checkpoint) -> None:
+        """Sample all objects once; `rest` is called between two short steps."""
         now_ms = int(time.time() * 1000)
         self.took_s = 0.0
         histories = self.histories
@@ -133,7 +147,7 @@ class Sampler:
         node.add(len(LENGTHS), (ended.received_bytes, ended.sent_bytes, *traffic_values(ended.traffic)))
         for step in self._steps(sums, node):
             del step
-            await self._slices.rest()
+            await rest()
         before, zeros = self.vhosts, (0,) * len(VHOST_FIELDS)
         self.vhosts = {
             name: _risen(before.get(name, zeros), sum_.values, len(LENGTHS))
@@ -144,7 +158,7 @@ class Sampler:
             histories.record(name, values)
         histories.forget_gone()
         node.add(len(NODE_FIELDS) - len(CHURN) - len(FIGURES), ended.churn())
-        node.add(len(NODE_FIELDS) - len(FIGURES), self._figures())
+        node.add(len(NODE_FIELDS) - len(FIGURES), self.figures())
         stop = len(NODE_FIELDS) - len(FIGURES)
         self.node.record(now_ms, _risen(self.node.values, node.values, len(LENGTHS), stop))
 

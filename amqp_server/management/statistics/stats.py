@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from amqp_server.broker.traffic import Traffic
-from amqp_server.management.statistics.history import Chart, Histories, Range, Series, Totals, asked
+from amqp_server.management.request.columns import ABSENT, Absent, Read, Row
+from amqp_server.management.statistics.history import Chart, Details, Range, Series, asked
 from amqp_server.management.statistics.sampler import (
     CHURN,
     EXCHANGE_FIELDS,
@@ -30,10 +31,6 @@ if TYPE_CHECKING:
     from amqp_server.connection.session import Session
     from exchanges.router import Exchange
 
-Row = dict[str, Any]
-#: Reads a column of an object.
-Read = Callable[[Any], Any]
-
 PUBLISHED = ("publish", "confirm", "return_unroutable", "drop_unroutable")
 DELIVERED = ("ack", "deliver", "deliver_get", "deliver_no_ack", "get", "get_empty", "get_no_ack", "redeliver")
 
@@ -41,48 +38,72 @@ DELIVERED = ("ack", "deliver", "deliver_get", "deliver_no_ack", "get", "get_empt
 class Stats:
     """The statistics for one request, with the samples that its query asks for."""
 
-    def __init__(self, sampler: Sampler | None, query: Mapping[str, str]) -> None:
+    def __init__(self, sampler: Sampler, query: Mapping[str, str]) -> None:
         self._sampler = sampler
-        self._histories: Histories | None = None if sampler is None else sampler.histories
+        self._histories = sampler.histories
         self._ranges = {
             name: asked(query, name) for name in ("lengths", "msg_rates", "data_rates", "node_stats")
         }
         self._lengths = self._chart("lengths")
         self._messages = self._chart("msg_rates")
         self._octets = self._chart("data_rates")
+        #: Details of a queue without samples, and what is shown of one that nobody has used.
+        self._none = self._lengths.of(None, _QUEUE_FIELDS)
+        self._unused: tuple[Details | Absent, ...] = (*self._lengths.of(None, range(len(LENGTHS))), ABSENT)
 
     def _chart(self, name: str) -> Chart:
         range_ = self._ranges[name]
-        if range_ is None or self._histories is None:
-            return Chart(None if range_ is None else [])
-        return Chart(self._histories.timeline.places(range_))
+        return Chart(None if range_ is None else self._histories.timeline.places(range_))
 
     def _series(self, of: object) -> Series | None:
-        return None if self._histories is None else self._histories.get(of)
+        return self._histories.get(of)
 
     # -- of one object ---------------------------------------------------------------------------------------
 
-    def queue(self, queue: Queue) -> Row:
-        series, values = self._series(queue), queue_values(queue)
-        row = self._of(self._lengths, series, QUEUE_FIELDS, values, LENGTHS)
-        told = self._message_stats(series, QUEUE_FIELDS, values, ("publish",))
-        return row | {"message_stats": told} if told else row
+    def queue(self, queue: Queue) -> tuple[Details | Row | Absent, ...]:
+        """Return the details of LENGTHS, and the counters of what clients of this node did with the queue,
+        absent if they did nothing.
+        """
+        series, traffic = self._histories.series.get(queue), queue.traffic
+        if series is None and traffic is None and not queue.published:
+            return self._unused
+        lengths = (
+            self._none
+            if series is None and self._lengths.is_plain
+            else (self._lengths.of(series, _QUEUE_FIELDS))
+        )
+        if traffic is None and not queue.published:
+            return (*lengths[:3], ABSENT)
+        details = (
+            lengths
+            if self._messages.is_plain and self._lengths.is_plain
+            else (self._messages.of(series, _QUEUE_FIELDS))
+        )
+        counts: Row = {}
+        if queue.published:
+            counts["publish"], counts["publish_details"] = queue.published, details[_PUBLISH]
+        if traffic is not None:
+            values = traffic_values(traffic)
+            if any(values[at] for _, _, at, _ in _OF_DELIVERIES):
+                for name, name_of_details, at, field in _OF_DELIVERIES:
+                    counts[name], counts[name_of_details] = values[at], details[field]
+        return (*lengths[:3], counts or ABSENT)
 
-    def queue_column(self, path: Sequence[str]) -> Read | None:
-        """Return a function that reads one of the columns that `queue` makes, None if there is no such
-        column.
+    def message_stats_of(self, queue: Queue) -> Row | None:
+        """Return the counters of what clients of this node did with the queue, None if they did nothing."""
+        told = self.queue(queue)[3] if queue.published or queue.traffic is not None else ABSENT
+        return None if isinstance(told, Absent) else told
 
-        A sort reads the column of all queues, so the usual columns are read without making the whole row.
+    def part_of_queue(self, path: Sequence[str]) -> Read | None:
+        """Return a function that reads a counter or a rate of what `queue` makes, None for others: a sort
+        reads it of all queues, and should not make all of it.
         """
         if path[0] == "message_stats":
-            counted = self._counted(path[1:])
-            return counted or (lambda queue: at(self.queue(queue), path))
+            return self._counted(path[1:])
         length = path[0].removesuffix("_details")
-        if length not in LENGTHS or length == path[0]:
-            return None
-        if list(path[1:]) == ["rate"]:
+        if length in LENGTHS and list(path) == [f"{length}_details", "rate"]:
             return self._rate(QUEUE_FIELDS.index(length))
-        return lambda queue: at(self.queue(queue), path)
+        return None
 
     def _counted(self, path: Sequence[str]) -> Read | None:
         """Return a function that reads a counter of `message_stats`, or its rate."""
@@ -102,8 +123,6 @@ class Stats:
         return lambda queue: value(queue) if _has_delivered(queue) else None
 
     def _rate(self, field: int) -> Read:
-        if self._histories is None:
-            return lambda queue: 0.0
         get = self._histories.get
 
         def rate(queue: Queue) -> float:
@@ -112,26 +131,25 @@ class Stats:
 
         return rate
 
-    def connection(self, session: Session) -> Row:
-        values = (session.incoming.received_bytes, session.outbox.sent_bytes)
-        return self._of(self._octets, self._series(session), OCTETS, values, OCTETS)
+    def connection(self, session: Session) -> tuple[int, Details, int, Details]:
+        """Return the octets received and sent, each with its details."""
+        received, sent = self._octets.of(self._series(session), range(len(OCTETS)))
+        return session.incoming.received_bytes, received, session.outbox.sent_bytes, sent
 
     def channel(self, channel: Channel) -> Row:
-        told = self._message_stats(self._series(channel), TRAFFIC, channel_values(channel), PUBLISHED)
-        return {"message_stats": told} if told else {}
+        """Return the counters of a channel, none if it did nothing."""
+        return self._message_stats(self._series(channel), TRAFFIC, channel_values(channel), PUBLISHED)
 
     def exchange(self, exchange: Exchange) -> Row:
+        """Return the counters of an exchange, none if nothing was published."""
         values = exchange_values(exchange)
         if not any(values):
             return {}
-        told = self._of(self._messages, self._series(exchange), EXCHANGE_FIELDS, values, EXCHANGE_FIELDS)
-        return {"message_stats": told}
+        return self._of(self._messages, self._series(exchange), EXCHANGE_FIELDS, values, EXCHANGE_FIELDS)
 
     def vhost(self, name: str) -> Row:
         """Return the vhost's counts at the last sample."""
-        values = None if self._sampler is None else self._sampler.vhosts.get(name)
-        if values is None:
-            values = (0,) * len(VHOST_FIELDS)
+        values = self._sampler.vhosts.get(name, (0,) * len(VHOST_FIELDS))
         series = self._series(name)
         row = self._of(self._lengths, series, VHOST_FIELDS, values, LENGTHS)
         row |= self._of(self._octets, series, VHOST_FIELDS, values, OCTETS)
@@ -144,13 +162,12 @@ class Stats:
         series: Series | None,
         fields: Sequence[str],
         values: Sequence[int],
-        names: Iterable[str],
+        names: Sequence[str],
     ) -> Row:
         row: Row = {}
-        for name in names:
-            at = fields.index(name)
-            row[name] = values[at]
-            row[f"{name}_details"] = chart.details(series, at)
+        places = [fields.index(name) for name in names]
+        for name, place, details in zip(names, places, chart.of(series, places), strict=True):
+            row[name], row[f"{name}_details"] = values[place], details
         return row
 
     def _message_stats(
@@ -169,15 +186,8 @@ class Stats:
 
     # -- of the node -----------------------------------------------------------------------------------------
 
-    @property
-    def _node(self) -> Totals | None:
-        return None if self._sampler is None else self._sampler.node
-
     def _details(self, name: str, range_: str) -> Row:
-        asked_ = self._ranges[range_]
-        if self._node is None:
-            return Chart(None if asked_ is None else []).details(None, 0)
-        return self._node.details(NODE_FIELDS.index(name), asked_)
+        return self._sampler.node.details(NODE_FIELDS.index(name), self._ranges[range_])
 
     def _totals(self, names: Sequence[str], values: Mapping[str, int], range_: str) -> Row:
         row: Row = {}
@@ -208,27 +218,13 @@ def _has_delivered(queue: Queue) -> bool:
     return any(values[field] for field in _DELIVERED_FIELDS)
 
 
+_QUEUE_FIELDS = range(len(QUEUE_FIELDS))
+_PUBLISH = QUEUE_FIELDS.index("publish")
+#: The names of a counter and of its details, and its places in TRAFFIC and in QUEUE_FIELDS.
+_OF_DELIVERIES = [
+    (name, f"{name}_details", TRAFFIC.index(name), QUEUE_FIELDS.index(name)) for name in DELIVERED
+]
 _DELIVERED_FIELDS = [QUEUE_FIELDS.index(name) for name in DELIVERED]
-
-
-def at(row: Row, path: Sequence[str]) -> Any:
-    """Return the value at a path of a row, None if there is none."""
-    value: Any = row
-    for step in path:
-        value = value.get(step) if isinstance(value, dict) else None
-    return value
-
-
-def put(row: Row, path: Sequence[str], value: Any) -> None:
-    """Put a value at a path of a row, unless it is None, or the path leads through a value that is no row."""
-    if value is None:
-        return
-    into: Any = row
-    for step in path[:-1]:
-        into = into.setdefault(step, {})
-        if not isinstance(into, dict):
-            return
-    into[path[-1]] = value
 
 
 def merged(rows: Iterable[Row]) -> Row:
@@ -256,4 +252,4 @@ def _samples(one: list[Row], other: list[Row]) -> list[Row]:
     ]
 
 
-__all__ = ["Range", "Stats", "at", "merged", "put"]
+__all__ = ["Range", "Stats", "merged"]

@@ -14,7 +14,6 @@ from amqp_server.broker.declared.operations import SetMembers
 from amqp_server.cluster.maintenance import LOST_FACTOR
 from amqp_server.cluster.readiness import NO_LEADER
 from amqp_server.cluster.topology_group import GROUP
-from amqp_server.management.objects.managed_broker import ManagedBroker
 from amqp_server.management.serving.http import Api
 from quorum_queue.cluster import frames
 from quorum_queue.machine import versions
@@ -68,9 +67,10 @@ def probed(scene: Scene) -> list[int]:
     """Return the answers that probes of all nodes get from `GET /health/ready`."""
     apps = []
     for node in scene.running:
-        served = Mock(broker=node.broker, administration=node.cluster.administration)
-        broker = ManagedBroker(served)
-        apps.append(Api(broker, 1, page=False).app(1))
+        served = Mock(
+            broker=node.broker, config=node.broker.config, administration=node.cluster.administration
+        )
+        apps.append(Api(served, 1, page=False).app(1))
 
     async def ask() -> list[int]:
         found = []

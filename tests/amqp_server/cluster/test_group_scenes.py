@@ -9,7 +9,8 @@ import pytest
 from amqp_server.broker.declared.operations import DeclareQueue
 from amqp_server.broker.declared.records import QueueRecord, encoded
 from amqp_server.errors import Unavailable
-from amqp_server.management.objects import managed_groups
+from amqp_server.management.changes import answers
+from amqp_server.management.resources import groups
 from amqp_server.streams.consumer_groups.member_host import ReplicatedGroupHost
 from amqp_server.streams.layout.consumer_start import Start
 from amqp_server.streams.layout.deliver import BatchReader
@@ -117,8 +118,11 @@ class GroupScene(Scene):
         """Have a node reset the group, and add its answer to `told`."""
 
         async def reset() -> None:
-            groups = managed_groups.ManagedGroups(self.nodes[node].broker)
-            told.extend(await groups.reset("/", "g", to, partition=None, dry_run=False, force=False))
+            broker = self.nodes[node].broker
+            group = broker.vhost("/").groups["g"]
+            told.extend(
+                await groups.reset_group(broker, group, to, partition=None, dry_run=False, force=False)
+            )
 
         return self.nodes[node].run(reset())
 
@@ -127,7 +131,7 @@ class GroupScene(Scene):
 def test_a_reset_at_a_node_that_is_behind_goes_by_the_end_of_the_stream(
     to: str, offset: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(managed_groups, "trio", waiting)
+    monkeypatch.setattr(answers, "trio", waiting)
     scene = GroupScene()
     told = list[dict[str, Any]]()
     for other in "ab":
@@ -147,7 +151,7 @@ def test_a_reset_at_a_node_that_is_behind_goes_by_the_end_of_the_stream(
 
 
 def test_a_reset_says_so_if_nobody_knows_the_end_of_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(managed_groups, "trio", waiting)
+    monkeypatch.setattr(answers, "trio", waiting)
     scene = GroupScene()
     for other in "ab":
         scene.cut("c", other)

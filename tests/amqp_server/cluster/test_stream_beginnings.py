@@ -9,7 +9,7 @@ import pytest
 from amqp_server.broker.declared.operations import DeclareQueue, PutParameter, SetMembers
 from amqp_server.broker.declared.parameters import ParameterRecord
 from amqp_server.broker.declared.records import QueueRecord, encoded
-from amqp_server.management.objects import managed_messages, managed_queues
+from amqp_server.management.resources import explained, messages
 from amqp_server.streams.beginnings import NO_MAJORITY, Beginnings
 from amqp_server.streams.layout.consumer_start import NEXT, Start
 from amqp_server.streams.layout.deliver import BatchReader
@@ -294,13 +294,12 @@ def test_a_consumer_that_waits_moves_with_its_node_to_another_host() -> None:
 
 
 def test_a_read_through_the_api_knows_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(managed_messages, "trio", waiting)
+    monkeypatch.setattr(messages, "trio", waiting)
     scene = lagging()
     node, found = scene.nodes["c"], list[range | None]()
-    messages = managed_messages.ManagedMessages(node.broker, waiting.Event().wait)
 
     async def ask() -> None:
-        found.append(await messages._offsets(scene.host("c")))
+        found.append(await messages._offsets(node.broker, scene.host("c")))
 
     task = node.run(ask())
     scene.work_off()
@@ -314,7 +313,7 @@ def test_a_read_through_the_api_knows_the_end(monkeypatch: pytest.MonkeyPatch) -
 def test_an_explanation_knows_the_policy_that_was_set_through_another_node(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(managed_queues, "trio", waiting)
+    monkeypatch.setattr(explained, "trio", waiting)
     scene = StreamScene()
     scene.lead("a")
     scene.settle()
@@ -330,7 +329,7 @@ def test_an_explanation_knows_the_policy_that_was_set_through_another_node(
     known: list[bool] = []
 
     async def ask() -> None:
-        await managed_queues.ManagedQueues(node.broker, None).catch_up()
+        await explained.catch_up(node.broker)
         known.append(queue.policies.policy is not None)
 
     task = node.run(ask())

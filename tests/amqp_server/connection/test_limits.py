@@ -16,8 +16,8 @@ import trio.lowlevel
 from pamqp import commands
 
 from amqp_server.config import Config
+from amqp_server.connection.session import Session
 from amqp_server.connection.state import State
-from amqp_server.management.objects.managed_broker import ManagedBroker
 from amqp_server.management.request.answer import plain
 from amqp_server.wire import tables
 from conformance_tests.patience import PATIENCE_S
@@ -395,8 +395,10 @@ async def test_octets_received_are_those_that_the_client_sent(
         name = transport.session.client.name
 
         def told() -> int:
-            found = [each for each in ManagedBroker(node).connections.views() if each.name == name]
-            return found[0].recv_oct
+            (session,) = [each for each in node.broker.sessions if each.client.name == name]
+            assert isinstance(session, Session)
+            received: int = session.incoming.received_bytes
+            return received
 
         await until(lambda: told() == user.sent)
         await user.ask(1, commands.Queue.Declare(queue="q", durable=True), commands.Queue.DeclareOk)
@@ -573,9 +575,8 @@ async def test_arguments_that_are_too_deep_close_the_connection(
             # Such arguments go through all code that compares or prints arguments.
             await user.send(_declaring(depth))
             await user.wait_for(commands.Queue.DeclareOk)
-            declared = ManagedBroker(node).queues.find("/", "q")
-            assert declared is not None
-            assert msgspec.json.encode(plain(declared.arguments)).count(b"[") == depth // 2
+            declared = node.broker.vhost("/").queues["q"]
+            assert msgspec.json.encode(plain(dict(declared.arguments))).count(b"[") == depth // 2
         await other.ask(1, commands.Queue.Declare(queue="other"), commands.Queue.DeclareOk)
 
 

@@ -15,6 +15,7 @@ from pamqp import commands
 
 from amqp_server.app import Node
 from amqp_server.config import Config, InvalidOption
+from amqp_server.connection.session import Session
 from amqp_server.connection.sockets.proxy_protocol import (
     SIGNATURE,
     BadProxyHeader,
@@ -23,7 +24,6 @@ from amqp_server.connection.sockets.proxy_protocol import (
     ProxyHeader,
     parse_header,
 )
-from amqp_server.management.objects.managed_connections import ManagedConnections
 from conformance_tests.patience import PATIENCE_S
 
 from .authority import Authority, tls_port
@@ -237,15 +237,16 @@ async def test_before_tls(tmp_path: Path, authority: Authority) -> None:
             await client.log_in()
             (session,) = node.broker.sessions
             assert peer_of(session) == "192.0.2.7"
-            (told,) = ManagedConnections(node).views()
-            assert told.ssl and told.ssl_protocol == "tlsv1.3" and told.peer_cert_subject is None
+            assert isinstance(session, Session)
+            seen = session.client.tls
+            assert seen is not None and seen.protocol == "tlsv1.3" and seen.subject is None
             await client.close()
             await until(lambda: not node.server.transports)
         # The port in the header says nothing about TLS: here the proxy has ended it.
         client = await behind(node, f"PROXY TCP4 192.0.2.7 198.51.100.1 1 {tls_port(node)}\r\n".encode())
         await client.log_in()
-        (told,) = ManagedConnections(node).views()
-        assert not told.ssl and told.ssl_protocol is None
+        (session,) = node.broker.sessions
+        assert isinstance(session, Session) and session.client.tls is None
         await client.close()
         await until(lambda: not node.server.transports)
         handshakes_take(node, 0.2)

@@ -3,22 +3,24 @@
 import base64
 import hashlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import httpx
 import pytest
+import trio
 
-from amqp_server.app import Node
+from amqp_server.broker.topology.queue import Queue
+from amqp_server.config import Config
 from amqp_server.connection.login.authentication import Authentication
 from amqp_server.connection.login.password_checks import PasswordChecks
 from amqp_server.descriptors import Descriptors
-from amqp_server.management.objects.managed_broker import ManagedBroker
-from amqp_server.management.request.time_slices import Slices
+from amqp_server.management.parts import ManagedParts
+from amqp_server.management.request.columns import Table
 from amqp_server.management.serving.http import Api
-from amqp_server.management.statistics.sampler import Sampler
+from amqp_server.management.statistics.sampler import Sampler, figures
 from amqp_server.resources import ResourceWatch
 from persistence.commits.committing import Syncs
 
@@ -37,7 +39,7 @@ BODY_BYTES_MAX = 64 * 1024
 
 
 class ManagedNode(MemoryNode):
-    """The parts of amqp_server.app.Node that the HTTP API uses. It is its own `commits`."""
+    """Stands in for ManagedParts. It is its own `commits`."""
 
     def __init__(self, directory: Path, node: str = "n1") -> None:
         super().__init__(node=node)
@@ -48,22 +50,44 @@ class ManagedNode(MemoryNode):
             broker.access.users.put(user, sha256(user), tags)
             broker.access.permissions.set(user, "/", ".*", ".*", ".*")
         self.began = time.monotonic()
-        self.amqp_address, self.amqps_address, self.http_address = "127.0.0.1:5672", "127.0.0.1:5671", ""
-        self.metrics_address = ""
-        self.administration: Any = None
+        self.addresses = {
+            "amqp": "127.0.0.1:5672",
+            "amqp/ssl": "127.0.0.1:5671",
+            "http": "",
+            "http/prometheus": "",
+        }
+        self.node_id = self.environment.node_id
         self.cluster: Any = None
+        self.administration: Any = None
+        self.others: Any = None
+        self.user_changes = trio.Lock()
         self.syncs = Syncs()
         self.backpressure = SimpleNamespace(waiting_bytes=0, high_bytes=1 << 20)
         self.password_checks = PasswordChecks(broker.access.users, broker.config)
         self.authentication = Authentication(broker.access.users, broker.config, self.password_checks, None)
-        self.tokens = None
-        self.shovels: Any = None
-        self.commits = self
+        self.tokens: Any = None
+        self.commits: Any = self
         self.descriptors = Descriptors(broker.config, broker.alarms)
         self.resources = ResourceWatch(broker.config, broker.alarms, directory)
+        self.sampler = Sampler(
+            broker,
+            lambda: figures(broker, self.resources, self.commits),
+            interval_s=broker.config.statistics_interval_ms / 1000,
+            bytes_max=broker.config.statistics_bytes_max,
+        )
         self.stopped = 0
         #: Queues of the vhost / at each commit that a request waited for.
         self.settled: list[list[str]] = []
+
+    @property
+    def config(self) -> Config:
+        return self.broker.config
+
+    @property
+    def parts(self) -> ManagedParts:
+        return cast(ManagedParts, self)
+
+    def shovels(self) -> None: ...
 
     async def barrier(self) -> None:
         self.sync()
@@ -93,20 +117,36 @@ def node(tmp_path: Path) -> ManagedNode:
 
 
 @pytest.fixture
-def broker(node: ManagedNode) -> ManagedBroker:
-    return ManagedBroker(cast(Node, node))
+def parts(node: ManagedNode) -> ManagedParts:
+    return node.parts
 
 
 Connect = Callable[..., httpx.AsyncClient]
 
 
+def before_whole_rows(monkeypatch: pytest.MonkeyPatch, act: Callable[[Queue], object]) -> None:
+    """Call `act` before each row of a queue that has more than a few columns."""
+    rows = Table.rows
+
+    def noting(self: Table, reads: Any, wanted: Collection[str] | None = None) -> Callable[[Any], Any]:
+        row = rows(self, reads, wanted)
+
+        def noted(queue: Queue) -> Any:
+            act(queue)
+            return row(queue)
+
+        return noted if wanted is None or len(wanted) > 5 else row
+
+    monkeypatch.setattr(Table, "rows", noting)
+
+
 @pytest.fixture
-async def connect_with(broker: ManagedBroker) -> AsyncIterator[Callable[..., httpx.AsyncClient]]:
+async def connect_with(parts: ManagedParts) -> AsyncIterator[Callable[..., httpx.AsyncClient]]:
     """`connect_with(slice_ms=1)`: a client of an API with these settings, logged in as admin."""
     clients: list[httpx.AsyncClient] = []
 
     def connect(**settings: Any) -> httpx.AsyncClient:
-        app = Api(broker, BODY_BYTES_MAX, **settings).app(requests_max=64)
+        app = Api(parts, BODY_BYTES_MAX, **settings).app(requests_max=64)
         transport = httpx.ASGITransport(app, client=("127.0.0.1", 12345))
         auth = httpx.BasicAuth("admin", "admin")
         clients.append(httpx.AsyncClient(transport=transport, base_url="http://broker/api/", auth=auth))
@@ -118,9 +158,9 @@ async def connect_with(broker: ManagedBroker) -> AsyncIterator[Callable[..., htt
 
 
 @pytest.fixture
-async def connect(broker: ManagedBroker) -> AsyncIterator[Connect]:
+async def connect(parts: ManagedParts) -> AsyncIterator[Connect]:
     """`connect("admin")`: a client with this user's login, from 127.0.0.1 unless another peer is given."""
-    app = Api(broker, BODY_BYTES_MAX).app(requests_max=8)
+    app = Api(parts, BODY_BYTES_MAX).app(requests_max=8)
     clients: list[httpx.AsyncClient] = []
 
     def connect(user: str | None, password: str | None = None, peer: str = "127.0.0.1") -> httpx.AsyncClient:
@@ -136,7 +176,7 @@ async def connect(broker: ManagedBroker) -> AsyncIterator[Connect]:
 
 
 @pytest.fixture
-def sampler(broker: ManagedBroker, monkeypatch: pytest.MonkeyPatch) -> Sampler:
+def sampler(node: ManagedNode, monkeypatch: pytest.MonkeyPatch) -> Sampler:
     """Each sample is five seconds after the one before."""
     now = [1_700_000_000.0]
 
@@ -145,4 +185,4 @@ def sampler(broker: ManagedBroker, monkeypatch: pytest.MonkeyPatch) -> Sampler:
         return now[0]
 
     monkeypatch.setattr("amqp_server.management.statistics.sampler.time.time", tick)
-    return broker.node.sample(Slices(1_000))
+    return node.sampler

@@ -15,8 +15,11 @@ from amqp_server.broker.declared.operations import Operation
 from amqp_server.broker.topology.replication import Done, LocalReplication
 from amqp_server.build import BUILD
 from amqp_server.config import Config
-from amqp_server.management.objects.managed_broker import ManagedBroker
+from amqp_server.management.parts import ManagedParts
 from amqp_server.management.request.time_slices import Slices
+from amqp_server.management.resources import queues
+from amqp_server.management.resources.bindings import bindings_of
+from amqp_server.management.resources.messages import publish_message
 from quorum_queue.ports import Refused
 
 from ..connection.node import Delivery, Peer
@@ -26,7 +29,7 @@ from .conftest import Connect, ManagedNode, sha256
 pytestmark = pytest.mark.trio
 
 
-async def test_users(connect: Connect, broker: ManagedBroker) -> None:
+async def test_users(connect: Connect, parts: ManagedParts) -> None:
     client = connect("admin")
     assert (
         await client.put("users/ann", json={"password": "secret", "tags": "monitoring,custom"})
@@ -34,19 +37,19 @@ async def test_users(connect: Connect, broker: ManagedBroker) -> None:
     assert (await client.get("users/ann")).json()["tags"] == ["monitoring", "custom"]
     assert (await connect("ann", "secret").get("whoami")).status_code == 200
     assert (await client.put("users/ann", json={"tags": []})).status_code == 204
-    assert broker.users.verify("ann", "secret")
+    assert parts.broker.access.users.verify("ann", "secret")
     assert (await client.put("users/ann", json={"password": "other"})).status_code == 204
-    assert not broker.users.verify("ann", "secret")
+    assert not parts.broker.access.users.verify("ann", "secret")
     assert (await client.delete("users/ann")).status_code == 204
     assert (await client.delete("users/ann")).status_code == 404
 
 
-async def test_last_administrator_stays_unless_forced(connect: Connect, broker: ManagedBroker) -> None:
+async def test_last_administrator_stays_unless_forced(connect: Connect, parts: ManagedParts) -> None:
     client = connect("admin")
     # guest is an administrator, too.
     assert (await client.delete("users/guest")).status_code == 204
-    broker.users.put("locked", "", ["administrator"])  # cannot log in, and so does not count
-    encoded = broker.users.require("admin").password_hash
+    parts.broker.access.users.put("locked", "", ["administrator"])  # cannot log in, and so does not count
+    encoded = parts.broker.access.users.require("admin").password_hash
     for asked in (
         client.delete("users/admin"),
         client.put("users/admin", json={"tags": "management"}),
@@ -56,7 +59,7 @@ async def test_last_administrator_stays_unless_forced(connect: Connect, broker: 
         answer = await asked
         assert answer.status_code == 400
         assert "user 'admin' is the last administrator" in answer.json()["reason"]
-        admin = broker.users.require("admin")
+        admin = parts.broker.access.users.require("admin")
         assert (admin.tags, admin.password_hash) == (("administrator",), encoded)
     # A new password, and a second administrator, are permitted.
     assert (
@@ -66,10 +69,10 @@ async def test_last_administrator_stays_unless_forced(connect: Connect, broker: 
     assert (await client.put("users/ann", json={"password": "x", "tags": "administrator"})).status_code == 201
     assert (await client.put("users/ann", json={"tags": ""})).status_code == 204
     assert (await client.delete("users/admin?force=true")).status_code == 204
-    assert broker.users.get("admin") is None
+    assert parts.broker.access.users.get("admin") is None
 
 
-async def test_two_requests_do_not_delete_the_last_two(connect: Connect, broker: ManagedBroker) -> None:
+async def test_two_requests_do_not_delete_the_last_two(connect: Connect, parts: ManagedParts) -> None:
     answers: list[int] = []
 
     async def delete(user: str) -> None:
@@ -81,7 +84,7 @@ async def test_two_requests_do_not_delete_the_last_two(connect: Connect, broker:
         for user in ("admin", "guest"):
             nursery.start_soon(delete, user)
     assert sorted(answers) == [204, 400]
-    assert [user.name for user in broker.users if "administrator" in user.tags] != []
+    assert [user.name for user in parts.broker.access.users if "administrator" in user.tags] != []
 
 
 @pytest.mark.parametrize(
@@ -95,21 +98,21 @@ async def test_two_requests_do_not_delete_the_last_two(connect: Connect, broker:
         {"password_hash": "AAAA", "hashing_algorithm": "rabbit_password_hashing_md5"},
     ],
 )
-async def test_bad_users(connect: Connect, broker: ManagedBroker, body: object) -> None:
+async def test_bad_users(connect: Connect, parts: ManagedParts, body: object) -> None:
     answer = await connect("admin").put("users/ann", json=body)
     assert answer.status_code == 400, answer.text
-    assert broker.users.get("ann") is None
+    assert parts.broker.access.users.get("ann") is None
 
 
-async def test_hash_is_taken_over_but_never_shown(connect: Connect, broker: ManagedBroker) -> None:
+async def test_hash_is_taken_over_but_never_shown(connect: Connect, parts: ManagedParts) -> None:
     client = connect("admin")
     encoded = sha256("secret").partition("$")[2]
     assert (
         await client.put("users/ann", json={"password_hash": encoded, "tags": "management"})
     ).status_code == 201
-    assert broker.users.verify("ann", "secret")
+    assert parts.broker.access.users.verify("ann", "secret")
     assert (await client.put("users/none", json={"password_hash": ""})).status_code == 201
-    assert not broker.users.verify("none", "")
+    assert not parts.broker.access.users.verify("none", "")
     for path in ("users", "users/ann"):
         assert encoded not in (await client.get(path)).text
 
@@ -130,23 +133,21 @@ def closed(peer: Peer) -> str | None:
     return found[0].reply_text if found else None
 
 
-async def test_deleted_users_are_thrown_out(
-    connect: Connect, node: ManagedNode, broker: ManagedBroker
-) -> None:
+async def test_deleted_users_are_thrown_out(connect: Connect, node: ManagedNode, parts: ManagedParts) -> None:
     plain, manager = node.peer(user="plain"), node.peer(user="manager")
     await connect("admin").delete("users/plain")
     assert "user 'plain' is deleted" in (closed(plain) or "")
     assert closed(manager) is None
-    assert broker.permissions.of_user("plain") == []
+    assert parts.broker.access.permissions.of_user("plain") == []
     delete = "users/bulk-delete"
     # All of them or none.
     assert (await connect("admin").post(delete, json={"users": ["manager", "x"]})).status_code == 400
-    assert broker.users.get("manager") is not None
+    assert parts.broker.access.users.get("manager") is not None
     assert (await connect("admin").post(delete, json={"users": ["manager"]})).status_code == 204
-    assert broker.users.get("manager") is None
+    assert parts.broker.access.users.get("manager") is None
 
 
-async def test_permissions(connect: Connect, broker: ManagedBroker) -> None:
+async def test_permissions(connect: Connect, parts: ManagedParts) -> None:
     client = connect("admin")
     body = {"configure": "^c", "write": ".*", "read": ""}
     assert (await client.put("permissions/other/plain", json=body)).status_code == 201
@@ -162,7 +163,7 @@ async def test_permissions(connect: Connect, broker: ManagedBroker) -> None:
     assert (await client.get("permissions/other/plain")).status_code == 404
 
 
-async def test_vhosts(connect: Connect, broker: ManagedBroker) -> None:
+async def test_vhosts(connect: Connect, parts: ManagedParts) -> None:
     client = connect("admin")
     assert (await client.put("vhosts/v", json={"description": "d", "tags": "a,b"})).status_code == 201
     assert (await client.put("vhosts/v", json={})).status_code == 204
@@ -174,7 +175,7 @@ async def test_vhosts(connect: Connect, broker: ManagedBroker) -> None:
     assert (await client.delete("vhosts/v")).status_code == 404
 
 
-async def test_default_queue_type_of_a_vhost(connect: Connect, broker: ManagedBroker) -> None:
+async def test_default_queue_type_of_a_vhost(connect: Connect, parts: ManagedParts) -> None:
     client = connect("admin")
     assert (await client.get("vhosts/%2F")).json()["default_queue_type"] == "undefined"
     assert (await client.put("vhosts/v", json={"default_queue_type": "quorum"})).status_code == 201
@@ -213,7 +214,7 @@ async def test_without_a_majority_changes_are_unavailable(connect: Connect, node
     assert (await client.get("vhosts")).status_code == 200
 
 
-async def test_vhosts_of_others_stay_shut(connect: Connect, broker: ManagedBroker) -> None:
+async def test_vhosts_of_others_stay_shut(connect: Connect, parts: ManagedParts) -> None:
     await connect("admin").put("queues/other/hidden", json={})
     manager = connect("manager")
     paths = ["vhosts/other", "queues/other", "queues/other/hidden", "exchanges/other", "bindings/other"]
@@ -226,10 +227,10 @@ async def test_vhosts_of_others_stay_shut(connect: Connect, broker: ManagedBroke
         assert (await manager.delete(path)).status_code == 401
         # A user that may look into all vhosts may change none of them.
         assert (await connect("watcher").delete(path)).status_code == 401
-    assert broker.queues.find("other", "hidden") is not None
+    assert "hidden" in parts.broker.vhost("other").queues
 
 
-async def test_queues(connect: Connect, node: ManagedNode, broker: ManagedBroker) -> None:
+async def test_queues(connect: Connect, node: ManagedNode, parts: ManagedParts) -> None:
     client = connect("manager")
     body = {
         "durable": "true",
@@ -244,7 +245,7 @@ async def test_queues(connect: Connect, node: ManagedNode, broker: ManagedBroker
     assert answer.status_code == 400
     assert answer.json()["reason"].startswith("inequivalent arg 'durable'")
     assert (await client.get("queues/%2F/q")).json()["arguments"] == {"x-max-length": 5}
-    await broker.messages.publish("/", "", "q", {}, b"x", "manager")
+    await publish_message(parts.broker, "/", "", "q", {}, b"x", "manager")
     assert node.ready("q") == 1
     assert (await client.delete("queues/%2F/q?if-empty=true")).status_code == 400
     assert (await client.delete("queues/%2F/q?if-empty=perhaps")).status_code == 400
@@ -292,20 +293,18 @@ CHANGES: list[tuple[str, str, dict[str, Any], Needed]] = [
 ]
 
 
-async def test_permissions_hold_as_over_amqp(connect: Connect, broker: ManagedBroker) -> None:
+async def test_permissions_hold_as_over_amqp(connect: Connect, parts: ManagedParts) -> None:
     """Try every change with every permission: the API requires the permission that AMQP requires."""
-    await broker.queues.declare("/", "q", durable=True, auto_delete=False, arguments={})
-    await broker.exchanges.declare(
-        "/", "x", "topic", durable=True, auto_delete=False, internal=False, arguments={}
-    )
+    await queues.declare(parts.broker, "/", "q", durable=True, auto_delete=False, arguments={})
+    await connect("admin").put("exchanges/%2F/x", json={"type": "topic"})
     client = connect("manager")
     for method, path, body, needed in CHANGES:
         for missing in needed:
-            broker.permissions.set("manager", "/", *patterns(needed - {missing}))
+            parts.broker.access.permissions.set("manager", "/", *patterns(needed - {missing}))
             answer = await client.request(method, path, json=body)
             assert answer.status_code == 401, (method, path, missing, answer.text)
             assert f"'{missing[1]}' in vhost '/' refused for user 'manager'" in answer.json()["reason"]
-        broker.permissions.set("manager", "/", *patterns(needed))
+        parts.broker.access.permissions.set("manager", "/", *patterns(needed))
         answer = await client.request(method, path, json=body)
         assert answer.is_success, (method, path, answer.text)
 
@@ -321,13 +320,13 @@ async def test_exchanges(connect: Connect) -> None:
     assert (await client.get("exchanges/%2F/x")).status_code == 404
 
 
-async def test_super_streams(connect: Connect, broker: ManagedBroker) -> None:
+async def test_super_streams(connect: Connect, parts: ManagedParts) -> None:
     client, manager = connect("admin"), connect("manager")
     asked: dict[str, Any] = {"type": "x-super-stream", "arguments": {"x-partitions": 2}}
     # The test's node has no streams: the checks of permissions come before that.
     answer = await client.put("exchanges/%2F/s", json=asked | {"arguments": {"x-partitions": 0}})
     assert answer.status_code == 400 and "invalid arg 'x-partitions'" in answer.json()["reason"]
-    broker.permissions.set("manager", "/", "^s$", "", "")
+    parts.broker.access.permissions.set("manager", "/", "^s$", "", "")
     answer = await manager.put("exchanges/%2F/s", json=asked)
     assert answer.status_code == 401 and "queue 's-0'" in answer.json()["reason"]
     assert (await client.get("exchanges/%2F/s")).status_code == 404
@@ -355,7 +354,7 @@ async def test_super_streams(connect: Connect, broker: ManagedBroker) -> None:
     assert (await client.post("exchanges/%2F/nope/partitions", json={"add": 1})).status_code == 404
 
 
-async def test_bindings(connect: Connect, broker: ManagedBroker) -> None:
+async def test_bindings(connect: Connect, parts: ManagedParts) -> None:
     client = connect("admin")
     await client.put("queues/%2F/q", json={})
     await client.put("exchanges/%2F/x", json={"type": "fanout"})
@@ -393,7 +392,7 @@ async def test_bindings(connect: Connect, broker: ManagedBroker) -> None:
     for path in paths:
         assert (await client.delete(path)).status_code == 204
         assert (await client.delete(path)).status_code == 404
-    assert [row.destination_type for row in broker.bindings.views("/")] == ["queue", "exchange"]
+    assert [row.destination_type for row in bindings_of(parts.broker, "/")] == ["queue", "exchange"]
 
 
 async def test_messages(connect: Connect) -> None:
@@ -508,8 +507,8 @@ async def test_bad_gets(connect: Connect, wrong: dict[str, object]) -> None:
     assert (await client.post("queues/%2F/q/get", json=body | wrong)).status_code == 400
 
 
-async def test_connections(connect: Connect, node: ManagedNode, broker: ManagedBroker) -> None:
-    await broker.queues.declare("/", "q", durable=True, auto_delete=False, arguments={})
+async def test_connections(connect: Connect, node: ManagedNode, parts: ManagedParts) -> None:
+    await queues.declare(parts.broker, "/", "q", durable=True, auto_delete=False, arguments={})
     one, other = node.peer(user="manager", name="a -> b"), node.peer(user="admin", name="c -> d")
     for peer in (one, other):
         peer.session.client.properties = {"product": "p", "blob": b"\xff"}
@@ -539,8 +538,8 @@ async def test_connections(connect: Connect, node: ManagedNode, broker: ManagedB
     assert closed(third) is not None
 
 
-async def test_what_a_channel_waits_for(connect: Connect, node: ManagedNode, broker: ManagedBroker) -> None:
-    await broker.queues.declare("/", "q", durable=True, auto_delete=False, arguments={})
+async def test_what_a_channel_waits_for(connect: Connect, node: ManagedNode, parts: ManagedParts) -> None:
+    await queues.declare(parts.broker, "/", "q", durable=True, auto_delete=False, arguments={})
     confirming, transactional = node.peer(name="a -> b"), node.peer(name="c -> d")
     confirming.call(1, commands.Channel.Open(), commands.Confirm.Select())
     body = message(routing_key="q", body=b"x", delivery_mode=b"\x02")
@@ -564,11 +563,11 @@ async def test_what_a_channel_waits_for(connect: Connect, node: ManagedNode, bro
 
 
 async def test_a_failed_queue_is_shown_as_crashed(
-    connect: Connect, node: ManagedNode, broker: ManagedBroker
+    connect: Connect, node: ManagedNode, parts: ManagedParts
 ) -> None:
     client = connect("admin")
     for name in ("q", "other"):
-        await broker.queues.declare("/", name, durable=True, auto_delete=False, arguments={})
+        await queues.declare(parts.broker, "/", name, durable=True, auto_delete=False, arguments={})
     host = node.broker.vhost("/").queues["q"].host
     node.turn.run(node.turn.failed, host, RuntimeError("planted"))
     assert {row["name"]: row["state"] for row in (await client.get("queues")).json()} == {
@@ -577,11 +576,11 @@ async def test_a_failed_queue_is_shown_as_crashed(
     }
 
 
-async def test_node(connect: Connect, node: ManagedNode, broker: ManagedBroker) -> None:
+async def test_node(connect: Connect, node: ManagedNode, parts: ManagedParts) -> None:
     client = connect("admin")
     overview = (await client.get("overview")).json()
     assert overview["object_totals"]["exchanges"] == sum(
-        len(list(broker.exchanges.views(vhost))) for vhost in ("/", "other")
+        parts.broker.vhost(vhost).router.exchange_count for vhost in ("/", "other")
     )
     assert [(row["protocol"], row["port"]) for row in overview["listeners"]] == [
         ("amqp", 5672),
@@ -609,7 +608,7 @@ async def test_node(connect: Connect, node: ManagedNode, broker: ManagedBroker) 
     assert (answer.status_code, answer.json()["alarms"]) == (503, told)
 
 
-async def test_certificates_log_in_where_there_is_tls(broker: ManagedBroker, node: ManagedNode) -> None:
+async def test_certificates_log_in_where_there_is_tls(connect: Connect, node: ManagedNode) -> None:
     node.broker.config = replace(
         node.broker.config,
         amqps="127.0.0.1:5671",
@@ -618,7 +617,11 @@ async def test_certificates_log_in_where_there_is_tls(broker: ManagedBroker, nod
         tls_ca_file="ca.pem",
         tls_login_from="common_name",
     )
-    (mechanism,) = (each for each in broker.node.view().auth_mechanisms if each["name"] == "EXTERNAL")
+    (mechanism,) = (
+        each
+        for each in (await connect("admin").get("nodes/n1")).json()["auth_mechanisms"]
+        if each["name"] == "EXTERNAL"
+    )
     assert mechanism["enabled"]
 
 
@@ -631,12 +634,14 @@ async def test_stop_comes_after_the_answer(connect: Connect, node: ManagedNode) 
     assert node.stopped == 1
 
 
-async def test_listing(connect: Connect, broker: ManagedBroker) -> None:
+async def test_listing(connect: Connect, parts: ManagedParts) -> None:
     client = connect("admin")
     for number in range(25):
-        await broker.queues.declare("/", f"q{number:02}", durable=True, auto_delete=False, arguments={})
+        await queues.declare(
+            parts.broker, "/", f"q{number:02}", durable=True, auto_delete=False, arguments={}
+        )
         for _ in range(number):
-            await broker.messages.publish("/", "", f"q{number:02}", {}, b"", "admin")
+            await publish_message(parts.broker, "/", "", f"q{number:02}", {}, b"", "admin")
     rows = (
         await client.get(
             "queues?sort=messages&sort_reverse=true&columns=name,messages,owner_pid_details.name"
@@ -657,10 +662,12 @@ HOSTILE = ["(a|aa)+$", "(a+)+$", "(a*)*b", "(.*a){25}$", "((a{1,10}){1,10}){1,9}
 
 
 @pytest.mark.parametrize("pattern", HOSTILE)
-async def test_hostile_filter_ends_in_time(connect: Connect, broker: ManagedBroker, pattern: str) -> None:
+async def test_hostile_filter_ends_in_time(connect: Connect, parts: ManagedParts, pattern: str) -> None:
     """A backtracking engine would take years for one name, or its time limit for each name."""
     for number in range(100):
-        await broker.queues.declare("/", f"{number}{LONG}", durable=False, auto_delete=False, arguments={})
+        await queues.declare(
+            parts.broker, "/", f"{number}{LONG}", durable=False, auto_delete=False, arguments={}
+        )
     started = time.process_time()
     query = {"name": pattern, "use_regex": "true"}
     answer = await connect("admin").get("queues", params=query)
@@ -672,10 +679,12 @@ async def test_hostile_filter_ends_in_time(connect: Connect, broker: ManagedBrok
 
 
 async def test_a_filter_has_a_budget(
-    broker: ManagedBroker, connect_with: Callable[..., httpx.AsyncClient]
+    parts: ManagedParts, connect_with: Callable[..., httpx.AsyncClient]
 ) -> None:
     for number in range(100):
-        await broker.queues.declare("/", f"{number}{LONG}", durable=False, auto_delete=False, arguments={})
+        await queues.declare(
+            parts.broker, "/", f"{number}{LONG}", durable=False, auto_delete=False, arguments={}
+        )
     client = connect_with(filter_ms=1)
     query = {"name": HOSTILE[-1], "use_regex": "true"}
     answer = await client.get("queues", params=query)
@@ -712,12 +721,12 @@ LISTS = [
 
 @pytest.mark.parametrize("path", LISTS)
 async def test_long_lists_let_others_go_on(
-    broker: ManagedBroker, connect_with: Callable[..., httpx.AsyncClient], path: str
+    parts: ManagedParts, connect_with: Callable[..., httpx.AsyncClient], path: str
 ) -> None:
     """Count how often a bystander gets its turn during a request: with short slices, and with one that is
     long enough.
     """
-    await declare_many(broker, 1_000)
+    await declare_many(parts, 1_000)
     turns: list[int] = []
     for slice_ms in (0.02, 100_000):
         client = connect_with(slices=Slices(slice_ms))
@@ -732,9 +741,9 @@ async def test_long_lists_let_others_go_on(
 
 
 async def test_many_long_lists_at_a_time_are_one_after_the_other(
-    broker: ManagedBroker, connect_with: Callable[..., httpx.AsyncClient]
+    parts: ManagedParts, connect_with: Callable[..., httpx.AsyncClient]
 ) -> None:
-    await declare_many(broker, 1_000)
+    await declare_many(parts, 1_000)
     client = connect_with(slices=Slices(1))
     waits: list[float] = []
     # The collector would look at the objects of all earlier tests.
@@ -755,9 +764,11 @@ async def test_many_long_lists_at_a_time_are_one_after_the_other(
     assert max(waits) < whole / 4
 
 
-async def declare_many(broker: ManagedBroker, count: int) -> None:
+async def declare_many(parts: ManagedParts, count: int) -> None:
     for number in range(count):
-        await broker.queues.declare("/", f"many-{number}", durable=False, auto_delete=False, arguments={})
+        await queues.declare(
+            parts.broker, "/", f"many-{number}", durable=False, auto_delete=False, arguments={}
+        )
 
 
 async def bystander(waits: list[float]) -> None:
@@ -767,8 +778,8 @@ async def bystander(waits: list[float]) -> None:
         waits.append(time.thread_time() - began)
 
 
-async def test_a_list_is_whole_though_it_comes_in_parts(connect: Connect, broker: ManagedBroker) -> None:
-    await declare_many(broker, 1_000)
+async def test_a_list_is_whole_though_it_comes_in_parts(connect: Connect, parts: ManagedParts) -> None:
+    await declare_many(parts, 1_000)
     client = connect("admin")
     names = [f"many-{number}" for number in range(1_000)]
     assert [row["name"] for row in (await client.get("queues")).json()] == names
@@ -780,14 +791,14 @@ async def test_a_list_is_whole_though_it_comes_in_parts(connect: Connect, broker
     assert (await client.get("queues?name=nosuch")).json() == []
 
 
-async def test_queues_may_go_while_they_are_listed(connect: Connect, broker: ManagedBroker) -> None:
-    await declare_many(broker, 500)
-    listed = broker.queues.views("/")
+async def test_queues_may_go_while_they_are_listed(connect: Connect, parts: ManagedParts) -> None:
+    await declare_many(parts, 500)
+    listed = queues.queues_of(parts.broker, ["/"])
     first = next(listed).name
-    await broker.queues.delete("/", "many-1", if_unused=False, if_empty=False)
-    await broker.queues.declare("/", "many-2", durable=False, auto_delete=False, arguments={})
-    await broker.queues.declare("/", "new", durable=False, auto_delete=False, arguments={})
-    names = [first, *(view.name for view in listed)]
+    await connect("admin").delete("queues/%2F/many-1")
+    await queues.declare(parts.broker, "/", "many-2", durable=False, auto_delete=False, arguments={})
+    await queues.declare(parts.broker, "/", "new", durable=False, auto_delete=False, arguments={})
+    names = [first, *(queue.name for queue in listed)]
     assert names == ["many-0", *(f"many-{number}" for number in range(2, 500))]
 
 

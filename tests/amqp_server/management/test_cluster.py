@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from amqp_server.cluster.administration import Administration
 from amqp_server.errors import NotFound, PreconditionFailed, Unavailable
-from amqp_server.management.objects.managed_broker import ManagedBroker
 from quorum_queue.cluster.snapshots.lost_entries import GivenUp
 
-from .conftest import Connect
+from .conftest import Connect, ManagedNode
 
 pytestmark = pytest.mark.trio
 
@@ -96,9 +94,9 @@ class FakeCluster:
 
 
 @pytest.fixture
-def cluster(broker: ManagedBroker) -> FakeCluster:
+def cluster(node: ManagedNode) -> FakeCluster:
     made = FakeCluster()
-    broker.cluster = cast(Administration, made)
+    node.administration = made
     return made
 
 

@@ -6,18 +6,17 @@ import base64
 import hashlib
 import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import trio
 
-from amqp_server.app import Node
 from amqp_server.broker.access.password import from_rabbitmq, hash_password, to_rabbitmq
 from amqp_server.connection.login.password_checks import PasswordChecks
+from amqp_server.management.changes.internal_session import Direct
 from amqp_server.management.definitions.for_rabbitmq import ForRabbitMQ
-from amqp_server.management.objects.internal_session import Direct
-from amqp_server.management.objects.managed_broker import ManagedBroker
 from amqp_server.management.request.time_slices import Slices
 from amqp_server.management.statistics.metric_values import Measures
 from amqp_server.startup.load_definitions import DefinitionsError, load_definitions
@@ -86,7 +85,7 @@ async def test_export_import_export(connect: Connect, node: ManagedNode, tmp_pat
     (tmp_path / "other").mkdir()
     other = ManagedNode(tmp_path / "other")
     other.broker.access.permissions.clear_user("other")
-    managed = ManagedBroker(other)  # type: ignore[arg-type]
+    managed = other.parts
     file = tmp_path / "definitions.json"
     file.write_text(json.dumps(before))
     await load_definitions(managed, str(file))
@@ -181,7 +180,7 @@ async def test_the_id_of_a_cluster_goes_with_definitions(connect: Connect, node:
     assert (await client.post("definitions", json={"global_parameters": [brought]})).status_code == 204
     assert (await client.get(path)).json() == brought
     assert brought in (await client.get("global-parameters")).json()
-    assert Measures(cast(Node, node)).cluster_id() == brought["value"]
+    assert Measures(node.parts).cluster_id() == brought["value"]
     assert (await client.delete(path)).status_code == 204
     assert (await client.get(path)).json() == own
     assert (await client.delete(path)).status_code == 404
@@ -386,23 +385,23 @@ async def test_no_turn_has_time(connect: Connect, node: ManagedNode, monkeypatch
 async def test_more_vhosts_than_connections(
     connect: Connect, node: ManagedNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("amqp_server.management.objects.parallel_sessions.AT_ONCE", 2)
+    monkeypatch.setattr("amqp_server.management.changes.parallel_sessions.AT_ONCE", 2)
     vhosts = [f"v{number}" for number in range(5)]
     opened: list[Direct] = []
-    direct, close = ManagedBroker.direct, Direct.close
+    open_, close = Direct.open, Direct.close
     most = 0
 
-    def counted(managed: ManagedBroker, vhost: str) -> Direct:
+    def counted(self: Direct, hears: Callable[[Direct], None]) -> None:
         nonlocal most
-        opened.append(direct(managed, vhost))
+        opened.append(self)
         most = max(most, len(opened))
-        return opened[-1]
+        open_(self, hears)
 
     def closed(self: Direct) -> None:
         opened.remove(self)
         close(self)
 
-    monkeypatch.setattr(ManagedBroker, "direct", counted)
+    monkeypatch.setattr(Direct, "open", counted)
     monkeypatch.setattr(Direct, "close", closed)
     told = {
         "vhosts": [{"name": vhost} for vhost in vhosts],
@@ -425,7 +424,7 @@ async def test_nothing_is_declared_behind_what_is_refused(connect: Connect, node
 
 
 async def test_files_that_are_none(node: ManagedNode, tmp_path: Path) -> None:
-    managed = ManagedBroker(node)  # type: ignore[arg-type]
+    managed = node.parts
     with pytest.raises(DefinitionsError, match="No such file"):
         await load_definitions(managed, str(tmp_path / "no"))
     for text, reason in (("{", "failed_to_parse_json"), ('{"queues": 1}', "must be a list")):

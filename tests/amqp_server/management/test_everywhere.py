@@ -4,33 +4,27 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import httpx
 import pytest
 import trio
 from pamqp import commands
 
-from amqp_server.app import Node
 from amqp_server.broker.access.token_permissions import Token
-from amqp_server.broker.topology.queue import Queue
 from amqp_server.cluster.api_questions import Questions, Unanswered
 from amqp_server.connection.login.password_checks import Outcome
-from amqp_server.management.objects.managed_broker import ManagedBroker
-from amqp_server.management.objects.managed_queues import ManagedQueues
-from amqp_server.management.request import other_nodes
-from amqp_server.management.request.time_slices import Slices
+from amqp_server.management.request.questions import Question
 from amqp_server.management.serving.http import Api
-from amqp_server.management.statistics.stats import Stats
 from quorum_queue.cluster import frames
 
-from .conftest import BODY_BYTES_MAX, ManagedNode, published
+from .conftest import BODY_BYTES_MAX, ManagedNode, before_whole_rows, published
 
 pytestmark = pytest.mark.trio
 
 
 class Others:
-    """The other nodes, in the same process. See everywhere.Others."""
+    """The other nodes, in the same process. See questions.Others."""
 
     def __init__(self, nodes: dict[str, Api | None]) -> None:
         self.nodes = nodes
@@ -47,12 +41,11 @@ class Others:
 
 
 class Two:
-    """Two nodes, each with a client, and a third node that is down."""
+    """Nodes, each with a client, and a node that is down; two of three unless other names are given."""
 
-    def __init__(self, path: Path) -> None:
-        self.nodes = {name: ManagedNode(path, node=name) for name in ("n1", "n2")}
-        self.brokers = {name: ManagedBroker(cast(Node, node)) for name, node in self.nodes.items()}
-        self.apis = {name: Api(broker, BODY_BYTES_MAX) for name, broker in self.brokers.items()}
+    def __init__(self, path: Path, up: Sequence[str] = ("n1", "n2"), down: Sequence[str] = ("n3",)) -> None:
+        self.nodes = {name: ManagedNode(path, node=name) for name in up}
+        self.apis = {name: Api(node.parts, BODY_BYTES_MAX) for name, node in self.nodes.items()}
         self.peers = {
             name: node.peer(name=f"127.0.0.1:{port} -> 127.0.0.1:5672")
             for port, (name, node) in enumerate(self.nodes.items(), 1)
@@ -62,8 +55,8 @@ class Two:
             peer.session.opened()
             peer.call(1, commands.Channel.Open())
             self.asked[name] = {other: api for other, api in self.apis.items() if other != name}
-            self.asked[name]["n3"] = None
-            self.brokers[name].others = Others(self.asked[name])
+            self.asked[name] |= dict.fromkeys(down)
+            self.nodes[name].others = Others(self.asked[name])
 
     def declare(self, queue: str, home: str) -> None:
         """Declare a queue as the topology has it on both nodes: the queue is on `home`."""
@@ -152,7 +145,7 @@ class AnyToken:
 
 
 async def test_the_other_node_has_not_seen_the_token(two: Two) -> None:
-    two.brokers["n1"].tokens = cast(Any, AnyToken())
+    two.nodes["n1"].tokens = AnyToken()
     transport = httpx.ASGITransport(two.apis["n1"].app(requests_max=8), client=("127.0.0.1", 12345))
     async with httpx.AsyncClient(transport=transport, base_url="http://b/api/") as client:
 
@@ -214,7 +207,7 @@ async def busy_queues(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     clients of both nodes.
     """
     now = iter(range(1_700_000_000, 1_800_000_000, 5))
-    samplers = [broker.node.sample(Slices(1_000)) for broker in two.brokers.values()]
+    samplers = [node.sampler for node in two.nodes.values()]
 
     async def sample() -> None:
         tick = next(now)
@@ -252,13 +245,7 @@ async def test_a_page_of_queues_of_all_nodes(
     if earlier:
         monkeypatch.setattr("amqp_server.management.request.other_nodes.Question", EarlierQuestion)
     made: list[str] = []
-    view = ManagedQueues.view
-
-    def noting(self: ManagedQueues, queue: Queue, stats: Stats | None = None) -> Any:
-        made.append(queue.name)
-        return view(self, queue, stats)
-
-    monkeypatch.setattr(ManagedQueues, "view", noting)
+    before_whole_rows(monkeypatch, lambda queue: made.append(queue.name))
     answer = await ask("n1").get(f"queues?page=1&page_size=3&sort={sort}&sort_reverse=true")
     told = answer.json()
     assert [row["name"] for row in told["items"]] == first, told["items"]
@@ -269,7 +256,7 @@ async def test_a_page_of_queues_of_all_nodes(
     assert [whole[row["name"]] for row in told["items"]] == told["items"]
 
 
-class EarlierQuestion(other_nodes.Question):
+class EarlierQuestion(Question):
     """A question of an earlier version, which asks for whole lists only."""
 
     def __post_init__(self) -> None:

@@ -13,11 +13,19 @@ import pytest
 import trio
 import trio.testing
 
-from amqp_server.management.objects.internal_session import ANSWER_S
-from amqp_server.management.objects.managed_groups import ManagedGroups
+from amqp_server.broker.broker import Broker
+from amqp_server.management.changes.answers import ANSWER_S
 from amqp_server.management.request.listing import Rows
 from amqp_server.management.request.time_slices import Slices
-from amqp_server.management.resources.groups import summaries
+from amqp_server.management.resources.groups import (
+    COLUMNS,
+    Ages,
+    GroupReads,
+    groups_listed,
+    groups_of,
+    reset_group,
+    shown,
+)
 from tests.amqp_server.streams.node import StreamNode, publish
 from tests.amqp_server.streams.node import declare as declare_stream
 from tests.amqp_server.streams.test_consumer_groups import declare
@@ -63,21 +71,21 @@ def node() -> StreamNode:
     return node
 
 
-async def put(node: StreamNode, groups: ManagedGroups, name: str, offset: int) -> None:
+async def put(node: StreamNode, broker: Broker, name: str, offset: int) -> None:
     """Let a group continue at an offset."""
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(reset, groups, name, offset)
+        nursery.start_soon(reset, broker, name, offset)
         await trio.testing.wait_all_tasks_blocked()
         node.work()
 
 
-async def reset(groups: ManagedGroups, name: str, offset: int) -> None:
-    await groups.reset("/", name, str(offset), partition=None, dry_run=False, force=False)
+async def reset(broker: Broker, name: str, offset: int) -> None:
+    group = broker.vhost("/").groups[name]
+    await reset_group(broker, group, str(offset), partition=None, dry_run=False, force=False)
 
 
-async def find(groups: ManagedGroups, name: str, told: list[dict[str, Any]]) -> None:
-    found = await groups.find("/", name)
-    assert found is not None
+async def find(broker: Broker, name: str, told: list[dict[str, Any]]) -> None:
+    found = await shown(broker, broker.vhost("/").groups[name])
     told.append(found)
 
 
@@ -85,7 +93,7 @@ async def found_by(node: StreamNode, name: str, reads: CountedReads) -> dict[str
     """Return the API's row of a group, while threads work as long as any request waits for them."""
     told: list[dict[str, Any]] = []
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(find, ManagedGroups(node.broker), name, told)
+        nursery.start_soon(find, node.broker, name, told)
         while not told:
             count = reads.count
             await trio.testing.wait_all_tasks_blocked()
@@ -98,7 +106,7 @@ async def test_threads_look_for_times_in_segments(node: StreamNode, monkeypatch:
     segments = node.host()._log.segments
     (within,) = (each for each in segments if each.base <= 4 < each.stop)
     assert within.base < 4 and within != segments[-1]
-    await put(node, ManagedGroups(node.broker), "over-s", 4)
+    await put(node, node.broker, "over-s", 4)
     reads = CountedReads(node, monkeypatch)
     found = await found_by(node, "over-s", reads)
     assert reads.count
@@ -111,38 +119,38 @@ async def test_threads_look_for_times_in_segments(node: StreamNode, monkeypatch:
 
 async def test_what_is_in_memory_is_not_read(node: StreamNode, monkeypatch: pytest.MonkeyPatch) -> None:
     peer = opened(node)
-    await put(node, ManagedGroups(node.broker), "over-s", BATCHES)
+    await put(node, node.broker, "over-s", BATCHES)
     publish(peer, [b"last"])
     node.sync()
     node.clock.now_ms += 77
     reads = CountedReads(node, monkeypatch)
     told: list[dict[str, Any]] = []
-    await find(ManagedGroups(node.broker), "over-s", told)
+    await find(node.broker, "over-s", told)
     assert told[0]["oldest_unread_ms"] == 77 and not reads.count
 
 
 async def test_a_disk_that_does_not_answer_leaves_ages_untold(
     node: StreamNode, autojump_clock: trio.testing.MockClock
 ) -> None:
-    groups = ManagedGroups(node.broker)
-    await put(node, groups, "over-s", 4)
-    await put(node, groups, "over-t", 4)
+    await put(node, node.broker, "over-s", 4)
+    await put(node, node.broker, "over-t", 4)
     began = trio.current_time()
-    ages = groups.ages()
-    queues = groups.each("/")
+    ages = Ages(node.broker)
+    queues = groups_of(node.broker, "/")
     for queue in queues:
         await ages.look_up([queue])
-    told = [groups.summary(ages, queue) for queue in queues]
+    row = COLUMNS.rows(GroupReads(ages.of))
+    told = [row(queue) or {} for queue in queues]
     assert [(each["messages"], each["oldest_unread_ms"]) for each in told] == [(4, None), (4, None)]
     # All groups of one request wait together.
     assert trio.current_time() - began == ANSWER_S
 
 
 async def test_a_stream_that_goes_meanwhile_has_no_age(node: StreamNode) -> None:
-    await put(node, ManagedGroups(node.broker), "over-s", 4)
+    await put(node, node.broker, "over-s", 4)
     told: list[dict[str, Any]] = []
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(find, ManagedGroups(node.broker), "over-s", told)
+        nursery.start_soon(find, node.broker, "over-s", told)
         await trio.testing.wait_all_tasks_blocked()
         assert node.store.reads
         node.turn.run(node.host().close)
@@ -155,7 +163,6 @@ async def test_many_groups_are_looked_up_at_once_and_each_place_once(
     node: StreamNode, query: dict[str, str]
 ) -> None:
     peer = opened(node)
-    groups = ManagedGroups(node.broker)
     for number in range(10):
         for stream in STREAMS:
             declare(peer, f"{stream}-{number}", stream)
@@ -163,11 +170,11 @@ async def test_many_groups_are_looked_up_at_once_and_each_place_once(
     names = list(node.broker.vhost("/").groups)
     for name in names:
         # In each stream, half of the groups are at one place, and half at another.
-        await put(node, groups, name, 1 + 3 * (names.index(name) // 2 % 2))
+        await put(node, node.broker, name, 1 + 3 * (names.index(name) // 2 % 2))
     told: list[Any] = []
     waits = 0
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(listed, groups, query, told)
+        nursery.start_soon(listed, node.broker, query, told)
         while not told:
             await trio.testing.wait_all_tasks_blocked()
             if told:
@@ -180,10 +187,10 @@ async def test_many_groups_are_looked_up_at_once_and_each_place_once(
     assert all(row["oldest_unread_ms"] is not None for row in told)
 
 
-async def listed(groups: ManagedGroups, query: dict[str, str], told: list[Any]) -> None:
+async def listed(broker: Broker, query: dict[str, str], told: list[Any]) -> None:
     """Add the rows that a request for all groups gets."""
-    call: Any = SimpleNamespace(query=query, slices=Slices(1_000), filter_ms=1_000)
-    rows = await summaries(call, groups, groups.each("/"))
+    call: Any = SimpleNamespace(query=query, slices=Slices(1_000), filter_ms=1_000, broker=broker)
+    rows = await groups_listed(call, groups_of(broker, "/"))
     if isinstance(rows, Rows):
         found = [row async for part in rows.parts(1 << 20) for row in msgspec.json.decode(part)]
     else:

@@ -10,6 +10,7 @@ from typing import Any, cast
 import httpx
 import pytest
 
+from amqp_server.management.resources import groups
 from tests.amqp_server.management.test_everywhere import Others, Two
 
 pytestmark = pytest.mark.trio
@@ -18,43 +19,34 @@ START = 7
 Key = tuple[Any, ...]
 
 
-class Groups:
-    """One of two nodes' view of this many groups, each with a member at both nodes. See
-    managed_groups.ManagedGroups.
-    """
+class FakeGroup(SimpleNamespace):
+    """A group as a node sees it; it has a member at each node."""
 
-    def __init__(self, node: str, kept: int = GROUPS) -> None:
-        self._node = node
-        self._kept = kept
-        self._groups = [
-            SimpleNamespace(name=f"g{number}", vhost=SimpleNamespace(name="/"), number=number)
-            for number in range(GROUPS)
-        ]
+    node: str
+    number: int
+    name: str
 
-    def each(self, vhost: str) -> list[Any]:
-        return self._groups if vhost == "/" else []
 
-    def named(self, vhost: str, name: str) -> Any:
-        return next((each for each in self.each(vhost) if each.name == name), None)
+def keeps(group: FakeGroup) -> bool:
+    """The first node has no copy of the last ten groups."""
+    return group.node != "n1" or group.number < GROUPS - 10
 
-    def keeps(self, queue: Any) -> bool:
-        return bool(queue.number < self._kept)
 
-    def leads(self, queue: Any) -> bool:
-        return self._node == "n2"
+def leads(group: FakeGroup) -> bool:
+    return group.node == "n2"
 
-    def members(self, queue: Any) -> dict[Key, dict[str, Any]]:
-        if not self.keeps(queue):
-            return {}
-        rows: dict[Key, dict[str, Any]] = {}
-        for node in ("n1", "n2", "n3"):
-            here = f"client of {node}" if node == self._node else f"on node {node}"
-            row = {"group": queue.name, "vhost": "/", "consumer_tag": "t", "connection": here}
-            rows[node, START, 1, 1, "t", 0] = row
-        return rows
 
-    def connections(self, queue: Any) -> dict[Key, str]:
-        return {(self._node, START, 1, 1, "t", 0): f"client of {self._node}"}
+def members_of(_: object, group: FakeGroup) -> dict[Key, dict[str, Any]]:
+    rows: dict[Key, dict[str, Any]] = {}
+    for node in ("n1", "n2", "n3") if keeps(group) else ():
+        here = f"client of {node}" if node == group.node else f"on node {node}"
+        row = {"group": group.name, "vhost": "/", "consumer_tag": "t", "connection": here}
+        rows[node, START, 1, 1, "t", 0] = row
+    return rows
+
+
+def connections_of(_: object, group: FakeGroup) -> dict[Key, str]:
+    return {(group.node, START, 1, 1, "t", 0): f"client of {group.node}"}
 
 
 class Counted(Others):
@@ -68,12 +60,16 @@ class Counted(Others):
 
 
 @pytest.fixture
-def asked(tmp_path: Path) -> tuple[Two, Counter[str]]:
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Two, Counter[str]]:
+    for replaced in (keeps, leads, members_of, connections_of):
+        monkeypatch.setattr(groups, replaced.__name__, replaced)
     two, asked = Two(tmp_path), Counter[str]()
-    for name, broker in two.brokers.items():
-        # The first node has no copy of the last ten groups.
-        broker.groups = cast(Any, Groups(name, GROUPS - 10 if name == "n1" else GROUPS))
-        broker.others = Counted(cast(Others, broker.others), asked)
+    for name, node in two.nodes.items():
+        vhost = node.broker.vhost("/")
+        for number in range(GROUPS):
+            group = FakeGroup(node=name, number=number, name=f"g{number}", vhost=vhost)
+            vhost.groups[group.name] = cast(Any, group)
+        node.others = Counted(cast(Others, node.others), asked)
     return two, asked
 
 
@@ -85,22 +81,24 @@ async def get(two: Two, path: str) -> httpx.Response:
 
 
 @pytest.mark.parametrize(
-    ("path", "groups"),
+    ("path", "count_of_groups"),
     [("group-members", GROUPS), ("group-members/%2F", GROUPS), ("groups/%2F/g3/members", 1)],
 )
-async def test_each_other_node_is_asked_once(asked: tuple[Two, Counter[str]], path: str, groups: int) -> None:
+async def test_each_other_node_is_asked_once(
+    asked: tuple[Two, Counter[str]], path: str, count_of_groups: int
+) -> None:
     two, count = asked
     answer = await get(two, path)
     assert count == {"n2": 1, "n3": 1}
     assert answer.headers["x-missing-nodes"] == "n3"
     rows = answer.json()
     assert Counter(row["connection"] for row in rows) == {
-        "client of n1": groups,
-        "client of n2": groups,
+        "client of n1": count_of_groups,
+        "client of n2": count_of_groups,
         # This node does not answer.
-        "on node n3": groups,
+        "on node n3": count_of_groups,
     }
-    assert len({(row["group"], row["connection"]) for row in rows}) == 3 * groups
+    assert len({(row["group"], row["connection"]) for row in rows}) == 3 * count_of_groups
     assert all("key" not in row for row in rows)
 
 

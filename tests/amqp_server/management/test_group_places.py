@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from amqp_server.errors import PreconditionFailed
-from amqp_server.management.objects.managed_groups import parse_to
+from amqp_server.management.resources.groups import parse_to
 from amqp_server.streams.layout.consumer_start import Start
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from amqp_server.management.objects.managed_broker import ManagedBroker
+from amqp_server.management.parts import ManagedParts
 from amqp_server.management.serving.heads import problem
 
 from .test_server import serving
@@ -71,8 +71,8 @@ GOOD = {
 @pytest.mark.trio
 @pytest.mark.parametrize("size", [0, 1], ids=["whole", "byte by byte"])
 @pytest.mark.parametrize("what", BAD)
-async def test_refused(broker: ManagedBroker, what: str, size: int) -> None:
-    async with serving(broker) as dial:
+async def test_refused(parts: ManagedParts, what: str, size: int) -> None:
+    async with serving(parts) as dial:
         client = await dial()
         sent = BAD[what] + NEXT
         try:
@@ -88,8 +88,8 @@ async def test_refused(broker: ManagedBroker, what: str, size: int) -> None:
 
 @pytest.mark.trio
 @pytest.mark.parametrize("what", GOOD)
-async def test_served(broker: ManagedBroker, what: str) -> None:
-    async with serving(broker) as dial:
+async def test_served(parts: ManagedParts, what: str) -> None:
+    async with serving(parts) as dial:
         client = await dial()
         await client.stream.send_all(GOOD[what] + NEXT)
         assert await client.status() in (200, 404, 405)

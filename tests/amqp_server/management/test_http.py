@@ -7,10 +7,11 @@ import trio
 import trio.testing
 
 from amqp_server.broker.access.users import ADMINISTRATOR, MANAGEMENT, MONITORING, POLICYMAKER
-from amqp_server.management.objects.managed_broker import ManagedBroker
-from amqp_server.management.request.responses import HEADERS
+from amqp_server.management.parts import ManagedParts
+from amqp_server.management.resources import queues
 from amqp_server.management.serving.endpoints import ANYBODY, ENDPOINTS
 from amqp_server.management.serving.http import REFUSED
+from amqp_server.management.serving.requests import HEADERS
 
 from .conftest import BODY_BYTES_MAX, Connect, ManagedNode
 
@@ -52,11 +53,11 @@ async def test_bad_authorization(connect: Connect, header: str) -> None:
 
 
 @pytest.mark.parametrize("user", ["admin", "watcher", "manager", "policies"])
-async def test_whoami(connect: Connect, broker: ManagedBroker, user: str) -> None:
+async def test_whoami(connect: Connect, parts: ManagedParts, user: str) -> None:
     answer = await connect(user).get("whoami")
     assert answer.status_code == 200
     assert answer.json()["name"] == user
-    assert answer.json()["tags"] == list(broker.users.require(user).tags)
+    assert answer.json()["tags"] == list(parts.broker.access.users.require(user).tags)
 
 
 async def test_guest_from_here(connect: Connect) -> None:
@@ -160,24 +161,24 @@ OF_ANOTHER_PAGE = [{"origin": "http://elsewhere"}, {"origin": "null"}, {"sec-fet
 @pytest.mark.parametrize("type_", FORMS)
 @pytest.mark.parametrize("page", OF_ANOTHER_PAGE)
 async def test_forms_of_other_pages_are_refused(
-    connect: Connect, broker: ManagedBroker, type_: str, page: dict[str, str]
+    connect: Connect, parts: ManagedParts, type_: str, page: dict[str, str]
 ) -> None:
     headers = page | {"content-type": type_} if type_ else page
     for content in (b"{}", b""):
         answer = await connect("admin").put("vhosts/v", content=content, headers=headers)
         assert answer.status_code == 415
-    assert "v" not in broker.vhosts
+    assert "v" not in parts.broker.vhost_records
 
 
 @pytest.mark.parametrize("type_", FORMS)
 @pytest.mark.parametrize("page", [{}, {"origin": "http://broker"}, {"sec-fetch-site": "same-origin"}])
 async def test_tools_send_bodies_under_any_content_type(
-    connect: Connect, broker: ManagedBroker, type_: str, page: dict[str, str]
+    connect: Connect, parts: ManagedParts, type_: str, page: dict[str, str]
 ) -> None:
     headers = page | {"content-type": type_} if type_ else page
     answer = await connect("admin").put("vhosts/v", content=b'{"description": "d"}', headers=headers)
     assert answer.status_code == 201
-    assert broker.vhosts.require("v").description == "d"
+    assert parts.broker.vhost_records.require("v").description == "d"
 
 
 @pytest.mark.parametrize(
@@ -193,12 +194,12 @@ async def test_bad_json_is_the_clients_fault(connect: Connect, node: ManagedNode
 
 
 async def test_our_own_faults_are_logged_and_not_shown(
-    connect: Connect, broker: ManagedBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    connect: Connect, parts: ManagedParts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fails(vhost: str) -> Any:
+    def fails(*_: object) -> Any:
         raise RuntimeError("inner canary")
 
-    monkeypatch.setattr(broker.queues, "each", fails)
+    monkeypatch.setattr(queues, "queues_of", fails)
     with caplog.at_level(logging.ERROR):
         answer = await connect("admin").get("queues")
     assert answer.status_code == 500
@@ -220,13 +221,13 @@ async def test_changes_are_settled_before_they_are_answered(connect: Connect, no
     assert node.settled == [["q"]]
 
 
-async def test_requests_at_a_time_are_bounded(broker: ManagedBroker) -> None:
+async def test_requests_at_a_time_are_bounded(parts: ManagedParts) -> None:
     """Only requests of users count. Probes and refused logins are outside the bound."""
     import httpx
 
     from amqp_server.management.serving.http import Api
 
-    app = Api(broker, BODY_BYTES_MAX).app(requests_max=0)
+    app = Api(parts, BODY_BYTES_MAX).app(requests_max=0)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://broker") as client:
         auth = httpx.BasicAuth("admin", "admin")
         assert (await client.get("/api/whoami", auth=auth)).status_code == 503

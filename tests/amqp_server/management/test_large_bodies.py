@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -12,7 +13,7 @@ from hypothesis import given
 
 from amqp_server.management.definitions import definitions_file
 from amqp_server.management.definitions.definitions_file import decoded
-from amqp_server.management.objects.managed_broker import ManagedBroker
+from amqp_server.management.parts import ManagedParts
 from amqp_server.management.request import answer
 from amqp_server.management.request.answer import Refusal
 from amqp_server.management.serving import http
@@ -129,24 +130,24 @@ def test_an_object_of_definitions_may_be_so_large(large: str) -> None:
 
 
 @pytest.mark.trio
-async def test_only_texts_may_be_large(connect: Connect, broker: ManagedBroker) -> None:
+async def test_only_texts_may_be_large(connect: Connect, parts: ManagedParts) -> None:
     """Small values take many times more memory than their JSON."""
-    broker.json_bytes_max = 1_000
+    parts.broker.config = replace(parts.config, http_json_bytes_max=1_024)
     client = connect("admin")
     body = {"routing_key": "q", "payload": "x" * 2_000, "payload_encoding": "string"}
     path = "exchanges/%2F/amq.default/publish"
     assert (await client.post(path, json={**body, "properties": {}})).status_code == 200
     for name, value in (("properties", {"headers": {"x": [[]] * 600}}), ("else", [1] * 600)):
         said = await client.post(path, json=body | {name: value})
-        assert (said.status_code, said.json()["reason"]) == (400, f"{name} is larger than 1000 bytes")
+        assert (said.status_code, said.json()["reason"]) == (400, f"{name} is larger than 1024 bytes")
     said = await client.put("policies/%2F/p", json={"pattern": "", "definition": {"x": [0] * 600}})
-    assert (said.status_code, said.json()["reason"]) == (400, "definition is larger than 1000 bytes")
+    assert (said.status_code, said.json()["reason"]) == (400, "definition is larger than 1024 bytes")
     assert (await client.post(path, json=[0] * 600)).status_code == 400
 
 
 @pytest.mark.trio
 async def test_definitions_are_told_in_short_steps(
-    connect: Connect, broker: ManagedBroker, monkeypatch: pytest.MonkeyPatch
+    connect: Connect, parts: ManagedParts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Almost everything in the answer is encoded before its end, except a few names."""
     ends: list[object] = []

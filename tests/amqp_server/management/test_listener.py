@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from amqp_server.config import Config
-from amqp_server.management.objects.managed_broker import ManagedBroker
+from amqp_server.management.parts import ManagedParts
 from amqp_server.management.serving import listener, page_files
 
 
@@ -18,7 +18,7 @@ def listening_socket() -> tuple[socket.socket, str]:
 
 
 @pytest.mark.trio
-async def test_requests_before_the_server_is_imported_wait(broker: ManagedBroker) -> None:
+async def test_requests_before_the_server_is_imported_wait(parts: ManagedParts) -> None:
     listening, url = listening_socket()
     stop = trio.Event()
     async with trio.open_nursery() as nursery:
@@ -30,14 +30,14 @@ async def test_requests_before_the_server_is_imported_wait(broker: ManagedBroker
             stop.set()
 
         nursery.start_soon(ask)
-        nursery.start_soon(listener.serve, listening, broker, Config(), stop.wait)
+        nursery.start_soon(listener.serve, listening, parts, Config(), stop.wait)
     assert answers[0].json()["name"] == "admin"
     assert "server" not in answers[0].headers
 
 
 @pytest.mark.trio
 async def test_the_loop_goes_on_while_the_page_is_made_ready(
-    broker: ManagedBroker, monkeypatch: pytest.MonkeyPatch
+    parts: ManagedParts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[threading.Thread] = []
 
@@ -50,7 +50,7 @@ async def test_the_loop_goes_on_while_the_page_is_made_ready(
     listening, url = listening_socket()
     stop = trio.Event()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(listener.serve, listening, broker, Config(), stop.wait)
+        nursery.start_soon(listener.serve, listening, parts, Config(), stop.wait)
         async with httpx.AsyncClient(auth=("admin", "admin"), trust_env=False, verify=False) as client:
             assert (await client.get(url)).status_code == 200
         stop.set()
@@ -60,7 +60,7 @@ async def test_the_loop_goes_on_while_the_page_is_made_ready(
 
 
 @pytest.mark.trio
-async def test_broken_server_starts_again(broker: ManagedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_broken_server_starts_again(parts: ManagedParts, monkeypatch: pytest.MonkeyPatch) -> None:
     listening, url = listening_socket()
     stop = trio.Event()
     real, calls = listener._serve, []
@@ -74,7 +74,7 @@ async def test_broken_server_starts_again(broker: ManagedBroker, monkeypatch: py
     monkeypatch.setattr(listener, "_serve", breaks_once)
     monkeypatch.setattr(listener, "RESTART_S", 0.01)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(listener.serve, listening, broker, Config(), stop.wait)
+        nursery.start_soon(listener.serve, listening, parts, Config(), stop.wait)
         async with httpx.AsyncClient(auth=("admin", "admin"), trust_env=False, verify=False) as client:
             assert (await client.get(url)).status_code == 200
         stop.set()

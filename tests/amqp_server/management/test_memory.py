@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import trio
 
-from amqp_server.management.objects.internal_session import COPY_BYTES
-from amqp_server.management.objects.managed_broker import ManagedBroker
-from amqp_server.management.objects.views import MessageView
+from amqp_server.management.changes.internal_session import COPY_BYTES
+from amqp_server.management.parts import ManagedParts
 from amqp_server.management.request.answer import Refusal
 from amqp_server.management.request.memory_budget import LITTLE_BYTES, Memory
 from amqp_server.management.request.time_slices import Slices
-from amqp_server.management.resources.payloads import CHUNK_BYTES, PIECE_BYTES, Messages
+from amqp_server.management.resources import queues
+from amqp_server.management.resources.messages import get_messages, publish_message
+from amqp_server.management.resources.payloads import CHUNK_BYTES, PIECE_BYTES, Messages, MessageView
 from amqp_server.management.serving.http import Slots
 
 from .conftest import Connect
@@ -68,10 +69,10 @@ def test_slots_are_left_to_administrators_and_bodies_take_none() -> None:
 
 
 @pytest.mark.trio
-async def test_users_with_slow_bodies_keep_no_administrator_out(broker: ManagedBroker) -> None:
+async def test_users_with_slow_bodies_keep_no_administrator_out(parts: ManagedParts) -> None:
     """Users without any permission begin as many requests as there are places, and send no body."""
     limits = {"http_requests_max": 8, "http_requests_per_user_max": 4}
-    async with serving(broker, **limits) as dial:
+    async with serving(parts, **limits) as dial:
         for user in ("manager", "policies", "watcher", "admin"):
             await log_in(dial, user)
         for user in ("manager", "policies", "watcher"):
@@ -85,8 +86,8 @@ async def test_users_with_slow_bodies_keep_no_administrator_out(broker: ManagedB
 
 
 @pytest.mark.trio
-async def test_connections_of_one_address_push_out_no_others(broker: ManagedBroker) -> None:
-    async with serving(broker, http_connections_max=16) as dial:
+async def test_connections_of_one_address_push_out_no_others(parts: ManagedParts) -> None:
+    async with serving(parts, http_connections_max=16) as dial:
         await log_in(dial, "manager")
         mine = await dial(source="127.0.0.3")
         await mine.send("PUT", "/api/queues/%2F/q", login="manager", body=b"{", length=2)
@@ -100,12 +101,12 @@ async def test_connections_of_one_address_push_out_no_others(broker: ManagedBrok
 
 
 @pytest.mark.trio
-async def test_an_answer_that_is_taken_too_slowly_ends(broker: ManagedBroker) -> None:
+async def test_an_answer_that_is_taken_too_slowly_ends(parts: ManagedParts) -> None:
     for number in range(300):
         name = f"{number}-" + "x" * 240
-        await broker.queues.declare("/", name, durable=False, auto_delete=False, arguments={})
+        await queues.declare(parts.broker, "/", name, durable=False, auto_delete=False, arguments={})
     limits = {"http_send_timeout_s": LONG_S, "http_answer_timeout_s": SHORT_S}
-    async with serving(broker, **limits) as dial:
+    async with serving(parts, **limits) as dial:
         client = await dial(receive_buffer_bytes=4_096)
         for _ in range(100):
             await client.send("GET", "/api/queues", login="admin")
@@ -180,16 +181,16 @@ async def test_rows_of_a_stream_and_payloads_that_are_cut_off() -> None:
 
 
 @pytest.mark.trio
-async def test_gets_beyond_the_memory_get_fewer_messages(connect: Connect, broker: ManagedBroker) -> None:
-    await broker.queues.declare("/", "q", durable=False, auto_delete=False, arguments={})
+async def test_gets_beyond_the_memory_get_fewer_messages(connect: Connect, parts: ManagedParts) -> None:
+    await queues.declare(parts.broker, "/", "q", durable=False, auto_delete=False, arguments={})
     for _ in range(4):
-        await broker.messages.publish("/", "", "q", {}, b"x" * 1_000, "guest")
+        await publish_message(parts.broker, "/", "", "q", {}, b"x" * 1_000, "guest")
     asked = {"count": 4, "ackmode": "ack_requeue_false", "encoding": "auto"}
 
     async def takes(size: int, before: int) -> bool:
         return before < 3
 
-    got = await broker.messages.get("/", "q", 4, "requeue", takes)
+    got = await get_messages(parts.broker, "/", "q", 4, "requeue", takes)
     assert len(got) == 3
     # All four are still there.
     answer = await connect("admin").post("/queues/%2F/q/get", json=asked)
@@ -199,20 +200,20 @@ async def test_gets_beyond_the_memory_get_fewer_messages(connect: Connect, broke
 
 @pytest.mark.trio
 @pytest.mark.parametrize("size", [0, 1, COPY_BYTES, COPY_BYTES + 1, 3 * COPY_BYTES + 7])
-async def test_bodies_are_read_from_chunks_that_end_anywhere(broker: ManagedBroker, size: int) -> None:
+async def test_bodies_are_read_from_chunks_that_end_anywhere(parts: ManagedParts, size: int) -> None:
     """Also in pieces: then others run in between, and the copy is as good."""
-    await broker.queues.declare("/", "q", durable=False, auto_delete=False, arguments={})
+    await queues.declare(parts.broker, "/", "q", durable=False, auto_delete=False, arguments={})
     body = bytes(number % 251 for number in range(size))
-    await broker.messages.publish("/", "", "q", {"headers": {"a": 1}}, body, "guest")
+    await publish_message(parts.broker, "/", "", "q", {"headers": {"a": 1}}, body, "guest")
     rests = 0
 
     async def rest() -> None:
         nonlocal rests
         rests += 1
 
-    (got,) = await broker.messages.get("/", "q", 2, "requeue", rest=rest)
+    (got,) = await get_messages(parts.broker, "/", "q", 2, "requeue", rest=rest)
     assert bytes(got.body) == body and got.properties() == {"headers": {"a": 1}}
     assert rests >= (size // COPY_BYTES if size > COPY_BYTES else 0)
-    (whole,) = await broker.messages.get("/", "q", 2, "ack")
+    (whole,) = await get_messages(parts.broker, "/", "q", 2, "ack")
     assert bytes(whole.body) == body
-    assert await broker.messages.get("/", "q", 2, "ack") == []
+    assert await get_messages(parts.broker, "/", "q", 2, "ack") == []

@@ -14,7 +14,6 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from trio.testing import wait_all_tasks_blocked
 
-from amqp_server.app import Node
 from amqp_server.management.request.time_slices import Slices
 from amqp_server.management.serving.metrics_app import SCRAPES_MAX, SCRAPES_PER_ADDRESS_MAX, Metrics
 from amqp_server.management.statistics import metrics_text
@@ -40,7 +39,7 @@ def peer(node: ManagedNode) -> Peer:
 
 
 async def ask(node: ManagedNode, path: str, *, objects_max: int = 1_000) -> httpx.Response:
-    app = Metrics(Measures(cast(Node, node)), Slices(1_000), objects_max).app()
+    app = Metrics(Measures(node.parts), Slices(1_000), objects_max).app()
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://broker") as client:
         return await client.get(path)
 
@@ -212,7 +211,7 @@ async def test_other_paths(node: ManagedNode) -> None:
 
 async def test_scrapes_of_one_address_leave_some_to_others(node: ManagedNode) -> None:
     """Nobody logs in to this listener, and a client may read its scrape slowly."""
-    metrics_ = Metrics(Measures(cast(Node, node)), Slices(1_000), 1_000)
+    metrics_ = Metrics(Measures(node.parts), Slices(1_000), 1_000)
     app, hold, statuses = metrics_.app(), trio.Event(), list[int]()
 
     async def get(peer: str) -> None:

@@ -5,10 +5,27 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
+
+import pytest
+from pamqp import commands
 
 from amqp_server.management.serving.endpoints import ANYBODY, ENDPOINTS
-from amqp_server.management.serving.openapi import body_of, document, text
+from amqp_server.management.serving.openapi import body_of, document, lists, text
+from amqp_server.management.statistics.sampler import Sampler
 
+from .conftest import Connect, ManagedNode, published
+
+#: Types of JSON.
+TYPES: dict[str, type] = {
+    "string": str,
+    "integer": int,
+    "number": float,
+    "boolean": bool,
+    "object": dict,
+    "array": list,
+    "null": type(None),
+}
 WITHOUT_BODY = {
     "post /api/nodes/{node}/stop",
     "put /api/feature-flags/{name}/enable",
@@ -96,7 +113,57 @@ def test_what_needs_no_login_says_so() -> None:
     assert free == [route.path for route in ENDPOINTS if route.who == ANYBODY] == ["/api/auth"]
 
 
+def test_what_answers_with_rows_is_a_list() -> None:
+    """Lists take a page, and their answers are arrays; what names one object is none."""
+    for endpoint in ENDPOINTS:
+        if endpoint.columns is not None:
+            assert lists(endpoint) == (not endpoint.path.endswith("/{name}")), endpoint.path
+    assert {"/api/policies", "/api/operator-policies", "/api/groups"} <= {
+        endpoint.path for endpoint in ENDPOINTS if lists(endpoint)
+    }
+
+
 def test_references_lead_somewhere() -> None:
     told = document()
     for kind, name in re.findall(r'"#/components/(\w+)/(\w+)"', json.dumps(told)):
         assert name in told["components"][kind]
+
+
+def mismatches(row: dict[str, Any], schema: dict[str, Any]) -> list[str]:
+    """Return the columns of a row that the schema lacks, or has with another type."""
+    known = schema["properties"]
+    return [
+        name
+        for name, value in row.items()
+        if name not in known or type(value) not in [TYPES[each] for each in _types(known[name])]
+    ]
+
+
+def _types(schema: dict[str, Any]) -> list[str]:
+    told: str | list[str] = schema["type"]
+    return [told] if isinstance(told, str) else told
+
+
+@pytest.mark.trio
+async def test_rows_are_as_described(node: ManagedNode, connect: Connect, sampler: Sampler) -> None:
+    peer = node.peer()
+    peer.session.opened()
+    peer.call(1, commands.Channel.Open())
+    peer.call(1, commands.Queue.Declare(queue="q", exclusive=True))
+    peer.call(1, commands.Queue.Declare(queue="r", durable=True, arguments={"x-queue-type": "quorum"}))
+    peer.call(1, commands.Basic.Consume(queue="q", exclusive=True))
+    peer.send(published(1, "", "q", b"x"), published(1, "", "r", b"x"))
+    await sampler.sample()
+    client, schemas = connect("admin"), document()["components"]["schemas"]
+    lists = [each for each in ENDPOINTS if each.columns is not None and "{" not in each.path]
+    assert len(lists) == 6
+    for endpoint in lists:
+        assert endpoint.columns is not None
+        rows = (await client.get(endpoint.path.removeprefix("/api/"))).json()
+        assert rows or endpoint.columns.name == "ConsumerGroup"
+        for row in rows:
+            assert mismatches(row, schemas[endpoint.columns.name]) == []
+    assert mismatches({"durable": 1, "policy": None, "nothing": 1}, schemas["Queue"]) == [
+        "durable",
+        "nothing",
+    ]

@@ -9,17 +9,16 @@ import re
 import urllib.request
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from urllib.parse import unquote
 
 import httpx
 import pytest
 
-from amqp_server.app import Node
 from amqp_server.broker.access.token_permissions import Token
 from amqp_server.broker.access.users import User
 from amqp_server.connection.login.password_checks import Outcome
-from amqp_server.management.objects.managed_broker import ManagedBroker
+from amqp_server.management.parts import ManagedParts
 from amqp_server.management.serving.http import Api
 from amqp_server.management.serving.login import Caller
 from amqp_server.management.serving.page_files import DIRECTORY, POLICY, TYPES, page_files
@@ -48,9 +47,9 @@ Browser = Callable[..., httpx.AsyncClient]
 
 
 @pytest.fixture
-async def browser(broker: ManagedBroker) -> AsyncIterator[Browser]:
+async def browser(parts: ManagedParts) -> AsyncIterator[Browser]:
     """`browser()`: a client that keeps cookies and sends no login of its own."""
-    app = Api(broker, BODY_BYTES_MAX).app(requests_max=8)
+    app = Api(parts, BODY_BYTES_MAX).app(requests_max=8)
     clients: list[httpx.AsyncClient] = []
 
     def browser(peer: str = "127.0.0.1", of: Any = app) -> httpx.AsyncClient:
@@ -159,7 +158,7 @@ def test_what_the_first_script_imports_is_announced() -> None:
         "/page_files.py",
     ],
 )
-async def test_no_path_leads_elsewhere(broker: ManagedBroker, path: str) -> None:
+async def test_no_path_leads_elsewhere(parts: ManagedParts, path: str) -> None:
     # Without httpx, which would normalise the path.
     scope: dict[str, Any] = {
         "type": "http",
@@ -182,7 +181,7 @@ async def test_no_path_leads_elsewhere(broker: ManagedBroker, path: str) -> None
     async def receive() -> Any:
         return {"type": "http.disconnect"}
 
-    await Api(broker, BODY_BYTES_MAX).app(requests_max=8)(scope, receive, send)
+    await Api(parts, BODY_BYTES_MAX).app(requests_max=8)(scope, receive, send)
     body = b"".join(message.get("body", b"") for message in sent)
     assert b"PageFiles" not in body and b"root:" not in body
     assert sent[0]["status"] == (200 if path == "/page/index.html/" else 404)
@@ -217,8 +216,8 @@ def test_nothing_in_the_files_needs_what_the_policy_forbids() -> None:
         assert found.resolve().relative_to(DIRECTORY.resolve()).as_posix() in texts, (path, name)
 
 
-async def test_without_a_page_there_are_no_sessions(broker: ManagedBroker, browser: Browser) -> None:
-    client = browser(of=Api(broker, BODY_BYTES_MAX, page=False).app(requests_max=8))
+async def test_without_a_page_there_are_no_sessions(parts: ManagedParts, browser: Browser) -> None:
+    client = browser(of=Api(parts, BODY_BYTES_MAX, page=False).app(requests_max=8))
     assert (await client.get("/")).status_code == 404
     body = {"name": "admin", "password": "admin"}
     assert (await client.post("/api/session", json=body)).status_code == 404
@@ -315,7 +314,7 @@ async def test_logins_are_noted_without_secrets(browser: Browser, caplog: pytest
     assert csrf not in caplog.text
 
 
-async def test_changes_need_the_second_secret(browser: Browser, broker: ManagedBroker) -> None:
+async def test_changes_need_the_second_secret(browser: Browser, parts: ManagedParts) -> None:
     client = browser()
     csrf = await log_in(client, "admin")
     other = browser()
@@ -325,7 +324,7 @@ async def test_changes_need_the_second_secret(browser: Browser, broker: ManagedB
             assert (answer.status_code, answer.json()["error"]) == (403, "forbidden")
     del client.headers[CSRF_HEADER]
     assert (await client.put("/api/vhosts/v", json={})).status_code == 403
-    assert "v" not in broker.vhosts
+    assert "v" not in parts.broker.vhost_records
     # Requests that only read need no secret.
     assert (await client.get("/api/vhosts")).status_code == 200
     assert (await client.put("/api/vhosts/v", json={}, headers={CSRF_HEADER: csrf})).status_code == 201
@@ -335,13 +334,13 @@ async def test_changes_need_the_second_secret(browser: Browser, broker: ManagedB
     "page", [{"origin": "http://elsewhere"}, {"origin": "null"}, {"sec-fetch-site": "same-site"}]
 )
 async def test_other_pages_change_nothing(
-    browser: Browser, broker: ManagedBroker, page: dict[str, str]
+    browser: Browser, parts: ManagedParts, page: dict[str, str]
 ) -> None:
     client = browser()
     await log_in(client, "admin")
     # Another site can't do it even if it has guessed the secret.
     assert (await client.put("/api/vhosts/v", json={}, headers=page)).status_code == 403
-    assert "v" not in broker.vhosts
+    assert "v" not in parts.broker.vhost_records
     # Nor can it read anything, or have an answer executed as a script.
     assert (await client.get("/api/vhosts", headers=page)).status_code == 403
     assert (await client.get("/api/session", headers=page)).json() == {"name": ""}
@@ -408,7 +407,7 @@ async def test_a_session_is_of_one_node(browser: Browser, tmp_path: Any) -> None
     client = browser()
     await log_in(client, "admin")
     (cookie,) = client.cookies.jar
-    other_node = ManagedBroker(cast(Node, ManagedNode(tmp_path, node="n2")))
+    other_node = ManagedNode(tmp_path, node="n2").parts
     other = browser(of=Api(other_node, BODY_BYTES_MAX).app(requests_max=8))
     await log_in(other, "watcher")
     (other_cookie,) = other.cookies.jar
@@ -432,7 +431,7 @@ async def test_logins_with_each_request_go_on_as_before(browser: Browser) -> Non
     assert answer.json()["name"] == "watcher"
 
 
-async def test_a_session_of_a_token(browser: Browser, broker: ManagedBroker) -> None:
+async def test_a_session_of_a_token(browser: Browser, node: ManagedNode, parts: ManagedParts) -> None:
     class Tokens:
         bytes_max = 8_192
 
@@ -440,8 +439,8 @@ async def test_a_session_of_a_token(browser: Browser, broker: ManagedBroker) -> 
             scopes = ("tag:management", "read:*/*")
             return Outcome.ACCEPTED, "", Token("ann", scopes, 2e9)
 
-    broker.tokens = cast(Any, Tokens())
-    client = browser(of=Api(broker, BODY_BYTES_MAX).app(requests_max=8))
+    node.tokens = Tokens()
+    client = browser(of=Api(parts, BODY_BYTES_MAX).app(requests_max=8))
     await log_in(client, "", "eyJ.eyJ.x")
     assert (await client.get("/api/whoami")).json() == {
         "name": "ann",

@@ -11,16 +11,15 @@ from pamqp import commands
 
 from amqp_server.broker.topology.queue import Queue
 from amqp_server.errors import Unavailable
-from amqp_server.management.objects.managed_broker import ManagedBroker
-from amqp_server.management.objects.managed_queues import ManagedQueues
-from amqp_server.management.resources.queue_columns import QueueColumns
-from amqp_server.management.resources.queues import _shown
+from amqp_server.management.parts import ManagedParts
+from amqp_server.management.request.columns import at
+from amqp_server.management.resources import queues
 from amqp_server.management.statistics.history import Series
 from amqp_server.management.statistics.sampler import Sampler
-from amqp_server.management.statistics.stats import Stats, at
+from amqp_server.management.statistics.stats import Stats
 
 from ..connection.node import Peer
-from .conftest import Connect, ManagedNode, published
+from .conftest import Connect, ManagedNode, before_whole_rows, published
 
 pytestmark = pytest.mark.trio
 RATE = "message_stats.publish_details.rate"
@@ -50,13 +49,7 @@ async def busy(node: ManagedNode, sampler: Sampler) -> Peer:
 def made(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Return the names of the queues for which the API made whole rows."""
     counted: Counter[str] = Counter()
-    view = ManagedQueues.view
-
-    def counting(self: ManagedQueues, queue: Queue, stats: Stats | None = None) -> Any:
-        counted[queue.name] += 1
-        return view(self, queue, stats)
-
-    monkeypatch.setattr(ManagedQueues, "view", counting)
+    before_whole_rows(monkeypatch, lambda queue: counted.update([queue.name]))
     return counted
 
 
@@ -102,7 +95,7 @@ async def test_columns_need_no_whole_rows(busy: Peer, connect: Connect, made: Co
         assert {"name": "q20", "messages": 40, "message_stats": {"publish": 40}} in rows
         assert not made
     assert (await client.get("queues?columns=name,arguments")).json()[0] == {"name": "q00", "arguments": {}}
-    assert len(made) == 30
+    assert not made
 
 
 def leaves(row: dict[str, Any], before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -114,35 +107,40 @@ def leaves(row: dict[str, Any], before: tuple[str, ...] = ()) -> Iterator[tuple[
 
 @pytest.mark.parametrize("query", [{}, {"lengths_age": "60", "lengths_incr": "5", "msg_rates_age": "60"}])
 async def test_a_column_is_what_whole_rows_have_there(
-    broker: ManagedBroker, busy: Peer, query: dict[str, str]
+    parts: ManagedParts, busy: Peer, query: dict[str, str]
 ) -> None:
     arguments = {"x-queue-type": "quorum"}
-    await broker.queues.declare("/", "quorum", durable=True, auto_delete=False, arguments=arguments)
+    await queues.declare(parts.broker, "/", "quorum", durable=True, auto_delete=False, arguments=arguments)
     busy.send(published(1, "", "quorum", b"x"))
     # This node has no store for the stream, so the stream fails.
     arguments = {"x-queue-type": "stream"}
     with pytest.raises(Unavailable):
-        await broker.queues.declare("/", "stream", durable=True, auto_delete=False, arguments=arguments)
+        await queues.declare(
+            parts.broker, "/", "stream", durable=True, auto_delete=False, arguments=arguments
+        )
     busy.call(1, commands.Queue.Declare(queue="mine", exclusive=True))
-    stats = Stats(broker.node.sampler, query)
+    stats = Stats(parts.sampler, query)
+
+    reads = queues.QueueReads(parts, stats)
+    row, found = queues.COLUMNS.rows(reads), list(queues.queues_of(parts.broker, ["/"]))
 
     def whole(queue: Queue) -> dict[str, Any]:
-        return _shown(broker.queues.view(queue, stats))
+        made = row(queue)
+        assert made is not None
+        return made
 
-    columns, found = QueueColumns(broker.queues, stats, whole), list(broker.queues.each("/"))
     paths = {path for queue in found for path in leaves(whole(queue))}
     assert {("message_stats", "publish_details", "rate"), ("leader",)} <= paths
-    assert {columns.read(["state"])(queue) for queue in found} == {"running", "crashed"}
+    assert {queues.read_one(reads, ["state"])(queue) for queue in found} == {"running", "crashed"}
     for path in (*paths, ("nothing",), ("name", "nothing"), ("message_stats", "nothing"), ("",)):
-        read = columns.read(path)
+        read = queues.read_one(reads, path)
         for queue in found:
             assert read(queue) == at(whole(queue), path), (path, queue.name)
 
 
-async def test_the_first_place_of_the_ring_is_behind_its_last(broker: ManagedBroker, busy: Peer) -> None:
-    sampler = broker.node.sampler
-    assert sampler is not None
-    series = sampler.histories.get(broker.queues.get("/", "q05"))
+async def test_the_first_place_of_the_ring_is_behind_its_last(parts: ManagedParts, busy: Peer) -> None:
+    sampler = parts.sampler
+    series = sampler.histories.get(parts.broker.vhost("/").queues["q05"])
     assert series is not None
     for _ in range(2 * sampler.histories.timeline.length):
         busy.send(published(1, "", "q05", b"x"))
@@ -153,16 +151,13 @@ async def test_the_first_place_of_the_ring_is_behind_its_last(broker: ManagedBro
 
 
 async def test_a_queue_that_goes_meanwhile_is_left_out(
-    broker: ManagedBroker, busy: Peer, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    parts: ManagedParts, busy: Peer, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    view = ManagedQueues.view
-
-    def deleting(self: ManagedQueues, queue: Queue, stats: Stats | None = None) -> Any:
-        if broker.queues.has("/", "q28"):
+    def deleting(_: Queue) -> None:
+        if "q28" in parts.broker.vhost("/").queues:
             busy.call(1, commands.Queue.Delete(queue="q28"))
-        return view(self, queue, stats)
 
-    monkeypatch.setattr(ManagedQueues, "view", deleting)
+    before_whole_rows(monkeypatch, deleting)
     told = (await connect("admin").get("queues?page=1&page_size=3&sort=name&sort_reverse=true")).json()
     assert [row["name"] for row in told["items"]] == ["q29", "q27"]
 
@@ -171,13 +166,11 @@ async def test_a_page_is_in_the_order_that_its_rows_show(
     busy: Peer, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A queue got messages after it was sorted, and before its row was made."""
-    view = ManagedQueues.view
 
-    def publishing(self: ManagedQueues, queue: Queue, stats: Stats | None = None) -> Any:
+    def publishing(queue: Queue) -> None:
         if queue.name == "q01" and queue.host.ready_count == 2:
             busy.send(*(published(1, "", "q01", b"x") for _ in range(100)))
-        return view(self, queue, stats)
 
-    monkeypatch.setattr(ManagedQueues, "view", publishing)
+    before_whole_rows(monkeypatch, publishing)
     told = (await connect("admin").get("queues?page=1&page_size=3&sort=messages")).json()
     assert [(row["name"], row["messages"]) for row in told["items"]] == [("q00", 0), ("q02", 4), ("q01", 102)]

@@ -15,7 +15,8 @@ import trio
 from trio.testing import MockClock
 
 from amqp_server.config import Config
-from amqp_server.management.objects.managed_broker import ManagedBroker
+from amqp_server.management.parts import ManagedParts
+from amqp_server.management.resources import queues
 from amqp_server.management.serving import listener
 from conformance_tests.patience import PATIENCE_S
 
@@ -83,7 +84,7 @@ Dial = Callable[..., Any]
 
 
 @asynccontextmanager
-async def serving(broker: ManagedBroker, **options: Any) -> AsyncIterator[Dial]:
+async def serving(parts: ManagedParts, **options: Any) -> AsyncIterator[Dial]:
     """A listener with these options of the configuration; `await dial()` opens a connection."""
     defaults = {"http_request_timeout_s": LONG_S, "http_send_timeout_s": LONG_S}
     listening = socket.create_server(("127.0.0.1", 0), backlog=512)
@@ -103,7 +104,7 @@ async def serving(broker: ManagedBroker, **options: Any) -> AsyncIterator[Dial]:
 
     async with trio.open_nursery() as nursery:
         config = Config(**(defaults | options))
-        nursery.start_soon(listener.serve, listening, broker, config, stop.wait)
+        nursery.start_soon(listener.serve, listening, parts, config, stop.wait)
         try:
             yield dial
         finally:
@@ -141,10 +142,10 @@ async def handled(dial: Dial) -> None:
 
 
 async def test_slow_bodies_keep_nobody_from_the_probes_and_end_in_time(
-    broker: ManagedBroker, mock_clock: MockClock
+    parts: ManagedParts, mock_clock: MockClock
 ) -> None:
     limits = {"http_requests_max": 4, "http_requests_per_user_max": 4}
-    async with serving(broker, http_request_timeout_s=3 * SHORT_S, **limits) as dial:
+    async with serving(parts, http_request_timeout_s=3 * SHORT_S, **limits) as dial:
         await log_in(dial, "admin")
         slow = [await dial() for _ in range(4)]
         for client in slow:
@@ -170,11 +171,11 @@ async def test_slow_bodies_keep_nobody_from_the_probes_and_end_in_time(
             while nursery.child_tasks:
                 mock_clock.jump(SHORT_S)
                 await handled(dial)
-        assert broker.vhosts.get("v") is None
+        assert parts.broker.vhost_records.get("v") is None
 
 
-async def test_a_head_that_never_ends(broker: ManagedBroker) -> None:
-    async with serving(broker, http_request_timeout_s=SHORT_S) as dial:
+async def test_a_head_that_never_ends(parts: ManagedParts) -> None:
+    async with serving(parts, http_request_timeout_s=SHORT_S) as dial:
         clients = [await dial() for _ in range(3)]
         await clients[1].stream.send_all(b"GET /health HT")
         assert await clients[2].ask("GET", "/health") == 200
@@ -182,12 +183,12 @@ async def test_a_head_that_never_ends(broker: ManagedBroker) -> None:
             await client.ends()
 
 
-async def test_unread_answers_give_their_slots_back(broker: ManagedBroker, mock_clock: MockClock) -> None:
+async def test_unread_answers_give_their_slots_back(parts: ManagedParts, mock_clock: MockClock) -> None:
     for number in range(300):
         name = f"{number}-" + "x" * 240
-        await broker.queues.declare("/", name, durable=False, auto_delete=False, arguments={})
+        await queues.declare(parts.broker, "/", name, durable=False, auto_delete=False, arguments={})
     limits = {"http_requests_max": 2, "http_requests_per_user_max": 2}
-    async with serving(broker, http_send_timeout_s=SHORT_S, **limits) as dial:
+    async with serving(parts, http_send_timeout_s=SHORT_S, **limits) as dial:
         await log_in(dial, "admin")
         for _ in range(2):
             client = await dial(receive_buffer_bytes=4_096)
@@ -199,8 +200,8 @@ async def test_unread_answers_give_their_slots_back(broker: ManagedBroker, mock_
         await passing(mock_clock, SHORT_S, dial, 200, "/api/whoami", login="admin")
 
 
-async def test_pipelined_probes_that_are_not_read_end(broker: ManagedBroker) -> None:
-    async with serving(broker, http_send_timeout_s=SHORT_S, http_pipelined_max=100_000) as dial:
+async def test_pipelined_probes_that_are_not_read_end(parts: ManagedParts) -> None:
+    async with serving(parts, http_send_timeout_s=SHORT_S, http_pipelined_max=100_000) as dial:
         client = await dial(receive_buffer_bytes=4_096)
         request = b"GET /health HTTP/1.1\r\nhost: broker\r\n\r\n"
         with trio.fail_after(PATIENCE_S), pytest.raises(trio.BrokenResourceError):
@@ -209,9 +210,9 @@ async def test_pipelined_probes_that_are_not_read_end(broker: ManagedBroker) -> 
         assert await (await dial()).ask("GET", "/health") == 200
 
 
-async def test_one_user_does_not_have_all_slots(broker: ManagedBroker) -> None:
+async def test_one_user_does_not_have_all_slots(parts: ManagedParts) -> None:
     limits = {"http_requests_max": 10, "http_requests_per_user_max": 3}
-    async with serving(broker, **limits) as dial:
+    async with serving(parts, **limits) as dial:
         await log_in(dial, "manager")
         for _ in range(3):
             await (await dial()).send("PUT", "/api/queues/%2F/q", login="manager", body=b"{", length=9)
@@ -220,10 +221,10 @@ async def test_one_user_does_not_have_all_slots(broker: ManagedBroker) -> None:
         assert await (await dial()).ask("GET", "/api/whoami", login="admin") == 200
 
 
-async def test_bad_logins_hold_nothing(broker: ManagedBroker, caplog: pytest.LogCaptureFixture) -> None:
+async def test_bad_logins_hold_nothing(parts: ManagedParts, caplog: pytest.LogCaptureFixture) -> None:
     """The node does not read their body either, and they get their answer though they go on sending it."""
     limits = {"http_requests_max": 1, "http_requests_per_user_max": 1}
-    async with serving(broker, **limits) as dial:
+    async with serving(parts, **limits) as dial:
         for _ in range(5):
             client = await dial()
             await client.send("PUT", "/api/vhosts/v", body=b"x" * 400_000, length=1_000_000)
@@ -233,8 +234,8 @@ async def test_bad_logins_hold_nothing(broker: ManagedBroker, caplog: pytest.Log
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-async def test_connections_that_do_nothing_are_displaced(broker: ManagedBroker) -> None:
-    async with serving(broker, http_connections_max=16) as dial:
+async def test_connections_that_do_nothing_are_displaced(parts: ManagedParts) -> None:
+    async with serving(parts, http_connections_max=16) as dial:
         await log_in(dial, "admin")
         first = await dial()
         await first.send("PUT", "/api/vhosts/v", login="admin", body=b"{", length=2)
@@ -247,8 +248,8 @@ async def test_connections_that_do_nothing_are_displaced(broker: ManagedBroker) 
         assert await first.status() == 201
 
 
-async def test_there_is_no_http_2(broker: ManagedBroker, caplog: pytest.LogCaptureFixture) -> None:
-    async with serving(broker) as dial:
+async def test_there_is_no_http_2(parts: ManagedParts, caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(parts) as dial:
         prior = await dial()
         await prior.stream.send_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9))
         assert await prior.status() in (400, 404, 505)
@@ -261,8 +262,8 @@ async def test_there_is_no_http_2(broker: ManagedBroker, caplog: pytest.LogCaptu
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-async def test_many_requests_on_one_connection(broker: ManagedBroker) -> None:
-    async with serving(broker, http_request_timeout_s=5.0) as dial:
+async def test_many_requests_on_one_connection(parts: ManagedParts) -> None:
+    async with serving(parts, http_request_timeout_s=5.0) as dial:
         client = await dial()
         for _ in range(50):
             assert await client.ask("GET", "/api/whoami", login="admin") == 200
@@ -272,9 +273,9 @@ async def test_many_requests_on_one_connection(broker: ManagedBroker) -> None:
         assert (await client.status(), await client.status()) == (200, 200)
 
 
-async def test_pipelined_requests_take_a_share_of_the_time(broker: ManagedBroker) -> None:
+async def test_pipelined_requests_take_a_share_of_the_time(parts: ManagedParts) -> None:
     """A bystander waits for a slice, however many connections have requests by the thousand."""
-    async with serving(broker, http_slice_ms=1, http_pipelined_max=50) as dial:
+    async with serving(parts, http_slice_ms=1, http_pipelined_max=50) as dial:
         request = b"GET /health HTTP/1.1\r\nhost: broker\r\n\r\n"
         clients = [await dial() for _ in range(60)]
         waits: list[float] = []
@@ -303,11 +304,11 @@ async def test_pipelined_requests_take_a_share_of_the_time(broker: ManagedBroker
         assert sorted(waits)[len(waits) * 9 // 10] < (trio.current_time() - began) / 50
 
 
-async def test_requests_behind_each_other_are_bounded(broker: ManagedBroker) -> None:
+async def test_requests_behind_each_other_are_bounded(parts: ManagedParts) -> None:
     """The client does not wait for an answer: after this many requests the connection ends. A client that
     waits for answers may send any number.
     """
-    async with serving(broker, http_pipelined_max=3) as dial:
+    async with serving(parts, http_pipelined_max=3) as dial:
         client = await dial()
         await client.stream.send_all(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 20)
         assert [await client.status() for _ in range(4)] == [200] * 4
@@ -316,16 +317,16 @@ async def test_requests_behind_each_other_are_bounded(broker: ManagedBroker) -> 
         await few.stream.send_all(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 4)
         assert [await few.status() for _ in range(4)] == [200] * 4
         assert [await few.ask("GET", "/health") for _ in range(10)] == [200] * 10
-    async with serving(broker, http_pipelined_max=0) as dial:
+    async with serving(parts, http_pipelined_max=0) as dial:
         quick = await dial()
         assert [await quick.ask("GET", "/health") for _ in range(300)] == [200] * 300
 
 
 async def test_a_client_that_speaks_tls_is_named(
-    broker: ManagedBroker, caplog: pytest.LogCaptureFixture
+    parts: ManagedParts, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    async with serving(broker) as dial:
+    async with serving(parts) as dial:
         client = await dial()
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         through = ssl.create_default_context().wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import gc
 import time
-from typing import Any, cast
+from typing import Any
 
 import httpx
 import pytest
 import trio
 from pamqp import commands
 
-from amqp_server.app import Node
-from amqp_server.management.objects.managed_broker import ManagedBroker
+from amqp_server.management.parts import ManagedParts
 from amqp_server.management.request.time_slices import Slices
 from amqp_server.management.serving.http import Api
 from amqp_server.management.serving.metrics_app import Metrics
@@ -178,7 +177,7 @@ async def test_what_rests_has_a_rate_of_zero(connect: Connect, peer: Peer, sampl
 
 
 async def test_the_memory_of_samples_is_bounded(node: ManagedNode, peer: Peer) -> None:
-    sampler = Sampler(node.broker, Slices(1_000), lambda: (0,) * 6, interval_s=5.0, bytes_max=60_000)
+    sampler = Sampler(node.broker, lambda: (0,) * 6, interval_s=5.0, bytes_max=60_000)
     for number in range(30):
         peer.call(1, commands.Queue.Declare(queue=f"q{number}"))
         publish(peer, 1, key=f"q{number}")
@@ -196,7 +195,7 @@ async def test_samples_cost_little(node: ManagedNode, peer: Peer) -> None:
     for number in range(1_000):
         peer.call(1, commands.Queue.Declare(queue=f"q{number}"))
         publish(peer, 1, key=f"q{number}")
-    sampler = Sampler(node.broker, Slices(1_000), lambda: (0,) * 6, interval_s=5.0, bytes_max=64 << 20)
+    sampler = Sampler(node.broker, lambda: (0,) * 6, interval_s=5.0, bytes_max=64 << 20)
     await sampler.sample()
     began = time.thread_time()
     await sampler.sample()
@@ -218,7 +217,7 @@ COSTS = {
 }
 
 
-async def test_looking_at_a_thousand_of_everything_is_cheap(node: ManagedNode, broker: ManagedBroker) -> None:
+async def test_looking_at_a_thousand_of_everything_is_cheap(node: ManagedNode, parts: ManagedParts) -> None:
     for number in range(1_000):
         peer = node.peer(name=f"127.0.0.1:{number} -> 127.0.0.1:5672")
         # Peers that get nothing need not be asked for new output.
@@ -228,11 +227,11 @@ async def test_looking_at_a_thousand_of_everything_is_cheap(node: ManagedNode, b
         peer.call(1, commands.Queue.Declare(queue=f"q{number}"))
         peer.send(published(1, "", f"q{number}", b"x"))
         peer.call(1, commands.Basic.Consume(queue=f"q{number}"))
-    sampler = broker.node.sample(Slices(2))
+    sampler = node.sampler
     await sampler.sample()
     await sampler.sample()
-    api = Api(broker, BODY_BYTES_MAX, slices=Slices(2)).app(8)
-    metrics = Metrics(Measures(cast(Node, node)), Slices(2), 10_000).app()
+    api = Api(parts, BODY_BYTES_MAX, slices=Slices(2)).app(8)
+    metrics = Metrics(Measures(node.parts), Slices(2), 10_000).app()
     for path, cost in COSTS.items():
         transport = httpx.ASGITransport(
             metrics if path.startswith("metrics") else api, client=("127.0.0.1", 1)

@@ -8,24 +8,22 @@ turn: with a turn for each of 10,000 queues, the node would flush the links, and
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import trio
 from pamqp import base
 
-from amqp_server.management.objects.internal_session import Direct
+from amqp_server.management.changes.internal_session import Direct
 from amqp_server.management.request.answer import Refusal
+from amqp_server.management.request.time_slices import Rest
 from amqp_server.turn import Turn
 
 #: Maximum number of connections, and of methods that wait for their answers.
 AT_ONCE = 128
 #: Methods of one turn: every node has to make their changes in one turn.
 OF_A_TURN = 16
-
-#: Called between two short steps.
-Rest = Callable[[], Awaitable[None]]
 
 
 class Asked(NamedTuple):

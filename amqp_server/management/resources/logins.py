@@ -12,7 +12,7 @@ from amqp_server.management.request.other_nodes import ask_node
 
 
 async def attempts(call: Call) -> Any:
-    if call.path["node"] != call.broker.name:
+    if call.path["node"] != call.parts.config.node:
         return await _of_other(call)
     return [
         {
@@ -21,22 +21,22 @@ async def attempts(call: Call) -> Any:
             "auth_attempts_failed": logins.refused,
             "auth_attempts_succeeded": logins.accepted,
         }
-        for protocol, logins in call.broker.logins.items()
+        for protocol, logins in call.broker.counts.ended.logins().items()
     ]
 
 
 async def attempts_by_source(call: Call) -> Any:
     """The same answer as RabbitMQ gives if it is not configured to track sources."""
-    if call.path["node"] != call.broker.name:
+    if call.path["node"] != call.parts.config.node:
         return await _of_other(call)
     return []
 
 
 async def reset(call: Call) -> Answer:
-    if call.path["node"] != call.broker.name:
+    if call.path["node"] != call.parts.config.node:
         await _of_other(call)
         return NO_CONTENT
-    for logins in call.broker.logins.values():
+    for logins in call.broker.counts.ended.logins().values():
         logins.accepted = logins.refused = 0
     return NO_CONTENT
 

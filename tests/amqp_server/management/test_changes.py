@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
+from pamqp import commands
 from trio.testing import wait_all_tasks_blocked
 
 from amqp_server.broker.access.permissions import ITSELF
+from amqp_server.broker.broker import Broker
+from amqp_server.broker.declared.operations import ClearPermission, DeleteVhost
 from amqp_server.errors import Unavailable
-from amqp_server.management.objects.managed_broker import ManagedBroker
-from amqp_server.management.objects.views import BindingView
+from amqp_server.management.changes.internal_session import Direct
+from amqp_server.management.changes.proposals import propose
+from amqp_server.management.resources import queues, users, vhosts
+from amqp_server.management.resources.bindings import BindingView, change
+from amqp_server.management.resources.messages import get_messages, publish_message
 from conformance_tests.patience import PATIENCE_S
 
 from ..connection.test_suspension import Cluster
@@ -24,50 +29,34 @@ def node() -> Cluster:
     return Cluster()
 
 
-@pytest.fixture
-def managed(node: Cluster) -> ManagedBroker:
-    running: Any = SimpleNamespace(
-        broker=node.broker,
-        administration=None,
-        password_checks=None,
-        authentication=None,
-        tokens=None,
-        descriptors=None,
-    )
-    return ManagedBroker(running)
-
-
 BINDING = BindingView(
     source="amq.topic", vhost="/", destination="q", destination_type="queue", routing_key="k", arguments={}
 )
 
 
-def declare(managed: ManagedBroker) -> Awaitable[bool]:
-    return managed.queues.declare("/", "q", durable=True, auto_delete=False, arguments={})
+def declare(broker: Broker) -> Awaitable[bool]:
+    return queues.declare(broker, "/", "q", durable=True, auto_delete=False, arguments={})
 
 
-CHANGES: list[Callable[[ManagedBroker], Awaitable[object]]] = [
-    lambda managed: managed.create_vhost("v", "", (), "quorum"),
-    lambda managed: managed.put_user("ann", "", ("management",)),
-    lambda managed: managed.set_permission("guest", "/", "", "", ""),
-    lambda managed: managed.clear_permission("guest", "/"),
+CHANGES: list[Callable[[Broker], Awaitable[object]]] = [
+    lambda broker: vhosts.create_vhost(broker, "v", "", (), "quorum"),
+    lambda broker: users.set_user(broker, "ann", "", ("management",)),
+    lambda broker: users.set_permission(broker, "guest", "/", "", "", ""),
+    lambda broker: propose(broker, ClearPermission("guest", "/")),
     declare,
-    lambda managed: managed.exchanges.declare(
-        "/", "x", "topic", durable=True, auto_delete=False, internal=False, arguments={}
-    ),
-    lambda managed: managed.delete_vhost("/"),
+    lambda broker: propose(broker, DeleteVhost("/")),
 ]
 
 
 @pytest.mark.parametrize("change", CHANGES)
 async def test_a_change_returns_when_it_is_applied(
-    node: Cluster, managed: ManagedBroker, change: Callable[[ManagedBroker], Awaitable[object]]
+    node: Cluster, change: Callable[[Broker], Awaitable[object]]
 ) -> None:
     before = node.broker.topology.snapshot()
     returned = trio.Event()
 
     async def run() -> None:
-        await change(managed)
+        await change(node.broker)
         returned.set()
 
     node.broker.access.users.put("guest", "")
@@ -85,13 +74,13 @@ async def test_a_change_returns_when_it_is_applied(
 
 @pytest.mark.parametrize("change", CHANGES)
 async def test_a_change_without_a_majority_is_unavailable(
-    node: Cluster, managed: ManagedBroker, change: Callable[[ManagedBroker], Awaitable[object]]
+    node: Cluster, change: Callable[[Broker], Awaitable[object]]
 ) -> None:
     before = node.broker.topology.snapshot()
 
     async def run() -> None:
         with pytest.raises(Unavailable, match="no majority"):
-            await change(managed)
+            await change(node.broker)
 
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
@@ -101,11 +90,9 @@ async def test_a_change_without_a_majority_is_unavailable(
     assert node.broker.topology.snapshot() == before
 
 
-async def test_a_request_that_is_given_up_leaves_nothing_behind(
-    node: Cluster, managed: ManagedBroker
-) -> None:
+async def test_a_request_that_is_given_up_leaves_nothing_behind(node: Cluster) -> None:
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(declare, managed)
+        nursery.start_soon(declare, node.broker)
         await wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
     assert not node.broker.sessions
@@ -113,7 +100,7 @@ async def test_a_request_that_is_given_up_leaves_nothing_behind(
     assert list(node.broker.vhost("/").queues) == ["q"]
 
 
-async def test_what_lives_elsewhere_is_waited_for(node: Cluster, managed: ManagedBroker) -> None:
+async def test_what_lives_elsewhere_is_waited_for(node: Cluster) -> None:
     hosts = node.remote_queues()
 
     async def answer() -> None:
@@ -136,12 +123,14 @@ async def test_what_lives_elsewhere_is_waited_for(node: Cluster, managed: Manage
                 nursery.start_soon(answer)
         return found[0]
 
-    assert await through(declare(managed)) is True
-    assert await through(managed.bindings.add("/", BINDING)) is True
-    assert await through(managed.messages.publish("/", "amq.topic", "k", {}, b"body", "guest")) is True
+    assert await through(declare(node.broker)) is True
+    await through(change(node.broker, BINDING, commands.Queue.Bind, commands.Exchange.Bind))
+    assert await through(publish_message(node.broker, "/", "amq.topic", "k", {}, b"body", "guest")) is True
     node.turn.end()
-    (message,) = await through(managed.messages.get("/", "q", 5, "requeue"))
+    (message,) = await through(get_messages(node.broker, "/", "q", 5, "requeue"))
     assert message.body == b"body"
-    assert await through(managed.queues.purge("/", "q")) == 1
-    await through(managed.queues.delete("/", "q", if_unused=True, if_empty=True))
+    with Direct(node.broker, "/", ITSELF) as direct:
+        (purged,) = await through(direct.ask(commands.Queue.Purge(queue="q")))
+        assert purged.message_count == 1
+        await through(direct.ask(commands.Queue.Delete(queue="q", if_unused=True, if_empty=True)))
     assert not node.broker.vhost("/").queues

@@ -23,12 +23,11 @@ from amqp_server.channel.moving import publish_unchanged
 from amqp_server.connection.outbox import UnheldOutbox
 from amqp_server.connection.session import Session
 from amqp_server.errors import AMQPError, InternalError, PreconditionFailed, Unavailable
+from amqp_server.management.changes.answers import ANSWER_S
+from amqp_server.management.request.time_slices import Rest
 from amqp_server.wire import content, frames, methods, tables
 
 CHANNEL = 1
-#: Time for the answer of the queue that messages are moved to, s. A queue without a majority may never
-#: answer.
-ANSWER_S = 30.0
 #: Time to read a stream, s: with a filter, nothing says that there are no more matching messages.
 READ_S = 2.0
 #: Messages of a stream that are delivered before the first of them is acked.
@@ -42,8 +41,6 @@ _TIMESTAMP = struct.Struct(">Q")
 
 #: Returns whether a message of this size, after so many others, is taken. May raise.
 Takes = Callable[[int, int], Awaitable[bool]]
-#: Lets others run, between two pieces of a long message.
-Rest = Callable[[], Awaitable[None]]
 
 
 class Content(NamedTuple):

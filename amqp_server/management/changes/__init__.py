@@ -1,0 +1,1 @@
+"""How the API changes the broker: as a client, or by a proposal."""

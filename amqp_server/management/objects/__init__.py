@@ -1,1 +1,0 @@
-"""The running broker as the resources of the API use it."""
