@@ -11,7 +11,7 @@ from pamqp import commands
 from amqp_server.broker.access.http_permissions import AnswerAwaited
 from amqp_server.broker.access.permissions import ITSELF
 from amqp_server.broker.dead_letter import carbon_copies, parse_head
-from amqp_server.broker.declared.arguments import TIME_MS_MAX
+from amqp_server.broker.declared.argument_checks import TIME_MS_MAX
 from amqp_server.broker.reply import PSEUDO_QUEUE
 from amqp_server.broker.routing_view import RoutingView
 from amqp_server.broker.topology.consumer_groups import refuse_publish

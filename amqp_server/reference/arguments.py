@@ -1,96 +1,14 @@
 """The page of arguments: of queues, exchanges, bindings and consumers, and headers of messages that mean
-something.
-
-Which type of queue takes which argument is found out by declaring: the parser of declares is asked with an
-example.
+something. What is said of queues and policies comes from `broker/declared/argument_table.py`.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from amqp_server.broker.declared import arguments as parser
-from amqp_server.broker.declared.queue_types import QUEUE_TYPES, QueueType
-from amqp_server.errors import PreconditionFailed
-from amqp_server.reference.markdown import cell, code, head, table
+from amqp_server.broker.declared.argument_table import ROWS, Argument
+from amqp_server.broker.declared.queue_types import QUEUE_TYPES
+from amqp_server.broker.topology.policies import EXCHANGE_KEYS, KEYS, QUEUES, Key
+from amqp_server.reference.markdown import cell, code, head, prose, table
 from exchanges.registry import EXCHANGE_TYPES, PREDECLARED
-from persistence.streams.compression import CODECS
-
-
-class Argument(NamedTuple):
-    values: str
-    text: str
-    #: A value that is not the default.
-    example: object = None
-    #: What has to be declared with it.
-    beside: dict[str, object] = {}
-
-
-_NUMBER, _BYTES, _MS = "0 and more", "bytes, 0 and more", f"ms, 0 to {parser.TIME_MS_MAX:,}"
-_LEASE = f"ms, 1 to {parser.TIME_MS_MAX:,}"
-_COUNT = "1 and more"
-_AGE = "a number and `Y`, `M`, `D`, `h`, `m` or `s`"
-
-QUEUES = {
-    "x-queue-type": Argument(", ".join(map(code, QUEUE_TYPES)), "[type](../queues.md) of the queue"),
-    "x-message-ttl": Argument(_MS, "a message that has waited longer is discarded", 1000),
-    "x-expires": Argument(_LEASE, "the queue is deleted when nobody has used it for so long", 1000),
-    "x-max-length": Argument(_NUMBER, "waiting messages", 10),
-    "x-max-length-bytes": Argument(_BYTES, "bytes of their bodies; of a stream, its size, above 0", 1000),
-    "x-overflow": Argument(
-        "`drop-head`, `reject-publish`, `reject-publish-dlx`", "what happens at the limit", "reject-publish"
-    ),
-    "x-dead-letter-exchange": Argument("name", "where discarded messages go", "dead"),
-    "x-dead-letter-routing-key": Argument(
-        "text", "with this key, instead of their own", "key", {"x-dead-letter-exchange": "dead"}
-    ),
-    "x-dead-letter-strategy": Argument(
-        "`at-most-once`, `at-least-once`",
-        "whether the queue keeps dead letters until they have arrived",
-        "at-least-once",
-    ),
-    "x-max-priority": Argument(f"0 to {parser.PRIORITY_MAX}", "the property `priority` orders the queue", 5),
-    "x-single-active-consumer": Argument("true, false", "one consumer at a time gets all messages", True),
-    "x-delivery-limit": Argument(
-        "integer; below 0: none", "how often a message may come back before it is discarded", 5
-    ),
-    "x-deduplication": Argument("true, false", "[takes no message twice](../queues.md#deduplication)", True),
-    "x-deduplication-window-ms": Argument(_LEASE, "for so long an id is remembered", 1000),
-    "x-deduplication-count": Argument(
-        f"1 to {parser.DEDUPLICATION_COUNT_MAX:,}", "so many ids are remembered", 10
-    ),
-    "x-quorum-initial-group-size": Argument(_COUNT, "nodes that keep the queue from the start", 3),
-    "x-quorum-target-group-size": Argument(_COUNT, "nodes up to which it grows by itself", 3),
-    "x-queue-leader-locator": Argument(
-        "`client-local`, `balanced`, `random`, `least-leaders`",
-        "where the leader is put in a cluster; the last two mean `balanced`",
-        "client-local",
-    ),
-    "x-queue-mode": Argument("`default`, `lazy`", "no effect", "lazy"),
-    "x-queue-version": Argument("1, 2", "no effect", 2),
-    "x-max-in-memory-length": Argument(_NUMBER, "no effect", 10),
-    "x-max-in-memory-bytes": Argument(_BYTES, "no effect", 10),
-    "x-max-age": Argument(_AGE, "age at which [segments](../streams.md#declaring) go", "7D"),
-    "x-stream-max-segment-size-bytes": Argument(
-        f"bytes, 1 to {parser.SEGMENT_BYTES_MAX:,}", "size from which the next segment begins", 1_000_000
-    ),
-    "x-stream-filter-size-bytes": Argument(
-        f"{parser.FILTER_BYTES.start} to {parser.FILTER_BYTES.stop - 1}", "no effect: filters are exact", 32
-    ),
-    "x-stream-compression": Argument(
-        ", ".join(map(code, CODECS)), "[compression](../streams.md#compression)", "zstd"
-    ),
-    "x-stream-compaction": Argument(
-        "`key`, `header:NAME`", "by what the stream is [compacted](../streams.md#compaction)", "key"
-    ),
-    "x-stream-tombstone-age": Argument(
-        _AGE, "age at which tombstones go", "2D", {"x-stream-compaction": "key"}
-    ),
-    "x-initial-cluster-size": Argument(_COUNT, "nodes that keep the stream", 3),
-    "x-stream": Argument("name", "the stream of the [group](../streams.md#consumer-groups)", "other"),
-    "x-stream-offset": Argument("as for consumers, but not `committed`", "where the group begins", "first"),
-    "x-consumer-timeout": Argument(_LEASE, "for so long a member may hold a message", 1000),
-}
 
 EXCHANGE_TYPE_TEXTS = {
     "direct": "to the bindings with the routing key",
@@ -169,16 +87,25 @@ def page() -> str:
         "Arguments",
         "What clients may give to `queue.declare`, `exchange.declare`, `queue.bind` and `basic.consume` as arguments, and the "
         "headers of messages that mean something to the broker. Arguments that nobody knows are ignored, as by RabbitMQ; "
-        "values that cannot be are refused with 406. Most of the first table can be set by [policies](../policies.md), too.",
+        "values that cannot be are refused with 406. Most of the first table can be set by [policies](#policies), too.",
         "## Queues",
         "*yes*: it has an effect, or is checked; *406*: a declare with it is refused; *ignored*: it means nothing to this type.",
     )
-    types = list(QUEUE_TYPES.values())
     rows = (
-        [code(name), *(taken(name, each) for each in types), cell(one.values), cell(one.text)]
-        for name, one in QUEUES.items()
+        [code(row.name), *(taken(row, each) for each in QUEUE_TYPES), cell(row.values), cell(row.text)]
+        for row in ROWS
     )
-    lines += table(["argument", *(each.name for each in types), "values", ""], rows)
+    lines += table(["argument", *QUEUE_TYPES, "values", ""], rows)
+    lines += ["## Policies", ""]
+    lines += prose(
+        "The keys of [policies](../policies.md). A policy with a key does not apply to queues of a type that lacks it. Where a "
+        "queue was declared with the argument, the argument counts; of two numbers that operators may set, the smaller one; "
+        "for the types in the last column, the policy."
+    )
+    lines += table(
+        ["key", "argument", "of", "operators", "policy before argument"],
+        [_policy_row(key, KEYS[key], argument) for key, argument in _policy_arguments()],
+    )
     lines += ["## Exchanges", ""]
     lines += table(
         ["type", "a message goes"], ([code(name), EXCHANGE_TYPE_TEXTS[name]] for name in EXCHANGE_TYPES)
@@ -202,38 +129,30 @@ def page() -> str:
     return "\n".join(lines)
 
 
-def parsed_names() -> set[str]:
-    """The arguments that the parser of queue.declare looks at."""
-    return {name for name, _, _ in parser._CHECKS} | {
-        "x-queue-type",
-        "x-dead-letter-exchange",
-        "x-stream-offset",
-    }
+def _policy_arguments() -> list[tuple[str, str]]:
+    """The keys of policies, each with the argument that sets the same."""
+    of_queues = [(row.policy_key, row.name) for row in ROWS if row.policy is not None]
+    return [*of_queues, *((key, key) for key in EXCHANGE_KEYS)]
+
+
+def _policy_row(name: str, key: Key, argument: str) -> list[str]:
+    kinds = [each for each in QUEUE_TYPES if each in QUEUES - key.unsupported]
+    return [
+        code(name),
+        code(argument),
+        "exchanges" if name in EXCHANGE_KEYS else ", ".join(kinds),
+        "yes" if key.operators else "no",
+        ", ".join(sorted(key.overrules)) or "–",
+    ]
 
 
 def _check() -> None:
-    if parsed_names() != QUEUES.keys():
-        raise LookupError(
-            f"arguments of queues that the page lacks, or has for itself: {parsed_names() ^ QUEUES.keys()}"
-        )
     if {*EXCHANGE_TYPES} != EXCHANGE_TYPE_TEXTS.keys():
         raise LookupError(f"types of exchanges: {EXCHANGE_TYPES}")
 
 
-def taken(name: str, queue_type: QueueType) -> str:
+def taken(row: Argument, queue_type: str) -> str:
     """Return what a declare of a queue of this type does with an argument."""
-    one = QUEUES[name]
-    if name == "x-queue-type":
+    if queue_type in row.types:
         return "yes"
-    least = (
-        {"x-queue-type": queue_type.name} | ({"x-stream": "s"} if queue_type.is_group else {}) | one.beside
-    )
-    try:
-        given = _parsed(least | {name: one.example})
-        return "ignored" if given == _parsed(least) else "yes"
-    except PreconditionFailed:
-        return "406"
-
-
-def _parsed(arguments: dict[str, object]) -> parser.QueueArguments:
-    return parser.parse_queue_arguments("q", "/", arguments, durable=True, exclusive=False, auto_delete=False)
+    return "ignored" if queue_type in row.ignored else "406"

@@ -15,13 +15,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from amqp_server.broker.declared.arguments import (
-    DEDUPLICATION_COUNT_MAX,
-    SEGMENT_BYTES_MAX,
-    SHARED_MAX,
-    TIME_MS_MAX,
-    QueueArguments,
-)
+from amqp_server.broker.declared.argument_checks import Check, Invalid, short_text
+from amqp_server.broker.declared.argument_table import ROWS, Argument
+from amqp_server.broker.declared.arguments import SHARED_MAX, QueueArguments
 from amqp_server.broker.declared.parameters import (
     OPERATOR_POLICY,
     POLICY,
@@ -33,9 +29,7 @@ from amqp_server.broker.declared.policy_ranking import Ranked, Ranking
 from amqp_server.broker.declared.queue_types import QUEUE_TYPES, QueueType
 from amqp_server.broker.pattern import InvalidPattern, Matches, compile_policy
 from amqp_server.broker.topology.policy_changes import EXCHANGE, PolicyChanges
-from amqp_server.config import age_ms
-from amqp_server.wire.frames import SHORT_STRING_MAX
-from exchanges.field import erlang_term
+from exchanges.field import erlang_term, type_name
 
 if TYPE_CHECKING:
     from amqp_server.broker.broker import Broker
@@ -67,133 +61,55 @@ class InvalidPolicy(ParameterRefused):
 # -- what may stand in a definition --------------------------------------------------------------------------
 
 
-def _natural(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _within(low: int, high: int) -> Callable[[object], bool]:
-    return lambda value: _natural(value) and low <= value <= high  # type: ignore[operator]
-
-
-def _text(value: object) -> bool:
-    return isinstance(value, str) and len(value.encode()) <= SHORT_STRING_MAX
-
-
-def _one_of(*choices: object) -> Callable[[object], bool]:
-    return lambda value: not isinstance(value, bool) and value in choices
-
-
-def _age(value: object) -> bool:
-    try:
-        age_ms(value if isinstance(value, str) else "")
-    except ValueError:
-        return False
-    return True
-
-
 @dataclass(frozen=True)
-class _Key:
+class Key:
+    """A key that policies may have."""
+
     #: RabbitMQ's word for the type of its value.
     title: str
-    check: Callable[[object], bool]
-    #: Field of QueueArguments; empty if there is none.
+    check: Check
+    #: Field of QueueArguments; empty for a key of exchanges.
     field: str = ""
+    #: True if operator policies may have it, too: of two values the smaller one applies.
     operators: bool = False
     #: Types of queues without this setting: no policy with this key applies to them.
     unsupported: frozenset[str] = frozenset()
+    #: Types for which the policy's value takes precedence over the queue's argument. For others the argument
+    #: takes precedence, or the smaller one of the two applies.
+    overrules: frozenset[str] = frozenset()
+
+    def accepts(self, value: object) -> bool:
+        try:
+            self.check(value, type_name(value))
+        except Invalid:
+            return False
+        return True
+
+    def setting(self, value: object) -> Any:
+        """Return what a value means. One that is invalid here, and was accepted by another version, is taken
+        as it is.
+        """
+        try:
+            return self.check(value, type_name(value))
+        except Invalid:
+            return value
 
 
-_NOT_CLASSIC = frozenset({"classic"})
-_NOT_STREAMS = frozenset({"stream"})
-_ONLY_STREAMS = frozenset({"classic", "quorum"})
-_ONLY_QUORUM = frozenset({"classic", "stream"})
+def _key(row: Argument) -> Key:
+    policy = row.policy
+    assert policy is not None
+    check = policy.check or row.check
+    assert check is not None
+    types = policy.types if policy.types is not None else row.types.keys()
+    return Key(policy.title, check, row.field, policy.operators, QUEUES - types, policy.overrules)
 
-#: RabbitMQ's keys with the types of queues that have them, then mqd's own keys.
-KEYS: Mapping[str, _Key] = {
-    "alternate-exchange": _Key("alternate exchange name", _text),
-    "dead-letter-exchange": _Key(
-        "dead letter exchange name", _text, "dead_letter_exchange", unsupported=_NOT_STREAMS
-    ),
-    "dead-letter-routing-key": _Key(
-        "dead letter routing key", _text, "dead_letter_routing_key", unsupported=_NOT_STREAMS
-    ),
-    "dead-letter-strategy": _Key(
-        "dead letter strategy",
-        _one_of("at-most-once", "at-least-once"),
-        "dead_letter_strategy",
-        unsupported=_ONLY_QUORUM,
-    ),
-    "message-ttl": _Key(
-        "message TTL", _within(0, TIME_MS_MAX), "message_ttl_ms", operators=True, unsupported=_NOT_STREAMS
-    ),
-    "expires": _Key(
-        "queue expiry", _within(1, TIME_MS_MAX), "expires_ms", operators=True, unsupported=_NOT_STREAMS
-    ),
-    "max-length": _Key("maximum length", _natural, "max_length", operators=True, unsupported=_NOT_STREAMS),
-    "max-length-bytes": _Key("maximum length in bytes", _natural, "max_length_bytes", operators=True),
-    "max-in-memory-length": _Key(
-        "maximum memory in bytes", _natural, "max_in_memory_length", operators=True, unsupported=_NOT_STREAMS
-    ),
-    "max-in-memory-bytes": _Key(
-        "maximum memory in bytes", _natural, "max_in_memory_bytes", operators=True, unsupported=_NOT_STREAMS
-    ),
-    "queue-mode": _Key(
-        "queue-mode value",
-        _one_of("default", "lazy"),
-        "queue_mode",
-        unsupported=frozenset({"quorum", "stream"}),
-    ),
-    "queue-version": _Key("queue-version value", _one_of(1, 2), "queue_version"),
-    "overflow": _Key(
-        "overflow value",
-        _one_of("drop-head", "reject-publish", "reject-publish-dlx"),
-        "overflow",
-        unsupported=_NOT_STREAMS,
-    ),
-    "delivery-limit": _Key(
-        "delivery limit", _natural, "delivery_limit", operators=True, unsupported=_ONLY_QUORUM
-    ),
-    "max-age": _Key("max age", _age, "max_age_ms", unsupported=_ONLY_STREAMS),
-    "stream-max-segment-size-bytes": _Key(
-        "segment size", _within(0, SEGMENT_BYTES_MAX), "segment_bytes", unsupported=_ONLY_STREAMS
-    ),
-    "queue-leader-locator": _Key(
-        "queue leader locator value",
-        _one_of("client-local", "balanced", "random", "least-leaders"),
-        "leader_locator",
-        unsupported=_NOT_CLASSIC,
-    ),
-    "initial-cluster-size": _Key("cluster size", _natural, "initial_group_size", unsupported=_ONLY_STREAMS),
-    "target-group-size": _Key(
-        "target group size", _within(1, TIME_MS_MAX), "target_group_size", unsupported=_ONLY_QUORUM
-    ),
-    "deduplication": _Key(
-        "deduplication value",
-        lambda value: isinstance(value, bool),
-        "deduplication",
-        unsupported=_NOT_STREAMS,
-    ),
-    "deduplication-window-ms": _Key(
-        "deduplication window in ms",
-        _within(1, TIME_MS_MAX),
-        "deduplication_window_ms",
-        unsupported=_NOT_STREAMS,
-    ),
-    "deduplication-count": _Key(
-        "deduplication count",
-        _within(1, DEDUPLICATION_COUNT_MAX),
-        "deduplication_count",
-        unsupported=_NOT_STREAMS,
-    ),
-}
-#: Keys for which the smaller of two values applies.
-_SMALLER = frozenset(name for name, each in KEYS.items() if each.operators)
-#: Keys for which the policy's value takes precedence over the queue's argument. For other keys the argument
-#: takes precedence, or the smaller one of the two applies (_SMALLER).
-_BEFORE_ARGUMENTS: Mapping[str, frozenset[str]] = {
-    "classic": frozenset(),
-    "quorum": frozenset({"overflow", "expires"}),
-    "stream": frozenset({"max-length-bytes", "max-age", "stream-max-segment-size-bytes"}),
+
+#: Keys that no argument of a queue goes with: those of exchanges.
+EXCHANGE_KEYS: Mapping[str, Key] = {"alternate-exchange": Key("alternate exchange name", short_text)}
+#: RabbitMQ's keys, and mqd's own.
+KEYS: Mapping[str, Key] = {
+    **EXCHANGE_KEYS,
+    **{row.policy_key: _key(row) for row in ROWS if row.policy is not None},
 }
 
 
@@ -205,7 +121,7 @@ def check_definition(definition: object, *, operator: bool) -> dict[str, Any]:
         raise InvalidPolicy("no policy provided")
     unknown = [name for name in definition if name not in KEYS or (operator and not KEYS[name].operators)]
     for name in sorted(name for name in definition if name not in unknown):
-        if not KEYS[name].check(definition[name]):
+        if not KEYS[name].accepts(definition[name]):
             raise InvalidPolicy(f"{_term(definition[name])} is not a valid {KEYS[name].title}")
     if unknown:
         pairs = ",".join(f'{{<<"{name}">>,{_term(definition[name])}}}' for name in sorted(unknown))
@@ -306,24 +222,18 @@ def joined(declared: QueueArguments, definition: Definition) -> QueueArguments:
 
 @lru_cache(maxsize=SHARED_MAX)
 def _joined(declared: QueueArguments, definition: tuple[tuple[str, Any], ...]) -> QueueArguments:
-    before = _BEFORE_ARGUMENTS[declared.type.name]
     told = dict(definition)
     changes: dict[str, Any] = {}
     for name, value in definition:
         known = KEYS.get(name)
         if known is None or not known.field:
             continue
-        own = getattr(declared, known.field)
-        if name == "max-age":
-            value = age_ms(value)
-        elif name == "stream-max-segment-size-bytes":
-            # RabbitMQ accepts 0 and then uses its default.
-            value = value or None
-        if own is None or name in before:
-            changes[known.field] = value
-        elif name in _SMALLER:
+        own, setting = getattr(declared, known.field), known.setting(value)
+        if own is None or declared.type.name in known.overrules:
+            changes[known.field] = setting
+        elif known.operators:
             # A queue may be declared without a delivery limit: -1.
-            changes[known.field] = value if own < 0 else min(own, value)
+            changes[known.field] = setting if own < 0 else min(own, setting)
     if told.keys() & {"deduplication-window-ms", "deduplication-count"} and "deduplication" not in told:
         # As for a declare: a window or a count means yes.
         changes.setdefault(

@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from amqp_server.broker import declared_memory, room
+from amqp_server.broker.declared import argument_table
+from amqp_server.broker.declared.argument_table import not_replicated
 from amqp_server.broker.declared.arguments import QueueArguments
 from amqp_server.broker.declared.operations import DeclareSuperStream
-from amqp_server.broker.declared.queue_types import STREAM, not_replicated
+from amqp_server.broker.declared.queue_types import STREAM
 from amqp_server.broker.declared.records import BindingRecord, ExchangeRecord, QueueRecord, encoded
 from amqp_server.errors import NotFound, NotImplemented_, PreconditionFailed
 from amqp_server.wire import tables
@@ -33,7 +35,7 @@ MARK = "x-super-stream"
 #: Arguments of the exchange itself, which its partitions do not get.
 _OWN = (PARTITIONS, "alternate-exchange", MARK)
 #: Arguments that a second declare must repeat.
-COMPARED = (PARTITIONS, *STREAM.compared)
+COMPARED = (PARTITIONS, *argument_table.COMPARED[STREAM.name])
 
 
 def has_partitions(exchange: Exchange | None) -> bool:

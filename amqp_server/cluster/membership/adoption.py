@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 import trio
 
-from amqp_server.broker.declared.queue_types import not_replicated
+from amqp_server.broker.declared.argument_table import not_replicated
 from amqp_server.broker.declared.records import (
     BINDINGS,
     EXCHANGES,

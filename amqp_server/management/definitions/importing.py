@@ -17,6 +17,7 @@ from pamqp import base, commands
 from amqp_server.broker.access.password import InvalidPasswordHash, from_rabbitmq
 from amqp_server.broker.access.permissions import InvalidPermission
 from amqp_server.broker.access.users import UserRefused, checked_name, checked_tags, hashed
+from amqp_server.broker.declared.argument_table import not_replicated
 from amqp_server.broker.declared.parameters import (
     GLOBAL,
     OPERATOR_POLICY,
@@ -26,7 +27,7 @@ from amqp_server.broker.declared.parameters import (
     VHOST_LIMITS,
     ParameterRefused,
 )
-from amqp_server.broker.declared.queue_types import GROUP, QUEUE_TYPES, not_replicated
+from amqp_server.broker.declared.queue_types import GROUP, QUEUE_TYPES
 from amqp_server.broker.declared.vhosts import VhostRefused
 from amqp_server.broker.topology.limits import LIMITS, OF_USERS, problem
 from amqp_server.broker.topology.policies import KEYS

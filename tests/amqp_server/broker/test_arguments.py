@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from amqp_server.broker.declared.argument_table import CHECK_ORDER, CHECKED_FIRST, REFUSED, ROWS
 from amqp_server.broker.declared.arguments import (
     Declaration,
     QueueArguments,
@@ -13,7 +14,9 @@ from amqp_server.broker.declared.arguments import (
 )
 from amqp_server.broker.declared.queue_types import QUEUE_TYPES
 from amqp_server.broker.declared.settings import effective_settings
+from amqp_server.broker.topology.policies import EXCHANGE_KEYS, KEYS
 from amqp_server.errors import PreconditionFailed
+from amqp_server.management.definitions.for_rabbitmq import OWN_POLICY_KEYS
 
 Table = dict[str, object]
 STREAM: Table = {"x-queue-type": "stream"}
@@ -215,7 +218,7 @@ def test_ages(text: str, age_ms: int) -> None:
     assert parse({"x-max-age": text, **STREAM}).max_age_ms == age_ms
 
 
-@pytest.mark.parametrize("argument", sorted(QUEUE_TYPES["stream"].unsupported))
+@pytest.mark.parametrize("argument", sorted(REFUSED["stream"]))
 def test_what_means_nothing_for_a_stream(argument: str) -> None:
     wanted = f"invalid arg '{argument}' for queue 'q' in vhost '/' of queue type rabbit_stream_queue"
     assert refusal({argument: "x" if "exchange" in argument else 5, **STREAM}) == wanted
@@ -569,3 +572,38 @@ def test_deduplication(queue_type: str, asked: dict[str, object], window_ms: int
     settings = effective_settings(parse({"x-queue-type": queue_type, **asked}))
     assert (settings.deduplication_window_ms, settings.deduplication_count) == (window_ms, count)
     assert settings.deduplicates is (window_ms is not None)
+
+
+# -- the table of arguments ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("queue_type", QUEUE_TYPES)
+def test_the_places_at_which_a_type_compares_its_arguments_are_numbered_without_gaps(queue_type: str) -> None:
+    places = sorted(row.types[queue_type] for row in ROWS if row.types.get(queue_type))
+    assert places == [*range(1, len(places) + 1)]
+    # The one that a second declare may leave out: RabbitMQ 3.10 does not know it.
+    left_out = {row.name for row in ROWS if row.types.get(queue_type) == 0}
+    assert left_out == ({"x-quorum-target-group-size"} if queue_type == "quorum" else set())
+
+
+def test_an_argument_is_one_row_and_a_field_of_the_parsed_arguments() -> None:
+    assert len({row.name for row in ROWS}) == len(ROWS)
+    assert {row.field for row in ROWS} == {*QueueArguments.__dataclass_fields__}
+    for row in ROWS:
+        assert {*row.types} | row.ignored <= QUEUE_TYPES.keys() and not row.types.keys() & row.ignored
+
+
+def test_the_order_of_checks_names_rows_and_every_argument_of_rabbitmq() -> None:
+    assert len({*CHECK_ORDER}) == len(CHECK_ORDER)
+    foreign = {row.name for row in ROWS if not row.own}
+    assert {*CHECK_ORDER, *CHECKED_FIRST} == foreign
+
+
+def test_keys_of_policies_are_those_of_arguments_and_one_of_exchanges() -> None:
+    of_queues = {row.policy_key for row in ROWS if row.policy is not None}
+    assert {*KEYS} - of_queues == {*EXCHANGE_KEYS} == {"alternate-exchange"}
+    assert all(bool(key.field) == (name in of_queues) for name, key in KEYS.items())
+
+
+def test_exports_for_rabbitmq_leave_out_the_keys_that_only_mqd_has() -> None:
+    assert {row.policy_key for row in ROWS if row.policy is not None and row.own} == OWN_POLICY_KEYS
