@@ -10,8 +10,8 @@ import pytest
 
 from amqp_server.broker.declared.argument_table import ARGUMENTS, ROWS, Argument
 from amqp_server.broker.declared.arguments import QueueArguments, parse_queue_arguments
+from amqp_server.broker.declared.policy import EXCHANGE_KEYS
 from amqp_server.broker.declared.queue_types import QUEUE_TYPES
-from amqp_server.broker.topology.policies import EXCHANGE_KEYS
 from amqp_server.config import Config
 from amqp_server.errors import PreconditionFailed
 from amqp_server.management.serving.endpoints import ENDPOINTS

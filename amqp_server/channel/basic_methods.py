@@ -75,7 +75,7 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
     check_owner(channel, queue)
     check_home(channel, queue)
     arguments: dict[str, object] = dict(method.arguments or {})
-    channel.broker.check_declared(declared_memory.of_consumer(arguments))
+    channel.broker.counts.check_declared(declared_memory.of_consumer(arguments))
     if queue.type.is_stream:
         _check_stream_consumer(channel, method, queue, arguments)
     elif queue.type.is_group:

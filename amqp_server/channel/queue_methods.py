@@ -236,7 +236,7 @@ def _declare(channel: Channel, method: commands.Queue.Declare) -> None:
     if parsed.type.is_group:
         for stream in consumer_groups.check(vhost, name, parsed):
             permissions.check(connection.client.access, vhost.name, "queue", stream.name, "read")
-    broker.check_declared(declared_memory.of_queue(arguments))
+    broker.counts.check_declared(declared_memory.of_queue(arguments))
     replication = broker.replication
     if parsed.type.is_stream and not replication.has_streams:
         raise NotImplemented_(

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from amqp_server.broker.declared.operations import DeleteQueue, NodeDown, Operation, SetMembers
-from amqp_server.broker.topology.replication import Done
-from amqp_server.broker.topology.topology import Result
+from amqp_server.broker.topology.replication import Done, Result
 from amqp_server.cluster.api_questions import Answerer, Unanswered
 from amqp_server.cluster.readiness import obstacle
 from amqp_server.cluster.topology_group import GROUP, Proposal, PutNode, RemoveNode

@@ -43,7 +43,7 @@ RemoteHostT = TypeVar("RemoteHostT", bound=RemoteHost)
 
 
 class ClusterHosts:
-    """See amqp_server.broker.hosts.Hosts."""
+    """See amqp_server.broker.topology.parts.Hosts."""
 
     def __init__(
         self,

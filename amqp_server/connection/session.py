@@ -18,7 +18,7 @@ from amqp_server.broker.access.http_permissions import RemoteGrant
 from amqp_server.broker.access.token_permissions import Token
 from amqp_server.broker.awaited import Awaited
 from amqp_server.broker.memo import Memo
-from amqp_server.broker.topology.topology import Result
+from amqp_server.broker.topology.replication import Result
 from amqp_server.channel import publish
 from amqp_server.channel.channel import Assembly, Channel, ChannelsEnd, are_many
 from amqp_server.config import Config

@@ -5,8 +5,8 @@ something. What is said of queues and policies comes from `broker/declared/argum
 from __future__ import annotations
 
 from amqp_server.broker.declared.argument_table import ROWS, Argument
+from amqp_server.broker.declared.policy import EXCHANGE_KEYS, KEYS, QUEUES, Key
 from amqp_server.broker.declared.queue_types import QUEUE_TYPES
-from amqp_server.broker.topology.policies import EXCHANGE_KEYS, KEYS, QUEUES, Key
 from amqp_server.reference.markdown import cell, code, head, prose, table
 from exchanges.registry import EXCHANGE_TYPES, PREDECLARED
 

@@ -7,18 +7,41 @@ theirs.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
 
+from amqp_server.broker.declared.policy import EXCHANGE
+from amqp_server.broker.declared.policy_ranking import Ranked
+from amqp_server.broker.declared.queue_types import QueueType
 from amqp_server.broker.pattern import Matches
+from amqp_server.turn import Turn
+from exchanges.router import Router
 from quorum_queue.boundary import Fatal
 
-if TYPE_CHECKING:
-    from amqp_server.broker.broker import Broker
-    from amqp_server.broker.declared.policy_ranking import Ranked
 
-#: Kind of exchanges, among the types of queues.
-EXCHANGE = "exchange"
+class Follower(Protocol):
+    """A queue."""
+
+    name: str
+    type: QueueType
+    deleted: bool
+
+    def apply_policies(self) -> None:
+        """Look for its policies again."""
+
+    def failed(self, error: Exception) -> None:
+        """See amqp_server.turn.Unit."""
+
+
+class Followers(Protocol):
+    """A vhost: its exchanges and queues follow the policies."""
+
+    router: Router
+
+    @property
+    def queues(self) -> Mapping[str, Follower]: ...
+
+    def apply_exchange_policies(self, exchange: str) -> None: ...
 
 
 class _Round:
@@ -49,10 +72,11 @@ class PolicyChanges:
     behind it.
     """
 
-    __slots__ = ("_broker", "_rounds")
+    __slots__ = ("_rounds", "_turn", "_vhosts")
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, turn: Turn, vhosts: Mapping[str, Followers]) -> None:
+        self._turn = turn
+        self._vhosts = vhosts
         self._rounds: deque[_Round] = deque()
 
     def add(self, vhost: str, changed: list[Ranked]) -> None:
@@ -74,11 +98,11 @@ class PolicyChanges:
 
     def _begin(self) -> None:
         # Each change is a request with its own turn; a round in progress continues in its own turns.
-        if not self._broker.turn.is_left(self):
+        if not self._turn.is_left(self):
             self._go_on()
 
     def _go_on(self) -> None:
-        turn = self._broker.turn
+        turn = self._turn
         while self._rounds:
             first = self._rounds[0]
             if first.steps is None:
@@ -93,7 +117,7 @@ class PolicyChanges:
 
     def _steps(self, round: _Round) -> Iterator[None]:
         """Look at the existing exchanges and queues, one in each step."""
-        vhost = self._broker.vhosts.get(round.vhost)
+        vhost = self._vhosts.get(round.vhost)
         if vhost is None:
             return
         if EXCHANGE in round.changes:
@@ -103,7 +127,7 @@ class PolicyChanges:
                 yield
         for queue in list(vhost.queues.values()):
             if round.touches(queue.type.name, queue.name) and not queue.deleted:
-                self._broker.turn.contain(queue, queue.apply_policies)
+                self._turn.contain(queue, queue.apply_policies)
             yield
 
     def failed(self, error: Exception) -> None:

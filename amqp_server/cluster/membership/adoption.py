@@ -347,7 +347,7 @@ class Adoption:
             store.snapshot(queue_id, 1, TERM, packed)
             self._journal.drop(queue_id)
         view = TopologyView(
-            broker,
+            broker.parts,
             began_at,
             exchanges=[decode(EXCHANGES, *row, ExchangeRecord) for row in metadata.items(EXCHANGES)],
             queues=records,

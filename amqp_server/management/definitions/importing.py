@@ -27,10 +27,10 @@ from amqp_server.broker.declared.parameters import (
     VHOST_LIMITS,
     ParameterRefused,
 )
+from amqp_server.broker.declared.policy import KEYS
 from amqp_server.broker.declared.queue_types import GROUP, QUEUE_TYPES
 from amqp_server.broker.declared.vhosts import VhostRefused
 from amqp_server.broker.topology.limits import LIMITS, OF_USERS, problem
-from amqp_server.broker.topology.policies import KEYS
 from amqp_server.broker.topology.super_streams import PARTITIONS
 from amqp_server.errors import AMQPError
 from amqp_server.management.objects.parallel_sessions import Asked, Rest

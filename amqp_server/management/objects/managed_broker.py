@@ -28,7 +28,7 @@ from amqp_server.broker.declared.operations import (
     SetTopicPermission,
 )
 from amqp_server.broker.declared.parameters import GLOBAL, TRACING, ParameterRecord
-from amqp_server.broker.topology.topology import Result
+from amqp_server.broker.topology.replication import Result
 from amqp_server.build import BUILD
 from amqp_server.config import VERSION, Config
 from amqp_server.errors import NotFound, Unavailable

@@ -7,7 +7,7 @@ import trio
 from amqp_server.broker.broker import Broker
 from amqp_server.broker.declared.operations import Operation
 from amqp_server.broker.topology.events import ACTING
-from amqp_server.broker.topology.topology import Result
+from amqp_server.broker.topology.replication import Result
 from amqp_server.errors import Unavailable
 from quorum_queue.ports import Refused
 

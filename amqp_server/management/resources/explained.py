@@ -12,7 +12,7 @@ import trio
 
 from amqp_server.broker.broker import Broker
 from amqp_server.broker.decisions import decisions_of
-from amqp_server.broker.topology.policies import KEYS, Applied
+from amqp_server.broker.declared.policy import KEYS, Applied
 from amqp_server.broker.topology.queue import Queue
 from amqp_server.management.objects.internal_session import ANSWER_S
 from quorum_queue.cluster.replica_group import Group

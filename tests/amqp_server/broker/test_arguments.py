@@ -12,9 +12,9 @@ from amqp_server.broker.declared.arguments import (
     equivalence_error,
     parse_queue_arguments,
 )
+from amqp_server.broker.declared.policy import EXCHANGE_KEYS, KEYS
 from amqp_server.broker.declared.queue_types import QUEUE_TYPES
 from amqp_server.broker.declared.settings import effective_settings
-from amqp_server.broker.topology.policies import EXCHANGE_KEYS, KEYS
 from amqp_server.errors import PreconditionFailed
 from amqp_server.management.definitions.for_rabbitmq import OWN_POLICY_KEYS
 

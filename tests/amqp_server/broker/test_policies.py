@@ -13,11 +13,12 @@ from amqp_server.broker.broker import Broker
 from amqp_server.broker.declared.arguments import QueueArguments
 from amqp_server.broker.declared.operations import ClearParameter, DeleteVhost, PutParameter
 from amqp_server.broker.declared.parameters import OPERATOR_POLICY, POLICY, ParameterRefused
+from amqp_server.broker.declared.policy import APPLIES, Applied, Policy, joined
 from amqp_server.broker.declared.queue_types import CLASSIC, GROUP, QUORUM, STREAM
 from amqp_server.broker.pattern import compile_policy
 from amqp_server.broker.recovery import recovery
 from amqp_server.broker.topology import policies
-from amqp_server.broker.topology.policies import APPLIES, Applied, Policies, Policy, joined
+from amqp_server.broker.topology.policies import Policies
 from amqp_server.config import Config
 from amqp_server.turn import Turn
 from persistence.journal import Journal

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pamqp import base, commands
 
+from amqp_server.broker.declared.operations import Room
 from amqp_server.broker.declared.parameters import VHOST_LIMITS
-from amqp_server.broker.room import Room
 from amqp_server.broker.topology.limits import LIMITS, QUEUES
 from amqp_server.broker.topology.super_streams import growth
 from amqp_server.errors import PreconditionFailed

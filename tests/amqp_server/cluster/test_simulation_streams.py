@@ -155,7 +155,7 @@ def unsynced(self: Replicas) -> None:
 
 def a_part(self: Topology, index: int, operation: Any) -> Any:
     """Only the partitions that this node is to lead are made."""
-    node = self._broker.replication.node
+    node = self._parts.replication.node
     own = tuple(each for each in operation.partitions if each.leader == node) or operation.partitions[:1]
     return _declare_super_stream(self, index, msgspec.structs.replace(operation, partitions=own))
 
