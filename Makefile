@@ -5,7 +5,7 @@
 #         (test-suite and test-conformance are its halves)
 # test-pure, test-compiled  both in pure Python; the pure core's classes compiled
 # example a pipeline of Spark's through the broker of `make run`; ends with a picture (EXAMPLE=shop: the one on streams)
-# check   format, lint, types, the direction of imports
+# check   format, lint, types, the direction of imports, circles
 # attack  what one hostile client can do to the others
 # page    the page of the management listener in a Chromium, which has to be there
 # docs    the pages as a site, with a search, in build/docs/site; reference, what is generated of them, anew
@@ -74,6 +74,7 @@ check: .venv/test
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q -p no:cacheprovider tests/test_circles.py
 
 # It warns of nothing: a link that leads nowhere, or a page that the navigation lacks, is an error.
 docs: .venv/docs
