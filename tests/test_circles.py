@@ -17,8 +17,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("amqp_server", "exchanges", "persistence", "quorum_queue", "spark_sink")
-#: Modules with a class that is a whole, and the modules that may name it: they stand above it, or handle all of
-#: it. Packages end with a dot.
+#: Modules with a class that is a whole, and the modules that may name it: they stand above it, or handle all
+#: of it. Packages end with a dot.
 HUBS = {
     "amqp_server.broker.broker": (
         "amqp_server.app",
