@@ -1,7 +1,6 @@
 """Work that takes many steps, such as a loop over all queues: as many in each turn as it has time for.
 
-    self._looks = Steps(turn, self._look_at_all, "the groups could not be looked at")
-    self._looks.begin()
+    in_steps(turn, close_all(), "connections could not be closed")
 
 The steps are those of an iterator: each is short, and whatever they refer to may have ended since the step
 before.
@@ -14,28 +13,36 @@ from collections.abc import Callable, Iterator
 from quorum_queue.boundary import Fatal
 from quorum_queue.ports import Turn
 
+#: What follows when a step raises: a function that is called with the error, or the text with which the node
+#: ends.
+Failure = str | Callable[[Exception], object]
+
 
 class Steps:
     """One piece of such work. A piece of work that is to be done again while it is under way is done once
     more afterwards (`again`).
     """
 
-    __slots__ = ("_again", "_done", "_failure", "_make", "_steps", "_turn")
+    __slots__ = ("_again", "_done", "_enough", "_failure", "_make", "_steps", "_turn")
 
     def __init__(
         self,
         turn: Turn,
         make: Callable[[], Iterator[object]],
-        failure: str,
+        failure: Failure,
         done: Callable[[], object] | None = None,
+        *,
+        enough: Callable[[], bool] | None = None,
     ) -> None:
-        """`make` returns an iterator, whose steps do the work once. `done` is called when it is done. If a
-        step raises, the node ends with the text `failure`.
+        """`make` returns an iterator, whose steps do the work once. `done` is called when it is done.
+        `enough` is asked after each step whether to leave the others for later; without it, whether the turn
+        is overdue.
         """
         self._turn = turn
         self._make = make
         self._failure = failure
         self._done = done
+        self._enough = enough
         self._steps: Iterator[object] | None = None
         self._again = False
 
@@ -53,6 +60,17 @@ class Steps:
         self._steps = self._make()
         self._go_on()
 
+    def go_on(self) -> None:
+        """Do the work, unless it is under way: its steps also do what has been added since."""
+        if self._steps is None:
+            self.begin()
+
+    def begin_later(self) -> None:
+        """Begin in a later turn, unless the work is under way."""
+        if self._steps is None:
+            self._steps = self._make()
+            self._turn.later(self, self._go_on)
+
     def stop(self) -> None:
         """Do nothing more of it."""
         self._steps = None
@@ -62,9 +80,10 @@ class Steps:
         steps = self._steps
         if steps is None:
             return
+        enough = self._enough or self._turn.overdue
         try:
             for _ in steps:
-                if self._turn.overdue():
+                if enough():
                     self._turn.later(self, self._go_on)
                     return
                 if self._steps is not steps:
@@ -82,7 +101,29 @@ class Steps:
 
     def failed(self, error: Exception) -> None:
         """See quorum_queue.boundary.Unit."""
-        raise Fatal(f"{self._failure}: {error!r}") from error
+        failure = self._failure
+        if isinstance(failure, str):
+            raise Fatal(f"{failure}: {error!r}") from error
+        failure(error)
 
 
-__all__ = ["Steps"]
+def in_steps(
+    turn: Turn,
+    steps: Iterator[object],
+    failure: Failure,
+    done: Callable[[], object] | None = None,
+    *,
+    enough: Callable[[], bool] | None = None,
+) -> None:
+    """Do these steps once, as many as the turn has time for, the rest in later turns; see Steps."""
+    Steps(turn, lambda: steps, failure, done, enough=enough).begin()
+
+
+def in_later_steps(
+    turn: Turn, steps: Iterator[object], failure: Failure, done: Callable[[], object] | None = None
+) -> None:
+    """Do these steps once, beginning in a later turn: this one may serve other clients, who would wait."""
+    Steps(turn, lambda: steps, failure, done).begin_later()
+
+
+__all__ = ["Failure", "Steps", "in_later_steps", "in_steps"]

@@ -4,6 +4,7 @@ changes.
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Generator
 from types import FrameType
@@ -37,10 +38,14 @@ def steps(call: Callable[..., object], *arguments: Any) -> int:
             count += 1
         return trace
 
-    before = sys.gettrace()
+    before, collects = sys.gettrace(), gc.isenabled()
+    # What others have left may have finalizers.
+    gc.disable()
     sys.settrace(trace)
     try:
         call(*arguments)
     finally:
         sys.settrace(before)
+        if collects:
+            gc.enable()
     return count

@@ -9,9 +9,13 @@ from amqp_server.broker.access.access import Access
 from amqp_server.broker.alarms import Alarms
 from amqp_server.broker.declared.operations import DeleteVhost, Operation, PutVhost, ReplaceHash
 from amqp_server.broker.declared.vhosts import Vhosts
-from amqp_server.broker.in_parts.background import Background
+from amqp_server.broker.in_parts.changed_streams import ChangedStreams
 from amqp_server.broker.in_parts.closed_sessions import ClosedSessions
 from amqp_server.broker.in_parts.deletion_in_parts import DELETIONS, Dismantling, parts_of
+from amqp_server.broker.in_parts.firehose import Firehose
+from amqp_server.broker.in_parts.host_parts import HostParts
+from amqp_server.broker.in_parts.lost_consumers import LostConsumers
+from amqp_server.broker.in_parts.orphaned_queues import OrphanedQueues
 from amqp_server.broker.memo import MemoBudget
 from amqp_server.broker.metadata import Metadata
 from amqp_server.broker.object_counts import ObjectCounts
@@ -61,7 +65,11 @@ class Broker:
         self.alarms = alarms
         self.services = services
         self.hosts = hosts
-        self.background = Background(turn, self.propose)
+        self.firehose = Firehose(turn)
+        self.host_parts = HostParts(turn)
+        self.lost_consumers = LostConsumers(turn)
+        self.changed_streams = ChangedStreams(turn)
+        self.orphaned_queues = OrphanedQueues(turn, self.propose)
         #: Generation of routes: raised by each change that may affect where a message goes, or whether it may
         #: go there.
         self.generation = 0
@@ -107,9 +115,9 @@ class Broker:
             runtime=self.runtime,
             replication=self.replication,
             hosts=hosts,
-            host_parts=self.background.host_parts,
-            changed_streams=self.background.changed_streams,
-            lost_consumers=self.background.lost_consumers,
+            host_parts=self.host_parts,
+            changed_streams=self.changed_streams,
+            lost_consumers=self.lost_consumers,
             failures=self.failures,
             deleted_host=DeletedHost(turn),
             propose=self.propose,
@@ -137,7 +145,7 @@ class Broker:
         """Members of consumer groups may no longer be permitted to read the groups' streams."""
         found = self.vhosts.get(vhost)
         if found is not None and found.groups:
-            self.turn.run(self.background.changed_streams.tell, list(found.groups.values()))
+            self.turn.run(self.changed_streams.tell, list(found.groups.values()))
 
     def _tell_sessions(self) -> None:
         """An alarm was raised or cleared."""
@@ -179,7 +187,7 @@ class Broker:
             if parts is not None:
                 if isinstance(operation, DeleteVhost):
                     self.closed_sessions.of_vhost(operation.name)
-                Dismantling(self.turn, propose, parts, operation, done).go_on()
+                Dismantling(self.turn, propose, parts, operation, done).begin()
                 return
         propose(operation, done)
 

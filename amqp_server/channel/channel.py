@@ -22,6 +22,7 @@ from amqp_server.channel.window import ChannelWindow
 from amqp_server.errors import AccessRefused, PreconditionFailed
 from amqp_server.wire.frames import method_frame
 from amqp_server.wire.intake import Segment
+from quorum_queue.steps import in_later_steps
 
 if TYPE_CHECKING:
     from amqp_server.broker.topology.vhost import VHost
@@ -411,20 +412,19 @@ def are_many(channels: list[Channel]) -> bool:
 
 
 class ChannelsEnd:
-    """Closes channels of one connection in several turns. See amqp_server.turn.Unit.
+    """Closes channels of one connection in several turns.
 
     It pauses all consumers before it returns any delivery: a delivery of one closing channel must not go to
     another one.
     """
 
-    __slots__ = ("_channels", "_connection", "_parts", "_turn")
+    __slots__ = ("_channels", "_connection", "_turn")
 
     def __init__(self, turn: Turn, connection: Connection, channels: list[Channel]) -> None:
         self._turn = turn
         self._connection = connection
         #: Channels that are still to be closed, the next one last.
         self._channels = channels
-        self._parts = self._close()
 
     def begin(self) -> None:
         """Begin in a later turn: other channels of the connection may be closed before the first part is
@@ -433,9 +433,15 @@ class ChannelsEnd:
         for channel in self._channels:
             channel.leave()
         self._channels.reverse()
-        self._turn.later(self, self._go_on)
+        in_later_steps(self._turn, self._close(), self._failed)
 
     def _close(self) -> Iterator[None]:
+        for _ in self._parts():
+            self._turn.apply(whole=True)
+            yield
+        self._turn.apply(whole=True)
+
+    def _parts(self) -> Iterator[None]:
         for channel in reversed(self._channels):
             for _ in channel.pause_in_parts():
                 yield
@@ -445,16 +451,7 @@ class ChannelsEnd:
             self._channels.pop().finish()
             yield
 
-    def _go_on(self) -> None:
-        turn = self._turn
-        for _ in self._parts:
-            turn.apply(whole=True)
-            if turn.overdue():
-                turn.later(self, self._go_on)
-                return
-        turn.apply(whole=True)
-
-    def failed(self, error: Exception) -> None:
+    def _failed(self, error: Exception) -> None:
         self._connection.failed(error)
         while self._channels:
             self._channels.pop().finish()

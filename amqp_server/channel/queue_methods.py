@@ -141,7 +141,7 @@ def _count_from(channel: Channel, method: commands.Queue.Declare, queue: Queue) 
     So a reader that keeps its own offset learns how far it may read, and whether retention has deleted
     messages that it needs. Raises PreconditionFailed.
     """
-    host = channel.broker.background.host_parts.begun(queue)
+    host = channel.broker.host_parts.begun(queue)
     if not queue.type.is_stream or not isinstance(host, StreamHost):
         raise PreconditionFailed(
             f"invalid arg '{OFFSET}' for {place_of(queue)} of queue type rabbit_{queue.type.name}_queue"
@@ -395,7 +395,7 @@ def delete(channel: Channel, method: commands.Queue.Delete) -> None:
         def removed(error: str) -> None:
             # Answer afterwards: a client that has its answer may use the tags of its consumers again.
             connection.after(
-                lambda done: channel.broker.background.lost_consumers.when_told(queue, done),
+                lambda done: channel.broker.lost_consumers.when_told(queue, done),
                 lambda: deleted(count),
             )
 

@@ -6,14 +6,14 @@ clients have theirs; its publisher waits, so the order of its messages stays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from amqp_server.broker.awaited import Awaited
 from amqp_server.errors import PreconditionFailed
 from exchanges.matcher import Message
 from exchanges.router import AT_ONCE, Route, RoutingTooLong, Walk
-from quorum_queue.boundary import Fatal
+from quorum_queue.steps import in_later_steps
 
 if TYPE_CHECKING:
     from amqp_server.broker.broker import Broker
@@ -32,40 +32,6 @@ class Publishing(Protocol):
     closed: bool
 
 
-class LongWalk:
-    """A walk over several turns, for one message of a client."""
-
-    __slots__ = ("_channel", "_done", "_size", "_walk")
-
-    def __init__(self, channel: Publishing, walk: Walk, size: int, done: Callable[[], None]) -> None:
-        """`size`: the bytes of the message, which are counted here meanwhile."""
-        self._channel = channel
-        self._walk = walk
-        self._size = size
-        self._done = done
-        channel.connection.incoming.makes_ready(size)
-        channel.broker.turn.later(self, self.go_on)
-
-    def go_on(self) -> None:
-        channel = self._channel
-        turn = channel.broker.turn
-        try:
-            while not (channel.closing or channel.closed or self._walk.go_on(AT_ONCE)):
-                if turn.overdue():
-                    turn.later(self, self.go_on)
-                    return
-        except RoutingTooLong:
-            # The method begins again, and then has this error.
-            pass
-        # A connection that was lost counts nothing any more.
-        channel.connection.incoming.has_made_ready(self._size)
-        self._done()
-
-    def failed(self, error: Exception) -> None:
-        """See amqp_server.turn.Unit."""
-        raise Fatal(f"a message could not be routed: {error!r}") from error
-
-
 class RouteAwaited(Awaited):
     """The route of a message is not known yet."""
 
@@ -76,7 +42,24 @@ class RouteAwaited(Awaited):
         self._size = size
 
     def begin(self, done: Callable[[], None]) -> None:
-        LongWalk(self._channel, self._walk, self._size, done)
+        """The bytes of the message are counted as its connection's meanwhile."""
+        channel = self._channel
+        channel.connection.incoming.makes_ready(self._size)
+        in_later_steps(channel.broker.turn, self._walk_on(), "a message could not be routed", done)
+
+    def _walk_on(self) -> Iterator[None]:
+        channel = self._channel
+        while not (channel.closing or channel.closed or self._is_found()):
+            yield
+        # A connection that was lost counts nothing any more.
+        channel.connection.incoming.has_made_ready(self._size)
+
+    def _is_found(self) -> bool:
+        try:
+            return self._walk.go_on(AT_ONCE)
+        except RoutingTooLong:
+            # The method begins again, and then has this error.
+            return True
 
 
 def route_of(
@@ -113,4 +96,4 @@ def queues_of(vhost: VHost, route: Route) -> tuple[Queue, ...]:
     return tuple([queue for queue in found if queue is not None])
 
 
-__all__ = ["LongWalk", "RouteAwaited", "queues_of", "route_of"]
+__all__ = ["RouteAwaited", "queues_of", "route_of"]

@@ -97,9 +97,7 @@ class Subscription:
         if run.attempts and self.queue.type.counts_deliveries:
             count_deliveries(run, channel.connection.limits.frame_max)
         if channel.vhost.tracing:
-            channel.broker.background.firehose.copy(
-                channel.connection, trace_run(channel, self.queue.name, run)
-            )
+            channel.broker.firehose.copy(channel.connection, trace_run(channel, self.queue.name, run))
         outbox = channel.connection.outbox
         if run.size >= LARGE_BYTES * count:
             for part in self.template.parts(tag, run):
@@ -139,7 +137,7 @@ class Subscription:
         reader.take(count, self.template, tag, parts)
         if channel.vhost.tracing:
             copies = trace_frames(channel, self.queue.name, b"".join(parts))
-            channel.broker.background.firehose.copy(channel.connection, copies)
+            channel.broker.firehose.copy(channel.connection, copies)
         for part in parts:
             outbox.put(part)
         if outbox.size > outbox.high_bytes:
@@ -212,9 +210,7 @@ class Getter:
         if run.attempts and self.queue.type.counts_deliveries:
             count_deliveries(run, channel.connection.limits.frame_max)
         if channel.vhost.tracing:
-            channel.broker.background.firehose.copy(
-                channel.connection, trace_run(channel, self.queue.name, run)
-            )
+            channel.broker.firehose.copy(channel.connection, trace_run(channel, self.queue.name, run))
         return tag
 
 

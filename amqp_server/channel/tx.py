@@ -19,6 +19,7 @@ from amqp_server.channel.unacked import Piece, joined
 from amqp_server.wire.intake import Segment
 from quorum_queue.machine.attributes import LEADER
 from quorum_queue.ports import Recipient
+from quorum_queue.steps import Steps
 
 if TYPE_CHECKING:
     from amqp_server.channel.channel import Channel
@@ -239,16 +240,15 @@ def _hold(hosts: Iterable[Recipient], held: dict[Recipient, None]) -> None:
 
 
 class LargeEnd:
-    """Ends large work in several turns: a transaction, or an ack of many deliveries. See
-    amqp_server.turn.Unit.
-    """
+    """Ends large work in several turns: a transaction, or an ack of many deliveries."""
 
-    __slots__ = ("_channel", "_done", "_parts", "_turn", "close")
+    __slots__ = ("_channel", "_done", "_parts", "_steps", "_turn", "close")
 
     def __init__(self, channel: Channel, parts: Iterator[None]) -> None:
         self._channel = channel
         self._turn = channel.broker.turn
         self._parts = parts
+        self._steps = Steps(self._turn, self._end_parts, self._failed, self._ended)
         self._done: Callable[[], None] = _nothing
         #: Called at the end, if the channel was closed meanwhile.
         self.close: Callable[[], None] = _nothing
@@ -257,17 +257,19 @@ class LargeEnd:
         """Call `done` when all parts are done."""
         self._done = done
         self._channel.ending = self
-        # Do not start in this turn, which may serve other clients, too: they would wait for these parts.
-        self._turn.later(self, self._go_on)
+        self._begin()
 
-    def _go_on(self) -> None:
-        turn = self._turn
+    def _begin(self) -> None:
+        # Do not start in this turn, which may serve other clients, too: they would wait for these parts.
+        self._steps.begin_later()
+
+    def _end_parts(self) -> Iterator[None]:
         for _ in self._parts:
-            turn.apply(whole=True)
-            if turn.overdue():
-                turn.later(self, self._go_on)
-                return
-        turn.apply(whole=True)
+            self._turn.apply(whole=True)
+            yield
+        self._turn.apply(whole=True)
+
+    def _ended(self) -> None:
         self._end()
         self._done()
 
@@ -275,7 +277,7 @@ class LargeEnd:
         self._channel.ending = None
         self.close()
 
-    def failed(self, error: Exception) -> None:
+    def _failed(self, error: Exception) -> None:
         self._end()
         self._channel.connection.failed(error)
 
@@ -291,13 +293,8 @@ class LargeCommit(LargeEnd):
         self._held: dict[Recipient, None] = {}
         super().__init__(channel, transaction.commit_in_parts(self.hosts, self._held, acks=acks))
 
-    def begin(self, done: Callable[[], None]) -> None:
-        self._done = done
-        self._channel.ending = self
-        self._channel.broker.services.commits.hold(self._granted)
-
-    def _granted(self) -> None:
-        self._turn.later(self, self._go_on)
+    def _begin(self) -> None:
+        self._channel.broker.services.commits.hold(self._steps.begin_later)
 
     def _end(self) -> None:
         commits = self._channel.broker.services.commits

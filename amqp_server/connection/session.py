@@ -716,7 +716,7 @@ class Session:
                 self._answer_close()
 
         # Clients expect that their exclusive queues are deleted at close-ok.
-        self.broker.background.deletions.add(queues, gone)
+        self.broker.orphaned_queues.add(queues, gone)
         if not queues:
             self._answer_close()
 
@@ -787,7 +787,7 @@ class Session:
             self.broker.access.permissions.drop_grant(self.client.access)
         self._add_up()
         queues, self.exclusive_queues = self.exclusive_queues, {}
-        self.broker.background.deletions.add(queues)
+        self.broker.orphaned_queues.add(queues)
         self.incoming.clear()
         self.turn.apply()
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from amqp_server.broker.group_members import check_members
-from quorum_queue.boundary import Fatal
 from quorum_queue.host import QueueHost
+from quorum_queue.steps import Steps
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from amqp_server.broker.topology.queue import Queue
     from amqp_server.turn import Turn
@@ -21,19 +21,22 @@ class ChangedStreams:
     """The node has one."""
 
     def __init__(self, turn: Turn) -> None:
-        self._turn = turn
         #: Groups that have not been told yet, in order.
         self._untold: dict[Queue, None] = {}
+        self._telling = Steps(
+            turn,
+            self._tell_each,
+            "groups could not be told that their streams have changed",
+            enough=turn.is_full,
+        )
 
     def tell(self, groups: Iterable[Queue]) -> None:
         """Let these groups look for their partitions, now or soon."""
-        waiting = bool(self._untold)
         self._untold.update(dict.fromkeys(groups))
-        if not waiting:
-            self._go_on()
+        self._telling.go_on()
 
-    def _go_on(self) -> None:
-        untold, turn = self._untold, self._turn
+    def _tell_each(self) -> Iterator[None]:
+        untold = self._untold
         while untold:
             group = next(iter(untold))
             del untold[group]
@@ -41,13 +44,7 @@ class ChangedStreams:
             host = group.host
             if isinstance(host, QueueHost):
                 host.partitions_changed()
-            if untold and turn.is_full():
-                turn.later(self, self._go_on)
-                return
-
-    def failed(self, error: Exception) -> None:
-        """See amqp_server.turn.Unit."""
-        raise Fatal(f"groups could not be told that their streams have changed: {error!r}") from error
+            yield
 
 
 __all__ = ["ChangedStreams"]

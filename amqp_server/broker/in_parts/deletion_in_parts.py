@@ -24,8 +24,8 @@ from amqp_server.broker.topology.replication import Done, Result
 from amqp_server.broker.topology.super_streams import has_partitions, partitions_of
 from amqp_server.broker.topology.vhost import binding_of
 from amqp_server.turn import Turn
-from quorum_queue.boundary import Fatal
 from quorum_queue.ports import Refused
+from quorum_queue.steps import Steps
 
 if TYPE_CHECKING:
     from amqp_server.broker.topology.queue import Queue
@@ -52,31 +52,32 @@ class Dismantling:
         done: Done | None,
     ) -> None:
         """A part may be None: the next one is still looked for."""
-        self._turn = turn
         self._propose = propose
         self._parts = parts
         self._operation = operation
         self._done = done
         self._proposed = 0
-        #: Called when parts were applied.
+        self._steps = Steps(turn, self._delete_parts, f"{operation} could not be applied")
+        #: True while no part is proposed before some were applied.
         self._waits = False
         #: True when the deletion of the object itself was proposed.
         self._over = False
 
-    def go_on(self) -> None:
-        """Delete parts until the turn is overdue; at the end, delete the object."""
-        if self._over:
-            return
+    def begin(self) -> None:
+        """Delete parts; at the end, delete the object."""
+        self._steps.begin()
+
+    def _delete_parts(self) -> Iterator[None]:
         for part in self._parts:
+            if self._over:
+                return
             if part is not None:
                 self._proposed += 1
                 self._propose(part, self._applied)
             if self._proposed >= PROPOSED_MAX:
                 self._waits = True
                 return
-            if self._turn.overdue():
-                self._turn.later(self, self.go_on)
-                return
+            yield
         self._end()
 
     def _applied(self, result: Result | Refused) -> None:
@@ -87,16 +88,12 @@ class Dismantling:
             self._end()
         elif self._waits and self._proposed <= PROPOSED_MAX // 2:
             self._waits = False
-            self._turn.later(self, self.go_on)
+            self._steps.begin_later()
 
     def _end(self) -> None:
         if not self._over:
             self._over = True
             self._propose(self._operation, self._done)
-
-    def failed(self, error: Exception) -> None:
-        """See amqp_server.turn.Unit."""
-        raise Fatal(f"{self._operation} could not be applied: {error!r}") from error
 
 
 def parts_of(vhosts: dict[str, VHost], operation: Operation) -> Iterator[Operation | None] | None:

@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
+from quorum_queue.steps import Steps
+
 if TYPE_CHECKING:
     from amqp_server.turn import Turn
 
@@ -35,6 +37,7 @@ class Firehose:
         self._turn = turn
         #: The iterators that make copies, in order, for each waiting connection; the next connection first.
         self._waiting: dict[Copied, deque[Iterator[None]]] = {}
+        self._copying = Steps(turn, self._copy_in_turns, self._failed, enough=turn.is_full)
 
     def copy(self, connection: Copied, copies: Iterator[None]) -> None:
         """Make these copies, now or soon. No connection waits for the copies of another one."""
@@ -44,29 +47,28 @@ class Firehose:
         elif not all(not self._turn.is_full() for _ in copies):
             self._waiting[connection] = deque((copies,))
             connection.copies_wait()
-            self._turn.later(self, self._go_on)
+            self._copying.begin_later()
 
-    def _go_on(self) -> None:
-        waiting, turn = self._waiting, self._turn
+    def _copy_in_turns(self) -> Iterator[None]:
+        """One copy for each connection, then the next one for each."""
+        waiting = self._waiting
         while waiting:
             connection = next(iter(waiting))
-            copies = waiting.pop(connection)
+            copies = waiting[connection]
             if next(copies[0], self) is self:
                 copies.popleft()
+            del waiting[connection]
             if copies:
                 # Move this connection behind the others.
                 waiting[connection] = copies
             else:
                 connection.copied()
-            if waiting and turn.is_full():
-                turn.later(self, self._go_on)
-                return
+            yield
 
-    def failed(self, error: Exception) -> None:
-        """See amqp_server.turn.Unit."""
+    def _failed(self, error: Exception) -> None:
         logger.error("copies for the firehose could not be made", exc_info=error)
-        waiting, self._waiting = self._waiting, {}
-        for connection in waiting:
+        for connection in list(self._waiting):
+            del self._waiting[connection]
             connection.copied()
 
 

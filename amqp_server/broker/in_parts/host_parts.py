@@ -10,10 +10,10 @@ stored data of others.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
-from quorum_queue.boundary import Fatal
+from quorum_queue.steps import Steps
 
 if TYPE_CHECKING:
     from amqp_server.broker.topology.queue import Queue
@@ -44,6 +44,7 @@ class HostParts:
         #: The calls that make the remaining hosts, and hosts to be closed.
         self._coming: dict[Queue, Callable[[], object]] = {}
         self._closing: deque[tuple[Queue, Callable[[], object]]] = deque()
+        self._steps = Steps(turn, self._make_and_close, "hosts of queues could not be made or closed")
 
     @property
     def left(self) -> int:
@@ -57,7 +58,7 @@ class HostParts:
             return
         queue.host = cast("Host", ComingHost(queue, self))
         self._coming[queue] = make
-        self._turn.later(self, self._go_on)
+        self._steps.begin_later()
 
     def begun(self, queue: Queue) -> Host:
         """Return the host of a queue; make it now if it does not exist yet."""
@@ -76,24 +77,17 @@ class HostParts:
             self._turn.contain(queue, close)
             return
         self._closing.append((queue, close))
-        self._turn.later(self, self._go_on)
+        self._steps.begin_later()
 
-    def _go_on(self) -> None:
-        turn = self._turn
+    def _make_and_close(self) -> Iterator[None]:
         while self._closing or self._coming:
             if self._closing:
                 queue, close = self._closing.popleft()
-                turn.contain(queue, close)
+                self._turn.contain(queue, close)
             else:
                 self.begun(next(iter(self._coming)))
-            if turn.overdue():
-                break
-        if self._closing or self._coming:
-            turn.later(self, self._go_on)
-
-    def failed(self, error: Exception) -> None:
-        """See amqp_server.turn.Unit."""
-        raise Fatal(f"hosts of queues could not be made or closed: {error!r}") from error
+            if self.left:
+                yield
 
 
 __all__ = ["ComingHost", "HostParts"]

@@ -5,10 +5,10 @@ tens of thousands.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
-from quorum_queue.boundary import Fatal
+from quorum_queue.steps import Steps
 
 if TYPE_CHECKING:
     from amqp_server.broker.topology.queue import Queue
@@ -28,18 +28,23 @@ class LostConsumers:
     """The node has one."""
 
     def __init__(self, turn: Turn) -> None:
-        self._turn = turn
         #: Subscriptions of each queue that have not been told yet, the next one last.
         self._queues: deque[tuple[Queue, list[Told]]] = deque()
         #: Called when all subscriptions of a queue are told.
         self._waiting: dict[Queue, list[Callable[[], None]]] = {}
+        # Consumer groups are queues themselves, and this gives them work.
+        self._telling = Steps(
+            turn,
+            self._tell_some,
+            "consumers could not be told that their queue is gone",
+            enough=turn.is_full,
+        )
 
     def tell(self, queue: Queue, subscriptions: list[Told]) -> None:
         """Tell these subscriptions that the queue is deleted, now or soon; not those that end before."""
         subscriptions.reverse()
         self._queues.append((queue, subscriptions))
-        if len(self._queues) == 1:
-            self._go_on()
+        self._telling.go_on()
 
     def when_told(self, queue: Queue, done: Callable[[], None]) -> None:
         """Call `done` when all consumers of the queue are told."""
@@ -48,31 +53,25 @@ class LostConsumers:
         else:
             done()
 
-    def _go_on(self) -> None:
-        queues, turn = self._queues, self._turn
+    def _tell_some(self) -> Iterator[None]:
+        queues = self._queues
         while queues:
             queue, left = queues[0]
             count = 0
             while left:
+                if count == TOLD_MAX:
+                    count = 0
+                    yield
+                    continue
+                count += 1
                 subscription = left.pop()
                 known: Told | None = queue.subscriptions.get(subscription.key)
                 if known is subscription:
                     del queue.subscriptions[subscription.key]
                     subscription.queue_gone()
-                count += 1
-                if count >= TOLD_MAX and left:
-                    count = 0
-                    # Consumer groups are queues themselves, and this gives them work.
-                    if turn.is_full():
-                        turn.later(self, self._go_on)
-                        return
             queues.popleft()
             for done in self._waiting.pop(queue, ()):
                 done()
-
-    def failed(self, error: Exception) -> None:
-        """See amqp_server.turn.Unit."""
-        raise Fatal(f"consumers could not be told that their queue is gone: {error!r}") from error
 
 
 __all__ = ["LostConsumers"]

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from amqp_server.broker.declared.operations import Operation
 from amqp_server.broker.topology.queue import Queue
 from amqp_server.broker.topology.replication import Done, Result
 from amqp_server.turn import Turn
-from quorum_queue.boundary import Fatal
 from quorum_queue.ports import Refused
+from quorum_queue.steps import Steps
 
 
-class Deletions:
+class OrphanedQueues:
     """Some queues are deleted in each turn, because one owner may have many."""
 
     def __init__(self, turn: Turn, propose: Callable[[Operation, Done | None], None]) -> None:
@@ -23,6 +23,7 @@ class Deletions:
         #: The queues of each owner, the next one last, with the function to call. Plain tuples: to make
         #: thousands of objects takes long.
         self._owners: deque[tuple[list[Queue], Callable[[Queue, Result | Refused], None] | None]] = deque()
+        self._deleting = Steps(turn, self._delete_each, "queues could not be deleted")
 
     def add(
         self, queues: Iterable[Queue], gone: Callable[[Queue, Result | Refused], None] | None = None
@@ -30,21 +31,17 @@ class Deletions:
         left = list(queues)
         left.reverse()
         self._owners.append((left, gone))
-        self._go_on()
+        if self._turn.overdue():
+            self._deleting.begin_later()
+        else:
+            self._deleting.go_on()
 
-    def _go_on(self) -> None:
+    def _delete_each(self) -> Iterator[None]:
         owners = self._owners
         while owners:
             queues, gone = owners[0]
-            if not queues:
-                owners.popleft()
-                continue
-            if self._turn.overdue():
-                self._turn.later(self, self._go_on)
-                return
-            queue = queues.pop()
-            self._propose(queue.deletion, None if gone is None else partial(gone, queue))
-
-    def failed(self, error: Exception) -> None:
-        """See amqp_server.turn.Unit."""
-        raise Fatal(f"queues could not be deleted: {error!r}") from error
+            while queues:
+                queue = queues.pop()
+                self._propose(queue.deletion, None if gone is None else partial(gone, queue))
+                yield
+            owners.popleft()

@@ -9,7 +9,7 @@ reads the entry at its start does it in one step. No client ever sees only some 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -21,12 +21,10 @@ from amqp_server.broker.metadata import encode
 from amqp_server.broker.topology.queue import Queue
 from amqp_server.broker.topology.super_streams import ORDER, binding_record
 from exchanges.binding import Binding
-from quorum_queue.boundary import Fatal
 from quorum_queue.queue_ids import partition_id
 
 if TYPE_CHECKING:
     from amqp_server.broker.topology.vhost import VHost
-    from amqp_server.turn import Turn
 
 
 class Partition(NamedTuple):
@@ -63,12 +61,11 @@ class Partitions:
         """Number of partitions that are not prepared yet."""
         return len(self._records) - len(self.ready)
 
-    def go_on(self, overdue: Callable[[], bool]) -> None:
-        """Prepare at least one partition, and more until the turn is overdue or all are prepared."""
+    def steps(self) -> Iterator[None]:
+        """Prepare one partition in each step."""
         while self.left:
             self.ready.append(self._made(len(self.ready)))
-            if overdue():
-                return
+            yield
 
     def finish(self) -> list[Partition]:
         """Prepare the remaining partitions now; return all."""
@@ -97,27 +94,4 @@ class Partitions:
         return self._parsed if record.arguments == self._arguments else None
 
 
-class Preparation:
-    """Prepares the partitions of one operation in parts, and then applies it."""
-
-    def __init__(self, turn: Turn, partitions: Partitions, then: Callable[[], object]) -> None:
-        self._turn = turn
-        self._partitions = partitions
-        self._then = then
-
-    def go_on(self) -> None:
-        partitions, turn = self._partitions, self._turn
-        if partitions.left:
-            partitions.go_on(turn.overdue)
-            if partitions.left or turn.overdue():
-                # The step that makes them visible gets a separate turn.
-                turn.later(self, self.go_on)
-                return
-        self._then()
-
-    def failed(self, error: Exception) -> None:
-        """See amqp_server.turn.Unit."""
-        raise Fatal(f"a super stream could not be declared: {error!r}") from error
-
-
-__all__ = ["Partition", "Partitions", "Preparation"]
+__all__ = ["Partition", "Partitions"]

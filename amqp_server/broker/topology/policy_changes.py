@@ -16,7 +16,7 @@ from amqp_server.broker.declared.queue_types import QueueType
 from amqp_server.broker.pattern import Matches
 from amqp_server.turn import Turn
 from exchanges.router import Router
-from quorum_queue.boundary import Fatal
+from quorum_queue.steps import Steps
 
 
 class Follower(Protocol):
@@ -47,15 +47,14 @@ class Followers(Protocol):
 class _Round:
     """A walk over a vhost for some changes."""
 
-    __slots__ = ("changes", "queues", "steps", "vhost", "waiting")
+    __slots__ = ("begun", "changes", "vhost", "waiting")
 
     def __init__(self, vhost: str) -> None:
         self.vhost = vhost
         #: New and old patterns of the changed policies, by kind of object.
         self.changes: dict[str, list[Matches]] = {}
-        #: Iterator over the objects to look at. None until the round begins: until then, later changes are
-        #: included.
-        self.steps: Iterator[None] | None = None
+        #: Until the round begins, later changes are included.
+        self.begun = False
         #: Callbacks that wait for its end.
         self.waiting: list[Callable[[], None]] = []
 
@@ -72,22 +71,24 @@ class PolicyChanges:
     behind it.
     """
 
-    __slots__ = ("_rounds", "_turn", "_vhosts")
+    __slots__ = ("_rounds", "_turn", "_vhosts", "_walk")
 
     def __init__(self, turn: Turn, vhosts: Mapping[str, Followers]) -> None:
         self._turn = turn
         self._vhosts = vhosts
         self._rounds: deque[_Round] = deque()
+        self._walk = Steps(turn, self._walk_rounds, "policies could not be applied")
 
     def add(self, vhost: str, changed: list[Ranked]) -> None:
         """Add policies that were set, with their former versions."""
-        found = [each for each in self._rounds if each.vhost == vhost and each.steps is None]
+        found = [each for each in self._rounds if each.vhost == vhost and not each.begun]
         if not found:
             found.append(_Round(vhost))
             self._rounds.append(found[0])
         for ranked in changed:
             found[0].add(ranked)
-        self._begin()
+        # Each change is a request with its own turn; a round in progress continues in its own turns.
+        self._walk.go_on()
 
     def when_applied(self, done: Callable[[], None]) -> None:
         """Call `done` at the end of all current rounds."""
@@ -96,21 +97,11 @@ class PolicyChanges:
         else:
             done()
 
-    def _begin(self) -> None:
-        # Each change is a request with its own turn; a round in progress continues in its own turns.
-        if not self._turn.is_left(self):
-            self._go_on()
-
-    def _go_on(self) -> None:
-        turn = self._turn
+    def _walk_rounds(self) -> Iterator[None]:
         while self._rounds:
             first = self._rounds[0]
-            if first.steps is None:
-                first.steps = self._steps(first)
-            for _ in first.steps:
-                if turn.overdue():
-                    turn.later(self, self._go_on)
-                    return
+            first.begun = True
+            yield from self._steps(first)
             self._rounds.popleft()
             for done in first.waiting:
                 done()
@@ -129,7 +120,3 @@ class PolicyChanges:
             if round.touches(queue.type.name, queue.name) and not queue.deleted:
                 self._turn.contain(queue, queue.apply_policies)
             yield
-
-    def failed(self, error: Exception) -> None:
-        """See amqp_server.turn.Unit."""
-        raise Fatal(f"policies could not be applied: {error!r}") from error

@@ -7,7 +7,7 @@ checked again here, see room.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +23,9 @@ from amqp_server.broker.metadata import Metadata, decode, encode
 from amqp_server.broker.topology import super_streams
 from amqp_server.broker.topology.event_headers import of_parameter
 from amqp_server.broker.topology.events import EVENT
-from amqp_server.broker.topology.partitions import Partitions, Preparation
+from amqp_server.broker.topology.partitions import Partitions
 from amqp_server.broker.topology.replication import Result
 from amqp_server.broker.topology.topology_snapshot import (
-    Encoding,
-    Reading,
     TopologyRecords,
     TopologyView,
     all_of,
@@ -38,6 +36,7 @@ from exchanges.router import InvalidArgument, UnknownExchangeType
 from quorum_queue.boundary import Fatal
 from quorum_queue.machine import versions
 from quorum_queue.queue_ids import index_of, is_partition
+from quorum_queue.steps import in_steps
 
 if TYPE_CHECKING:
     from amqp_server.broker.in_parts.closed_sessions import ClosedSessions
@@ -114,7 +113,8 @@ class Topology:
             then()
             return
         partitions = self._ready[index] = Partitions(vhost, index, operation)
-        Preparation(self._parts.turn, partitions, then).go_on()
+        # The step that makes them visible comes last, in a turn that has time for it.
+        in_steps(self._parts.turn, partitions.steps(), "a super stream could not be declared", then)
 
     def unprepare(self, index: int) -> None:
         """Drop the preparation for this index: the log has another operation there."""
@@ -437,7 +437,13 @@ class Topology:
 
     def snapshot_in_parts(self, then: Callable[[bytes], None]) -> None:
         """Call `then` with a snapshot of the current state, in a later turn if this one has no time."""
-        Encoding(self._parts.turn, self.view(), then).go_on()
+        view = self.view()
+        in_steps(
+            self._parts.turn,
+            view.steps(),
+            "a snapshot of the topology could not be made",
+            lambda: then(view.finish()),
+        )
 
     def is_behind(self, snapshot: bytes) -> bool:
         """True if the snapshot has an operation that was not applied here. Raises UnreadableSnapshot."""
@@ -447,8 +453,17 @@ class Topology:
         """Read a snapshot for `restore`, as long as it is wanted; then call `then`. Raises
         UnreadableSnapshot.
         """
-        self._reading = TopologyRecords(snapshot)
-        Reading(self._parts.turn, self._reading, wanted, then).go_on()
+        records = self._reading = TopologyRecords(snapshot)
+
+        def steps() -> Iterator[None]:
+            while wanted():
+                if records.whole:
+                    then()
+                    return
+                records.read_part()
+                yield
+
+        in_steps(self._parts.turn, steps(), "a snapshot of the topology could not be read")
 
     def restore(self, snapshot: bytes) -> None:
         """Change this node's topology to that of the snapshot, with as few changes as possible. Raises
@@ -460,7 +475,7 @@ class Topology:
         state, self._reading = self._reading, None
         if state is None or state.snapshot != snapshot:
             state = TopologyRecords(snapshot)
-        state.go_on(lambda: False)
+        state.finish()
         # Auto-delete exchanges may be deleted with removed bindings, so look for missing objects only
         # afterwards.
         self._restore_users(state)

@@ -26,11 +26,9 @@ from amqp_server.broker.declared.records import (
     QueueRecord,
 )
 from amqp_server.broker.declared.vhosts import VhostRecord
-from quorum_queue.boundary import Fatal
 
 if TYPE_CHECKING:
     from amqp_server.broker.topology.parts import BrokerParts
-    from amqp_server.turn import Turn
 
 #: First byte of a snapshot.
 SNAPSHOT_VERSION = 1
@@ -110,12 +108,11 @@ class TopologyView:
         """True if everything is encoded."""
         return not self._left
 
-    def go_on(self, overdue: Callable[[], bool]) -> None:
-        """Encode a part, and more until the turn is overdue."""
+    def steps(self) -> Iterator[None]:
+        """Encode a part in each step."""
         while self._left:
             self._encode_part()
-            if overdue():
-                return
+            yield
 
     def finish(self) -> bytes:
         """Encode the rest now; return the snapshot."""
@@ -146,26 +143,6 @@ class TopologyView:
             self._tables.append((self._count, self._rows))
             del self._left[0]
             self._sorted, self._merged, self._count, self._rows = [], None, 0, []
-
-
-class Encoding:
-    """Encodes a view, a part in each turn."""
-
-    def __init__(self, turn: Turn, view: TopologyView, then: Callable[[bytes], None]) -> None:
-        self._turn = turn
-        self._view = view
-        self._then = then
-
-    def go_on(self) -> None:
-        self._view.go_on(self._turn.overdue)
-        if not self._view.whole:
-            self._turn.later(self, self.go_on)
-            return
-        self._then(self._view.finish())
-
-    def failed(self, error: Exception) -> None:
-        """See amqp_server.turn.Unit."""
-        raise Fatal(f"a snapshot of the topology could not be made: {error!r}") from error
 
 
 def all_of(parts: Iterable[Iterator[Record]]) -> Iterator[Record]:
@@ -215,38 +192,15 @@ class TopologyRecords:
         """True if all records are made."""
         return not self._left
 
-    def go_on(self, overdue: Callable[[], bool]) -> None:
-        """Make some records, and more until the turn is overdue. Raises UnreadableSnapshot."""
+    def read_part(self) -> None:
+        """Make some records. Raises UnreadableSnapshot."""
+        if not self._left[0](PART_RECORDS):
+            del self._left[0]
+
+    def finish(self) -> None:
+        """Make the others. Raises UnreadableSnapshot."""
         while self._left:
-            if not self._left[0](PART_RECORDS):
-                del self._left[0]
-            if overdue():
-                return
-
-
-class Reading:
-    """Decodes the records of a snapshot, a part in each turn, as long as they are wanted."""
-
-    def __init__(
-        self, turn: Turn, records: TopologyRecords, wanted: Callable[[], bool], then: Callable[[], None]
-    ) -> None:
-        self._turn = turn
-        self._records = records
-        self._wanted = wanted
-        self._then = then
-
-    def go_on(self) -> None:
-        if not self._wanted():
-            return
-        self._records.go_on(self._turn.overdue)
-        if not self._records.whole:
-            self._turn.later(self, self.go_on)
-            return
-        self._then()
-
-    def failed(self, error: Exception) -> None:
-        """See amqp_server.turn.Unit."""
-        raise Fatal(f"a snapshot of the topology could not be read: {error!r}") from error
+            self.read_part()
 
 
 def _reading(kind: type[Record], rows: list[msgspec.Raw], into: list[Record]) -> Callable[[int], bool]:
@@ -292,8 +246,6 @@ def _array(count: int) -> bytes:
 
 __all__ = [
     "LATER_FIELDS",
-    "Encoding",
-    "Reading",
     "TopologyRecords",
     "TopologyView",
     "UnreadableSnapshot",

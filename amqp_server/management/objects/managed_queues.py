@@ -45,7 +45,7 @@ class ManagedQueues:
         return (self.view(queue, stats) for queue in self.each(vhost))
 
     def view(self, queue: Queue, stats: Stats | None = None) -> QueueView:
-        host, record = self._broker.background.host_parts.begun(queue), queue.record
+        host, record = self._broker.host_parts.begun(queue), queue.record
         leader = self._broker.hosts.leader(queue)
         members = self._members(queue)
         ready, unacked = host.ready_count, host.unacked_count

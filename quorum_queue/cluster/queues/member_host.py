@@ -345,14 +345,14 @@ class GroupHost(DeferredHost):
         return applied
 
     def fill(self, state: bytes, peer: str, wanted: Callable[[], bool], then: Callable[[], None]) -> None:
-        state_of.Reading(self, state, wanted, then).go_on()
+        state_of.read_in_parts(self, state, wanted, then)
 
     @property
     def fills_itself(self) -> bool:
         return False
 
     def snapshot_in_parts(self, then: Callable[[bytes], None]) -> None:
-        state_of.Encoding(self, then).go_on()
+        state_of.encode_in_parts(self, then)
 
     def kept(self, low: int) -> list[range]:
         pinned = list(self.replica.locations.pinned_from(low))

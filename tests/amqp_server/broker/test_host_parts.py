@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from amqp_server.broker.in_parts.host_parts import ComingHost
+from amqp_server.broker.in_parts.host_parts import ComingHost, HostParts
 from amqp_server.turn import Turn
+from tests.amqp_server.connection.node import exchange_parts
 from tests.amqp_server.streams.node import StreamNode
 from tests.amqp_server.streams.test_super_streams import declare, delete, opened, publish, read
 
@@ -15,10 +16,10 @@ PARTITIONS = 5
 
 
 @pytest.fixture
-def hurried(monkeypatch: pytest.MonkeyPatch) -> StreamNode:
+def hurried() -> StreamNode:
     """A node whose turns have time for one host each."""
     node = StreamNode(super_stream_partitions_max=PARTITIONS)
-    monkeypatch.setattr(node.broker.background.host_parts, "_turn", Hurried(node.turn))
+    exchange_parts(node.broker, host_parts=HostParts(cast(Turn, Hurried(node.turn))))
     return node
 
 
@@ -42,7 +43,7 @@ class Hurried:
 
 
 def turn_of(node: StreamNode) -> Hurried:
-    turn: Any = node.broker.background.host_parts._turn
+    turn: Any = node.broker.host_parts._turn
     return turn  # type: ignore[no-any-return]
 
 
@@ -56,7 +57,7 @@ def test_hosts_come_one_after_the_other(hurried: StreamNode) -> None:
     counts = [len(coming(hurried))]
     while turn_of(hurried).go_on():
         counts.append(len(coming(hurried)))
-    assert counts == [5, 4, 3, 2, 1, 0] and not hurried.broker.background.host_parts.left
+    assert counts == [5, 4, 3, 2, 1, 0] and not hurried.broker.host_parts.left
 
 
 def test_who_wants_one_need_not_wait(hurried: StreamNode) -> None:
@@ -75,17 +76,17 @@ def test_deleted_queues_are_closed_later_and_those_to_come_are_never_made(hurrie
     hurried.work()
     assert hurried.files.now
     delete(peer)
-    assert not list(hurried.broker.all_queues()) and hurried.broker.background.host_parts.left
+    assert not list(hurried.broker.all_queues()) and hurried.broker.host_parts.left
     while turn_of(hurried).go_on():
         pass
     hurried.work()
-    assert not hurried.files.now and not hurried.broker.background.host_parts.left
+    assert not hurried.files.now and not hurried.broker.host_parts.left
     declare(peer, partitions=PARTITIONS)
     delete(peer)
     while turn_of(hurried).go_on():
         pass
     hurried.work()
-    assert not hurried.broker.background.host_parts.left and not hurried.files.now
+    assert not hurried.broker.host_parts.left and not hurried.files.now
 
 
 def test_a_restart_in_between_makes_all_of_them(hurried: StreamNode) -> None:
@@ -103,4 +104,4 @@ def test_a_restart_in_between_makes_all_of_them(hurried: StreamNode) -> None:
 def test_with_time_they_are_made_at_once() -> None:
     node = StreamNode(super_stream_partitions_max=PARTITIONS)
     declare(opened(node), partitions=PARTITIONS)
-    assert coming(node) == [] and not node.broker.background.host_parts.left
+    assert coming(node) == [] and not node.broker.host_parts.left

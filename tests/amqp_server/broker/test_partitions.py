@@ -11,6 +11,7 @@ from amqp_server.broker.declared.operations import DeleteVhost, PutVhost
 from amqp_server.broker.declared.vhosts import VhostRecord
 from amqp_server.broker.topology import partitions
 from amqp_server.broker.topology.super_streams import growth
+from quorum_queue.steps import in_steps
 from tests.amqp_server.broker.test_host_parts import Hurried
 from tests.amqp_server.broker.test_policies import put
 from tests.amqp_server.connection.node import Peer
@@ -35,11 +36,11 @@ class Slow:
             self.made.append(found.queue.name)
             return found
 
-        def begin(turn: object, *rest: Any) -> partitions.Preparation:
-            return partitions.Preparation(self, *rest)  # type: ignore[arg-type]
+        def begin(turn: object, *rest: Any) -> None:
+            in_steps(self, *rest)  # type: ignore[arg-type]
 
         monkeypatch.setattr(partitions.Partitions, "_made", counted)
-        monkeypatch.setattr("amqp_server.broker.topology.topology.Preparation", begin)
+        monkeypatch.setattr("amqp_server.broker.topology.topology.in_steps", begin)
         self._node = node
 
     def overdue(self) -> bool:

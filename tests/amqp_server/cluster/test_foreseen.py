@@ -27,7 +27,7 @@ class Node:
     def __init__(self) -> None:
         self.broker = Disk().broker("n1")
         # These tests do not look at the hosts of the partitions.
-        self.broker.background.host_parts.begin = lambda *given: None  # type: ignore[method-assign]
+        self.broker.host_parts.begin = lambda *given: None  # type: ignore[method-assign]
         self.catalog = Catalog("n1", 1, self.broker.topology, Roster(), Deaf())
         self.number = self.index = 0
         self.ready: list[int] = []

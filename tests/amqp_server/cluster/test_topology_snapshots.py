@@ -12,10 +12,10 @@ import pytest
 from amqp_server.broker.access.users import User
 from amqp_server.broker.declared import operations
 from amqp_server.broker.topology import topology_snapshot
-from amqp_server.broker.topology.topology_snapshot import Encoding
 from amqp_server.cluster.topology_group import GROUP
 from quorum_queue.cluster.replica_group import Group
 from quorum_queue.cluster.snapshots import compaction
+from quorum_queue.steps import Steps
 from tests.amqp_server.cluster.simulation.node import SimulatedNode
 from tests.amqp_server.cluster.test_simulation_scenes import Scene
 
@@ -64,8 +64,8 @@ def test_what_is_applied_while_a_snapshot_is_made_is_not_in_it(monkeypatch: pyte
     scene.declare(scene.client("a"), "classic")
     node, group = with_short_turns(scene, "b")
     change(scene, node, "ann")
-    held: list[Encoding] = []
-    monkeypatch.setattr(Encoding, "go_on", lambda self: held.append(self))
+    held: list[Steps] = []
+    monkeypatch.setattr(Steps, "begin", lambda self: held.append(self))
     index, expected = group.applied, node.cluster.catalog.snapshot()
     stored: list[bytes] = []
     node.turn.run(group.snapshot, stored.append)
@@ -76,7 +76,7 @@ def test_what_is_applied_while_a_snapshot_is_made_is_not_in_it(monkeypatch: pyte
     assert group.applied > index
     monkeypatch.undo()
     for each in held:
-        node.turn.run(each.go_on)
+        node.turn.run(each.begin)
     scene.wait(lambda: not group.snapshotting)
     assert stored == [expected]
     # Only later changes count for the next snapshot.

@@ -4,9 +4,12 @@ and neither publishers nor consumers run ahead of them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from pamqp import commands
 
+from amqp_server.broker.in_parts.firehose import Firehose
 from tests.amqp_server.connection.node import Delivery, Peer
 from tests.amqp_server.connection.test_slices import (
     TURN_MAX,
@@ -117,3 +120,33 @@ def test_the_queue_of_copies_goes_while_they_wait(sliced: SlicedNode) -> None:
     sliced.drive()
     sliced.broker.vhost("/").tracing = False
     assert bodies(sliced, "q") == wanted
+
+
+def test_a_connection_whose_copies_cannot_be_made_goes_on() -> None:
+    log: list[str] = []
+
+    class Connection:
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        def copies_wait(self) -> None:
+            log.append(f"{self._name} waits")
+
+        def copied(self) -> None:
+            log.append(f"{self._name} goes on")
+
+    def copies() -> Iterator[None]:
+        yield
+        raise RuntimeError("for the test")
+
+    node = SlicedNode()
+    turn = node.turn
+    firehose = Firehose(turn)
+    for name in ("a", "b"):
+        made = copies()
+        # The turn has time for no copy.
+        turn.ends = 0.0
+        firehose.copy(Connection(name), made)
+    assert log == ["a waits", "b waits"]
+    node.drive()
+    assert sorted(log[2:]) == ["a goes on", "b goes on"]
