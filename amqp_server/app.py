@@ -67,7 +67,7 @@ from persistence.environment import MARKS_FILE, Environment
 from persistence.errors import CommitFailed, PersistenceError, StoreCorrupt
 from persistence.journal import Journal, SpillJournal
 from persistence.replica_logs.logs import Groups
-from persistence.streams.retention import Limits
+from persistence.streams.retention import RetentionLimits
 from persistence.streams.store import StreamStore
 from quorum_queue.boundary import Boundary, Fatal
 from quorum_queue.local_host import NodeServices
@@ -230,7 +230,7 @@ class Node:
             options=StreamOptions(
                 segment_bytes=config.stream_segment_bytes,
                 segment_bytes_min=config.stream_segment_bytes_min,
-                limits=Limits(
+                limits=RetentionLimits(
                     age_ms(config.stream_max_age) if config.stream_max_age else None,
                     config.stream_max_bytes or None,
                 ),

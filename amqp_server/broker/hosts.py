@@ -14,7 +14,7 @@ from amqp_server.broker.recovery import stored_queues
 from amqp_server.broker.topology import consumer_groups
 from amqp_server.streams.consumer_groups.local_host import ConsumerGroupHost
 from amqp_server.streams.local_host import StreamHost, StreamServices
-from persistence.streams.retention import Limits
+from persistence.streams.retention import RetentionLimits
 from quorum_queue import deduplication_journal
 from quorum_queue.failed_host import FailedHost
 from quorum_queue.local_host import LocalHost, NodeServices
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from amqp_server.broker.topology.queue import Queue, Target
 
 
-def limits_of(queue: Queue) -> Limits:
+def limits_of(queue: Queue) -> RetentionLimits:
     """Return the retention limits of a stream."""
-    return Limits(queue.effective.max_age_ms, queue.effective.max_length_bytes)
+    return RetentionLimits(queue.effective.max_age_ms, queue.effective.max_length_bytes)
 
 
 class LocalHosts:

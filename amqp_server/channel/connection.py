@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from amqp_server.wire.intake import Publisher
 
 
-class Client(Protocol):
+class ChannelClient(Protocol):
     """The client at the other end; see amqp_server.connection.client."""
 
     username: str
@@ -29,7 +29,7 @@ class Client(Protocol):
         """True if the client announced this capability."""
 
 
-class Limits(Protocol):
+class FrameLimits(Protocol):
     frame_max: int
 
 
@@ -82,9 +82,9 @@ class Connection(Protocol):
     exclusive_queues: dict[Queue, None]
 
     @property
-    def client(self) -> Client: ...
+    def client(self) -> ChannelClient: ...
     @property
-    def limits(self) -> Limits: ...
+    def limits(self) -> FrameLimits: ...
     @property
     def outbox(self) -> Outbox: ...
     @property

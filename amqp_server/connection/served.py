@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from amqp_server.broker.topology.sessions import BrokerSession
-from amqp_server.connection.client import Client, Limits
+from amqp_server.connection.client import AgreedLimits, Client
 from amqp_server.connection.state import State
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class Served(BrokerSession, Protocol):
     config: Config
     state: State
     vhost: VHost | None
-    limits: Limits
+    limits: AgreedLimits
     #: User and password of a login; the edge verifies them.
     login: Credentials | None
 

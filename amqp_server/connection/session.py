@@ -24,7 +24,7 @@ from amqp_server.channel.assembly import Assembly
 from amqp_server.channel.channel import Channel, ChannelsEnd, are_many
 from amqp_server.config import Config
 from amqp_server.connection import events, handshake, log
-from amqp_server.connection.client import Client, Limits
+from amqp_server.connection.client import AgreedLimits, Client
 from amqp_server.connection.dispatch import CHANNEL, CONNECTION
 from amqp_server.connection.frame_errors import expected, octets
 from amqp_server.connection.incoming import KINDS, Incoming
@@ -111,7 +111,7 @@ class Session:
         self.outbox = outbox
         self._edge: Edge = edge
         self.client = Client(peer, name, broker.clock.wall_ms())
-        self.limits = Limits(self.config.handshake_frame_bytes_max)
+        self.limits = AgreedLimits(self.config.handshake_frame_bytes_max)
         self.number = broker.sessions.next_number()
         self.state = State.HEADER
         self.closing_since_ms = self.client.connected_at_ms
@@ -534,7 +534,7 @@ class Session:
 
     def tuned(self, frame_max: int, channel_max: int, heartbeat_s: int) -> None:
         """The limits were agreed."""
-        self.limits = Limits(frame_max, channel_max, heartbeat_s)
+        self.limits = AgreedLimits(frame_max, channel_max, heartbeat_s)
         username = self.client.username.encode()
         self.incoming.publisher.forget()
         self.incoming.publisher = Publisher(

@@ -181,7 +181,7 @@ def policy_of(record: ParameterRecord) -> Policy:
 
 
 @dataclass(frozen=True)
-class Applied:
+class AppliedPolicies:
     """The policies of one queue or exchange."""
 
     policy: Policy | None = None
@@ -200,7 +200,7 @@ class Applied:
         return both
 
 
-NO_POLICY = Applied()
+NO_POLICY = AppliedPolicies()
 
 
 def joined(declared: QueueArguments, definition: Definition) -> QueueArguments:

@@ -39,7 +39,7 @@ def problem(values: object, known: Collection[str], title: str) -> str | None:
     return None
 
 
-class Limits:
+class OperatorLimits:
     """Checks the limits, with RabbitMQ's errors."""
 
     def __init__(self, counted: Callable[[int, str], int], parameters: Parameters) -> None:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from amqp_server.broker.declared.parameters import SHOVEL, TRACING, Parameters
 from amqp_server.broker.metadata import Metadata
-from amqp_server.broker.topology.limits import Limits
+from amqp_server.broker.topology.limits import OperatorLimits
 from amqp_server.broker.topology.policies import Policies
 from amqp_server.broker.topology.policy_changes import Followers
 from amqp_server.config import Config
@@ -57,7 +57,7 @@ class Runtime:
             match_ms=config.permission_match_ms,
             match_total_ms=config.permission_match_total_ms,
         )
-        self.limits = Limits(counted, self.parameters)
+        self.limits = OperatorLimits(counted, self.parameters)
         #: Called when a shovel was defined, changed or cleared.
         self.shovels_changed: Callable[[], None] = _nothing
 

@@ -9,7 +9,7 @@ from amqp_server.broker.declared.policy import (
     EXCHANGE,
     KINDS,
     NO_POLICY,
-    Applied,
+    AppliedPolicies,
     InvalidPolicy,
     Policy,
     policy_of,
@@ -67,18 +67,18 @@ class Policies:
         self.compile(value["pattern"])
         return self._parameters.prepare(vhost, OPERATOR_POLICY if operator else POLICY, name, value)
 
-    def of_queue(self, vhost: str, name: str, type: QueueType) -> Applied:
+    def of_queue(self, vhost: str, name: str, type: QueueType) -> AppliedPolicies:
         return self._applied(vhost, name, type.name)
 
-    def of_exchange(self, vhost: str, name: str) -> Applied:
+    def of_exchange(self, vhost: str, name: str) -> AppliedPolicies:
         return self._applied(vhost, name, EXCHANGE)
 
-    def _applied(self, vhost: str, name: str, kind: str) -> Applied:
+    def _applied(self, vhost: str, name: str, kind: str) -> AppliedPolicies:
         policy = self._best(vhost, POLICY, name, kind)
         operator_policy = self._best(vhost, OPERATOR_POLICY, name, kind)
         if policy is None and operator_policy is None:
             return NO_POLICY
-        return Applied(policy, operator_policy)
+        return AppliedPolicies(policy, operator_policy)
 
     def _best(self, vhost: str, component: str, name: str, kind: str) -> Policy | None:
         found = self._ranking(vhost, component).first(kind, name)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from amqp_server.broker.declared.arguments import QueueArguments
 from amqp_server.broker.declared.operations import DeleteQueue
-from amqp_server.broker.declared.policy import NO_POLICY, Applied, joined
+from amqp_server.broker.declared.policy import NO_POLICY, AppliedPolicies, joined
 from amqp_server.broker.declared.queue_types import QueueType
 from amqp_server.broker.declared.records import QueueRecord
 from amqp_server.broker.declared.settings import effective_settings
@@ -73,7 +73,7 @@ class Queue:
         record: QueueRecord,
         parsed: QueueArguments,
         arguments: Mapping[str, object],
-        policies: Applied = NO_POLICY,
+        policies: AppliedPolicies = NO_POLICY,
     ) -> None:
         self.vhost = vhost
         self.record = record

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Counts = dict[tuple[int, str], int]
 
 
-class Client(Protocol):
+class SessionClient(Protocol):
     name: str
     username: str
     identity: str
@@ -27,7 +27,7 @@ class BrokerSession(Protocol):
     """The broker's view of a connection; see amqp_server.connection.session."""
 
     @property
-    def client(self) -> Client: ...
+    def client(self) -> SessionClient: ...
 
     number: int
     vhost: VHost | None

@@ -16,7 +16,7 @@ from amqp_server.config import age_ms
 from amqp_server.errors import PreconditionFailed, Unavailable
 from amqp_server.management.objects.internal_session import ANSWER_S
 from amqp_server.streams.consumer_groups.local_host import ConsumerGroupHost
-from amqp_server.streams.consumer_groups.member_host import ReplicatedGroupHost
+from amqp_server.streams.consumer_groups.member_host import ConsumerGroupMemberHost
 from amqp_server.streams.consumer_groups.member_reading import end_of
 from amqp_server.streams.consumer_groups.requests import InUse
 from amqp_server.streams.layout.consumer_start import NEXT, Start
@@ -193,10 +193,10 @@ class ManagedGroups:
             "messages": host.ready_count + host.unacked_count,
             "messages_unacknowledged": host.unacked_count,
         }
-        if not isinstance(host, ConsumerGroupHost | ReplicatedGroupHost):
+        if not isinstance(host, ConsumerGroupHost | ConsumerGroupMemberHost):
             state = "on other nodes" if queue.members else "failed"
             return told | {"state": state, "partitions": 0, "generation": 0, "oldest_unread_ms": None}
-        known = isinstance(host, ReplicatedGroupHost) and not host.replica.known
+        known = isinstance(host, ConsumerGroupMemberHost) and not host.replica.known
         return told | {
             "state": "running" if found or known else "stream is gone",
             "partitions": len(found),
@@ -236,15 +236,15 @@ class ManagedGroups:
 
     def keeps(self, queue: Queue) -> bool:
         """Return whether this node has a copy of a group."""
-        return isinstance(queue.host, ConsumerGroupHost | ReplicatedGroupHost)
+        return isinstance(queue.host, ConsumerGroupHost | ConsumerGroupMemberHost)
 
     def leads(self, queue: Queue) -> bool:
-        return isinstance(queue.host, ReplicatedGroupHost) and queue.host.group.is_leader
+        return isinstance(queue.host, ConsumerGroupMemberHost) and queue.host.group.is_leader
 
     def members(self, queue: Queue) -> dict[Key, dict[str, Any]]:
         """Return the members of a group that this node has a copy of, by their keys."""
         host = queue.host
-        if not isinstance(host, ConsumerGroupHost | ReplicatedGroupHost):
+        if not isinstance(host, ConsumerGroupHost | ConsumerGroupMemberHost):
             return {}
         return {
             each.key: {
@@ -279,7 +279,7 @@ class ManagedGroups:
         queue = self._broker.vhost(vhost).groups[name]
         place = f"group '{name}' in vhost '{vhost}'"
         host = queue.host
-        if not isinstance(host, ConsumerGroupHost | ReplicatedGroupHost):
+        if not isinstance(host, ConsumerGroupHost | ConsumerGroupMemberHost):
             if queue.members:
                 raise Unavailable(f"{place} is not on this node: ask one of {', '.join(queue.members)}")
             raise Unavailable(f"{place} has failed on this node")
@@ -306,7 +306,7 @@ class ManagedGroups:
 
     async def _move(
         self,
-        host: ConsumerGroupHost | ReplicatedGroupHost,
+        host: ConsumerGroupHost | ConsumerGroupMemberHost,
         found: list[tuple[Place, int]],
         place: str,
         *,
@@ -364,7 +364,7 @@ class ManagedGroups:
         return answer
 
 
-def _group_of(host: ConsumerGroupHost | ReplicatedGroupHost) -> Group:
+def _group_of(host: ConsumerGroupHost | ConsumerGroupMemberHost) -> Group:
     return host.group if isinstance(host, ConsumerGroupHost) else host.replica.group
 
 
@@ -372,7 +372,7 @@ def _places(host: Host) -> list[Place]:
     """Return the partitions of a group, in order."""
     if isinstance(host, ConsumerGroupHost):
         return [Place(each.partition, each.stream.host, each.stream.name) for each in host.readers]
-    if not isinstance(host, ReplicatedGroupHost):
+    if not isinstance(host, ConsumerGroupMemberHost):
         return []
     streams = host.stream_hosts()
     partitions = sorted(host.replica.group.partitions.values(), key=lambda each: each.number)

@@ -17,7 +17,7 @@ from quorum_queue.host import Key
 from quorum_queue.ports import Refused
 
 if TYPE_CHECKING:
-    from amqp_server.streams.consumer_groups.member_host import ReplicatedGroupHost
+    from amqp_server.streams.consumer_groups.member_host import ConsumerGroupMemberHost
 
 
 class Coordinator:
@@ -28,11 +28,11 @@ class Coordinator:
 
     def __init__(
         self,
-        host: ReplicatedGroupHost,
+        host: ConsumerGroupMemberHost,
         streams: Callable[[], list[Any]],
         has_heard_of: Callable[[int], bool],
     ) -> None:
-        """See ReplicatedGroupHost."""
+        """See ConsumerGroupMemberHost."""
         self._host = host
         self._streams = streams
         self._has_heard_of = has_heard_of

@@ -14,13 +14,13 @@ from quorum_queue.cluster import frames
 from quorum_queue.cluster.frames import StreamWord
 
 if TYPE_CHECKING:
-    from amqp_server.streams.members.host import StreamGroupHost
+    from amqp_server.streams.members.host import StreamMemberHost
 
 
 class MemberCopies:
     """See compacting.Copies."""
 
-    def __init__(self, host: StreamGroupHost, asks: Asks) -> None:
+    def __init__(self, host: StreamMemberHost, asks: Asks) -> None:
         self._host = host
         self._asks = asks
 

@@ -13,7 +13,7 @@ from outcome import Error, Outcome
 
 from amqp_server.streams.layout.consumer_start import Start
 from amqp_server.streams.layout.named_offsets import NAME_ABSENT, Progress
-from amqp_server.streams.members.answers import Answers
+from amqp_server.streams.members.answers import MemberAnswers
 from amqp_server.streams.members.entries import Note
 from amqp_server.streams.members.named_offsets import LoggedNames
 from amqp_server.streams.members.segments import MemberSegments
@@ -27,11 +27,11 @@ from quorum_queue.ports import Refused
 
 
 class MemberReaders(MemberSegments):
-    """The part of a member's host that serves consumers. See StreamGroupHost."""
+    """The part of a member's host that serves consumers. See StreamMemberHost."""
 
     finding: Finding
     names: LoggedNames
-    _answers: Answers
+    _answers: MemberAnswers
     #: Consumers that begin when this member knows the last committed offset, and has all messages up to it.
     _beginning: dict[StreamConsumer, Start]
 

@@ -89,7 +89,7 @@ _NEW = Kept(NO_OFFSET, "")
 _state_decoder = msgspec.msgpack.Decoder(StreamState)
 
 
-class Replica:
+class StreamReplica:
     """One member's copy of a stream, without the messages themselves."""
 
     __slots__ = (
@@ -264,7 +264,7 @@ class Replica:
         return encode_state(self.state(), self.taken)
 
     @classmethod
-    def restore(cls, data: bytes, settings: Settings | None = None) -> Replica:
+    def restore(cls, data: bytes, settings: Settings | None = None) -> StreamReplica:
         """Build a replica from what `snapshot` returned. Raises CodecError."""
         state = decode_state(data)
         replica = cls(settings)
@@ -311,4 +311,4 @@ def decode_state(data: bytes) -> StreamState:
     return state
 
 
-__all__ = ["Applied", "Kept", "Replica", "StreamState", "decode_state", "encode_state"]
+__all__ = ["Applied", "Kept", "StreamReplica", "StreamState", "decode_state", "encode_state"]

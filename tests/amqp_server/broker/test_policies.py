@@ -13,7 +13,7 @@ from amqp_server.broker.broker import Broker
 from amqp_server.broker.declared.arguments import QueueArguments
 from amqp_server.broker.declared.operations import ClearParameter, DeleteVhost, PutParameter
 from amqp_server.broker.declared.parameters import OPERATOR_POLICY, POLICY, ParameterRefused
-from amqp_server.broker.declared.policy import APPLIES, Applied, Policy, joined
+from amqp_server.broker.declared.policy import APPLIES, AppliedPolicies, Policy, joined
 from amqp_server.broker.declared.queue_types import CLASSIC, GROUP, QUORUM, STREAM
 from amqp_server.broker.pattern import compile_policy
 from amqp_server.broker.recovery import recovery
@@ -118,13 +118,16 @@ def test_the_smaller_value_of_policy_and_operator_policy_holds() -> None:
         named = {name.replace("_", "-"): value for name, value in definition.items()}
         return Policy("/", "p", "", "all", 0, named)
 
-    assert Applied(policy(max_length=2, overflow="drop-head"), policy(max_length=1)).definition == {
+    assert AppliedPolicies(policy(max_length=2, overflow="drop-head"), policy(max_length=1)).definition == {
         "max-length": 1,
         "overflow": "drop-head",
     }
-    assert Applied(policy(expires=2), policy(max_length=1)).definition == {"expires": 2, "max-length": 1}
-    assert Applied(None, policy(max_length=1)).definition == {"max-length": 1}
-    assert Applied().definition == {}
+    assert AppliedPolicies(policy(expires=2), policy(max_length=1)).definition == {
+        "expires": 2,
+        "max-length": 1,
+    }
+    assert AppliedPolicies(None, policy(max_length=1)).definition == {"max-length": 1}
+    assert AppliedPolicies().definition == {}
 
 
 def test_a_policy_is_for_types_of_queues_that_know_all_of_it(node: MemoryNode) -> None:
@@ -357,7 +360,7 @@ def test_a_change_is_no_work_for_policies_and_queues_that_it_is_not_about(
         compiled.append(pattern)
         return compile_policy(pattern, *limits)
 
-    def of_queue(self: Policies, vhost: str, name: str, type: Any) -> Applied:
+    def of_queue(self: Policies, vhost: str, name: str, type: Any) -> AppliedPolicies:
         looked.append(name)
         return before(self, vhost, name, type)
 

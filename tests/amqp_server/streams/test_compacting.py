@@ -14,7 +14,7 @@ from amqp_server.streams.local_host import StreamOptions
 from amqp_server.wire import content, frames
 from persistence.streams import compaction
 from persistence.streams.log import StreamLog
-from persistence.streams.retention import Limits
+from persistence.streams.retention import RetentionLimits
 from tests.amqp_server.connection.node import Peer
 from tests.amqp_server.streams.node import StreamNode, consume, declare, got
 from tests.amqp_server.streams.test_stream import ACK_ALL, opened
@@ -316,7 +316,7 @@ def test_retention_deletes_no_more_than_it_wanted_before_a_pass() -> None:
     store.writes.clear()
     oldest = log.segments[0]
     size = sum(segment.size for segment in log.segments)
-    host._limits = Limits(max_age_ms=None, max_bytes=size - 1)
+    host._limits = RetentionLimits(max_age_ms=None, max_bytes=size - 1)
     host._retain()
     (delete,) = store.writes
     store.writes.clear()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pamqp import base, commands
 
-from amqp_server.broker.access.http_permissions import ASKED, Answers, Question, RemoteGrant
+from amqp_server.broker.access.http_permissions import ASKED, BackendAnswers, Question, RemoteGrant
 from amqp_server.broker.topology.super_streams import growth
 from amqp_server.wire import methods
 from tests.amqp_server.connection.node import Delivery, Peer
@@ -243,7 +243,7 @@ class Backend:
         self._node = node
         self.refuses: set[str] = set()
         self.asked: list[tuple[Question, Callable[[bool], None]]] = []
-        self._answers = answers = Answers(node.clock.monotonic_ms, 1_000, 100)
+        self._answers = answers = BackendAnswers(node.clock.monotonic_ms, 1_000, 100)
         answers.asks = lambda question, done: self.asked.append((question, done))
         permissions, client = node.broker.access.permissions, peer.session.client
         grant = RemoteGrant(answers, "remote", (ASKED, "127.0.0.1"))

@@ -19,7 +19,7 @@ from amqp_server.wire import content, frames
 from persistence.streams import batch as batches
 from persistence.streams import deduplication_file as names_file
 from persistence.streams.batch import HEAD_BYTES
-from persistence.streams.retention import Limits
+from persistence.streams.retention import RetentionLimits
 from quorum_queue.machine.dedup import Dedup, Names, Sequence, id_of, sequence_of
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
@@ -150,7 +150,7 @@ def test_a_restart_remembers(monkeypatch: pytest.MonkeyPatch, moved: bool, batch
 
 
 def test_what_retention_deletes_stays_known() -> None:
-    node = StreamNode(StreamOptions(segment_bytes=100, flush_bytes=1, limits=Limits(max_bytes=300)))
+    node = StreamNode(StreamOptions(segment_bytes=100, flush_bytes=1, limits=RetentionLimits(max_bytes=300)))
     peer = opened(node)
     declare(peer, x_deduplication=True)
     for number in range(50):
