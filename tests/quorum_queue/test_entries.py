@@ -202,7 +202,7 @@ def test_a_damaged_entry_is_refused_or_applied(random: Random, data: st.DataObje
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes(data: bytes) -> None:
+def test_any_bytes_are_decoded_or_an_error(data: bytes) -> None:
     for form in (data, encode_entry(0, [data])):
         with contextlib.suppress(CodecError):
             decode_entry(form)
@@ -253,7 +253,7 @@ def test_what_is_remembered_is_bounded() -> None:
     assert max(len(names) for *_, names in entries._named) <= entries.MEMO_BYTES_MAX
 
 
-def test_another_version() -> None:
+def test_another_version_is_refused() -> None:
     with pytest.raises(CodecError, match="version 99, this mqd reads version"):
         decode_entry(b"\x63" + bytes(8))
 

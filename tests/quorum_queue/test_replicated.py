@@ -340,7 +340,7 @@ def test_delivery_ids_go_on_where_the_node_says() -> None:
     assert [first_id for _, _, first_id in applied.deliveries] == [40]
 
 
-def test_gets() -> None:
+def test_gets_take_a_message_and_leave_no_consumer() -> None:
     log = Log()
     log.apply(enqueue(b"one", b"two"))
     applied = log.apply(("get", Consumer(KEY)), ("get", Consumer((1, 1, None, True), no_ack=True)))

@@ -55,7 +55,7 @@ def refusal(
     return refused.value.text
 
 
-def test_no_arguments() -> None:
+def test_a_queue_without_arguments_has_the_defaults() -> None:
     assert parse({}) == QueueArguments()
     assert parse({}, durable=False, exclusive=True, auto_delete=True) == QueueArguments()
 
@@ -205,7 +205,7 @@ def test_what_nobody_knows_is_accepted(extra: Table) -> None:
         ({"x-initial-cluster-size": 0, **STREAM}, "{value_zero,0}"),
     ],
 )
-def test_invalid_values(arguments: Table, reason: str) -> None:
+def test_an_invalid_value_is_refused_in_rabbitmqs_words(arguments: Table, reason: str) -> None:
     argument = next(iter(arguments))
     assert refusal(arguments) == f"invalid arg '{argument}' for queue 'q' in vhost '/': {reason}"
 
@@ -214,7 +214,7 @@ def test_invalid_values(arguments: Table, reason: str) -> None:
     ("text", "age_ms"),
     [("1s", 1_000), ("2m", 120_000), ("2h", 7_200_000), ("14D", 1_209_600_000), ("1M", 2_592_000_000), ("1Y", 31_536_000_000)],
 )  # fmt: skip
-def test_ages(text: str, age_ms: int) -> None:
+def test_an_age_is_a_number_with_a_unit(text: str, age_ms: int) -> None:
     assert parse({"x-max-age": text, **STREAM}).max_age_ms == age_ms
 
 
@@ -483,7 +483,7 @@ def test_what_nobody_knows_is_not_compared(argument: str) -> None:
     assert exchange_difference(declaration(), declaration({argument: 1})) is None
 
 
-def test_queue_types() -> None:
+def test_another_queue_type_is_a_difference_and_the_default_is_none() -> None:
     plain, classic, quorum = declaration(), declaration({"x-queue-type": "classic"}), declaration(QUORUM)
     assert queue_difference(plain, classic) is None
     assert queue_difference(classic, plain) is None
@@ -538,7 +538,7 @@ def test_of_several_differences_rabbitmqs_first_is_told(received: Table, current
     assert difference.startswith(f"inequivalent arg '{first}'")
 
 
-def test_alternate_exchanges() -> None:
+def test_another_alternate_exchange_is_a_difference() -> None:
     none = declaration()
     one, other = declaration({"alternate-exchange": "a"}), declaration({"alternate-exchange": "b"})
     assert exchange_difference(one, one) is None
@@ -568,7 +568,9 @@ def test_alternate_exchanges() -> None:
         ({"x-deduplication": False, "x-deduplication-window-ms": 5, "x-deduplication-count": 7}, None, 7),
     ],
 )
-def test_deduplication(queue_type: str, asked: dict[str, object], window_ms: int | None, count: int) -> None:
+def test_a_window_or_a_count_turns_deduplication_on(
+    queue_type: str, asked: dict[str, object], window_ms: int | None, count: int
+) -> None:
     settings = effective_settings(parse({"x-queue-type": queue_type, **asked}))
     assert (settings.deduplication_window_ms, settings.deduplication_count) == (window_ms, count)
     assert settings.deduplicates is (window_ms is not None)

@@ -152,7 +152,7 @@ def test_a_policy_is_for_types_of_queues_that_know_all_of_it(node: MemoryNode) -
 
 
 @pytest.mark.parametrize("pattern", ["", "^q", "(?=q)q", "q$"])
-def test_patterns(node: MemoryNode, pattern: str) -> None:
+def test_the_empty_pattern_of_a_policy_matches_all(node: MemoryNode, pattern: str) -> None:
     """The empty pattern matches all, unlike that of a permission."""
     put(node.broker, "p", {"max-length": 1}, pattern)
     assert node.broker.runtime.policies.of_queue("/", "q", CLASSIC).policy is not None

@@ -121,7 +121,7 @@ def test_hostile_bytes_are_refused_or_awaited(data: bytes) -> None:
             assert parse_header(data + b"\xff" * MOST, MOST) is not None
 
 
-def test_trusted_sources() -> None:
+def test_only_the_configured_sources_are_trusted() -> None:
     proxies = Proxies(["10.0.0.0/8", "127.0.0.1", "2001:db8::/32"])
     trusted = ("10.1.2.3", "::ffff:10.1.2.3", "127.0.0.1", "2001:db8::1")
     assert all(map(proxies.trusts, trusted))
@@ -226,7 +226,7 @@ async def test_who_is_not_trusted_says_nothing(tmp_path: Path) -> None:
         await direct.close()
 
 
-async def test_before_tls(tmp_path: Path, authority: Authority) -> None:
+async def test_the_header_comes_before_the_tls_handshake(tmp_path: Path, authority: Authority) -> None:
     options = authority.options | {"proxy_sources": ("127.0.0.1",), "loopback_users": ()}
     async with served(tmp_path, **options) as node:
         for header in (V1, V2):

@@ -433,7 +433,7 @@ def test_a_consumer_of_a_connection_that_ended_meanwhile_holds_nothing(
     assert (queue.host.ready_count, queue.host.unacked_count, queue.host.consumer_count) == (1, 0, 0)
 
 
-def test_get_waits(node: Cluster, peer: Peer, remote: LateHosts) -> None:
+def test_a_get_waits_for_the_answer_of_another_node(node: Cluster, peer: Peer, remote: LateHosts) -> None:
     put(node, b"a", b"b")
     assert peer.call(1, commands.Basic.Get(queue="q"), commands.Basic.Get(queue="q")) == []
     remote.answer()

@@ -122,7 +122,7 @@ def test_by_a_header(value: object) -> None:
     assert [found.get(offset) for offset in range(5)] == [None, b"no header", None, b"3", b"other"]
 
 
-def test_tombstones() -> None:
+def test_tombstones_go_when_they_are_old() -> None:
     node, peer = make(x_stream_tombstone_age="1m")
     publish(peer, ("a", b"1", {}), ("b", b"1", {}))
     publish(peer, ("a", b"", {}))
@@ -286,7 +286,7 @@ def test_a_full_disk_stops_compaction_for_a_while(caplog: pytest.LogCaptureFixtu
         ({"x_stream_tombstone_age": "1h"}, "tombstone_age_but_no_compaction"),
     ],
 )
-def test_bad_arguments(arguments: dict[str, Any], why: str) -> None:
+def test_a_compaction_that_cannot_be_is_refused(arguments: dict[str, Any], why: str) -> None:
     node = StreamNode()
     ((_, close),) = declare(opened(node), **arguments)
     assert close.reply_code == 406 and why in close.reply_text

@@ -147,7 +147,9 @@ def test_it_is_bound_by_one_who_may_while_a_member_may_not(
     assert streams == {"lows", "secret"}
 
 
-def test_more_partitions(node: StreamNode, peer: Peer, low: Peer) -> None:
+def test_a_member_that_may_not_read_a_new_partition_is_cancelled(
+    node: StreamNode, peer: Peer, low: Peer
+) -> None:
     node.broker.access.permissions.set("other", "/", "^low", "^low", "^low(g|-[01]$)")
     declare_super_stream(peer, "low", 2)
     done(declare(peer, "lowg", "low"))
@@ -160,7 +162,9 @@ def test_more_partitions(node: StreamNode, peer: Peer, low: Peer) -> None:
 
 
 @pytest.mark.parametrize("way", ["changed", "cleared"])
-def test_permissions_change(node: StreamNode, peer: Peer, low: Peer, way: str) -> None:
+def test_a_member_that_loses_its_permission_is_cancelled(
+    node: StreamNode, peer: Peer, low: Peer, way: str
+) -> None:
     layout(node, low)
     consume(node, low, name="lowg")
     publish(peer, [b"a"], "lows")

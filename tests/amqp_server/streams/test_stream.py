@@ -77,7 +77,7 @@ def test_what_is_not_synced_is_not_delivered(node: StreamNode, peer: Peer) -> No
     assert got(reader) == messages(0, 3)
 
 
-def test_messages_stay(node: StreamNode, peer: Peer) -> None:
+def test_messages_stay_after_they_were_acked(node: StreamNode, peer: Peer) -> None:
     publish(peer, bodies(0, 30))
     node.work()
     for _ in range(3):

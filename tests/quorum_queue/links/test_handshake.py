@@ -56,7 +56,7 @@ def test_both_learn_who_the_other_is() -> None:
     [dialler(keys=Keys(b"x" * 32)), dialler(cluster="d"), dialler(to="n3")],
     ids=["secret", "cluster", "to"],
 )
-def test_acceptor_refuses(strange: Dialler) -> None:
+def test_an_acceptor_refuses_another_secret_cluster_or_name(strange: Dialler) -> None:
     with pytest.raises(PeerRefused) as refused:
         acceptor().opened(strange.open())
     assert refused.value.suspect
@@ -72,7 +72,7 @@ def test_dialler_refuses_another_secret_and_another_name() -> None:
             one.answer(two.answer(NEW), NEW)
 
 
-def test_reflection() -> None:
+def test_a_nodes_own_message_is_no_answer_to_itself() -> None:
     """A node's own message is no valid answer to itself, on this connection or on another."""
     one = dialler()
     with pytest.raises(PeerRefused):
@@ -85,7 +85,7 @@ def test_reflection() -> None:
         two.finish(two.answer(NEW))
 
 
-def test_swapped_roles() -> None:
+def test_an_answer_is_of_no_use_in_the_other_role() -> None:
     """An attacker who gets an answer from a node by dialling it can't use it on that node's own dials, nor to
     finish a handshake.
     """
@@ -159,7 +159,7 @@ def test_every_bit_counts(index: int) -> None:
 
 
 @given(st.binary(max_size=2 * MESSAGE_BYTES_MAX), st.integers(0, 2))
-def test_any_bytes(data: bytes, index: int) -> None:
+def test_any_bytes_are_refused(data: bytes, index: int) -> None:
     message, read = readers()[index]
     for candidate in (data, message[:6] + data):
         with pytest.raises(PeerRefused):
