@@ -101,7 +101,7 @@ FIRST_PERMISSION_WAIT_S = 1.0
 #: Time for clients to take their last bytes when the node stops, s.
 STOP_TIMEOUT_S = 5.0
 #: What the log says of the alarm of a full disk.
-WRITES_FAIL = "the data directory's file system has no room for what is to be written"
+WRITES_FAIL = "the file system of the data directory is full"
 #: Exit code after an internal error (EX_SOFTWARE).
 INTERNAL_ERROR = 70
 
@@ -171,9 +171,7 @@ class Node:
         self.administration = None if self.cluster is None else self.cluster.administration
         self.backpressure = Backpressure(
             config,
-            self._journal,
             self.commits,
-            spill,
             self._spill_commits,
             flight_bytes=lambda: (
                 self._streams.tail_bytes + (0 if parts is None else parts.replicas.flight_bytes)
@@ -601,7 +599,9 @@ def _serve(config: Config, reread: Reread | None, lasts: bool) -> int:
     except* StartAgain:
         again = True
     except* CommitFailed as group:
-        logger.critical("the disk failed, nothing more can be confirmed: %s", _first(group))
+        logger.critical(
+            "writes to the disk failed, so the node ends (it can confirm nothing more): %s", _first(group)
+        )
         code = 1
     except* StoreCorrupt as group:
         corrupt = _first(group)
@@ -610,7 +610,7 @@ def _serve(config: Config, reread: Reread | None, lasts: bool) -> int:
         code = 1
     except* (Fatal, Exception) as group:
         logger.critical(
-            "internal error: the node ends. What was confirmed is on disk; start the node again: %s",
+            "internal error, so the node ends. Confirmed messages are on disk; start the node again: %s",
             _first(group),
             exc_info=group,
         )
@@ -627,13 +627,16 @@ def _serve(config: Config, reread: Reread | None, lasts: bool) -> int:
 def _way_back(config: Config, corrupt: StoreCorrupt) -> str:
     """Return the text that tells an operator how to handle a damaged data file."""
     if not corrupt.lasts:
-        return "It is made anew at each start: start the node again"
+        return "This file is rebuilt at each start: start the node again"
     if config.peers:
         return (
-            f"Start node '{config.node}' with an empty data directory in the place of {config.data_dir}, and the other "
-            "nodes fill it; durable classic queues that were on this node are in a backup, or lost"
+            f"Replace {config.data_dir} by an empty data directory and start node '{config.node}': the "
+            "other nodes fill it. Durable classic queues of this node can only come from a backup"
         )
-    return f"Put a backup in the place of {config.data_dir}, or start the node with an empty one (--data-dir)"
+    return f"Replace {config.data_dir} by a backup, or start the node with an empty data directory "
+
+
+"(--data-dir)"
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

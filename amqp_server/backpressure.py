@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable
 
 from amqp_server.config import Config
 from persistence.commits.commit import Commit
-from persistence.journal import Journal
 
 #: At least this much may wait for the disk, even with a tiny memory budget; otherwise publishers would wait
 #: for each sync.
@@ -18,14 +17,10 @@ FLIGHT_WAIT_S = 0.005
 
 
 class Backpressure:
-    """See connection.listener.Backpressure."""
-
     def __init__(
         self,
         config: Config,
-        journal: Journal,
         commits: Commit,
-        spill: Journal,
         spill_commits: Commit,
         flight_bytes: Callable[[], int],
         sleep: Callable[[float], Awaitable[None]],
@@ -33,10 +28,10 @@ class Backpressure:
         """`flight_bytes` returns the bytes that were published to replicated queues and are not applied here
         yet.
         """
-        self._journal = journal
         self._commits = commits
-        self._spill = spill
+        self._waiting = commits.pending
         self._spill_commits = spill_commits
+        self._spilling = spill_commits.pending
         self._flight_bytes = flight_bytes
         self._sleep = sleep
         # Bytes on their way to the disk are in memory, too, independently of the budget.
@@ -46,16 +41,18 @@ class Backpressure:
     @property
     def waiting_bytes(self) -> int:
         """Bytes that were published and are not safe yet."""
-        return max(self._journal.pending_bytes, self._spill.pending_bytes, self._flight_bytes())
+        return max(self._waiting.bytes, self._spilling.bytes, self._flight_bytes())
 
     @property
     def ahead(self) -> bool:
-        return self.waiting_bytes > self.high_bytes
+        # Each read of a publisher asks this.
+        high = self.high_bytes
+        return self._waiting.bytes > high or self._spilling.bytes > high or self._flight_bytes() > high
 
     def wait(self) -> Awaitable[None]:
         """Wait for the disk or for other nodes, whichever has more bytes on the way."""
         if self._flight_bytes() > self.high_bytes:
             return self._sleep(FLIGHT_WAIT_S)
-        if self._spill.pending_bytes > self._journal.pending_bytes:
+        if self._spilling.bytes > self._waiting.bytes:
             return self._spill_commits.barrier()
         return self._commits.barrier()

@@ -14,8 +14,8 @@ from persistence.errors import PersistenceError
 #: Metadata table that only the directory of a node of a cluster has.
 CLUSTER_TABLE = "cluster"
 CLUSTER_NOTE = (
-    "This is the directory of a cluster's node. It must not be put back alone: only together with copies of all other"
-    " nodes, all made while the whole cluster was stopped."
+    "This is the data directory of a cluster's node. Do not restore it alone: restore it only together with copies of all"
+    " other nodes that were all made while the whole cluster was stopped."
 )
 
 
@@ -27,12 +27,12 @@ CLUSTER_NOTE = (
     type=click.FloatRange(0.1, 60),
     default=2.0,
     metavar="SECONDS",
-    help="Longest time for which a running node may stand still. If copying takes longer, there is no copy.",
+    help="How long a running node may be paused, in seconds. If the copy takes longer, there is no copy.",
 )
 def command(data_dir: Path, copy: Path, freeze_max: float) -> None:
     """Copy DATA_DIR, the data directory of a node, to the new directory COPY.
 
-    A node that runs stands still meanwhile, and goes on. Start mqd with --data-dir COPY to restore it.
+    A running node is paused during the copy. To restore the copy, start mqd with --data-dir COPY.
     """
     copied = copy_directory(data_dir, copy, freeze_s_max=freeze_max, cluster_table=CLUSTER_TABLE)
     click.echo(told(copied, copy))
@@ -41,9 +41,9 @@ def command(data_dir: Path, copy: Path, freeze_max: float) -> None:
 
 
 def told(copied: Copied, copy: Path) -> str:
-    how = "no node ran on it"
+    how = "no node was running"
     if copied.pid is not None:
-        how = f"the node, process {copied.pid}, stood still for {copied.frozen_s:.3f} s"
+        how = f"the node (process {copied.pid}) was paused for {copied.frozen_s:.3f} s"
     records = copied.entries.get("records", 0) + copied.entries.get("entries", 0)
     return f"copied to {copy}: {copied.copied_bytes} bytes, {records} records of messages; {how}"
 

@@ -13,8 +13,6 @@ _SINCE_BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class SystemClock:
-    """See quorum_queue.clock.Clock."""
-
     __slots__ = ()
 
     def monotonic_ms(self) -> int:

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
+from amqp_server.spelling import hint
+
 KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
@@ -62,11 +64,18 @@ class InvalidOption(ValueError):
 #: Fields whose value is never shown.
 SECRETS = frozenset({"default_password"})
 
+#: Earlier names of options. They are still accepted, with a warning.
+RENAMED = {
+    "topic_hashes_again_max": "topic_extra_hashes_max",
+    "queue_revivals_max": "queue_restart_tries_max",
+}
+
 
 def option(
     default: Any,
     text: str,
     *,
+    common: bool = False,
     unit: str = "",
     low: float | None = None,
     high: float | None = None,
@@ -74,8 +83,10 @@ def option(
     kind: str = "",
     section: str = "",
 ) -> Any:
-    """A field of `Config`. `kind` is what a text means beyond being one: address, memory, name."""
-    about: dict[str, object] = {"text": text, "unit": unit, "low": low, "high": high}
+    """A field of `Config`. `common`: it is in `mqd --help`, and not only in `mqd --help-all`. `kind` is what
+    a text means beyond being one: address, memory, name.
+    """
+    about: dict[str, object] = {"text": text, "common": common, "unit": unit, "low": low, "high": high}
     about |= {"choices": choices, "kind": kind, "section": section}
     return field(default=default, metadata=about)
 
@@ -87,370 +98,531 @@ class Config:
     """All options, checked. Raises InvalidOption."""
 
     data_dir: str = option(
-        "./mqd-data", "Directory of all that is stored; made if missing.", section="Node", kind="text"
+        "./mqd-data",
+        "Directory of everything that this node stores; created if missing.",
+        common=True,
+        section="Node",
+        kind="text",
     )
-    node: str = option("n1", "Name of this node.", kind="name")
-    log_level: str = option("info", "How much is logged.", choices=("debug", "info", "warning", "error"))
-    log_format: str = option("text", "How lines are logged: as text, or as JSON.", choices=("text", "json"))
+    node: str = option("n1", "Name of this node, unique in the cluster.", common=True, kind="name")
+    log_level: str = option(
+        "info",
+        "Least severe level of the lines that are logged.",
+        common=True,
+        choices=("debug", "info", "warning", "error"),
+    )
+    log_format: str = option(
+        "text",
+        "Format of log lines: plain text, or one JSON object per line.",
+        common=True,
+        choices=("text", "json"),
+    )
     log_lines_max: int = option(
         100,
-        "Lines of one kind that an address or a user may cause in 10 s; more are counted and logged as one line.",
+        "Log lines of one kind that one address or user may cause within 10 s; further lines are counted, "
+        "and one line reports the count.",
         low=1,
         high=1_000_000,
     )
     log_queue_lines_max: int = option(
         10_000,
-        "Lines that wait to be written while nobody reads stderr; more are counted and left out.",
+        "Log lines that may wait until stderr accepts them; further lines are dropped and counted.",
         low=16,
         high=10_000_000,
     )
     announce_product: str = option(
-        "mqd", "Product in the server-properties that clients are shown.", kind="text"
+        "mqd",
+        "Product name that clients and the management API report. Change it for software that insists on "
+        "RabbitMQ.",
+        kind="text",
     )
     announce_version: str = option(
-        VERSION, "Version in the server-properties that clients are shown.", kind="text"
+        VERSION, "Version that clients and the management API report.", kind="text"
     )
 
     amqp: str = option(
         "127.0.0.1:5672",
-        "AMQP listener; port 0 picks one.",
+        "Address of the AMQP listener; port 0 picks a free port.",
+        common=True,
         unit="host:port",
         kind="address",
         section="Listeners",
     )
-    amqps: str = option("", "AMQP over TLS listener; empty: off.", unit="host:port", kind="address or off")
-    http: str = option(
-        "127.0.0.1:15672", "Management listener; empty: off.", unit="host:port", kind="address or off"
-    )
-    metrics: str = option(
+    amqps: str = option(
         "",
-        "Listener of Prometheus' metrics, without a login, as RabbitMQ's on port 15692; empty: off.",
+        "Address of the AMQP listener with TLS; empty: none. Needs tls_cert_file and tls_key_file.",
+        common=True,
         unit="host:port",
         kind="address or off",
     )
-    tls_cert_file: str = option("", "Certificate chain of the TLS listener.", unit="PEM file")
-    tls_key_file: str = option("", "Private key of the TLS listener.", unit="PEM file")
-    tls_ca_file: str = option("", "Authorities whose client certificates are trusted.", unit="PEM file")
+    http: str = option(
+        "127.0.0.1:15672",
+        "Address of the management listener (HTTP API and page); empty: none.",
+        common=True,
+        unit="host:port",
+        kind="address or off",
+    )
+    metrics: str = option(
+        "",
+        "Address of a listener for Prometheus that needs no login (RabbitMQ uses port 15692); empty: none.",
+        common=True,
+        unit="host:port",
+        kind="address or off",
+    )
+    tls_cert_file: str = option(
+        "",
+        "Certificate of the TLS listener, followed by its intermediate certificates.",
+        common=True,
+        unit="PEM file",
+    )
+    tls_key_file: str = option("", "Private key of the TLS listener.", common=True, unit="PEM file")
+    tls_ca_file: str = option(
+        "",
+        "Certificate authorities that sign client certificates; empty: clients are asked for none.",
+        common=True,
+        unit="PEM file",
+    )
     tls_check_s: float = option(
         10.0,
-        "Time between two looks at whether certificates have changed on disk, the cluster's among them.",
+        "Interval of checks whether certificate files have changed on disk, those of the cluster "
+        "included; changed files are reloaded.",
         unit="s",
         low=0.1,
         high=86_400,
     )
-    tls_client_certificate: bool = option(False, "Refuse TLS clients without a trusted certificate.")
+    tls_client_certificate: bool = option(
+        False, "Refuse TLS clients without a certificate that tls_ca_file has signed."
+    )
     tls_login_from: str = option(
         "off",
-        "What of a trusted client certificate is the name of the user, for the mechanism EXTERNAL.",
+        "Part of the client certificate that is the user name for logins with EXTERNAL; off: no such logins.",
         choices=("off", "distinguished_name", "common_name", "subject_alternative_name"),
     )
     tls_login_san_type: str = option(
-        "dns", "Kind of alternative name that is the user's.", choices=("dns", "ip", "email", "uri")
+        "dns",
+        "Type of the alternative name that is the user name, with tls_login_from = subject_alternative_name.",
+        choices=("dns", "ip", "email", "uri"),
     )
-    tls_login_san_index: int = option(0, "Which one of them, counted from 0.", low=0, high=1_000)
+    tls_login_san_index: int = option(
+        0, "Position of that name among the alternative names of its type, counted from 0.", low=0, high=1_000
+    )
     proxy_sources: tuple[str, ...] = option(
         (),
-        "Proxies that say for whom each connection is (PROXY protocol 1 or 2), on all listeners but that of metrics.",
+        "Load balancers whose connections begin with a PROXY header (version 1 or 2), on all listeners "
+        "except that of metrics.",
         unit="addresses and networks, with commas between",
     )
-    proxy_header_bytes_max: int = option(
-        4 * KIB, "Largest header of such a proxy.", unit="bytes", low=232, high=65_551
+    proxy_header_bytes_max: int = option(4 * KIB, "Largest PROXY header.", unit="bytes", low=232, high=65_551)
+    listen_backlog: int = option(
+        1024,
+        "New connections that the kernel may queue for each listener until the node accepts them.",
+        low=1,
+        high=65_535,
     )
-    listen_backlog: int = option(1024, "Connections that wait to be accepted.", low=1, high=65_535)
 
     peers: tuple[str, ...] = option(
         (),
-        "Nodes of the cluster, this one among them, as name=host:port; empty: this node stands alone.",
+        "All nodes of the cluster, this one included, as name=host:port; empty: a single node.",
+        common=True,
         unit="names and addresses, with commas between",
         section="Cluster",
     )
     cluster_answer_ms: int = option(
         2_000,
-        "Time that the management of this node waits for that of another one; then its answer lacks that node's part.",
+        "How long a management request waits for the other nodes; the answer lacks the part of a node "
+        "that is late.",
         unit="ms",
         low=10,
         high=60_000,
     )
     cluster_answer_bytes_max: int = option(
-        64 * MIB, "Largest such part.", unit="bytes", low=MIB, high=4 * GIB
+        64 * MIB,
+        "Largest answer of another node to a management request.",
+        unit="bytes",
+        low=MIB,
+        high=4 * GIB,
     )
     zone: str = option(
         "",
-        "Failure domain of this node (rack, room, data centre): members of a queue are put into different ones.",
+        "Failure domain of this node (rack, room, data centre). The members of a queue are placed in "
+        "different zones if possible.",
         unit="name",
     )
     cluster_listen: str = option(
         "",
-        "Listener for the other nodes; empty: this node's address among the peers.",
+        "Address of the listener for other nodes, if it is not this node's address in peers.",
+        common=True,
         unit="host:port",
         kind="address or off",
     )
     cluster_secret_file: str = option(
-        "", "File with the secret that all nodes share, at least 16 bytes.", unit="file"
+        "",
+        "File with the secret that all nodes of the cluster share, at least 16 bytes.",
+        common=True,
+        unit="file",
     )
     cluster_tls_cert_file: str = option(
-        "", "Certificate of this node for the links between nodes; empty: links without TLS.", unit="PEM file"
+        "",
+        "Certificate of this node for links to other nodes; empty: links without TLS.",
+        common=True,
+        unit="PEM file",
     )
-    cluster_tls_key_file: str = option("", "Its private key.", unit="PEM file")
-    cluster_tls_ca_file: str = option("", "Authority that signed the nodes' certificates.", unit="PEM file")
+    cluster_tls_key_file: str = option(
+        "", "Private key of cluster_tls_cert_file.", common=True, unit="PEM file"
+    )
+    cluster_tls_ca_file: str = option(
+        "",
+        "Certificate authority that has signed the certificates of all nodes.",
+        common=True,
+        unit="PEM file",
+    )
     cluster_frame_bytes_max: int = option(
         192 * MIB,
-        "Largest frame between nodes; less than 192 MiB has no effect.",
+        "Largest frame between nodes; a value below 192 MiB counts as 192 MiB.",
         unit="bytes",
         low=MIB,
         high=GIB,
     )
     cluster_queue_bytes_max: int = option(
         GIB,
-        "Unsent bytes to one node; above it its link is closed. Less than 384 MiB has no effect.",
+        "Bytes that may wait to be sent to one node; above this, the link to it is closed. A value below "
+        "384 MiB counts as 384 MiB.",
         unit="bytes",
         low=MIB,
         high=64 * GIB,
     )
     cluster_heartbeat_ms: int = option(
-        100, "Time between two beats of a link.", unit="ms", low=10, high=60_000
+        100, "Interval of heartbeats on the link between two nodes.", unit="ms", low=10, high=60_000
     )
     cluster_dead_ms: int = option(
-        1_000, "Silence after which a link counts as dead.", unit="ms", low=50, high=600_000
+        1_000,
+        "Silence after which the link to another node counts as broken. Raise it for slow networks.",
+        unit="ms",
+        low=50,
+        high=600_000,
     )
     cluster_reach_ms: int = option(
         500,
-        "Time that another node must have been out of reach, and alive, before leaders move to where it is reached.",
+        "How long the link to a node that is alive must be broken before leaders move to a node that "
+        "reaches more members.",
         unit="ms",
         low=50,
         high=600_000,
     )
     cluster_steady_ms: int = option(
         10_000,
-        "Time that a link which broke must last before leaders return to a node at its ends.",
+        "How long a link that was broken must work before leaders return to the nodes at its ends.",
         unit="ms",
         low=0,
         high=3_600_000,
     )
     cluster_strangers_max: int = option(
-        32, "Connections of nodes that have not shown the secret yet.", low=1, high=10_000
+        32,
+        "Connections to the cluster listener that have not shown yet that they know the secret.",
+        low=1,
+        high=10_000,
     )
     election_ms: int = option(
-        500, "Time without a leader after which a node stands for election.", unit="ms", low=50, high=600_000
+        500,
+        "How long a member hears nothing from its leader before it starts an election. Raise it for slow "
+        "networks or disks.",
+        unit="ms",
+        low=50,
+        high=600_000,
     )
     node_down_ms: int = option(
         1_500,
-        "Time that a lost node has to come back before its consumers' messages go to others.",
+        "How long a node may be unreachable before the unacked messages of its consumers go to other "
+        "consumers.",
         unit="ms",
         low=0,
         high=3_600_000,
     )
     gather_ms: int = option(
         2,
-        "Where messages come to a quorum queue one by one, faster than it commits each, commits are so far apart.",
+        "How long a leader collects small batches for one log entry, if a quorum queue gets more of them "
+        "than it can commit one by one.",
         unit="ms",
         low=0,
         high=1_000,
     )
     disk_stall_ms: int = option(
         2_000,
-        "Duration of a write after which this node gives up leadership.",
+        "Duration of one disk write after which this node hands its leaderships to other nodes.",
         unit="ms",
         low=100,
         high=600_000,
     )
     read_index_timeout_ms: int = option(
         2_000,
-        "Time for which a count of messages or consumers waits for the queue's leader and a majority; then the "
-        "answer is what this node knows.",
+        "How long a count of messages or consumers waits for the queue's leader and a majority; after "
+        "that, the count is this node's own and may be old.",
         unit="ms",
         low=10,
         high=600_000,
     )
     change_timeout_ms: int = option(
         10_000,
-        "Time after which a change of the topology without a majority is refused.",
+        "How long a change of the topology (a declare, a bind, a new user) waits for a majority before it "
+        "is refused.",
         unit="ms",
         low=100,
         high=600_000,
     )
     drain_timeout_s: float = option(
-        10.0, "Time to hand over what this node leads before it stops.", unit="s", low=0, high=600
+        10.0,
+        "How long a node that stops may take to hand its leaderships to other nodes.",
+        unit="s",
+        low=0,
+        high=600,
     )
     rebalance_ms: int = option(
-        2_000, "Time between two looks at whether leaders should move.", unit="ms", low=100, high=3_600_000
+        2_000,
+        "Interval of checks whether leaders should move to other nodes.",
+        unit="ms",
+        low=100,
+        high=3_600_000,
     )
     handover_groups: int = option(
         100,
-        "Leaders handed over every 50 ms to nodes that reach more of the others.",
+        "Leaderships that a node hands over per 50 ms to nodes that reach more members.",
         unit="queues",
         low=1,
         high=100_000,
     )
     group_size: int = option(
-        3, "Nodes that keep a quorum queue, unless it is declared otherwise.", low=1, high=99
+        3,
+        "Number of members (nodes with a copy) of a quorum queue or stream, unless its declaration says "
+        "otherwise.",
+        low=1,
+        high=99,
     )
     queue_leader_locator: str = option(
-        "balanced", "Where the leader of a new quorum queue is placed.", choices=("client-local", "balanced")
+        "balanced",
+        "Node that leads a new quorum queue: the client's node (client-local), or the one that leads the "
+        "fewest queues (balanced).",
+        choices=("client-local", "balanced"),
     )
     snapshot_bytes: int = option(
         4 * MIB,
-        "Log of a quorum queue after which its state is written anew.",
+        "Size of log entries after which a quorum queue writes a snapshot of its state.",
         unit="bytes",
         low=64 * KIB,
         high=GIB,
     )
-    snapshot_entries: int = option(2_048, "The same in entries of the log.", low=16, high=10_000_000)
+    snapshot_entries: int = option(
+        2_048,
+        "Number of log entries after which a quorum queue writes a snapshot of its state, even if they "
+        "are small.",
+        low=16,
+        high=10_000_000,
+    )
     log_bytes_max: int = option(
         64 * MIB,
-        "Log kept for a node that lags; beyond it, it gets a snapshot.",
+        "Size of the log that a leader keeps for a member that is behind; a member that is further behind "
+        "gets a snapshot.",
         unit="bytes",
         low=MIB,
         high=64 * GIB,
     )
     transfer_bytes_max: int = option(
-        8 * MIB, "Snapshot on its way to one node at a time.", unit="bytes", low=MIB, high=GIB
+        8 * MIB, "Bytes of snapshots that may wait on the link to one node.", unit="bytes", low=MIB, high=GIB
     )
     transfer_timeout_ms: int = option(
         10_000,
-        "A snapshot on its way to a node of which nothing moves for so long is begun anew.",
+        "How long a snapshot transfer to another node may stand still before it starts again.",
         unit="ms",
         low=100,
         high=3_600_000,
     )
     lost_entry_retry_ms: int = option(
         1_000,
-        "Time after which a log entry that the disk has lost is asked of another node.",
+        "Interval at which a node asks other members for log entries that its own disk has lost.",
         unit="ms",
         low=50,
         high=600_000,
     )
     lost_entry_report_ms: int = option(
-        60_000, "Time between two log lines about lost log entries.", unit="ms", low=50, high=86_400_000
+        60_000,
+        "Interval of log lines about the lost log entries of one queue.",
+        unit="ms",
+        low=50,
+        high=86_400_000,
     )
     lost_entry_refill_ms: int = option(
         5_000,
-        "Time for a member that forgets its log because of a lost entry to be filled, before the next one may.",
+        "Time that a member with an emptied log has to be filled again before another member of the queue "
+        "may empty its own.",
         unit="ms",
         low=50,
         high=600_000,
     )
     quorum_read_ahead_bytes: int = option(
         MIB,
-        "Bodies of a quorum queue that the disk is asked for at once.",
+        "Message bodies that each quorum queue reads from disk ahead of its consumers.",
         unit="bytes",
         low=4 * KIB,
         high=GIB,
     )
     bodies_bytes: int = option(
-        64 * MIB, "Bodies of quorum queues kept in memory.", unit="bytes", low=MIB, high=1 << 40
+        64 * MIB,
+        "Memory for message bodies that all quorum queues share; other bodies are read from disk.",
+        unit="bytes",
+        low=MIB,
+        high=1 << 40,
     )
 
     connections_max: int = option(
-        20_000, "Open connections.", low=1, high=1_000_000, section="Connections and channels"
+        20_000,
+        "Open AMQP connections; further ones are refused. A low limit of open files allows fewer.",
+        common=True,
+        low=1,
+        high=1_000_000,
+        section="Connections and channels",
     )
     files_reserved: int = option(
         128,
-        "Open files that connections leave to the node itself, and half of the limit of open files if that is less; links"
-        " to other nodes come on top of it.",
+        "File descriptors that connections leave to the node itself, at most half of the limit of open "
+        "files; those for links to other nodes come on top.",
         low=16,
         high=1_000_000,
     )
-    half_open_max: int = option(1_000, "Connections that have not logged in yet.", low=1, high=1_000_000)
-    half_open_per_address_max: int = option(500, "Those of one address.", low=1, high=1_000_000)
-    handshake_timeout_s: float = option(10.0, "Time to log in and open a vhost.", unit="s", low=0.1, high=600)
+    half_open_max: int = option(
+        1_000,
+        "Connections that have not logged in yet; at the limit, a new one replaces the oldest one of the "
+        "address that has most of them.",
+        low=1,
+        high=1_000_000,
+    )
+    half_open_per_address_max: int = option(
+        500, "Connections of one address that have not logged in yet.", low=1, high=1_000_000
+    )
+    handshake_timeout_s: float = option(
+        10.0, "Time for a client to log in and open a virtual host.", unit="s", low=0.1, high=600
+    )
     close_wait_s: float = option(
         30.0,
-        "Time that a client has to close its socket after connection.close-ok; a heartbeat interval if that is less.",
+        "Time for a client to close its socket after connection.close-ok; at most one heartbeat interval.",
         unit="s",
         low=0,
         high=600,
     )
     handshake_frame_bytes_max: int = option(
-        8 * KIB, "Largest frame before the login.", unit="bytes", low=4 * KIB, high=MIB
+        8 * KIB,
+        "Largest frame that a client may send before its login. Raise it for long tokens.",
+        unit="bytes",
+        low=4 * KIB,
+        high=MIB,
     )
     frame_max_bytes: int = option(
         128 * KIB,
-        "Largest frame after it, offered in connection.tune.",
+        "Largest frame after the login, offered in connection.tune.",
         unit="bytes",
         low=4 * KIB,
         high=16 * MIB,
     )
     channel_max: int = option(
-        2_047, "Channels of one connection, offered in connection.tune.", low=1, high=65_535
+        2_047, "Channels per connection, offered in connection.tune.", low=1, high=65_535
     )
-    channels_max: int = option(200_000, "Channels of all connections together.", low=1, high=10_000_000)
+    channels_max: int = option(
+        200_000, "Open channels of all connections to this node.", low=1, high=10_000_000
+    )
     heartbeat_s: int = option(
-        60, "Heartbeat offered in connection.tune; 0: none.", unit="s", low=0, high=65_535
+        60, "Heartbeat interval offered in connection.tune; 0: no heartbeats.", unit="s", low=0, high=65_535
     )
     receive_bytes: int = option(
-        MIB, "Most that is read from a socket at once.", unit="bytes", low=4 * KIB, high=16 * MIB
+        MIB, "Most bytes that the node reads from a socket at once.", unit="bytes", low=4 * KIB, high=16 * MIB
     )
     outbox_high_bytes: int = option(
         MIB,
-        "Unsent bytes of a connection above which its consumers get no credit.",
+        "Unsent bytes of one connection above which its consumers get no messages.",
         unit="bytes",
         low=4 * KIB,
         high=GIB,
     )
     outbox_low_bytes: int = option(
-        256 * KIB, "Unsent bytes below which they get it again.", unit="bytes", low=0, high=GIB
+        256 * KIB,
+        "Unsent bytes of one connection below which its consumers get messages again.",
+        unit="bytes",
+        low=0,
+        high=GIB,
     )
 
     unsent_bytes_max: int = option(
         0,
-        "Unsent bytes of all connections above which large messages are not brought back into memory, and those are closed"
-        " that take nothing (unfinished_timeout_s). 0: a quarter of the memory limit.",
+        "Unsent bytes of all connections together. Above this, large messages stay on disk, and "
+        "connections that take nothing for unfinished_timeout_s are closed. 0: a quarter of the memory "
+        "limit.",
         unit="bytes",
         low=0,
         high=1 << 50,
     )
     blocked_input_bytes_max: int = option(
         MIB,
-        "Input of a publisher that an alarm blocks; beyond it the connection is not read, and its acks wait.",
+        "Bytes that a publisher may send while an alarm blocks it; after that, its connection is not "
+        "read, so its acks wait as well.",
         unit="bytes",
         low=4 * KIB,
         high=GIB,
     )
     unfinished_bytes_max: int = option(
         512 * MIB,
-        "Messages that a connection has begun and not finished: their last frame, or the commit, has not come.",
+        "Bytes of unfinished messages of one connection (their last frame, or the commit of their "
+        "transaction, is missing); above this, it is closed.",
         unit="bytes",
         low=MIB,
         high=1 << 40,
     )
     unfinished_timeout_s: float = option(
         10.0,
-        "Time for which the memory alarm stands before they are to be finished, and for that; 0: for ever.",
+        "How long a connection may keep unfinished messages during a memory alarm, or unsent data above "
+        "unsent_bytes_max, without progress; then it is closed. 0: for ever.",
         unit="s",
         low=0,
         high=3_600,
     )
     unfinished_bytes_kept: int = option(
-        MIB, "What of them a connection may keep all the same.", unit="bytes", low=4 * KIB, high=GIB
+        MIB,
+        "A connection with at most this much unfinished or unsent data is not closed for it.",
+        unit="bytes",
+        low=4 * KIB,
+        high=GIB,
     )
     suspended_input_bytes_max: int = option(
         MIB,
-        "Input behind a method whose answer is awaited, beyond which the connection is not read.",
+        "Bytes that are read behind a method whose answer is pending; after that, the connection is not "
+        "read until the answer is there.",
         unit="bytes",
         low=4 * KIB,
         high=GIB,
     )
 
     message_bytes_max: int = option(
-        128 * MIB, "Largest message body.", unit="bytes", low=1, high=128 * MIB, section="Messages and queues"
+        128 * MIB,
+        "Largest message body.",
+        common=True,
+        unit="bytes",
+        low=1,
+        high=128 * MIB,
+        section="Messages and queues",
     )
     tx_bytes_max: int = option(
         128 * MIB,
-        "Messages of a transaction that is not committed yet; more of them close the channel.",
+        "Bytes of the messages in one transaction; above this, the channel is closed.",
         unit="bytes",
         low=KIB,
         high=1 << 40,
     )
     tx_parts_max: int = option(
         20_000,
-        "Messages for one queue, and acks in a row, that a transaction has; other commits wait for a large one.",
+        "Parts of one transaction (a message for one queue, or a run of acks, is one); above this, the "
+        "channel is closed. Other commits wait for a large transaction.",
         low=1_000,
         high=10_000_000,
     )
     table_depth_max: int = option(
         128,
-        "Tables and arrays nested within a field table of a client's; a deeper one closes the connection.",
+        "Levels of tables and arrays in one field table from a client; with more, the connection is closed.",
         unit="levels",
         low=1,
         high=128,
@@ -458,40 +630,52 @@ class Config:
     vhosts_max: int = option(1_000, "Virtual hosts.", low=1, high=1_000_000)
     event_exchange_vhost: str = option(
         "",
-        "Virtual host whose exchange amq.rabbitmq.event gets a message for each change and connection; empty: none does.",
+        "Virtual host in which the exchange amq.rabbitmq.event gets a message for each change and each "
+        "connection; empty: none.",
         unit="virtual host",
     )
     event_waiting_max: int = option(
-        100_000, "Such messages that wait to be published; more are left out.", low=16, high=10_000_000
+        100_000,
+        "Messages for amq.rabbitmq.event that may wait to be published; further ones are dropped.",
+        low=16,
+        high=10_000_000,
     )
     parameters_max: int = option(
-        10_000, "Runtime parameters, with policies and limits of vhosts and users.", low=1, high=1_000_000
+        10_000,
+        "Runtime parameters, including policies and the limits of virtual hosts and users.",
+        low=1,
+        high=1_000_000,
     )
     parameter_bytes_max: int = option(
-        64 * KIB, "Largest value of a runtime parameter or a policy.", unit="bytes", low=KIB, high=MIB
+        64 * KIB, "Largest value of one runtime parameter or policy.", unit="bytes", low=KIB, high=MIB
     )
     parameters_bytes_max: int = option(
-        64 * MIB, "All values of runtime parameters and policies.", unit="bytes", low=64 * KIB, high=64 * GIB
+        64 * MIB,
+        "Total size of the values of all runtime parameters and policies.",
+        unit="bytes",
+        low=64 * KIB,
+        high=64 * GIB,
     )
     queues_max: int = option(100_000, "Queues of all virtual hosts, on all nodes.", low=1, high=10_000_000)
     exchanges_max: int = option(100_000, "Exchanges of all virtual hosts.", low=1, high=10_000_000)
     bindings_max: int = option(1_000_000, "Bindings of all virtual hosts.", low=1, high=100_000_000)
     declared_bytes_max: int = option(
         0,
-        "Memory for queues, exchanges, bindings and consumers with their arguments, estimated; no more are made when it is"
-        " used up. 0: half of the memory limit.",
+        "Estimated memory for queues, exchanges, bindings and consumers with their arguments; above this, "
+        "no more are created. 0: half of the memory limit.",
         unit="bytes",
         low=0,
         high=1 << 50,
     )
     default_queue_type: str = option(
         "classic",
-        "Type of durable queues declared without one, where their vhost has no default of its own.",
+        "Type of durable queues declared without one, if their virtual host has no default type.",
+        common=True,
         choices=("classic", "quorum"),
     )
     stream_segment_bytes: int = option(
         500_000_000,
-        "Size from which a segment of a stream is followed by the next one, unless declared otherwise.",
+        "Size at which a stream begins its next segment, unless the stream is declared with another size.",
         unit="bytes",
         low=64 * KIB,
         high=3_000_000_000,
@@ -499,46 +683,54 @@ class Config:
     )
     stream_segment_bytes_min: int = option(
         16 * KIB,
-        "The size in place of a smaller one that a stream is declared with, or a policy has: each segment is two files.",
+        "Smallest segment size. A smaller one in a declaration or policy is raised to it, because each "
+        "segment is two files.",
         unit="bytes",
         low=1,
         high=64 * MIB,
     )
     stream_max_age: str = option(
         "",
-        "Age at which segments of streams declared without x-max-age go, such as 14D; empty: never.",
+        "Age at which segments are deleted (such as 14D), for streams declared without x-max-age; empty: "
+        "never.",
         unit="a number and Y, M, D, h, m or s",
         kind="age or off",
     )
     stream_max_bytes: int = option(
         0,
-        "Size above which the oldest segments of a stream declared without x-max-length-bytes go; 0: none.",
+        "Size of a stream above which its oldest segments are deleted, for streams declared without "
+        "x-max-length-bytes; 0: no limit.",
         unit="bytes",
         low=0,
         high=1 << 50,
     )
     stream_flush_bytes: int = option(
         MIB,
-        "Bytes of a stream in the journal from which on they are moved to its segment.",
+        "Bytes of one stream in the journal at which the node moves them to the segment file.",
         unit="bytes",
         low=4 * KIB,
         high=GIB,
     )
     stream_flush_batches: int = option(
         128,
-        "The same in batches: messages that come one by one are as many batches, and others wait for the thread that"
-        " writes very many of them.",
+        "Batches of one stream in the journal at which the node moves them to the segment file. A message "
+        "that is published alone is one batch.",
         low=1,
         high=1_000_000,
     )
     stream_flush_ms: int = option(
-        5_000, "Time after which fewer bytes are moved there, too.", unit="ms", low=10, high=3_600_000
+        5_000,
+        "Time after which the node moves data of a stream from the journal to the segment file, however "
+        "little it is.",
+        unit="ms",
+        low=10,
+        high=3_600_000,
     )
-    stream_readers: int = option(2, "Threads that read segments.", low=1, high=64)
+    stream_readers: int = option(2, "Threads that read segment files.", low=1, high=64)
     stream_read_bytes_max: int = option(
         256 * MIB,
-        "What all consumers of streams together have read ahead; above it, and above an eighth of the memory limit, those"
-        " that wait read again later.",
+        "Data that all consumers of streams together may have read ahead, at most an eighth of the memory "
+        "limit; above this, further reads wait.",
         unit="bytes",
         low=MIB,
         high=64 * GIB,
@@ -550,138 +742,149 @@ class Config:
     )
     stream_tombstone_age: str = option(
         "1D",
-        "Age at which tombstones of compacted streams declared without x-stream-tombstone-age go.",
+        "Age at which tombstones are deleted, for compacted streams declared without x-stream-tombstone-age.",
         unit="a number and Y, M, D, h, m or s",
         kind="age",
     )
     stream_compaction_dirty_percent: int = option(
         50,
-        "What must be new of a compacted stream's sealed segments before they are written anew.",
+        "Share of new data in the closed segments of a compacted stream at which compaction rewrites them.",
         unit="percent",
         low=1,
         high=100,
     )
     stream_compaction_memory_bytes: int = option(
         64 * MIB,
-        "Memory for keys while a stream is compacted; with more keys it takes several passes.",
+        "Memory for keys during the compaction of a stream; with more keys, it takes several passes.",
         unit="bytes",
         low=MIB,
         high=64 * GIB,
     )
     stream_compaction_bytes_per_s: int = option(
         16 * MIB,
-        "What compaction reads and writes in a second.",
+        "Bytes that compaction reads and writes per second. Raise it if compaction does not keep up with "
+        "publishers.",
         unit="bytes per second",
         low=64 * KIB,
         high=64 * GIB,
     )
     stream_names_max: int = option(
         1_000,
-        "Offsets that a stream keeps by name (x-group); consumers with more names are refused with 406.",
+        "Offsets that one stream stores by name (x-group); consumers with further names are refused with "
+        "406.",
         low=1,
         high=1_000_000,
     )
     super_stream_partitions_max: int = option(1_000, "Partitions of one super stream.", low=1, high=10_000)
     consumer_timeout_ms: int = option(
         1_800_000,
-        "A channel that holds a delivery for so long without an ack is closed with 406, up to a tenth later; 0: never.",
+        "How long a channel may hold a delivery without an ack; then it is closed with 406. 0: no limit.",
+        common=True,
         unit="ms",
         low=0,
         high=315_360_000_000,
+        section="Consumers and routing",
     )
     group_consumer_timeout_ms: int = option(
         1_800_000,
-        "A member of a consumer group that holds a message for so long without an ack loses its partitions, and is "
-        "cancelled, in groups declared without x-consumer-timeout.",
+        "How long a member of a consumer group may hold a message without an ack; after that, it is "
+        "cancelled. For groups declared without x-consumer-timeout.",
         unit="ms",
         low=1,
         high=315_360_000_000,
     )
     group_commit_ms: int = option(
         50,
-        "The acks of a consumer group wait so long for others before they are written to the disk together, unless "
-        "something else is written meanwhile.",
+        "How long the acks of a consumer group wait to be written to disk together; they go earlier if "
+        "something else is written.",
         unit="ms",
         low=0,
         high=60_000,
     )
     group_gaps_max: int = option(
         4_096,
-        "Runs of unacked messages of a partition that a consumer group remembers: with more of them, its member gets "
-        "nothing new until it has acked some.",
+        "Runs of unacked messages that a consumer group remembers per partition; at the limit, its member "
+        "gets no new messages until it acks some.",
         low=16,
         high=1_000_000,
     )
-    consumers_per_channel_max: int = option(10_000, "Consumers of one channel.", low=1, high=1_000_000)
+    consumers_per_channel_max: int = option(10_000, "Consumers on one channel.", low=1, high=1_000_000)
     deduplication_producers_max: int = option(
         100_000,
-        "Producers with a sequence that a queue declared through this node remembers; the idlest are forgotten first.",
+        "Producers with sequence numbers that a queue declared on this node remembers; the one that is "
+        "idle longest is forgotten first.",
         low=1,
         high=1_000_000,
     )
     alternates_max: int = option(
         1_000,
-        "Alternate exchanges that one message goes to; those behind them are not asked.",
+        "Alternate exchanges that one message may go to; further ones are ignored.",
         low=1,
         high=100_000,
     )
     routing_steps_max: int = option(
         1_000_000,
-        "Steps of one message's route: each exchange on its way, with each of its keys (CC, BCC). A message that needs more"
-        " is refused.",
+        "Routing steps of one message: each exchange on its way counts once per routing key (CC and BCC "
+        "included). A message that needs more is refused.",
         low=1_000,
         high=1_000_000_000,
     )
-    topic_hashes_max: int = option(16, "Words # in one topic binding key.", low=1, high=64)
-    topic_hashes_again_max: int = option(
+    topic_hashes_max: int = option(16, "`#` words in one topic binding key.", low=1, high=64)
+    topic_extra_hashes_max: int = option(
         10_000,
-        "Words # that the topic binding keys of one exchange have beside the first one of each.",
+        "Extra `#` words (beyond the first in each binding key) that one topic exchange may have in total.",
         low=0,
         high=100_000_000,
     )
-    queue_revivals_max: int = option(
-        3, "How often a queue that failed is begun anew before it is set aside.", low=0, high=1_000
+    queue_restart_tries_max: int = option(
+        3,
+        "How often the node restarts a queue that has failed before it sets the queue aside (see mqctl "
+        "list_failed).",
+        low=0,
+        high=1_000,
+        section="Failed queues",
     )
     queue_failure_memory_ms: int = option(
         60_000,
-        "Time that a queue must have served for its earlier failures to be forgotten.",
+        "How long a restarted queue must run before its earlier failures are forgotten.",
         unit="ms",
         low=0,
         high=86_400_000,
     )
     log_bytes: int = option(
         4 * MIB,
-        "Size of the write-ahead log, a file that small commits are written to before the data file; 0: none.",
+        "Size of the write-ahead log, a file for small commits in front of the data file; 0: no log.",
         unit="bytes",
         low=0,
         high=GIB,
+        section="Commits",
     )
     ack_wait_us: int = option(
         300,
-        "A commit of nothing but messages that came alone and are with consumers waits so long for their acks, which"
-        " make it needless; tried seldom where they come later; 0: it never waits.",
+        "How long a commit waits for acks when all its messages are already delivered; acked messages are "
+        "not written. 0: never.",
         unit="µs",
         low=0,
         high=5_000,
     )
     log_commit_bytes_max: int = option(
         64 * KIB,
-        "Commits above this size go to the data file at once.",
+        "Largest commit that is written to the write-ahead log; larger ones go directly to the data file.",
         unit="bytes",
         low=0,
         high=64 * MIB,
     )
     unsynced_high_bytes: int = option(
         64 * MIB,
-        "Bytes not yet on disk above which their publishers are not read.",
+        "Published bytes that are not yet on disk above which publishers are not read.",
         unit="bytes",
         low=MIB,
         high=16 * GIB,
     )
     unsynced_share_bytes: int = option(
         64 * KIB,
-        "Bytes that each connection may publish meanwhile, so that who publishes little does not wait for those who publish"
-        " much; less with very many connections, whose shares together are no more than may wait for the disk.",
+        "Bytes that each connection may publish while others wait for the disk, so that small publishers "
+        "do not wait for large ones. With very many connections it is less.",
         unit="bytes",
         low=0,
         high=GIB,
@@ -689,102 +892,144 @@ class Config:
 
     memory_limit: str = option(
         "0.6",
-        "Memory above which publishers are blocked.",
+        "Memory of this process above which publishers are blocked.",
+        common=True,
         unit="bytes, or share of the machine's memory",
         kind="memory",
         section="Memory and disk",
     )
     memory_budget_bytes: int = option(
         0,
-        "Message bodies in memory before they are paged out; 0: 40 % of the memory limit.",
+        "Message bodies in memory above which the node moves bodies to disk. 0: 40 % of the memory limit.",
         unit="bytes",
         low=0,
         high=1 << 50,
     )
     read_ahead_bytes: int = option(
         512 * KIB,
-        "Bodies that left memory, brought back ahead of the head of each queue.",
+        "Message bodies that each queue brings back into memory ahead of its consumers.",
         unit="bytes",
         low=4 * KIB,
         high=GIB,
     )
     disk_read_ahead_bytes: int = option(
         4 * MIB,
-        "Bodies after these that the disk is asked for in advance.",
+        "Message bodies behind these that the disk is asked for in advance.",
         unit="bytes",
         low=4 * KIB,
         high=GIB,
     )
     disk_free_min_bytes: int = option(
-        2 * GIB, "Free disk space below which publishers are blocked.", unit="bytes", low=0, high=1 << 50
+        2 * GIB,
+        "Free disk space below which publishers are blocked.",
+        common=True,
+        unit="bytes",
+        low=0,
+        high=1 << 50,
     )
 
     switch_fast_path: bool = option(
-        True, "Decode frames seen before from memory; off: decode each one.", section="Fast path"
+        True,
+        "Reuse what was decoded from a frame when a client repeats it. Turn it off only to look for an "
+        "error.",
+        section="Fast path",
     )
     turn_ms: int = option(
         4,
-        "Time after which the work of one client is interrupted, so that others have their turn.",
+        "How long the node works for one client before others get their turn.",
         unit="ms",
         low=1,
         high=60_000,
     )
-    memo_entries_max: int = option(16_384, "Frames that each connection remembers.", low=16, high=10_000_000)
+    memo_entries_max: int = option(
+        16_384, "Decoded frames that the node remembers for each connection.", low=16, high=10_000_000
+    )
     memo_bytes_max: int = option(
         64 * MIB,
-        "What all connections together remember of frames, estimated; beyond it, all begin anew.",
+        "Estimated memory for the decoded frames of all connections; when it is used up, all are forgotten.",
         unit="bytes",
         low=64 * KIB,
         high=1 << 40,
     )
 
     default_user: str = option(
-        "guest", "User made when there is none yet.", kind="text", section="Users and management"
+        "guest",
+        "Administrator that is created if there are no users.",
+        common=True,
+        kind="text",
+        section="Users and management",
     )
-    default_password: str = option("guest", "Its password; others see it in ps.", kind="text")
+    default_password: str = option(
+        "guest",
+        "Password of default_user, if there is no default_password_file. Other users of this machine can "
+        "see it in ps.",
+        kind="text",
+    )
     default_password_file: str = option(
         "",
-        "File with its password, which nobody else can read; it goes before default_password.",
+        "File with the password of default_user, readable only by its owner.",
+        common=True,
         unit="file",
     )
     reset_administrator: str = option(
         "",
-        "User made an administrator at this start, with the password in default_password_file: the way back in.",
+        "User that is made an administrator at this start, with the password in default_password_file. "
+        "Use it if no administrator can log in.",
         unit="user",
     )
     accept_topology_loss: int = option(
         0,
-        "Gives up entries of the topology's log that no node can read, if this is the first; see docs/cluster.md.",
+        "First of the entries of the topology's log that no node can read. The node gives up all of them; "
+        "see docs/cluster.md.",
         unit="entry",
         low=0,
         high=1 << 62,
     )
     load_definitions: str = option(
         "",
-        "File with definitions, RabbitMQ's or mqd's, that are taken over at each start; then there is no default user.",
+        "File of definitions (RabbitMQ's or mqd's) to import at each start; then there is no default user.",
+        common=True,
         unit="file",
     )
-    default_vhost: str = option("/", "Virtual host made when there is none yet.", kind="text")
+    default_vhost: str = option("/", "Virtual host that is created if there is none.", kind="text")
     loopback_users: tuple[str, ...] = option(
-        ("guest",), "Users who may log in from this machine only.", unit="names, with commas between"
+        ("guest",),
+        "Users who may log in from this machine only.",
+        common=True,
+        unit="names, with commas between",
     )
     users_max: int = option(100_000, "Users.", low=1, high=10_000_000)
     login_memory_s: float = option(
-        30.0, "Time for which a checked password is not checked again.", unit="s", low=0, high=3_600
+        30.0,
+        "How long a checked password or token is accepted without another check.",
+        unit="s",
+        low=0,
+        high=3_600,
     )
-    login_memory_entries_max: int = option(10_000, "Checked passwords remembered.", low=1, high=1_000_000)
+    login_memory_entries_max: int = option(
+        10_000, "Checked passwords and tokens that are remembered.", low=1, high=1_000_000
+    )
     password_checks_max: int = option(
-        0, "Passwords checked at a time; 0: half as many as there are processors.", low=0, high=1_000
+        0, "Passwords that are checked at the same time; 0: half the number of processors.", low=0, high=1_000
     )
     password_checks_waiting_max: int = option(
-        64, "Logins of one address that wait for their check; more are refused.", low=1, high=10_000
+        64,
+        "Logins of one address that may wait for their check; further ones are refused.",
+        low=1,
+        high=10_000,
     )
     login_failures_free: int = option(
-        20, "Failed logins of one address before its next ones have to wait.", low=0, high=1_000_000
+        20, "Failed logins of one address before its further logins are delayed.", low=0, high=1_000_000
     )
-    login_back_off_max_s: float = option(5.0, "Longest such wait before a check.", unit="s", low=0, high=600)
+    login_back_off_max_s: float = option(
+        5.0, "Longest delay of a login after failed logins of its address.", unit="s", low=0, high=600
+    )
     login_failure_memory_s: float = option(
-        60.0, "Time without a failed login after which they are forgotten.", unit="s", low=0, high=86_400
+        60.0,
+        "Time without a failed login after which the failed logins of an address are forgotten.",
+        unit="s",
+        low=0,
+        high=86_400,
     )
     login_sources_max: int = option(
         10_000, "Addresses whose failed logins are remembered.", low=1, high=1_000_000
@@ -794,157 +1039,206 @@ class Config:
     )
     permission_match_ms: int = option(
         10,
-        "Time that matching a pattern with look-around or back-references may take; past it, it does not match.",
+        "Time for one match of a pattern with look-around or back-references; if it takes longer, the "
+        "pattern does not match.",
         unit="ms",
         low=1,
         high=10_000,
     )
     permission_match_total_ms: int = option(
         100,
-        "Time for which such a pattern may exceed this in all; then it matches no other name until it is set anew.",
+        "Total time by which such a pattern may exceed permission_match_ms; after that, it matches no "
+        "further names until it is set again.",
         unit="ms",
         low=1,
         high=600_000,
     )
     auth_backends: tuple[str, ...] = option(
         (INTERNAL_BACKEND,),
-        "Who checks passwords, one after the other: the users of this broker (internal), a server of yours (http).",
+        "Password backends, tried in this order: internal (this broker's users), http (your own server).",
         unit="internal and http, with commas between",
     )
     auth_http_user_path: str = option(
-        "", "Where the HTTP backend says whether a password is the user's.", unit="URL"
+        "",
+        "URL of the HTTP backend that answers whether a password is right, and with which tags.",
+        unit="URL",
     )
     auth_http_vhost_path: str = option(
-        "", "Where it says whether a user may open a virtual host.", unit="URL"
+        "", "URL of the HTTP backend that answers whether a user may open a virtual host.", unit="URL"
     )
     auth_http_resource_path: str = option(
-        "", "Where it says whether a user may configure, write or read a queue or an exchange.", unit="URL"
+        "",
+        "URL of the HTTP backend that answers whether a user may configure, write or read a queue or an "
+        "exchange.",
+        unit="URL",
     )
     auth_http_topic_path: str = option(
-        "", "Where it says whether a user may use a routing key of a topic exchange.", unit="URL"
+        "",
+        "URL of the HTTP backend that answers whether a user may use a routing key of a topic exchange.",
+        unit="URL",
     )
     auth_http_method: str = option(
         "post",
-        "How it is asked: with a form, or with a query, in which web servers log passwords.",
+        "HTTP method of requests to the HTTP backend. With get, passwords are in the query, which web "
+        "servers log.",
         choices=("post", "get"),
     )
     auth_http_ca_file: str = option(
-        "", "Authorities of its certificate; empty: those of the system.", unit="PEM file"
+        "",
+        "Certificate authorities for the HTTP backend's certificate; empty: those of the system.",
+        unit="PEM file",
     )
-    auth_http_cert_file: str = option("", "Certificate that it is shown.", unit="PEM file")
-    auth_http_key_file: str = option("", "Its private key.", unit="PEM file")
+    auth_http_cert_file: str = option(
+        "", "Client certificate for the HTTP backend; empty: none.", unit="PEM file"
+    )
+    auth_http_key_file: str = option("", "Private key of auth_http_cert_file.", unit="PEM file")
     auth_http_timeout_s: float = option(
-        5.0, "Time for an answer of it, waiting for others included.", unit="s", low=0.1, high=600
+        5.0,
+        "How long the node waits for the HTTP backend, including the wait for earlier requests.",
+        unit="s",
+        low=0.1,
+        high=600,
     )
-    auth_http_answer_bytes_max: int = option(4 * KIB, "Largest answer of it.", unit="bytes", low=64, high=MIB)
+    auth_http_answer_bytes_max: int = option(
+        4 * KIB, "Largest answer of the HTTP backend.", unit="bytes", low=64, high=MIB
+    )
     auth_http_requests_max: int = option(
-        32, "What it is asked at a time; of that, logins have half.", low=2, high=10_000
+        32, "Requests to the HTTP backend at the same time; logins may use half of them.", low=2, high=10_000
     )
     auth_http_waiting_max: int = option(
-        4_096, "What waits to be asked; more is refused.", low=1, high=1_000_000
+        4_096,
+        "Requests to the HTTP backend that are sent or wait to be sent; further ones are refused.",
+        low=1,
+        high=1_000_000,
     )
     auth_http_logins_per_address_max: int = option(
-        8, "Logins of one address that it is asked about at a time.", low=1, high=10_000
+        8, "Logins of one address that the HTTP backend is asked about at the same time.", low=1, high=10_000
     )
     auth_http_cache_s: float = option(
-        15.0, "Time for which an answer of it counts.", unit="s", low=1, high=86_400
+        15.0, "How long an answer of the HTTP backend is reused.", unit="s", low=1, high=86_400
     )
     auth_http_cache_entries_max: int = option(
-        65_536, "Answers of it that are remembered.", low=16, high=10_000_000
+        65_536, "Answers of the HTTP backend that are remembered.", low=16, high=10_000_000
     )
     auth_http_session_s: float = option(
-        3_600.0, "Time after which a login of its users to the page ends.", unit="s", low=1, high=2_592_000
+        3_600.0,
+        "Longest session on the management page of a user of the HTTP backend.",
+        unit="s",
+        low=1,
+        high=2_592_000,
     )
     oauth_resource_server_id: str = option(
         "",
-        "Name of this broker in tokens of OAuth 2: a token with it as audience is taken as a password; empty: none is.",
+        "Name of this broker in OAuth 2 tokens: a token with it as audience is accepted as a password; "
+        "empty: no tokens.",
         unit="name",
     )
     oauth_issuer: str = option(
         "",
-        "Issuer that tokens must have; its configuration is asked for the keys where oauth_jwks_url is empty.",
+        "Issuer that tokens must have; empty: any. If oauth_jwks_url is empty, the issuer's configuration "
+        "tells where the keys are.",
         unit="https URL",
     )
     oauth_jwks_url: str = option(
-        "", "Where the authorization server has the keys that it signs with.", unit="https URL"
+        "", "URL of the keys with which the authorization server signs tokens.", unit="https URL"
     )
     oauth_ca_file: str = option(
         "",
-        "Authorities of that server's certificate; empty: those of the system.",
+        "Certificate authorities for the authorization server's certificate; empty: those of the system.",
         unit="PEM file",
     )
-    oauth_verify_audience: bool = option(True, "Take no token that has another audience.")
+    oauth_verify_audience: bool = option(True, "Refuse tokens that have another audience.")
     oauth_scope_prefix: str = option(
-        "", "What scopes for this broker begin with; empty: oauth_resource_server_id and a dot.", unit="text"
+        "",
+        "Prefix of the scopes that are for this broker; empty: oauth_resource_server_id and a dot.",
+        unit="text",
     )
     oauth_scope_claims: tuple[str, ...] = option(
-        ("scope",), "Claims in which scopes stand.", unit="names, with commas between"
+        ("scope",), "Claims that contain scopes.", unit="names, with commas between"
     )
     oauth_username_claims: tuple[str, ...] = option(
         ("sub", "client_id"),
-        "Claims in which the name of the user stands; the first that is there counts.",
+        "Claims that may contain the user name; the first one in the token is used.",
         unit="names, with commas between",
     )
     oauth_leeway_s: float = option(
-        0.0, "By how much the clocks may differ, for times in tokens.", unit="s", low=0, high=600
+        0.0,
+        "How much the clocks may differ when the times in a token are checked.",
+        unit="s",
+        low=0,
+        high=600,
     )
     oauth_token_bytes_max: int = option(
         4 * KIB,
-        "Longest token in a login; handshake_frame_bytes_max must hold it.",
+        "Longest token in a login; handshake_frame_bytes_max must be larger.",
         unit="bytes",
         low=256,
         high=MIB,
     )
     oauth_keys_age_s: float = option(
-        3_600.0, "Time after which the keys are fetched again.", unit="s", low=1, high=31_536_000
+        3_600.0,
+        "Age at which the keys of the authorization server are fetched again.",
+        unit="s",
+        low=1,
+        high=31_536_000,
     )
     oauth_keys_pause_s: float = option(
-        10.0, "Time between two fetches because of a token with an unknown key.", unit="s", low=0, high=86_400
+        10.0,
+        "Shortest time between two fetches of these keys; a token with an unknown key causes one.",
+        unit="s",
+        low=0,
+        high=86_400,
     )
     oauth_fetch_timeout_s: float = option(
-        5.0, "Time that the authorization server has for an answer.", unit="s", low=0.1, high=600
+        5.0, "How long a fetch of these keys may take.", unit="s", low=0.1, high=600
     )
     oauth_answer_bytes_max: int = option(
-        MIB, "Largest answer of that server.", unit="bytes", low=KIB, high=64 * MIB
+        MIB, "Largest answer of the authorization server.", unit="bytes", low=KIB, high=64 * MIB
     )
     http_body_bytes_max: int = option(
-        20 * MIB, "Largest body of a management request.", unit="bytes", low=KIB, high=GIB
+        20 * MIB,
+        "Largest body of a management request. Raise it to import large definitions.",
+        unit="bytes",
+        low=KIB,
+        high=GIB,
     )
     http_json_bytes_max: int = option(
         MIB,
-        "Largest object or list within such a body, but for definitions; a payload is a text, and may be larger.",
+        "Largest JSON object or list in a management request other than an import of definitions; texts, "
+        "such as payloads, may be larger.",
         unit="bytes",
         low=KIB,
         high=GIB,
     )
     http_definition_bytes_max: int = option(
-        256 * KIB, "Largest object in definitions that are imported.", unit="bytes", low=KIB, high=GIB
+        256 * KIB, "Largest object in imported definitions.", unit="bytes", low=KIB, high=GIB
     )
     http_definitions_max: int = option(
-        500_000, "Objects in definitions that are imported.", low=1, high=100_000_000
+        500_000, "Number of objects in imported definitions.", low=1, high=100_000_000
     )
     http_connections_max: int = option(
         1_024,
-        "Management connections; one more displaces the oldest that nobody is logged in on.",
+        "Connections to the management listener; at the limit, a new one replaces an old one that answers "
+        "no logged-in user.",
         low=16,
         high=100_000,
     )
     http_pipelined_max: int = option(
         16,
-        "Requests on one management connection, each sent before the one ahead of it was answered, after which the connection "
-        "is closed; no browser and no usual client sends any.",
+        "Requests in a row that a management client may send before the previous answer; after that, its "
+        "connection is closed. Browsers and usual clients send none.",
         low=0,
         high=100_000,
     )
     http_requests_max: int = option(
-        256, "Management requests of logged-in users at a time.", low=1, high=100_000
+        256, "Management requests of logged-in users at the same time.", low=1, high=100_000
     )
     http_requests_per_user_max: int = option(
-        64, "Management requests of one user at a time.", low=1, high=100_000
+        64, "Management requests of one user at the same time.", low=1, high=100_000
     )
     http_request_timeout_s: float = option(
         30.0,
-        "Time that a management request may take to arrive, and that a connection may wait for one.",
+        "Time for a management request to arrive completely, and for an idle connection to begin one.",
         unit="s",
         low=0.1,
         high=3_600,
@@ -954,76 +1248,87 @@ class Config:
     )
     http_answer_timeout_s: float = option(
         300.0,
-        "Time for which the node waits in all for a management client to take an answer.",
+        "Total time that the node waits for a management client to take one answer.",
         unit="s",
         low=0.1,
         high=86_400,
     )
     http_memory_bytes_max: int = option(
         0,
-        "What management requests and answers take up together, estimated, half of it those of one user, and an eighth only"
-        " those of administrators; more are answered with 503. 0: an eighth of the memory limit.",
+        "Estimated memory for management requests and answers: one user may hold half of it, and an "
+        "eighth is left to administrators. Further requests get status 503. 0: an eighth of the memory "
+        "limit.",
         unit="bytes",
         low=0,
         high=1 << 50,
     )
     http_slice_ms: int = option(
         2,
-        "Time for which long answers of the management API keep the node from its clients at a stretch.",
+        "How long a long answer of the management API may occupy the node before clients get their turn.",
         unit="ms",
         low=1,
         high=1_000,
     )
     http_filter_ms: int = option(
         1_000,
-        "Time that matching the regular expression of one request may take in all.",
+        "Total time for matching the regular expression of one management request.",
         unit="ms",
         low=1,
         high=600_000,
     )
-    http_page: bool = option(True, "Whether the management listener has a page for browsers.")
+    http_page: bool = option(True, "Serve the management page for browsers.")
     http_sessions_max: int = option(
         1_000,
-        "Logins of the page at a time; one more ends the one that was used least recently.",
+        "Sessions on the management page; at the limit, a login ends the session that is unused longest.",
         low=1,
         high=10_000,
     )
     http_sessions_per_user_max: int = option(
-        20, "Logins of one user to the page at a time, likewise.", low=1, high=1_000_000
+        20,
+        "Sessions of one user on the management page; at the limit, a login ends the one that is unused "
+        "longest.",
+        low=1,
+        high=1_000_000,
     )
     http_sessions_bytes_max: int = option(
         16 << 20,
-        "Memory for logins of the page, those by tokens with many scopes above all; likewise.",
+        "Memory for sessions on the management page (those of tokens with many scopes are large); at the "
+        "limit, a login ends the session that is unused longest.",
         unit="bytes",
         low=1 << 20,
         high=1 << 30,
     )
     http_session_idle_s: float = option(
         3_600.0,
-        "Time without a request after which a login to the page ends.",
+        "Time without a request after which a session on the management page ends.",
         unit="s",
         low=1,
         high=2_592_000,
     )
     http_session_age_s: float = option(
-        43_200.0, "Time after which a login to the page ends, used or not.", unit="s", low=1, high=2_592_000
+        43_200.0,
+        "Time after the login when a session on the management page ends, used or not.",
+        unit="s",
+        low=1,
+        high=2_592_000,
     )
     metrics_objects_max: int = option(
         10_000,
-        "Queues, connections, channels and exchanges that one scrape tells of one by one; more are left out, and counted.",
+        "Queues, connections, channels and exchanges (of each kind) that one scrape reports one by one; "
+        "others are left out and counted.",
         low=0,
         high=10_000_000,
     )
     statistics_interval_ms: int = option(
         5_000,
-        "Time between two samples of counters and lengths, from which the management API makes rates and charts.",
+        "Interval of the samples from which the management API makes rates and charts.",
         unit="ms",
         low=100,
         high=600_000,
     )
     statistics_bytes_max: int = option(
         64 * MIB,
-        "Memory for the samples of the last ten minutes; what begins to count when it is used up has no rates.",
+        "Memory for the samples of the last ten minutes; when it is used up, further objects have no rates.",
         unit="bytes",
         low=MIB,
         high=64 * GIB,
@@ -1032,52 +1337,55 @@ class Config:
     shovels_max: int = option(1_000, "Shovels that may be defined.", low=0, high=100_000, section="Shovels")
     shovel_hosts: tuple[str, ...] = option(
         (),
-        "Hosts that shovels may connect to: names, *.names, addresses and networks; empty: all. This node is always one.",
+        "Hosts that shovels may connect to: names, *.names, addresses and networks; empty: all. This node "
+        "is always allowed.",
         unit="names and networks, with commas between",
     )
-    shovel_uris_max: int = option(32, "URIs of each end of a shovel.", low=1, high=1_000)
+    shovel_uris_max: int = option(32, "URIs for each end of a shovel.", low=1, high=1_000)
     shovel_prefetch_max: int = option(
         10_000,
-        "Messages that a shovel has taken and not acked yet; a prefetch count of 0 is this.",
+        "Messages that a shovel may have received and not acked; a prefetch count of 0 means this number.",
         low=1,
         high=65_535,
     )
     shovel_bytes_max: int = option(
         16 * MIB,
-        "Bytes of one shovel that its destination has not taken yet, beyond which its source is not read.",
+        "Bytes that one shovel may hold for its destination; above this, its source is not read.",
         unit="bytes",
         low=64 * KIB,
         high=GIB,
     )
     shovels_bytes_max: int = option(
         0,
-        "The same of all shovels together: above it, only sources of shovels that hold nothing are read, and a shovel ends"
-        " whose destination takes nothing (unfinished_timeout_s). 0: an eighth of the memory limit.",
+        "Bytes that all shovels together may hold. Above this, only sources of shovels that hold nothing "
+        "are read, and a shovel ends if its destination takes nothing for unfinished_timeout_s. 0: an "
+        "eighth of the memory limit.",
         unit="bytes",
         low=0,
         high=1 << 50,
     )
     shovel_connect_timeout_s: float = option(
-        10.0, "Time for a shovel to connect, log in and declare at one URI.", unit="s", low=0.1, high=600
+        10.0, "Time for a shovel to connect to one URI, log in and declare.", unit="s", low=0.1, high=600
     )
     shovel_heartbeat_s: int = option(
         30,
-        "Heartbeat of a shovel's connections unless their URI has another; 0: none.",
+        "Heartbeat interval of a shovel's connections, unless their URI has another; 0: no heartbeats.",
         unit="s",
         low=0,
         high=65_535,
     )
     shovel_reconnect_min_ms: int = option(
-        100, "Shortest time between two tries of a shovel.", unit="ms", low=10, high=600_000
+        100, "Shortest pause before a shovel connects again.", unit="ms", low=10, high=600_000
     )
     shovel_tls_ca_file: str = option(
         "",
-        "Authorities that shovels trust unless their URI names others; empty: those of the system.",
+        "Certificate authorities that shovels trust, unless their URI names others; empty: those of the "
+        "system.",
         unit="PEM file",
     )
     shovel_tls_directory: str = option(
         "",
-        "Directory of the certificates and keys that URIs of shovels may name; empty: none.",
+        "Directory of the certificates and keys that URIs of shovels may name; empty: they may name none.",
         unit="directory",
     )
 
@@ -1119,7 +1427,7 @@ class Config:
     def _check_backends(self) -> None:
         backends, known = self.auth_backends, (INTERNAL_BACKEND, HTTP_BACKEND)
         if not backends or len(set(backends)) != len(backends) or not set(backends) <= set(known):
-            raise InvalidOption("auth_backends", ",".join(backends), "made of internal and http, each once")
+            raise InvalidOption("auth_backends", ",".join(backends), "internal, http, or both, each once")
         for path in ("user", "vhost", "resource", "topic"):
             name = f"auth_http_{path}_path"
             url = getattr(self, name)
@@ -1129,25 +1437,27 @@ class Config:
             raise InvalidOption(
                 "auth_http_cert_file",
                 self.auth_http_cert_file,
-                "given with auth_http_key_file, or not at all",
+                "given together with auth_http_key_file, or not at all",
             )
 
     def _check_cluster(self) -> None:
         addresses = self.peer_addresses
         if len(addresses) != len(self.peers):
-            raise InvalidOption("peers", ",".join(self.peers), "made of name=host:port, each name once")
+            raise InvalidOption(
+                "peers", ",".join(self.peers), "a list of name=host:port, with each name once"
+            )
         if not self.peers:
             return
         if self.node not in addresses:
-            raise InvalidOption(
-                "peers", ",".join(self.peers), f"such that this node, {self.node}, is among them"
-            )
+            raise InvalidOption("peers", ",".join(self.peers), f"a list that contains this node, {self.node}")
         if not self.cluster_secret_file:
-            raise InvalidOption("cluster_secret_file", "", "given when there are peers")
+            raise InvalidOption("cluster_secret_file", "", "given if there are peers")
         tls = (self.cluster_tls_cert_file, self.cluster_tls_key_file, self.cluster_tls_ca_file)
         if any(tls) and not all(tls):
             raise InvalidOption(
-                "cluster_tls_cert_file", tls[0], "given with its key and its authority, or none of them"
+                "cluster_tls_cert_file",
+                tls[0],
+                "given together with cluster_tls_key_file and cluster_tls_ca_file, or not at all",
             )
 
     @property
@@ -1242,11 +1552,25 @@ def parse_address(text: str) -> tuple[str, int] | None:
     return (host, int(port)) if colon and host and digits and int(port) <= 65_535 else None
 
 
+_UNITS = ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
+
+
+def amount(value: float, declared: Field[Any]) -> str:
+    """Return a number as people write it: `64 MiB`, if the field's unit is bytes, or `10,000`."""
+    if declared.metadata["unit"].startswith("bytes") and isinstance(value, int):
+        for size, name in _UNITS:
+            if value and value % size == 0:
+                return f"{value // size:,} {name}"
+        return f"{value:,}" + (" bytes" if value else "")
+    return f"{value:,}" if isinstance(value, int) else f"{value:,g}"
+
+
 def allowed_values(declared: Field[Any]) -> str:
     """Return the range of a field in words: `4096 to 16777216 bytes`."""
     about = declared.metadata
     if about["choices"]:
-        return " or ".join(about["choices"])
+        *others, last = about["choices"]
+        return f"{', '.join(others)} or {last}"
     if about["kind"] == "memory":
         return "an amount of bytes such as 2GiB, or a share of the memory above 0.0 and up to 1.0"
     if about["kind"].startswith("address"):
@@ -1263,7 +1587,8 @@ def allowed_values(declared: Field[Any]) -> str:
 def check(declared: Field[Any], value: object) -> None:
     """Raises InvalidOption unless the field may hold this value."""
     if not _allowed(declared, value):
-        raise InvalidOption(declared.name, value, allowed_values(declared))
+        spelling = hint(value, declared.metadata["choices"])
+        raise InvalidOption(declared.name, value, allowed_values(declared) + spelling)
 
 
 def _allowed(declared: Field[Any], value: object) -> bool:

@@ -34,8 +34,6 @@ from quorum_queue.ports import Sink
 
 
 class Commits(Protocol):
-    """See persistence.commits.commit."""
-
     def turn_begins(self) -> None: ...
 
     def turn_ends(self) -> None:

@@ -1,4 +1,4 @@
-"""Measures the hot loops in process, in ns a message: intake, machine, deliver, and acks.
+"""Measures the hot loops in process, in ns a message: intake, machine, deliver, acks, appends to a stream.
 
     python -m benchmarks.hot_loops
 
@@ -14,6 +14,7 @@ from typing import Any
 
 from pamqp import commands
 
+from amqp_server.streams.layout.encode import Encoder, Layouts
 from amqp_server.wire import acks, intake
 from amqp_server.wire.deliver import DeliverTemplate
 from amqp_server.wire.intake import Publisher, PublishRoute, Segment
@@ -93,6 +94,22 @@ def acks_ns(step: int) -> float:
     return best_ns(lambda: acks.take(data, 0, len(data)))
 
 
+def append_ns(properties: Callable[[int], commands.Basic.Properties | None], sizes: int = 1) -> float:
+    """Encode messages as a stream stores them; their bodies have this many sizes."""
+    published = [
+        frames.message("", "queue", b"x" * (128 + index % sizes), properties(index)) for index in range(COUNT)
+    ]
+    contents = [each[8 + int.from_bytes(each[3:7], "big") :] for each in published]
+    layouts = Layouts()
+
+    def work() -> None:
+        encoder = Encoder(layouts, 0, 0)
+        encoder.add(Run(range(COUNT), contents, b"\x00\x05queue"))
+        encoder.finish()
+
+    return best_ns(work)
+
+
 def main() -> None:
     properties = commands.Basic.Properties
     rows = [
@@ -111,6 +128,19 @@ def main() -> None:
         ("deliver, another channel number", deliver_ns(2)),
         ("acks in order", acks_ns(1)),
         ("acks of every other tag", acks_ns(2)),
+        ("stream, all alike", append_ns(lambda index: None)),
+        (
+            "stream, message-id differs",
+            append_ns(lambda index: properties(message_id=str(10**9 + index))),
+        ),
+        (
+            "stream, a headers table that differs",
+            append_ns(lambda index: properties(headers={"id": 10**9 + index, "kind": "a"}, delivery_mode=2)),
+        ),
+        (
+            "stream, message-id and size differ",
+            append_ns(lambda index: properties(message_id=str(10**9 + index)), sizes=61),
+        ),
     ]
     for name, cost in rows:
         print(f"{name:<42} {cost:7.0f} ns")

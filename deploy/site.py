@@ -28,9 +28,12 @@ MORE_PAGES = (
     README,
     "CHANGELOG.md",
     "CONTRIBUTING.md",
+    "CODE_OF_CONDUCT.md",
+    "SECURITY.md",
     "conformance_tests/README.md",
     "conformance_tests/clients/README.md",
 )
+#: A directory whose README GitHub shows, and which pages link to.
 ADR = "docs/adr"
 
 #: A link from the end of its text on; the text may be code.
@@ -54,7 +57,7 @@ def place(path: str) -> str:
     """Return the path of a repository file in the site."""
     if path == README:
         return "index.md"
-    if path == ADR:
+    if path in (ADR, f"{ADR}/{README}"):
         return "adr/index.md"
     return path.removeprefix("docs/")
 
@@ -95,22 +98,12 @@ def rewritten(page: str, text: str, linked: set[str]) -> str:
     return "".join([*parts, prose(text[at:])])
 
 
-def decisions() -> str:
-    """The page that GitHub shows as a directory."""
-    rows = []
-    for file in sorted((ROOT / ADR).glob("*.md")):
-        title = file.read_text().partition("\n")[0].removeprefix("#").strip()
-        rows.append(f"- [{title}]({file.name})")
-    return "\n".join(["# Decisions", "", "Why things are as they are, one page each.", "", *rows, ""])
-
-
 def gather(directory: Path) -> None:
     """Write all pages of the site, and the files that they link to. Raises BadLink."""
     linked: set[str] = set()
     own = pages()
     for page in own:
         _write(directory / place(page), rewritten(page, (ROOT / page).read_text(), linked))
-    _write(directory / place(ADR), decisions())
     shutil.copytree(ASSETS, directory / "assets")
     for file in sorted(linked.difference(own, [ADR])):
         copy = directory / place(file)

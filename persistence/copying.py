@@ -55,9 +55,9 @@ class Copied:
 def copy_directory(source: Path, target: Path, *, freeze_s_max: float, cluster_table: str) -> Copied:
     """Raises CannotCopy, and leaves nothing behind then."""
     if target.exists():
-        raise CannotCopy(f"{target} exists: name a directory that does not")
+        raise CannotCopy(f"{target} exists already: give the name of a new directory")
     if not (source / MAIN / DATA_FILE).exists():
-        raise CannotCopy(f"{source} is no data directory of mqd: it has no {MAIN}/{DATA_FILE}")
+        raise CannotCopy(f"{source} is not a data directory of mqd: it has no {MAIN}/{DATA_FILE}")
     target.mkdir(mode=0o700, parents=True)
     try:
         (target / MAIN).mkdir(mode=0o700)
@@ -108,8 +108,8 @@ def _owner(directory: Path, said: str) -> int:
         if _has_open(number, lock):
             return int(number)
     raise CannotCopy(
-        f"a process runs on {directory} that cannot be seen from here (it calls itself {said}): run this as the same"
-        " user or as root, on the same machine"
+        f"a process that is not visible here uses {directory} (it calls itself {said}): run this as "
+        "the same user or as root, on the same machine"
     )
 
 
@@ -127,8 +127,8 @@ def _frozen(pid: int, seconds: float) -> Iterator[None]:
     """SIGSTOP, and SIGCONT in any case: a child sends it if this process is gone or takes too long."""
     if pid == 1:
         raise CannotCopy(
-            "the node is the first process of its container, which the kernel stops for nobody inside: run this outside"
-            " of it, or start the container with an init (docker run --init)"
+            "the node is the first process of its container, so no process in the container can pause it: "
+            "run this outside of the container, or start the container with an init (docker run --init)"
         )
     waker = subprocess.Popen(
         ["/bin/sh", "-c", f"sleep {seconds}; kill -CONT {pid}"],
@@ -140,13 +140,13 @@ def _frozen(pid: int, seconds: float) -> Iterator[None]:
         os.kill(pid, signal.SIGSTOP)
         while not _stands_still(pid):
             if time.monotonic() > deadline:
-                raise CannotCopy(f"process {pid} did not stand still within {seconds} s")
+                raise CannotCopy(f"process {pid} did not pause within {seconds} s")
             time.sleep(LOOK_S)
         yield
         if waker.poll() is not None:
             raise CannotCopy(
-                f"copying takes longer than {seconds} s, and the node must not stand still for longer. Take a snapshot of the "
-                "file system, or stop the node and copy its directory then"
+                f"copying takes longer than {seconds} s, the limit for a pause of the node. Take a snapshot of "
+                "the file system instead, or stop the node and copy its directory then"
             )
     finally:
         os.kill(pid, signal.SIGCONT)

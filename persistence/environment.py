@@ -213,11 +213,14 @@ class Environment(Metadata, LmdbStore):
         size = size and max(size - size % BLOCK_BYTES, LOG_BYTES_MIN)
         if logged and not path.exists():
             raise DataDirectoryUnusable(
-                f"the data directory {self.directory} lacks the file {path}, which has what was confirmed last. "
-                f"Put it back, or, if it is gone, make it empty (: > {path}): what it had is lost then."
+                f"the data directory {self.directory} lacks the file {path}, which holds the last confirmed "
+                f"messages. Restore it; if it is lost, create an empty file (: > {path}), which loses those "
+                "messages."
             )
         if logged and not path.stat().st_size:
-            logger.critical("%s is empty: what was confirmed last before the node ended is lost", path)
+            logger.critical(
+                "%s is empty: messages that were confirmed just before the node ended are lost", path
+            )
         if not size and not logged:
             return
         log = WriteAheadLog.open(path, size or LOG_BYTES, sync=self._sync, needed=logged)
@@ -250,8 +253,8 @@ class Environment(Metadata, LmdbStore):
                 layer.absorb(layer_codec.decode(content))
         except LogDamaged as error:
             raise DataDirectoryUnusable(
-                f"the log {path} is damaged: {error}. It has what was confirmed last. Put the directory back from a backup, "
-                f"or empty the log (: > {path}): what was confirmed last is lost then."
+                f"the log {path} is damaged: {error}. It holds the last confirmed messages. Restore the data "
+                f"directory from a backup, or empty the log (: > {path}), which loses those messages."
             ) from error
         except (layer_codec.UnknownVersion, msgspec.DecodeError) as error:
             raise SchemaMismatch(
@@ -271,8 +274,8 @@ class Environment(Metadata, LmdbStore):
                 transaction.abort()
                 if not self.enlarge():
                     raise DataDirectoryUnusable(
-                        f"the data directory {self.directory} has no room for what its log has: {error}. "
-                        f"Free {log.size} bytes of its disk."
+                        f"the data directory {self.directory} has no room for the contents of its log: {error}. Free "
+                        f"{log.size} bytes of its disk."
                     ) from error
             else:
                 transaction.finish()
@@ -402,8 +405,8 @@ def _check_kinds(directory: Path) -> None:
         if not (stat.S_ISDIR(mode) if is_directory else stat.S_ISREG(mode)):
             found = next((what for test, what in _FOUND if test(mode)), "something else")
             raise DataDirectoryUnusable(
-                f"the data directory {directory} can't be used: {name} in it is {found}, and no "
-                f"{'directory' if is_directory else 'file'}. Find out who made it, and remove it."
+                f"the data directory {directory} can't be used: {name} in it is {found}, not a "
+                f"{'directory' if is_directory else 'file'}. Find out what created it, and remove it."
             )
 
 
@@ -434,7 +437,7 @@ def _close_to_others(directory: Path) -> None:
             f"others may write to the data directory {directory} (mode {mode:04o}): {error.strerror}. {advice}."
         ) from error
     logger.warning(
-        "others could write to the data directory %s (mode %04o); it has mode %04o now",
+        "others could write to the data directory %s (mode %04o); its mode is %04o now",
         directory,
         mode,
         mode & ~stat.S_IRWXO,

@@ -161,7 +161,7 @@ class LmdbStore:
         # Other programs write, too: with less than this to spare, check the disk each time.
         self._room_bytes = min(free - wanted - RESERVE_BYTES - DISK_SLACK_BYTES, LOOK_BYTES)
         if free < wanted + RESERVE_BYTES and free + self._unused_bytes() < wanted + RESERVE_BYTES:
-            raise StorageFull(f"{self._data_file}: the rest of the disk is needed for deletions")
+            raise StorageFull(f"{self._data_file}: the remaining disk space is reserved for deletions")
 
     def _unused_bytes(self) -> int:
         """Bytes of the data file on the disk that no page uses; some free
@@ -421,7 +421,7 @@ class LmdbStore:
                 try:
                     found[seq] = unseal(key, cursor.value(), lambda: f"an annotation of queue {queue_id}")
                 except CorruptRecord as error:
-                    log.error("%s: message %d is taken as if it had none", error, seq)
+                    log.error("%s: message %d is used without it", error, seq)
                 cursor.next()
         return found
 

@@ -62,7 +62,6 @@ class Leftover:
             self._runs.pop()
 
     def failed(self, error: Exception) -> None:
-        """See amqp_server.turn.Unit."""
         raise Fatal(f"what a queue held could not be freed: {error!r}") from error
 
 

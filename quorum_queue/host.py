@@ -91,7 +91,7 @@ class QueueHost:
         raise NotImplementedError
 
     def configure(self, settings: Settings) -> None:
-        """See quorum_queue.ports.Host."""
+        pass
 
     @property
     def counts_bytes(self) -> bool:
@@ -114,7 +114,6 @@ class QueueHost:
     # -- commands --------------------------------------------------------------------------------------------
 
     def begin_large(self, content: bytes, head: bytes, channel: int) -> Preparing | None:
-        """See quorum_queue.ports.Recipient."""
         return None
 
     def submit(self, *commands: Command) -> None:
@@ -123,10 +122,10 @@ class QueueHost:
         self._turn.schedule(self)
 
     def hold(self) -> None:
-        """See quorum_queue.ports.Recipient."""
+        pass
 
     def unhold(self) -> None:
-        """See quorum_queue.ports.Recipient."""
+        pass
 
     def apply_pending(self) -> None:
         raise NotImplementedError
@@ -175,7 +174,6 @@ class QueueHost:
         self.submit(("purge", token))
 
     def seal(self, condition: int, done: Callable[[Sealed | Refused], None]) -> None:
-        """See quorum_queue.ports.Host."""
         self.seal_here(condition, done)
 
     def seal_here(self, condition: int, done: Callable[[Sealed | Refused], None]) -> None:

@@ -311,7 +311,7 @@ class Paging(QueueHost):
         fresh = [seq for seq in seqs if not any(low <= seq <= high for _, low, high in known)]
         for command in _spans(fresh):
             self.pending.append(command)
-            logger.error("%s has lost its messages %d to %d: %s", self._title, *command[1:], fault)
+            logger.error("%s lost messages %d to %d: %s", self._title, *command[1:], fault)
 
     @property
     def _title(self) -> str:

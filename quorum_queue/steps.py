@@ -100,7 +100,6 @@ class Steps:
             self.begin()
 
     def failed(self, error: Exception) -> None:
-        """See quorum_queue.boundary.Unit."""
         failure = self._failure
         if isinstance(failure, str):
             raise Fatal(f"{failure}: {error!r}") from error

@@ -385,7 +385,7 @@ def sink_options(given: Mapping[str, str]) -> SinkOptions:
     """Raises BadOption."""
     read = _read(given, "sink")
     if (read["txnAppId"] is None) != (read["txnVersion"] is None):
-        raise BadOption("options 'txnAppId' and 'txnVersion' go together: give both or neither")
+        raise BadOption("options 'txnAppId' and 'txnVersion' belong together: give both or neither")
     if read["txnAppId"] is not None and read["delivery"] not in ("exactly-once", "ledger"):
         raise BadOption(
             "option 'txnAppId' does something only with delivery=exactly-once: set 'delivery' too"
@@ -435,7 +435,7 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
     for name in _FOR_QUEUES if read["stream"] else _FOR_STREAMS:
         if name.lower() in names:
             kind, other = ("stream", "queue") if read["stream"] else ("queue", "stream")
-            raise BadOption(f"option '{name}' says nothing about a {kind}: it belongs to option '{other}'")
+            raise BadOption(f"option '{name}' cannot be used for a {kind}: it belongs to option '{other}'")
     if read["startingOffsets"] is not None and read["startingTimestamp"] is not None:
         raise BadOption("options 'startingOffsets' and 'startingTimestamp' say the same: give one of them")
     if read["endingOffsets"] == "earliest" or EARLIEST in _given_offsets(read["endingOffsets"]):

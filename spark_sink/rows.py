@@ -110,7 +110,7 @@ def check_schema(schema: StructType, options: SinkOptions) -> None:
         if name not in SINK_COLUMNS and not options.ignore_unknown_columns:
             raise BadColumn(_unknown(name))
         if names.count(name) > 1:
-            raise BadColumn(f"column '{name}' is there twice")
+            raise BadColumn(f"column '{name}' appears twice")
     if "value" not in names:
         raise BadColumn(
             f"column 'value' is missing: it becomes the body; the frame has {', '.join(names) or 'none'}"

@@ -60,6 +60,7 @@ FOREIGN = frozenset(
     [
         "base64",
         "cd",
+        "cp",
         "echo",
         "eval",
         "git",
@@ -242,7 +243,7 @@ def _check_flags(words: Sequence[str], sources: Sequence[Path]) -> None:
 def check_pip(words: Sequence[str]) -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     named = {each for word in words for some in re.findall(r"\[([\w,]+)\]", word) for each in some.split(",")}
-    if words[0] != "install" or not named <= {*extras}:
+    if words[0] not in ("install", "wheel") or not named <= {*extras}:
         raise Wrong(f"pip {words}: there are the extras {sorted(extras)}")
 
 

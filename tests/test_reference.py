@@ -54,7 +54,10 @@ def test_every_command_is_there() -> None:
         "### cluster transfer-leader\n" in page
         and "mqctl cluster transfer-leader [OPTIONS] QUEUE NODE\n" in page
     )
-    assert "| `-u`, `--if-unused` |" in page and "| `-p`, `--vhost` TEXT | `/` | Virtual host. |" in page
+    assert (
+        "| `-u`, `--if-unused` |" in page
+        and "| `-p`, `--vhost` TEXT | `/` | Virtual host of the objects. |" in page
+    )
 
 
 def test_every_path_is_there() -> None:

@@ -31,6 +31,6 @@ class ObjectCounts:
         most = self._declared_bytes_max
         if self.declared_bytes + weight > most:
             raise ResourceError(
-                f"queues, exchanges, bindings and consumers take up {self.declared_bytes} bytes of memory, "
-                f"{weight} more are not allowed (declared_bytes_max: {most})"
+                f"queues, exchanges, bindings and consumers use {self.declared_bytes} bytes of memory; "
+                f"{weight} more exceed declared_bytes_max ({most})"
             )

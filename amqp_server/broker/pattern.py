@@ -117,7 +117,7 @@ class _Backtracking:
             self._attempts -= 1
             if not self._attempts:
                 logger.warning(
-                    "pattern %r takes too long again and again: it matches no other name until it is set anew",
+                    "pattern %r often takes too long: it matches no further names until it is set again",
                     self._pattern[:200],
                 )
             return False

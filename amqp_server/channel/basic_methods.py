@@ -138,9 +138,9 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
                 raise in_exclusive_use(channel, queue)
             if refused == NAMES_FULL:
                 raise PreconditionFailed(
-                    "no place for a new name ('x-group'), stream_names_max is "
-                    f"{connection.config.stream_names_max}: delete a name (mqctl delete_stream_offset), or raise the "
-                    f"limit: {place_of(queue)}"
+                    f"{place_of(queue)} stores {connection.config.stream_names_max} named offsets already "
+                    "(stream_names_max), so 'x-group' cannot add another name: delete one (mqctl "
+                    "delete_stream_offset), or raise the limit"
                 )
             raise Unavailable(refused)
 
@@ -166,8 +166,8 @@ def _check_stream_consumer(
         )
     if "x-group" in arguments and channel.broker.replication.version < versions.STREAM_NAMES:
         raise NotImplemented_(
-            "not all nodes run a version of mqd whose streams keep offsets by name in a cluster ('x-group'): "
-            f"{place_of(queue)}"
+            "'x-group' on a stream in a cluster needs nodes that all run a version of mqd that supports "
+            f"it: {place_of(queue)}"
         )
     if not channel.prefetch:
         raise PreconditionFailed(f"consumer prefetch count is not set for '{place_of(queue)}'")
@@ -177,12 +177,12 @@ def _check_member(method: commands.Basic.Consume, queue: Queue, arguments: dict[
     """Check a member of a consumer group. Raises PreconditionFailed."""
     if method.exclusive:
         raise PreconditionFailed(
-            f"invalid property 'exclusive' for a consumer of {place_of(queue)}, which is a group"
+            f"invalid property 'exclusive' for a consumer of {place_of(queue)}, which is a consumer group"
         )
     for argument in arguments:
         if argument == "x-priority" or argument.startswith("x-stream-") or argument == "x-group":
             raise PreconditionFailed(
-                f"invalid arg '{argument}' for a consumer of {place_of(queue)}, which is a group"
+                f"invalid arg '{argument}' for a consumer of {place_of(queue)}, which is a consumer group"
             )
 
 

@@ -117,21 +117,23 @@ class Channel:
         error = None
         if transaction.published_bytes > config.tx_bytes_max:
             error = PreconditionFailed(
-                f"a transaction may have {config.tx_bytes_max} bytes of messages (tx_bytes_max): commit more often"
+                f"the transaction has more than {config.tx_bytes_max} bytes of messages (tx_bytes_max): commit "
+                "more often"
             )
         elif transaction.part_count > config.tx_parts_max:
             error = self._too_large()
         elif self.connection.incoming.unfinished.bytes > config.unfinished_bytes_max:
             error = PreconditionFailed(
-                f"a connection may have {config.unfinished_bytes_max} bytes of messages in transactions and of messages "
-                "whose last frame has not come (unfinished_bytes_max)"
+                f"the connection has more than {config.unfinished_bytes_max} bytes of unfinished messages: "
+                "transactions without a commit, and messages without their last frame (unfinished_bytes_max)"
             )
         if error is not None:
             self.connection.close_channel(self, error, _PUBLISH)
 
     def _too_large(self) -> PreconditionFailed:
         return PreconditionFailed(
-            f"a transaction may have {self.connection.config.tx_parts_max} parts (tx_parts_max): commit more often"
+            f"the transaction has more than {self.connection.config.tx_parts_max} parts (tx_parts_max): "
+            "commit more often"
         )
 
     # -- settling --------------------------------------------------------------------------------------------

@@ -364,12 +364,12 @@ def _confirm_level(channel: Channel, properties: content.Properties) -> int:
     level = confirm_level.of_table(table, 0, len(table))
     if level == confirm_level.UNKNOWN:
         value = repr((properties.headers or {}).get(confirm_level.NAME.decode()))
-        raise PreconditionFailed(f"invalid header x-confirm {value[:80]}: it is 'leader' or 'all'")
+        raise PreconditionFailed(f"invalid header x-confirm {value[:80]!r}: it must be 'leader' or 'all'")
     publisher = channel.connection.incoming.publisher
     publisher.knows_levels = channel.broker.replication.version >= versions.CONFIRM_LEVELS
     if level != MAJORITY and not publisher.knows_levels:
         raise PreconditionFailed(
-            "header x-confirm: not all nodes of the cluster run a version of mqd that knows it"
+            "header x-confirm needs a cluster whose nodes all run a version of mqd that knows it"
         )
     return level
 
@@ -405,8 +405,9 @@ def publish(segment: Segment, commit: CommitOrigin | None = None) -> Sequence[Re
     """
     targets, origin, first = begin_publish(segment, commit)
     channel: Channel = segment.route.publisher
-    for _ in (trace_publish(channel, segment) if channel.vhost.tracing else None) or ():
-        pass
+    if channel.vhost.tracing:
+        for _ in trace_publish(channel, segment) or ():
+            pass
     return _give(segment, targets, origin, first)
 
 

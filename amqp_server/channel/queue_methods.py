@@ -150,7 +150,7 @@ def _count_from(channel: Channel, method: commands.Queue.Declare, queue: Queue) 
     start = parse_start(dict(method.arguments or {}), types, place_of(queue))
     if start.offset is None:
         raise PreconditionFailed(
-            f"invalid arg '{OFFSET}' for {place_of(queue)}: a passive declare takes a number"
+            f"invalid arg '{OFFSET}' for {place_of(queue)}: it must be a number in a passive declare"
         )
     offset = start.offset
     channel.last_queue = queue.name
@@ -158,7 +158,7 @@ def _count_from(channel: Channel, method: commands.Queue.Declare, queue: Queue) 
     def told(found: range | None) -> None:
         if found is None:
             raise PreconditionFailed(
-                f"offsets of {place_of(queue)} are not known on this node now: ask again"
+                f"the offsets of {place_of(queue)} are not known on this node now: try again"
             )
         if not found.start <= offset <= found.stop:
             raise PreconditionFailed(
@@ -240,14 +240,15 @@ def _declare(channel: Channel, method: commands.Queue.Declare) -> None:
     replication = broker.replication
     if parsed.type.is_stream and not replication.has_streams:
         raise NotImplemented_(
-            f"queue '{name}' in vhost '{vhost.name}' is a stream: not before all nodes run this version of mqd"
+            f"queue '{name}' in vhost '{vhost.name}' is a stream, which needs a cluster whose nodes all "
+            "run this version of mqd"
         )
     unknown = None
     if parsed.type.is_stream and replication.clustered:
         unknown = not_replicated(arguments, replication.version)
     if unknown is not None:
         raise NotImplemented_(
-            f"streams of a cluster do not have '{unknown}': queue '{name}' in vhost '{vhost.name}'"
+            f"streams in a cluster do not support '{unknown}': queue '{name}' in vhost '{vhost.name}'"
         )
     members = broker.hosts.place(parsed)
     record = QueueRecord(
@@ -364,7 +365,7 @@ def delete(channel: Channel, method: commands.Queue.Delete) -> None:
     whole = super_stream_of(vhost, name)
     if whole is not None:
         raise PreconditionFailed(
-            f"{place_of(queue)} is a partition of super stream '{whole}', and goes with that exchange"
+            f"{place_of(queue)} is a partition of super stream '{whole}': delete that exchange instead"
         )
     if method.if_unused and queue.type.is_stream and channel.broker.replication.clustered:
         # A node of a cluster knows only its own consumers of a stream. RabbitMQ refuses if-unused for all

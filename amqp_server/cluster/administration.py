@@ -46,7 +46,6 @@ class Administration:
     # -- the others' management ------------------------------------------------------------------------------
 
     def names(self) -> list[str]:
-        """See amqp_server.management.request.other_nodes.Others."""
         return sorted(name for name in self._cluster.roster.nodes if name != self._cluster.node)
 
     async def ask(self, node: str, question: bytes) -> list[bytes] | None:
@@ -270,7 +269,9 @@ class Administration:
             raise PreconditionFailed(f"node '{name}' is the last one of its cluster")
         own = name == self._cluster.node
         if not own and name in self._cluster.mesh.connected():
-            raise PreconditionFailed(f"node '{name}' is up: stop it first, or have it leave")
+            raise PreconditionFailed(
+                f"node '{name}' is up: stop it first, or remove it with `mqctl cluster leave`"
+            )
         self._check_only_on(name, own=own)
         address = nodes[name]
         # From now on the cluster places no queue on this node, and adds no members there.
@@ -296,8 +297,8 @@ class Administration:
             # Queues that only a dead node had are lost. A node that leaves in order must not lose any.
             if own or queue.members:
                 raise PreconditionFailed(
-                    f"queue '{queue.name}' in vhost '{queue.vhost.name}' is on node '{name}' only: "
-                    "grow it to another node, or delete it, first"
+                    f"queue '{queue.name}' in vhost '{queue.vhost.name}' has its only copy on node '{name}': add a "
+                    "member on another node first, or delete the queue"
                 )
         return homed
 
@@ -321,7 +322,8 @@ class Administration:
         left = len(self._cluster.hosts.leaving)
         if left:
             raise Unavailable(
-                f"{left} queues still count on this node, because others are down or filled: try again"
+                f"{left} queues still need this node, because other members are down or are being filled: try "
+                "again later"
             )
 
     async def grow(self, name: str, vhosts: Iterable[str]) -> int:
@@ -353,7 +355,8 @@ class Administration:
         queue = self._queue(vhost, name)
         if to not in queue.members:
             raise PreconditionFailed(
-                f"queue '{name}' in vhost '{vhost}' is on {', '.join(queue.members)}, not on '{to}'"
+                f"node '{to}' is not a member of queue '{name}' in vhost '{vhost}'; its members are "
+                f"{', '.join(queue.members)}"
             )
         await self._set_members(queue, queue.members, to)
 
@@ -366,14 +369,15 @@ class Administration:
         queue = self._queue(vhost, name)
         if self._cluster.node not in queue.members:
             raise PreconditionFailed(
-                f"queue '{name}' in vhost '{vhost}' is not on this node: ask one of {', '.join(queue.members)}"
+                f"this node is not a member of queue '{name}' in vhost '{vhost}': ask one of "
+                f"{', '.join(queue.members)}"
             )
         accepted: list[GivenUp] = []
         self._turn.run(lambda: accepted.append(self._cluster.replicas.lost_entries.accept(queue.queue_id)))
         if not accepted[0]:
             raise PreconditionFailed(
-                f"this node does not know of anything in queue '{name}' in vhost '{vhost}' that all members have lost: "
-                "each of them must be up and have looked for it"
+                f"this node knows of no log entry of queue '{name}' in vhost '{vhost}' that all members have "
+                "lost: all members must be up and have searched for it"
             )
         return accepted[0]
 
@@ -386,8 +390,8 @@ class Administration:
         self._turn.run(lambda: accepted.append(self._cluster.replicas.lost_entries.accept(GROUP)))
         if not accepted[0]:
             raise PreconditionFailed(
-                "this node does not know of anything in the topology that all nodes have lost: each of them must be up "
-                "and have looked for it"
+                "this node knows of no log entry of the topology that all nodes have lost: all nodes must be "
+                "up and have searched for it"
             )
         return accepted[0]
 

@@ -131,7 +131,7 @@ class Questions:
                         last, first = part, False
                     await self._send(peer, frames.answer(number, last, last_part=True))
         except Exception:
-            log.exception("a question of node %s could not be answered", peer)
+            log.exception("a request from node %s could not be answered", peer)
         finally:
             self._answering[peer] -= 1
 

@@ -167,8 +167,8 @@ class Groups:
             self._store.truncate(group_id, last_index + 1)
         if found.hard_lost:
             logger.error(
-                "%s: node %s cannot read its last vote, so it does not vote until the leader has filled it. There is "
-                "nothing to be done as long as a majority of the other members is up",
+                "%s: node %s cannot read its last vote, so it does not vote until the leader has filled it. "
+                "No action is needed while a majority of the other members is up",
                 *(machine.title, self.replicas.node),
             )
         log = Log(
@@ -216,8 +216,8 @@ class Groups:
         """
         self._store.drop(group_id)
         logger.error(
-            "%s: node %s cannot read its snapshot: it begins empty and without a vote, and the leader fills "
-            "it. There is nothing to be done as long as a majority of the other members is up",
+            "%s: node %s cannot read its snapshot: it starts empty and without a vote, and the leader "
+            "fills it. No action is needed while a majority of the other members is up",
             *(machine.title, self.replicas.node),
         )
         return self._new(machine, group_id, members, amnesiac=self.replicas.new_memory(group_id))

@@ -43,8 +43,6 @@ RemoteHostT = TypeVar("RemoteHostT", bound=RemoteHost)
 
 
 class ClusterHosts:
-    """See amqp_server.broker.topology.parts.Hosts."""
-
     def __init__(
         self,
         config: Config,

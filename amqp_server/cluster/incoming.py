@@ -67,7 +67,7 @@ class IncomingFrames:
         if asleep_ms < self._asleep_ms_max:
             return
         logger.warning(
-            "this process stood still for %d ms: asking the other nodes for the present state", asleep_ms
+            "this process was paused for %d ms: asking the other nodes for their current state", asleep_ms
         )
         self._from_before = dict.fromkeys(self._mesh.connected())
         for peer in self._from_before:
@@ -75,7 +75,6 @@ class IncomingFrames:
         self._distrust()
 
     def received(self, peer: str, found: list[memoryview]) -> None:
-        """See quorum_queue.links.ports.Events."""
         self._turn.run(self._received, peer, found)
 
     def _received(self, peer: str, found: list[memoryview]) -> None:

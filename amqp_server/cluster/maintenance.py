@@ -186,7 +186,7 @@ class Maintenance:
         try:
             core.propose_members(change)
         except (MembershipRefused, NotLeader) as refused:
-            logger.debug("group %d: %s", group.id, refused)
+            logger.debug("replica group %d: %s", group.id, refused)
         self._replicas.touch(group)
 
     def _next_members(self, group: Group, members: Members, wanted: Collection[str]) -> Members | None:

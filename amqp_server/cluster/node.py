@@ -330,8 +330,9 @@ class ClusterNode:
             # After the first batch only another process under this node's name can have such a number.
             return
         self._why_out = (
-            f"the cluster knows start {incarnation} of this node, and this one has the number {self.incarnation}: "
-            "its disk is new, and by its clock this is an earlier time. The process starts again with a higher number"
+            f"the cluster knows start number {incarnation} of this node, but this start has number "
+            f"{self.incarnation}: the data directory is new, and the clock of this machine is behind. The "
+            "process restarts with a higher number"
         )
         logger.warning("%s", self._why_out)
         self._again = True
@@ -596,13 +597,14 @@ class ClusterNode:
         reasons = ["nodes that cannot be reached: " + ", ".join(missing)] if missing else []
         group, bringing = self.replication.group, list(self._founding.bringing())
         if bringing and not missing:
-            reasons.append(f"node {bringing[0]} makes its data that of the cluster")
+            reasons.append(f"node {bringing[0]} is bringing its data into the cluster")
         elif group is not None and (reason := obstacle(group)):
             reasons.append(reason)
         elif group is not None:
             last = max(group.core.leader_commit, group.core.last_index)
             reasons.append(
-                f"the topology is read up to entry {group.applied} of {last}, and this start has no word in it yet"
+                f"this node has read the topology up to entry {group.applied} of {last}, and its start is not "
+                "in the log yet"
             )
         return reasons or ["the nodes do not agree yet on what cluster this is"]
 

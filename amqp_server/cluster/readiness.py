@@ -5,7 +5,7 @@ from __future__ import annotations
 from quorum_queue.cluster.replica_group import Group
 
 NO_MAJORITY = "no majority of the cluster's nodes is reachable"
-NO_LEADER = "the node that leads the cluster's topology is not reachable from here, or there is none now"
+NO_LEADER = "the topology has no leader at the moment, or this node does not reach it"
 
 
 def obstacle(group: Group | None) -> str:

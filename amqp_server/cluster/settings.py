@@ -35,8 +35,8 @@ def secret(config: Config) -> bytes:
         raise ClusterError(str(error)) from None
     if len(found) < 16:
         raise ClusterError(
-            f"the cluster's secret in {path} has {len(found)} bytes, it needs 16 at least: "
-            "write some from /dev/urandom, in base64, and give all nodes the same file"
+            f"the cluster's secret in {path} has {len(found)} bytes, it must have at least 16. Create one "
+            "with `head -c 32 /dev/urandom | base64`, and give all nodes the same file"
         )
     return found
 
@@ -60,7 +60,7 @@ def tls(config: Config) -> tuple[ssl.SSLContext, ssl.SSLContext] | None:
             load_authorities(context, authorities)
             load_certificate(context, certificate, key)
     except (TLSFileError, SecretFileError) as error:
-        raise ClusterError(f"the certificates for the links can't be used: {error}") from None
+        raise ClusterError(f"the certificates for links can't be used: {error}") from None
     return server, client
 
 
@@ -95,13 +95,11 @@ class LinksTls:
                 raise
             # No file can be opened now: try again the next time.
             self._stamps = before
-            logger.error("the certificate of the links can't be read now: %s", error)
+            logger.error("the certificate for links can't be read at the moment: %s", error)
         except ClusterError as error:
-            logger.error("the links keep the certificate that they have: %s", error)
+            logger.error("the new certificate for links can't be used, so links keep the old one: %s", error)
         else:
-            logger.info(
-                "new links have the certificate that is now in %s", self._config.cluster_tls_cert_file
-            )
+            logger.info("new links use the certificate that is now in %s", self._config.cluster_tls_cert_file)
 
 
 #: An entry of the largest size, with small ones beside it, is one frame.

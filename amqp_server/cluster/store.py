@@ -21,8 +21,6 @@ ASIDE = 1 << 63
 
 
 class GroupStore(Groups):
-    """See quorum_queue.cluster.replicas.Store."""
-
     def __init__(self, store: Store) -> None:
         super().__init__(store)
         #: Index below which entries may be kept aside, by group.

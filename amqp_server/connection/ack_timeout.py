@@ -87,7 +87,6 @@ class AckTimeout:
         self._noted[channel] = notes
 
     def failed(self, error: Exception) -> None:
-        """See amqp_server.turn.Unit."""
         raise Fatal(f"unacked deliveries could not be looked at: {error!r}") from error
 
 

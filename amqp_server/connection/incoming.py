@@ -255,11 +255,8 @@ class Incoming:
 
     @property
     def backlogged(self) -> bool:
-        """True if a method waits for its answer and so much data has arrived behind it that reading must
-        stop.
-        """
-        waiting = self._session.suspended is not None
-        return waiting and len(self._tail) > self.config.suspended_input_bytes_max
+        """True if reading must stop, because much has arrived behind a method that waits for its answer."""
+        return len(self._tail) > self.config.suspended_input_bytes_max
 
     def _handle(self, data: bytes, position: int = 0) -> None:
         """Handle the frames in data[position:]."""
@@ -268,8 +265,7 @@ class Incoming:
             return
         self.congested = False
         try:
-            self.forget_old_routes()
-            if not self.flush_segments():
+            if (self.segments or self._wide is not None) and not self.flush_segments():
                 return self._leave(data, position)
             if self._closing is not None:
                 closing, self._closing = self._closing, None
@@ -406,7 +402,8 @@ class Incoming:
 
     def _publishes(self, data: bytes, pos: int, after: int, end: int, channel: Channel) -> int | None:
         """Take the publishes at `pos`; None if the next one is not complete."""
-        self.forget_old_routes()
+        if self._generation != self.broker.generation:
+            self.forget_old_routes()
         key = data[pos:after]
         route = self.routes.get(key)
         if route is None:
@@ -576,7 +573,7 @@ class Incoming:
     def _check_unfinished(self) -> None:
         if self.unfinished.bytes > self.config.unfinished_bytes_max:
             raise ResourceError(
-                f"a connection may have {self.config.unfinished_bytes_max} bytes of unfinished messages "
+                f"the connection has more than {self.config.unfinished_bytes_max} bytes of unfinished messages "
                 "(unfinished_bytes_max)"
             )
 

@@ -86,7 +86,7 @@ def accepting(session: Served) -> None:
 def bad_header(session: Served, data: bytes) -> None:
     text = f"closing AMQP connection {_about(session)}): bad_header {data[:8]!r}"
     if is_hello(data):
-        text += ": the client speaks TLS, and this listener does not: have it connect to that of --amqps"
+        text += ": the client uses TLS, but this listener does not: let the client connect to that of --amqps"
     _log(session, logging.ERROR, "bad_header", text)
     session.client.ended = True
 

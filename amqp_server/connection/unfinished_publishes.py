@@ -138,8 +138,8 @@ class UnfinishedWatch:
         self._passes.pop(session.number, None)
         session.fail(
             ResourceError(
-                f"memory alarm: this connection held {held} bytes of unfinished messages and has not finished them, though "
-                f"it was read for {seconds:g} s (unfinished_timeout_s)"
+                f"memory alarm: this connection held {held} bytes of unfinished messages and did not finish "
+                f"them, although it was read for {seconds:g} s (unfinished_timeout_s)"
             ),
             (0, 0),
         )
@@ -168,7 +168,6 @@ class UnfinishedWatch:
             session.go_on_later()
 
     def failed(self, error: Exception) -> None:
-        """See amqp_server.turn.Unit."""
         raise Fatal(f"unfinished messages could not be looked at: {error!r}") from error
 
 

@@ -74,15 +74,14 @@ class UntakenWatch:
     def _end(self, session: Session) -> None:
         session.fail(
             ResourceError(
-                f"this connection has not taken {session.outbox.size} bytes that it was sent, and next to nothing "
-                f"for {self._timeout_ms / 1000:g} s (unfinished_timeout_s), while all connections together have more than "
-                f"{self._unsent.bytes_max} (unsent_bytes_max)"
+                f"this connection has not read {session.outbox.size} bytes that were sent to it, and almost "
+                f"nothing for {self._timeout_ms / 1000:g} s (unfinished_timeout_s), while all connections "
+                f"together have more than {self._unsent.bytes_max} unsent bytes (unsent_bytes_max)"
             ),
             (0, 0),
         )
 
     def failed(self, error: Exception) -> None:
-        """See amqp_server.turn.Unit."""
         raise Fatal(f"what clients do not take could not be looked at: {error!r}") from error
 
 

@@ -17,12 +17,14 @@ from amqp_server.mqctl.table import show
 LOOK_INTERVAL_S = 0.5
 
 
-@mqctl.group("cluster", help="Looks after the nodes of a cluster and the quorum queues on them.")
+@mqctl.group("cluster", help="Manages the nodes of a cluster and the members of its queues.")
 def cluster() -> None:
     pass
 
 
-@cluster.command("status", help="Lists the nodes, and who leads how many queues.")
+@cluster.command(
+    "status", help="Lists the nodes, the number of queues that each one leads, and problems of the cluster."
+)
 @pass_invocation
 def status(invocation: Invocation) -> None:
     told = invocation.client.get("cluster")
@@ -36,26 +38,30 @@ def status(invocation: Invocation) -> None:
             node["address"],
             node.get("zone", ""),
             str(told["groups"].get(node["name"], 0)),
-            "leader of the topology" if _leads(told, node["name"]) else "leaves" if node["leaving"] else "",
+            "leader of the topology" if _leads(told, node["name"]) else "leaving" if node["leaving"] else "",
         )
         for node in told["nodes"]
     ]
     show(("name", "state", "address", "zone", "leads", "note"), rows, invocation)
     if not told["majority"]:
-        click.echo(f"NO MAJORITY: {told['obstacle']}; what needs one waits")
+        click.echo(f"NO MAJORITY: {told['obstacle']}; changes wait until there is one")
     for one, two in told["dead_links"]:
-        click.echo(f"{one} and {two} are up and do not reach each other")
+        click.echo(f"{one} and {two} are both up but do not reach each other")
     if told["groups_without_leader"]:
-        click.echo(f"{told['groups_without_leader']} queues have no leader now")
+        click.echo(f"{told['groups_without_leader']} queues have no leader at the moment")
     for title, count in told.get("lost_entries", {}).items():
         click.echo(
-            f"LOST: {title} has {count} entries that an operator has to give up (mqctl cluster accept-loss)"
+            f"LOST: no member can read {count} log entries of {title}; `mqctl cluster accept-loss` continues without them"
         )
     if told["disk_stalled"]:
-        click.echo(f"the disk of {told['node']} does not take what it is given: it leads nothing")
+        click.echo(
+            f"writes to the disk of {told['node']} do not finish: the node leads no queue until they do"
+        )
 
 
-@mqctl.command("cluster_status", help="As `mqctl cluster status`.")
+@mqctl.command(
+    "cluster_status", help="Does the same as `mqctl cluster status`; the name is that of rabbitmqctl."
+)
 @click.pass_context
 def cluster_status(ctx: click.Context) -> None:
     ctx.invoke(status)
@@ -65,7 +71,7 @@ def _leads(told: dict[str, Any], name: str) -> bool:
     return told["topology"] is not None and told["topology"]["leader"] == name
 
 
-@cluster.command("queues", help="Lists the quorum queues, their leaders and their members.")
+@cluster.command("queues", help="Lists the replicated queues with their leaders and members.")
 @pass_invocation
 def queues(invocation: Invocation) -> None:
     rows = [
@@ -83,7 +89,8 @@ def queues(invocation: Invocation) -> None:
 
 
 @cluster.command(
-    "join", help="Lets node NAME join, which listens for the others on HOST:PORT. Then start it."
+    "join",
+    help="Adds node NAME, which listens for other nodes on HOST:PORT, to the cluster. Start the node after this command.",
 )
 @click.argument("name")
 @click.argument("address", metavar="HOST:PORT")
@@ -92,7 +99,9 @@ def join(invocation: Invocation, name: str, address: str) -> None:
     invocation.client.post("cluster", "nodes", body={"name": name, "address": address})
 
 
-@cluster.command("leave", help="Takes the asked node out of its cluster; stop it afterwards.")
+@cluster.command(
+    "leave", help="Removes the node at --url from its cluster. Stop the node after this command."
+)
 @pass_invocation
 def leave(invocation: Invocation) -> None:
     name = invocation.client.get("cluster")["node"]
@@ -100,14 +109,16 @@ def leave(invocation: Invocation) -> None:
         invocation.client.delete("cluster", "nodes", name)
 
 
-@cluster.command("forget", help="Takes node NAME, which does not come back, out of the cluster.")
+@cluster.command("forget", help="Removes node NAME, which is down and will not return, from the cluster.")
 @click.argument("name")
 @pass_invocation
 def forget(invocation: Invocation, name: str) -> None:
     told = invocation.client.get("cluster")
     running = [node["name"] for node in told["nodes"] if node["running"]]
     if name in running:
-        raise Failure(f"node {name} is up: stop it first, or use `mqctl cluster leave` at it", UNAVAILABLE)
+        raise Failure(
+            f"node {name} is up: stop it first, or run `mqctl cluster leave` with its --url", UNAVAILABLE
+        )
     with progress(f"Queues without {name}", _queues_with(invocation, name, wanted=False)):
         invocation.client.delete("cluster", "nodes", name)
 
@@ -122,14 +133,16 @@ def _queues_with(invocation: Invocation, node: str, *, wanted: bool) -> Look:
     return look
 
 
-@mqctl.command("forget_cluster_node", help="As `mqctl cluster forget`.")
+@mqctl.command(
+    "forget_cluster_node", help="Does the same as `mqctl cluster forget`; the name is that of rabbitmqctl."
+)
 @click.argument("name")
 @click.pass_context
 def forget_cluster_node(ctx: click.Context, name: str) -> None:
     ctx.invoke(forget, name=name)
 
 
-@cluster.command("transfer-leader", help="Has QUEUE led by NODE from now on.")
+@cluster.command("transfer-leader", help="Makes NODE, a member of QUEUE, its leader.")
 @in_vhost
 @click.argument("queue")
 @click.argument("node")
@@ -140,26 +153,32 @@ def transfer_leader(invocation: Invocation, vhost: str, queue: str, node: str) -
 
 @cluster.command(
     "accept-loss",
-    help="Has QUEUE, or the topology, go on without what none of its members can read any more. That is lost then, for good.",
+    help="Gives up the log entries of QUEUE, or of the topology, that no member can read. Their data is lost for good; the queue, or the cluster, continues without it.",
 )
 @in_vhost
 @click.argument("queue", required=False)
-@click.option("--topology", is_flag=True, help="The log of users, exchanges, bindings and queues itself.")
+@click.option(
+    "--topology",
+    is_flag=True,
+    help="Give up entries of the topology's log (users, exchanges, bindings, queues), not of a queue.",
+)
 @pass_invocation
 def accept_loss(invocation: Invocation, vhost: str, queue: str | None, *, topology: bool) -> None:
     if topology == (queue is not None):
         raise click.UsageError("give either QUEUE or --topology")
     place = ("topology",) if queue is None else ("queues", vhost, queue)
     given_up = invocation.client.post("cluster", *place, "accept-loss", body={})
-    invocation.say(f"{given_up['entries']} entries are given up")
+    invocation.say(f"{given_up['entries']} entries were given up")
     what = "topology" if topology else "queue"
     for name in given_up.get("members", ()):
         invocation.say(
-            f"{name} has lost its memory: the {what} continues without its vote until it is filled"
+            f"{name} has lost its log: the {what} continues without its vote until the log is copied again"
         )
 
 
-@cluster.command("rebalance", help="Spreads the leaders of the quorum queues over the nodes that are up.")
+@cluster.command(
+    "rebalance", help="Distributes the leaders of the replicated queues evenly over the nodes that are up."
+)
 @pass_invocation
 def rebalance(invocation: Invocation) -> None:
     with progress("Rebalancing"):
@@ -167,7 +186,7 @@ def rebalance(invocation: Invocation) -> None:
     invocation.say(f"{moved} leaders are moving")
 
 
-@cluster.command("grow", help="Has NODE keep all quorum queues, too.")
+@cluster.command("grow", help="Makes NODE a member of all replicated queues.")
 @click.argument("node")
 @pass_invocation
 def grow(invocation: Invocation, node: str) -> None:
@@ -176,7 +195,7 @@ def grow(invocation: Invocation, node: str) -> None:
     invocation.say(f"{grown} queues are growing")
 
 
-@cluster.command("shrink", help="Takes NODE out of all quorum queues that other nodes keep, too.")
+@cluster.command("shrink", help="Removes NODE from all replicated queues that have other members.")
 @click.argument("node")
 @pass_invocation
 def shrink(invocation: Invocation, node: str) -> None:
@@ -185,12 +204,14 @@ def shrink(invocation: Invocation, node: str) -> None:
     invocation.say(f"{shrunk} queues are shrinking")
 
 
-@mqctl.group("check", help="Ends with code 0 if all is well, else says what is not.")
+@mqctl.group(
+    "check", help="Runs a health check. Exit code 0 if it passes; otherwise it prints what is wrong."
+)
 def check() -> None:
     pass
 
 
-@check.command("failed-queues", help="Is there a queue that has failed on the asked node?")
+@check.command("failed-queues", help="Checks that no queue has failed on the node at --url.")
 @pass_invocation
 def failed_queues(invocation: Invocation) -> None:
     told = invocation.client.check("health", "checks", "failed-queues")
@@ -198,8 +219,10 @@ def failed_queues(invocation: Invocation) -> None:
         raise Failure(f"{told['reason']}: {'; '.join(told['queues'])}", UNAVAILABLE)
 
 
-@check.command("quorum-critical", help="May the asked node be stopped without any queue losing its majority?")
-@click.option("--wait", default=0.0, metavar="S", help="Look again for so long until it may.")
+@check.command("quorum-critical", help="Checks that no queue loses its majority if the node at --url stops.")
+@click.option(
+    "--wait", default=0.0, metavar="S", help="Repeat the check for up to S seconds until it passes."
+)
 @pass_invocation
 def quorum_critical(invocation: Invocation, wait: float) -> None:
     deadline = time.monotonic() + wait

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from typing import Any, TextIO, TypeVar
 
 import click
 
 from amqp_server.config import VERSION
 from amqp_server.mqctl.client import DATA_ERROR, Client, Failure
+from amqp_server.mqctl.sections import sections
+from amqp_server.spelling import closest, hint, unknown
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -65,7 +67,7 @@ def _output_options() -> list[click.Parameter]:
         ),
         click.Option(
             ["--formatter"],
-            type=click.Choice(FORMATTERS),
+            type=Choice(FORMATTERS),
             expose_value=False,
             callback=set_formatter,
             help=FORMATTER_HELP,
@@ -73,20 +75,55 @@ def _output_options() -> list[click.Parameter]:
     ]
 
 
-QUIET_HELP = "Tables without their header."
+QUIET_HELP = "Print tables without a header."
 FORMATTERS = ["table", "json", "csv"]
-FORMATTER_HELP = "How answers are printed. Tables have tabs between columns, and fit the width of a terminal."
+FORMATTER_HELP = "Output format. Tables have tabs between columns; on a terminal they fit its width."
+
+
+class Choice(click.Choice[str]):
+    """One of several words; the error for another word suggests the nearest one."""
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        allowed = ", ".join(self.choices)
+        return f"'{value}' is not one of: {allowed}{hint(value, self.choices)}"
 
 
 class Command(click.Command):
+    """A command; its options are those of every command, too."""
+
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.params += _output_options()
 
 
+#: The end of the first sentence of a text.
+_SENTENCE = re.compile(r"(?<=[.])\s")
+
+
 class Group(click.Group):
+    """Shows the first sentence about each command, uncut, in sections; suggests names for unknown ones."""
+
     command_class = Command
     group_class = type
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith("-") and not ctx.resilient_parsing:
+            raise click.UsageError(unknown("command", name, self.commands), ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        commands = list(self.commands.items())
+        shown = sections(commands) if ctx.parent is None else [("Commands", commands)]
+        for title, named in shown:
+            with formatter.section(title):
+                formatter.write_dl([(name, first_sentence(command)) for name, command in named])
+
+
+def first_sentence(command: click.Command) -> str:
+    return _SENTENCE.split(" ".join((command.help or "").split()), maxsplit=1)[0]
 
 
 def _show_version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
@@ -97,31 +134,43 @@ def _show_version(ctx: click.Context, param: click.Parameter, wanted: bool) -> N
 
 @click.group(
     cls=Group,
-    context_settings={"auto_envvar_prefix": "MQCTL", "help_option_names": ["-h", "--help"]},
-    help="Looks after an mqd broker, by its management API.",
+    context_settings={
+        "auto_envvar_prefix": "MQCTL",
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 110,
+    },
+    help="Manages a node of mqd, or its cluster, through the management API. `mqctl COMMAND --help` describes one command.",
     no_args_is_help=True,
 )
 @click.option(
-    "--url", default="http://127.0.0.1:15672", show_default=True, help="Management API (MQCTL_URL)."
+    "--url",
+    default="http://127.0.0.1:15672",
+    show_default=True,
+    help="URL of the management API (MQCTL_URL).",
 )
-@click.option("--user", default="guest", show_default=True, help="An administrator (MQCTL_USER).")
-@click.option("--password", default="guest", help="Its password (MQCTL_PASSWORD); others see it in ps.")
+@click.option(
+    "--user",
+    default="guest",
+    show_default=True,
+    help="User name, of an administrator for most commands (MQCTL_USER).",
+)
+@click.option(
+    "--password", default="guest", help="Password of the user (MQCTL_PASSWORD). Others can see it in ps."
+)
 @click.option(
     "--password-file",
     type=click.File(),
-    help="File with its password instead (MQCTL_PASSWORD_FILE); - for stdin.",
+    help="File with the password of the user (MQCTL_PASSWORD_FILE); - reads stdin.",
 )
 @click.option("-q", "--quiet", is_flag=True, help=QUIET_HELP)
-@click.option(
-    "--formatter", type=click.Choice(FORMATTERS), default="table", show_default=True, help=FORMATTER_HELP
-)
+@click.option("--formatter", type=Choice(FORMATTERS), default="table", show_default=True, help=FORMATTER_HELP)
 @click.option(
     "--version",
     is_flag=True,
     is_eager=True,
     expose_value=False,
     callback=_show_version,
-    help="Say the version and stop.",
+    help="Print the version and exit.",
 )
 @click.pass_context
 def mqctl(
@@ -149,18 +198,20 @@ def _warn_of_mistyped_variables(environment: Mapping[str, str]) -> None:
     commands = tuple(f"MQCTL_{name.replace('-', '_').upper()}_" for name in mqctl.commands)
     for name in sorted(environment):
         if name.startswith("MQCTL_") and name not in _VARIABLES and not name.startswith(commands):
-            (close,) = get_close_matches(name, _VARIABLES, 1, 0)
+            close = closest(name, _VARIABLES, 0)
             click.echo(
                 f"mqctl: warning: {name} in the environment is ignored; the nearest one is {close}", err=True
             )
 
 
 def in_vhost(function: Function) -> Function:
-    return click.option("-p", "--vhost", default="/", show_default=True, help="Virtual host.")(function)
+    return click.option("-p", "--vhost", default="/", show_default=True, help="Virtual host of the objects.")(
+        function
+    )
 
 
 def with_arguments(function: Function) -> Function:
-    text = "Argument x-name=value; the value is read as JSON if it is JSON, else as text. May be repeated."
+    text = "Argument such as x-max-length=5. A value that is no JSON is a text. May be repeated."
     return click.option("-a", "--argument", "arguments", multiple=True, metavar="NAME=VALUE", help=text)(
         function
     )

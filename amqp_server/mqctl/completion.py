@@ -5,16 +5,16 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
-from amqp_server.mqctl.command import mqctl
+from amqp_server.mqctl.command import Choice, mqctl
 
 SHELLS = ("bash", "zsh", "fish")
 
 
 @mqctl.command(
     "completion",
-    help='Prints what lets a shell complete commands and options: eval "$(mqctl completion bash)".',
+    help='Prints a script with which SHELL (bash, zsh, fish) completes commands and options: eval "$(mqctl completion bash)"',
 )
-@click.argument("shell", type=click.Choice(SHELLS))
+@click.argument("shell", type=Choice(SHELLS), metavar="SHELL")
 def completion(shell: str) -> None:
     made = get_completion_class(shell)
     assert made is not None

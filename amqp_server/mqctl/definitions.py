@@ -14,7 +14,7 @@ from amqp_server.mqctl.command import Invocation, mqctl, pass_invocation
 from amqp_server.mqctl.progress import progress
 
 STDIO = "-"
-_VHOST = click.option("-p", "--vhost", help="Of this virtual host only.")
+_VHOST = click.option("-p", "--vhost", help="Export or import this virtual host only.")
 
 
 def _path(vhost: str | None) -> tuple[str, ...]:
@@ -26,13 +26,14 @@ def _private(path: str, flags: int) -> int:
 
 
 @mqctl.command(
-    "export_definitions", help="Writes definitions, with password hashes, to a file; - for stdout."
+    "export_definitions",
+    help="Writes all definitions, including password hashes, to FILE. Without FILE, or with -, they go to stdout.",
 )
 @_VHOST
 @click.option(
     "--for-rabbitmq",
     is_flag=True,
-    help="Leaves out what RabbitMQ cannot import, such as users with Argon2id hashes, and lists it on stderr.",
+    help="Leave out what RabbitMQ cannot import (such as users with Argon2id hashes), and list it on stderr.",
 )
 @click.argument("file", default=STDIO)
 @pass_invocation
@@ -57,7 +58,8 @@ def export_definitions(
 
 
 @mqctl.command(
-    "import_definitions", help="Takes over definitions, RabbitMQ's or mqd's, from a file; - for stdin."
+    "import_definitions",
+    help="Imports definitions of RabbitMQ or mqd from FILE. Without FILE, or with -, they are read from stdin.",
 )
 @_VHOST
 @click.argument("file", default=STDIO)

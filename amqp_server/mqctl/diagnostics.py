@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from amqp_server.mqctl.client import UNAVAILABLE, Failure
-from amqp_server.mqctl.command import Invocation, mqctl, pass_invocation
+from amqp_server.mqctl.command import Choice, Invocation, mqctl, pass_invocation
 from amqp_server.mqctl.progress import progress
 from amqp_server.mqctl.table import show
 
@@ -44,7 +44,7 @@ def _reason(told: dict[str, Any]) -> str:
 
 
 def _check(name: str, path: str, text: str, well: str) -> None:
-    @mqctl.command(name, help=f"Ends with code 0 if {text}.")
+    @mqctl.command(name, help=f"Checks that {text}. Exit code 0 if so; otherwise it prints what is wrong.")
     @pass_invocation
     def command(invocation: Invocation) -> None:
         _checked(invocation, path)
@@ -52,18 +52,23 @@ def _check(name: str, path: str, text: str, well: str) -> None:
 
 
 _check("check_alarms", "alarms", "no node of the cluster has an alarm", "There is no alarm")
-_check("check_local_alarms", "local-alarms", "the asked node has no alarm", "There is no alarm")
-_check("check_virtual_hosts", "virtual-hosts", "all virtual hosts are served", "All virtual hosts are served")
+_check("check_local_alarms", "local-alarms", "the node at --url has no alarm", "There is no alarm")
+_check(
+    "check_virtual_hosts",
+    "virtual-hosts",
+    "the node serves all virtual hosts",
+    "All virtual hosts are served",
+)
 _check("check_running", "ready-to-serve-clients", "the node serves clients", "The node serves clients")
 _check(
     "check_if_node_is_quorum_critical",
     "node-is-quorum-critical",
-    "the asked node may be stopped without any queue losing its majority",
+    "no queue loses its majority if the node at --url stops",
     "The node may be stopped",
 )
 
 
-@mqctl.command("check_port_listener", help="Ends with code 0 if the node listens on PORT.")
+@mqctl.command("check_port_listener", help="Checks that the node listens on PORT. Exit code 0 if it does.")
 @click.argument("port")
 @pass_invocation
 def check_port_listener(invocation: Invocation, port: str) -> None:
@@ -72,7 +77,8 @@ def check_port_listener(invocation: Invocation, port: str) -> None:
 
 
 @mqctl.command(
-    "check_protocol_listener", help="Ends with code 0 if the node listens for PROTOCOL: amqp, http."
+    "check_protocol_listener",
+    help="Checks that the node has a listener for PROTOCOL (amqp, amqp/ssl, http, http/prometheus). Exit code 0 if it does.",
 )
 @click.argument("protocol")
 @pass_invocation
@@ -82,25 +88,34 @@ def check_protocol_listener(invocation: Invocation, protocol: str) -> None:
 
 
 @mqctl.command(
-    "check_certificate_expiration", help="Ends with code 0 if no certificate of a listener ends so soon."
+    "check_certificate_expiration",
+    help="Checks that no certificate of the node expires soon. Exit code 0 if none does; otherwise it prints those that do.",
 )
-@click.option("--within", default=4, show_default=True, metavar="N", help="So many units from now on.")
+@click.option(
+    "--within",
+    default=4,
+    show_default=True,
+    metavar="N",
+    help="Number of units in which no certificate may expire.",
+)
 @click.option(
     "--unit",
-    type=click.Choice(["days", "weeks", "months", "years"]),
+    type=Choice(["days", "weeks", "months", "years"]),
     default="weeks",
     show_default=True,
-    help="What WITHIN counts.",
+    help="Unit of --within.",
 )
 @pass_invocation
 def check_certificate_expiration(invocation: Invocation, within: int, unit: str) -> None:
     _checked(invocation, "certificate-expiration", str(within), unit)
-    invocation.say(f"No certificate ends within {within} {unit}")
+    invocation.say(f"No certificate expires within {within} {unit}")
 
 
 # -- waiting -------------------------------------------------------------------------------------------------
 
-_TIMEOUT = click.option("--timeout", default=300.0, show_default=True, metavar="S", help="Wait for so long.")
+_TIMEOUT = click.option(
+    "--timeout", default=300.0, show_default=True, metavar="S", help="How long to wait, in seconds."
+)
 
 
 def _await(done: Callable[[], bool], timeout: float, what: str) -> None:
@@ -126,11 +141,11 @@ def await_startup(invocation: Invocation, timeout: float) -> None:
             return False
         return True
 
-    _await(serves, timeout, "the node does not serve clients")
+    _await(serves, timeout, "the node did not serve clients")
     invocation.say("The node serves clients")
 
 
-@mqctl.command("await_online_nodes", help="Waits until COUNT nodes of the cluster run.")
+@mqctl.command("await_online_nodes", help="Waits until COUNT nodes of the cluster are up.")
 @_TIMEOUT
 @click.argument("count", type=click.IntRange(1))
 @pass_invocation
@@ -139,8 +154,8 @@ def await_online_nodes(invocation: Invocation, timeout: float, count: int) -> No
         running = [node for node in invocation.client.get("nodes") if node["running"]]
         return len(running) >= count
 
-    _await(online, timeout, f"not {count} nodes run")
-    invocation.say(f"{count} nodes run")
+    _await(online, timeout, f"fewer than {count} nodes were up")
+    invocation.say(f"{count} nodes are up")
 
 
 # -- looking -------------------------------------------------------------------------------------------------
@@ -157,7 +172,7 @@ def alarms(invocation: Invocation) -> None:
     )
 
 
-@mqctl.command("listeners", help="Lists where the nodes listen.")
+@mqctl.command("listeners", help="Lists the listeners of all nodes: protocol, address, port.")
 @pass_invocation
 def listeners(invocation: Invocation) -> None:
     rows = [
@@ -167,13 +182,13 @@ def listeners(invocation: Invocation) -> None:
     show(("node", "protocol", "address", "port"), rows, invocation)
 
 
-@mqctl.command("server_version", help="Says the version of the node.")
+@mqctl.command("server_version", help="Prints the version of the node.")
 @pass_invocation
 def server_version(invocation: Invocation) -> None:
     invocation.say(str(invocation.client.get("overview")["product_version"]))
 
 
-@mqctl.command("memory_breakdown", help="Says what the memory of the asked node is taken by, in bytes.")
+@mqctl.command("memory_breakdown", help="Prints what uses the memory of the node at --url, in bytes.")
 @pass_invocation
 def memory_breakdown(invocation: Invocation) -> None:
     memory = invocation.client.get("nodes", _name(invocation), "memory")["memory"]
@@ -186,7 +201,9 @@ def memory_breakdown(invocation: Invocation) -> None:
     show(("part", "bytes"), [*rows, ("total", memory["total"]["rss"])], invocation)
 
 
-@mqctl.command("list_feature_flags", help="Lists features that clients look for before they use them.")
+@mqctl.command(
+    "list_feature_flags", help="Lists feature flags, which some clients check before they use a feature."
+)
 @pass_invocation
 def list_feature_flags(invocation: Invocation) -> None:
     rows = [(each["name"], each["state"]) for each in invocation.client.get("feature-flags")]
@@ -194,7 +211,8 @@ def list_feature_flags(invocation: Invocation) -> None:
 
 
 @mqctl.command(
-    "enable_feature_flag", help="Ends with code 0 if there is feature NAME, or for all: they are on."
+    "enable_feature_flag",
+    help="Checks that feature flag NAME exists; for scripts made for RabbitMQ. All flags are always on; NAME may be `all`.",
 )
 @click.argument("name")
 @pass_invocation
@@ -204,7 +222,8 @@ def enable_feature_flag(invocation: Invocation, name: str) -> None:
 
 
 @mqctl.command(
-    "list_node_auth_attempt_stats", help="Lists how often clients have logged in to the asked node."
+    "list_node_auth_attempt_stats",
+    help="Lists the numbers of successful and failed logins to the node at --url, by protocol.",
 )
 @pass_invocation
 def list_node_auth_attempt_stats(invocation: Invocation) -> None:
@@ -213,7 +232,9 @@ def list_node_auth_attempt_stats(invocation: Invocation) -> None:
     show(names, [tuple(row[name] for name in names) for row in rows], invocation)
 
 
-@mqctl.command("reset_node_auth_attempt_metrics", help="Counts them from zero again.")
+@mqctl.command(
+    "reset_node_auth_attempt_metrics", help="Resets the numbers that list_node_auth_attempt_stats shows to 0."
+)
 @pass_invocation
 def reset_node_auth_attempt_metrics(invocation: Invocation) -> None:
     invocation.client.delete("auth", "attempts", _name(invocation))

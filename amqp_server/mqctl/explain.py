@@ -11,15 +11,15 @@ from amqp_server.mqctl.command import Invocation, in_vhost, mqctl, pass_invocati
 from amqp_server.mqctl.table import show
 
 
-@mqctl.group("explain", help="Says why an object is as it is.")
+@mqctl.group("explain", help="Explains why a queue is as it is: its place, its settings, its decisions.")
 def explain() -> None:
     pass
 
 
 @explain.command(
     "queue",
-    help="Says where a queue is, how far the asked node's copy is, where its settings come from, and where decisions "
-    "about it are taken.",
+    help="Prints the leader and members of a queue, how far the copy of the node at --url is behind, the origin of each "
+    "setting, and which node decides what.",
 )
 @in_vhost
 @click.argument("name")
@@ -39,7 +39,7 @@ def queue(invocation: Invocation, vhost: str, name: str) -> None:
     settings = [(each["name"], _shown(each["value"]), _origin(each)) for each in told["settings"]]
     show(("setting", "value", "from"), settings, invocation)
     if not told["settings_in_force"]:
-        click.echo("these settings are on their way: the queue's log does not have them yet")
+        click.echo("these settings are not in force yet: the queue's log does not contain them")
     decisions = [(each["what"], each["place"], each["why"]) for each in told["decisions"]]
     show(("decision", "taken at", "why it is right"), decisions, invocation)
 
@@ -50,9 +50,9 @@ def _members(told: dict[str, Any]) -> str:
 
 def _copy(node: str, copy: dict[str, Any]) -> str:
     if not copy["member"]:
-        return f"node {node} has no copy, and asks a member"
+        return f"node {node} has no copy; it asks a member"
     if copy["committed"] is None:
-        return f"node {node} has applied entry {copy['applied']}; no leader with a majority answers"
+        return f"node {node} has applied entry {copy['applied']}; no leader with a majority has answered"
     behind = max(copy["committed"] - copy["applied"], 0)
     return (
         f"node {node} has applied entry {copy['applied']} of {copy['committed']} ({behind} behind the leader)"

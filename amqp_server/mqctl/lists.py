@@ -57,8 +57,11 @@ def _show(
     show(wanted, pick(rows, wanted, known), invocation)
 
 
-def _in_vhost(name: str, path: str, default: str, known: Known) -> None:
-    @mqctl.command(name, help=f"Lists {path} of a vhost. Columns: {', '.join(known)}.")
+def _in_vhost(name: str, path: str, default: str, known: Known, title: str = "") -> None:
+    @mqctl.command(
+        name,
+        help=f"Lists the {title or path} of a virtual host. COLUMNS (default: {default}) may be: {', '.join(known)}.",
+    )
     @in_vhost
     @click.argument("columns", nargs=-1)
     @pass_invocation
@@ -70,7 +73,9 @@ def _in_vhost(name: str, path: str, default: str, known: Known) -> None:
 
 
 def _of_node(name: str, path: str, default: str, known: Known) -> None:
-    @mqctl.command(name, help=f"Lists {path}. Columns: {', '.join(known)}.")
+    @mqctl.command(
+        name, help=f"Lists the {path} of all nodes. COLUMNS (default: {default}) may be: {', '.join(known)}."
+    )
     @click.argument("columns", nargs=-1)
     @pass_invocation
     def command(invocation: Invocation, columns: tuple[str, ...]) -> None:
@@ -91,6 +96,12 @@ _in_vhost(
     "queue_name channel_pid consumer_tag ack_required prefetch_count active arguments",
     CONSUMER,
 )
-_in_vhost("list_groups", "groups", "name stream members partitions messages oldest_unread_ms", GROUP)
+_in_vhost(
+    "list_groups",
+    "groups",
+    "name stream members partitions messages oldest_unread_ms",
+    GROUP,
+    "consumer groups",
+)
 _of_node("list_connections", "connections", "user peer_host peer_port state", CONNECTION)
 _of_node("list_channels", "channels", "pid user consumer_count messages_unacknowledged", CHANNEL)

@@ -24,6 +24,7 @@ from amqp_server.mqctl import (
 )
 from amqp_server.mqctl.client import USAGE, Failure
 from amqp_server.mqctl.command import mqctl
+from amqp_server.spelling import unknown
 
 #: The modules whose commands are part of `mqctl`; their import registers the commands.
 COMMANDS = (
@@ -48,6 +49,8 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     except click.exceptions.NoArgsIsHelpError as asked:
         click.echo(asked.format_message())
         sys.exit(USAGE)
+    except click.NoSuchOption as failure:
+        _fail(unknown("option", failure.option_name, failure.possibilities or ()), USAGE)
     except click.UsageError as failure:
         _fail(failure.format_message(), USAGE)
     except click.ClickException as failure:

@@ -16,30 +16,28 @@ from amqp_server.mqctl.progress import each, progress
 LOOK_INTERVAL_S = 0.1
 
 
-@mqctl.command("ping", help="Ends with code 0 if the node answers. Needs no login.")
+@mqctl.command("ping", help="Checks that the node answers, without a login. Exit code 0 if it does.")
 @pass_invocation
 def ping(invocation: Invocation) -> None:
     invocation.client.ping()
     invocation.say("Ping succeeded")
 
 
-@mqctl.command("version", help="Says the version of mqctl; `status` says that of the node.")
+@mqctl.command("version", help="Prints the version of mqctl. `mqctl server_version` prints that of the node.")
 @pass_invocation
 def version(invocation: Invocation) -> None:
     invocation.say(VERSION)
 
 
-@mqctl.command("set_cluster_name", help="Names the cluster, for clients and in the overview.")
+@mqctl.command("set_cluster_name", help="Sets the name of the cluster, which clients and the overview show.")
 @click.argument("name")
 @pass_invocation
 def set_cluster_name(invocation: Invocation, name: str) -> None:
     invocation.client.put("cluster-name", body={"name": name})
 
 
-@mqctl.command(
-    "stop", help="Stops the asked node as SIGTERM does, and waits until it serves nobody any more."
-)
-@click.option("--timeout", default=60.0, show_default=True, metavar="S", help="Wait for so long.")
+@mqctl.command("stop", help="Stops the node at --url, as SIGTERM does, and waits until it has stopped.")
+@click.option("--timeout", default=60.0, show_default=True, metavar="S", help="How long to wait, in seconds.")
 @pass_invocation
 def stop(invocation: Invocation, timeout: float) -> None:
     name = _name(invocation)
@@ -48,19 +46,19 @@ def stop(invocation: Invocation, timeout: float) -> None:
     with progress(f"Stopping {name}"):
         while invocation.client.answers():
             if time.monotonic() >= deadline:
-                raise Failure(f"node {name} has not stopped within {timeout:g} s", UNAVAILABLE)
+                raise Failure(f"node {name} did not stop within {timeout:g} s", UNAVAILABLE)
             time.sleep(LOOK_INTERVAL_S)
     invocation.say(f"Node {name} has stopped")
 
 
-@mqctl.command("shutdown", help="The same, as rabbitmqctl calls it.")
-@click.option("--timeout", default=60.0, show_default=True, metavar="S", help="Wait for so long.")
+@mqctl.command("shutdown", help="Does the same as `mqctl stop`; the name is that of rabbitmqctl.")
+@click.option("--timeout", default=60.0, show_default=True, metavar="S", help="How long to wait, in seconds.")
 @click.pass_context
 def shutdown(ctx: click.Context, timeout: float) -> None:
     ctx.invoke(stop, timeout=timeout)
 
 
-@mqctl.command("status", help="Says how the node is.")
+@mqctl.command("status", help="Prints the state of the nodes: memory, disk, alarms, listeners, totals.")
 @pass_invocation
 def status(invocation: Invocation) -> None:
     overview, nodes = invocation.client.get("overview"), invocation.client.get("nodes")
@@ -92,7 +90,8 @@ def status(invocation: Invocation) -> None:
 
 
 @mqctl.command(
-    "set_vm_memory_high_watermark", help="FRACTION, or absolute BYTES: above it, publishers are blocked."
+    "set_vm_memory_high_watermark",
+    help="Sets the memory limit above which publishers are blocked, until the node restarts. LIMIT is a share of the machine's memory such as 0.5, or `absolute BYTES`.",
 )
 @click.argument("limit", nargs=-1, required=True)
 @pass_invocation
@@ -108,7 +107,7 @@ def _limit(given: tuple[str, ...]) -> str:
     except ValueError:
         fraction = -1.0
     if not 0 < fraction <= 1:
-        raise Failure("must be a fraction above 0 and up to 1, or absolute BYTES", USAGE)
+        raise Failure("LIMIT must be a share above 0 and up to 1, or: absolute BYTES", USAGE)
     # Never with an exponent, and always with a point: the point marks it as a share.
     return f"{fraction:.12f}"
 
@@ -117,7 +116,10 @@ def _name(invocation: Invocation) -> str:
     return str(invocation.client.get("overview")["node"])
 
 
-@mqctl.command("close_connection", help="Closes a connection, named as list_connections names it.")
+@mqctl.command(
+    "close_connection",
+    help="Closes one connection. `mqctl list_connections name` prints the names; the client gets REASON.",
+)
 @click.argument("name")
 @click.argument("reason")
 @pass_invocation
@@ -125,7 +127,9 @@ def close_connection(invocation: Invocation, name: str, reason: str) -> None:
     invocation.client.delete("connections", name, reason=reason)
 
 
-@mqctl.command("close_all_user_connections", help="Closes all connections of a user.")
+@mqctl.command(
+    "close_all_user_connections", help="Closes all connections of one user; the clients get REASON."
+)
 @click.argument("user")
 @click.argument("reason")
 @pass_invocation
@@ -133,7 +137,7 @@ def close_all_user_connections(invocation: Invocation, user: str, reason: str) -
     invocation.client.delete("connections", "username", user, reason=reason)
 
 
-@mqctl.command("close_all_connections", help="Closes all connections.")
+@mqctl.command("close_all_connections", help="Closes all connections; the clients get REASON.")
 @click.argument("reason")
 @pass_invocation
 def close_all_connections(invocation: Invocation, reason: str) -> None:

@@ -28,7 +28,7 @@ def _clear(invocation: Invocation, missing: str, *path: str) -> None:
         raise
 
 
-@mqctl.command("set_parameter", help="Sets a runtime parameter of a component; the value is JSON.")
+@mqctl.command("set_parameter", help="Sets a runtime parameter of a component. VALUE is JSON.")
 @in_vhost
 @click.argument("component")
 @click.argument("name")
@@ -38,7 +38,7 @@ def set_parameter(invocation: Invocation, vhost: str, component: str, name: str,
     invocation.client.put("parameters", component, vhost, name, body={"value": parsed(value)})
 
 
-@mqctl.command("clear_parameter", help="Clears a runtime parameter.")
+@mqctl.command("clear_parameter", help="Removes a runtime parameter of a component.")
 @in_vhost
 @click.argument("component")
 @click.argument("name")
@@ -48,7 +48,7 @@ def clear_parameter(invocation: Invocation, vhost: str, component: str, name: st
     _clear(invocation, missing, "parameters", component, vhost, name)
 
 
-@mqctl.command("list_parameters", help="Lists the runtime parameters of a vhost.")
+@mqctl.command("list_parameters", help="Lists the runtime parameters of a virtual host.")
 @in_vhost
 @pass_invocation
 def list_parameters(invocation: Invocation, vhost: str) -> None:
@@ -57,7 +57,7 @@ def list_parameters(invocation: Invocation, vhost: str) -> None:
     show_columns(columns, rows, invocation)
 
 
-@mqctl.command("set_global_parameter", help="Sets a runtime parameter of no vhost; the value is JSON.")
+@mqctl.command("set_global_parameter", help="Sets a global runtime parameter. VALUE is JSON.")
 @click.argument("name")
 @click.argument("value")
 @pass_invocation
@@ -65,14 +65,14 @@ def set_global_parameter(invocation: Invocation, name: str, value: str) -> None:
     invocation.client.put("global-parameters", name, body={"value": parsed(value)})
 
 
-@mqctl.command("clear_global_parameter", help="Clears a runtime parameter of no vhost.")
+@mqctl.command("clear_global_parameter", help="Removes a global runtime parameter.")
 @click.argument("name")
 @pass_invocation
 def clear_global_parameter(invocation: Invocation, name: str) -> None:
     _clear(invocation, f"there is no global parameter '{name}'", "global-parameters", name)
 
 
-@mqctl.command("list_global_parameters", help="Lists the runtime parameters of no vhost.")
+@mqctl.command("list_global_parameters", help="Lists the global runtime parameters.")
 @pass_invocation
 def list_global_parameters(invocation: Invocation) -> None:
     rows = [(row["name"], row["value"]) for row in invocation.client.get("global-parameters")]
@@ -84,13 +84,14 @@ def list_global_parameters(invocation: Invocation) -> None:
 
 def _set_all(invocation: Invocation, values: Any, *path: str) -> None:
     if not isinstance(values, dict):
-        raise Failure("limits are a JSON object", DATA_ERROR)
+        raise Failure("DEFINITION must be a JSON object", DATA_ERROR)
     for name, value in values.items():
         invocation.client.put(*path, name, body={"value": value})
 
 
 @mqctl.command(
-    "set_vhost_limits", help='Limits a vhost: {"max-connections": 100, "max-queues": 50}; below 0 is none.'
+    "set_vhost_limits",
+    help='Sets the limits of a virtual host. DEFINITION is a JSON object such as {"max-connections": 100, "max-queues": 50}; a number below 0 means no limit.',
 )
 @in_vhost
 @click.argument("definition")
@@ -99,7 +100,7 @@ def set_vhost_limits(invocation: Invocation, vhost: str, definition: str) -> Non
     _set_all(invocation, parsed(definition), "vhost-limits", vhost)
 
 
-@mqctl.command("clear_vhost_limits", help="Clears all limits of a vhost.")
+@mqctl.command("clear_vhost_limits", help="Removes all limits of a virtual host.")
 @in_vhost
 @pass_invocation
 def clear_vhost_limits(invocation: Invocation, vhost: str) -> None:
@@ -108,9 +109,9 @@ def clear_vhost_limits(invocation: Invocation, vhost: str) -> None:
             invocation.client.delete("vhost-limits", vhost, name)
 
 
-@mqctl.command("list_vhost_limits", help="Lists the limits of a vhost.")
+@mqctl.command("list_vhost_limits", help="Lists the limits of a virtual host.")
 @in_vhost
-@click.option("--global", "everywhere", is_flag=True, help="Of all vhosts.")
+@click.option("--global", "everywhere", is_flag=True, help="List the limits of all virtual hosts.")
 @pass_invocation
 def list_vhost_limits(invocation: Invocation, vhost: str, everywhere: bool) -> None:
     path = ("vhost-limits",) if everywhere else ("vhost-limits", vhost)
@@ -119,7 +120,8 @@ def list_vhost_limits(invocation: Invocation, vhost: str, everywhere: bool) -> N
 
 
 @mqctl.command(
-    "set_user_limits", help='Limits a user: {"max-connections": 10, "max-channels": 50}; below 0 is none.'
+    "set_user_limits",
+    help='Sets the limits of a user. DEFINITION is a JSON object such as {"max-connections": 10, "max-channels": 50}; a number below 0 means no limit.',
 )
 @click.argument("user")
 @click.argument("definition")
@@ -128,7 +130,7 @@ def set_user_limits(invocation: Invocation, user: str, definition: str) -> None:
     _set_all(invocation, parsed(definition), "user-limits", user)
 
 
-@mqctl.command("clear_user_limits", help="Clears one limit of a user, or all of them.")
+@mqctl.command("clear_user_limits", help="Removes one limit of a user. LIMIT is its name, or `all`.")
 @click.argument("user")
 @click.argument("limit")
 @pass_invocation
@@ -136,8 +138,8 @@ def clear_user_limits(invocation: Invocation, user: str, limit: str) -> None:
     invocation.client.delete("user-limits", user, limit)
 
 
-@mqctl.command("list_user_limits", help="Lists the limits of users.")
-@click.option("--user", help="Of this one only.")
+@mqctl.command("list_user_limits", help="Lists the limits of all users.")
+@click.option("--user", help="List the limits of this user only.")
 @pass_invocation
 def list_user_limits(invocation: Invocation, user: str | None) -> None:
     path = ("user-limits",) if user is None else ("user-limits", user)

@@ -7,7 +7,7 @@ import json
 import click
 
 from amqp_server.mqctl.client import DATA_ERROR, UNAVAILABLE, Failure
-from amqp_server.mqctl.command import Invocation, in_vhost, mqctl, pass_invocation
+from amqp_server.mqctl.command import Choice, Invocation, in_vhost, mqctl, pass_invocation
 from amqp_server.mqctl.table import show_columns
 
 APPLIES = ["all", "queues", "exchanges", "classic_queues", "quorum_queues", "streams"]
@@ -15,11 +15,26 @@ COLUMNS = ("vhost", "name", "pattern", "apply-to", "definition", "priority")
 
 
 def _commands(word: str, title: str, path: str, many: str) -> None:
-    @mqctl.command(f"set_{word}", help=f"Sets a {title}: settings for what has a name that matches.")
+    article = "an" if title[0] == "o" else "a"
+
+    @mqctl.command(
+        f"set_{word}",
+        help=f"Sets {article} {title}: settings for the queues and exchanges whose names match PATTERN. DEFINITION is a JSON object.",
+    )
     @in_vhost
-    @click.option("--priority", type=int, default=0, show_default=True, help="The highest one applies.")
     @click.option(
-        "--apply-to", type=click.Choice(APPLIES), default="all", show_default=True, help="To what it applies."
+        "--priority",
+        type=int,
+        default=0,
+        show_default=True,
+        help="If several match, the one with the highest priority applies.",
+    )
+    @click.option(
+        "--apply-to",
+        type=Choice(APPLIES),
+        default="all",
+        show_default=True,
+        help="Kind of objects to which it applies.",
     )
     @click.argument("name")
     @click.argument("pattern")
@@ -41,7 +56,7 @@ def _commands(word: str, title: str, path: str, many: str) -> None:
         body = {"pattern": pattern, "definition": told, "priority": priority, "apply-to": apply_to}
         invocation.client.put(path, vhost, name, body=body)
 
-    @mqctl.command(f"clear_{word}", help=f"Clears one {title}.")
+    @mqctl.command(f"clear_{word}", help=f"Removes {article} {title}.")
     @in_vhost
     @click.argument("name")
     @pass_invocation
@@ -53,7 +68,7 @@ def _commands(word: str, title: str, path: str, many: str) -> None:
                 raise Failure(f"no {title} '{name}' in vhost '{vhost}'", UNAVAILABLE) from None
             raise
 
-    @mqctl.command(f"list_{many}", help=f"Lists {title.replace('policy', 'policies')} of a vhost.")
+    @mqctl.command(f"list_{many}", help=f"Lists the {title.replace('policy', 'policies')} of a virtual host.")
     @in_vhost
     @pass_invocation
     def list_all(invocation: Invocation, vhost: str) -> None:

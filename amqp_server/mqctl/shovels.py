@@ -54,14 +54,15 @@ def _list(invocation: Invocation) -> None:
 
 
 for _name in ("shovel_status", "list_shovels"):
-    mqctl.command(_name, help="Lists shovels, and why those that do not run have ended.")(
+    mqctl.command(_name, help="Lists the shovels with their state, and why stopped ones have ended.")(
         pass_invocation(_list)
     )
 
 
 @mqctl.command(
     "set_shovel",
-    help='Sets a shovel: {"src-uri": "amqp://", "src-queue": "a", "dest-uri": ..., "dest-queue": "b"}.',
+    help="Adds or changes a shovel. DEFINITION is a JSON object such as "
+    '{"src-uri": "amqp://", "src-queue": "a", "dest-uri": "amqp://other", "dest-queue": "b"}.',
 )
 @in_vhost
 @click.argument("name")
@@ -88,7 +89,7 @@ def delete_shovel(invocation: Invocation, vhost: str, name: str) -> None:
     _change(invocation, vhost, name)
 
 
-@mqctl.command("delete_shovels", help="Deletes all shovels of a vhost.")
+@mqctl.command("delete_shovels", help="Deletes all shovels of a virtual host.")
 @in_vhost
 @pass_invocation
 def delete_shovels(invocation: Invocation, vhost: str) -> None:
@@ -99,8 +100,9 @@ def delete_shovels(invocation: Invocation, vhost: str) -> None:
 
 @mqctl.command(
     "shovel_queues",
-    help="Has each durable queue of a vhost filled from the queue of its name at another broker, by a shovel of this"
-    " name. URI is that of the same vhost there; - for stdin, so that its password is in no list of processes.",
+    help="Adds a shovel for each durable queue of a virtual host, which moves the messages of the queue with the same name"
+    " at another broker into it. URI is that of the virtual host there; - reads it from stdin, so that others cannot see its"
+    " password in ps.",
 )
 @in_vhost
 @click.argument("uri")
@@ -127,7 +129,7 @@ def shovel_queues(invocation: Invocation, vhost: str, uri: str) -> None:
             invocation.say(f"left out: queue '{row['name']}' of type {row['type']}")
 
 
-@mqctl.command("restart_shovel", help="Has a shovel connect anew.")
+@mqctl.command("restart_shovel", help="Restarts a shovel: it disconnects and connects again.")
 @in_vhost
 @click.argument("name")
 @pass_invocation

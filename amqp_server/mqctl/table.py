@@ -16,6 +16,7 @@ import click
 
 from amqp_server.mqctl.client import USAGE, Failure
 from amqp_server.mqctl.command import Invocation
+from amqp_server.spelling import hint
 
 
 def show(columns: Sequence[str], rows: Iterable[Sequence[object]], invocation: Invocation) -> None:
@@ -99,7 +100,8 @@ def pick(
     unknown = [column for column in columns if column not in known]
     if unknown:
         keys, allowed = ", ".join(unknown), ", ".join(known)
-        raise Failure(f"Info key(s) {keys} are not supported; there are: {allowed}", USAGE)
+        spelling = hint(unknown[0], known)
+        raise Failure(f"Info key(s) {keys} are not supported; there are: {allowed}{spelling}", USAGE)
     return [[_at(row, known[column]) for column in columns] for row in rows]
 
 

@@ -7,19 +7,32 @@ import sys
 import click
 
 from amqp_server.mqctl.client import UNAVAILABLE, USAGE, Failure
-from amqp_server.mqctl.command import Invocation, in_vhost, mqctl, pairs, pass_invocation, with_arguments
+from amqp_server.mqctl.command import (
+    Choice,
+    Invocation,
+    in_vhost,
+    mqctl,
+    pairs,
+    pass_invocation,
+    with_arguments,
+)
 from amqp_server.mqctl.table import show, show_columns
 
 DEFAULT_EXCHANGE = "amq.default"
 
 
-@mqctl.command("declare_queue", help="Declares a queue.")
+@mqctl.command(
+    "declare_queue", help="Declares a queue: creates it, or checks that it exists with the same settings."
+)
 @in_vhost
 @click.argument("name")
 @click.option(
-    "--durable/--transient", default=True, show_default="durable", help="Whether it outlives the broker."
+    "--durable/--transient",
+    default=True,
+    show_default="durable",
+    help="Keep it when the broker restarts, or not.",
 )
-@click.option("--auto-delete", is_flag=True, help="It goes with its last consumer.")
+@click.option("--auto-delete", is_flag=True, help="Delete it when its last consumer ends.")
 @with_arguments
 @pass_invocation
 def declare_queue(
@@ -37,15 +50,17 @@ def declare_queue(
 @mqctl.command("delete_queue", help="Deletes a queue.")
 @in_vhost
 @click.argument("name")
-@click.option("-u", "--if-unused", is_flag=True, help="Only if it has no consumers.")
-@click.option("-e", "--if-empty", is_flag=True, help="Only if it has no messages.")
+@click.option("-u", "--if-unused", is_flag=True, help="Delete it only if it has no consumers.")
+@click.option("-e", "--if-empty", is_flag=True, help="Delete it only if it has no messages.")
 @pass_invocation
 def delete_queue(invocation: Invocation, vhost: str, name: str, if_unused: bool, if_empty: bool) -> None:
     told = {"if_unused": str(if_unused).lower(), "if_empty": str(if_empty).lower()}
     invocation.client.delete("queues", vhost, name, **told)
 
 
-@mqctl.command("purge_queue", help="Drops all messages of a queue that no consumer holds.")
+@mqctl.command(
+    "purge_queue", help="Deletes all messages of a queue, except those that a consumer holds unacked."
+)
 @in_vhost
 @click.argument("name")
 @pass_invocation
@@ -55,7 +70,7 @@ def purge_queue(invocation: Invocation, vhost: str, name: str) -> None:
 
 @mqctl.command(
     "list_failed",
-    help="Lists queues that have failed on the asked node and are stopped there: why, and what is done.",
+    help="Lists the queues that have failed on the node at --url and are stopped there, with the reason and the number of restarts.",
 )
 @pass_invocation
 def list_failed(invocation: Invocation) -> None:
@@ -64,7 +79,7 @@ def list_failed(invocation: Invocation) -> None:
             each["vhost"],
             each["name"],
             each["type"],
-            "set aside" if each["set_aside"] else "tried again",
+            "set aside" if each["set_aside"] else "restarting",
             each["attempts"],
             each["reason"],
         )
@@ -74,7 +89,7 @@ def list_failed(invocation: Invocation) -> None:
 
 
 @mqctl.command(
-    "retry_failed", help="Has a queue that has failed on the asked node begun anew from what is stored."
+    "retry_failed", help="Restarts a queue that has failed on the node at --url from its stored data."
 )
 @in_vhost
 @click.argument("name")
@@ -90,15 +105,23 @@ def retry_failed(invocation: Invocation, vhost: str, name: str) -> None:
         raise
 
 
-@mqctl.command("declare_exchange", help="Declares an exchange: direct, fanout, topic, headers …")
+@mqctl.command(
+    "declare_exchange",
+    help="Declares an exchange. TYPE is direct (default), fanout, topic, headers or another type of docs/reference/arguments.md.",
+)
 @in_vhost
 @click.argument("name")
 @click.argument("type", default="direct")
 @click.option(
-    "--durable/--transient", default=True, show_default="durable", help="Whether it outlives the broker."
+    "--durable/--transient",
+    default=True,
+    show_default="durable",
+    help="Keep it when the broker restarts, or not.",
 )
-@click.option("--auto-delete", is_flag=True, help="It goes with its last binding.")
-@click.option("--internal", is_flag=True, help="Only other exchanges may publish to it.")
+@click.option("--auto-delete", is_flag=True, help="Delete it when its last binding is removed.")
+@click.option(
+    "--internal", is_flag=True, help="Refuse publishes from clients; only other exchanges route to it."
+)
 @with_arguments
 @pass_invocation
 def declare_exchange(
@@ -115,7 +138,7 @@ def declare_exchange(
     invocation.client.put("exchanges", vhost, name, body=body | {"arguments": pairs(arguments)})
 
 
-@mqctl.command("add_partitions", help="Makes so many more partitions of a super stream.")
+@mqctl.command("add_partitions", help="Adds COUNT partitions to super stream NAME.")
 @in_vhost
 @click.argument("name")
 @click.argument("count", type=click.IntRange(min=1))
@@ -147,7 +170,7 @@ MEMBER_COLUMNS = (
 
 @mqctl.command(
     "list_group_members",
-    help="Lists the members of a consumer group, or of all groups of a vhost, and what each has.",
+    help="Lists the members of a consumer group, or of all groups of the virtual host, with the partitions of each.",
 )
 @in_vhost
 @click.argument("name", required=False)
@@ -159,7 +182,9 @@ def list_group_members(invocation: Invocation, vhost: str, name: str | None) -> 
         show_columns(MEMBER_COLUMNS, invocation.client.get("groups", vhost, name, "members"), invocation)
 
 
-@mqctl.command("list_group_partitions", help="Lists how far a consumer group is in each partition.")
+@mqctl.command(
+    "list_group_partitions", help="Lists the partitions of a consumer group, with offset, lag and member."
+)
 @in_vhost
 @click.argument("name")
 @pass_invocation
@@ -170,15 +195,17 @@ def list_group_partitions(invocation: Invocation, vhost: str, name: str) -> None
 
 @mqctl.command(
     "reset_group",
-    help="Has a consumer group go on at another place: first, last, next (the end), an offset, a time in ISO 8601, "
-    "or an age such as -1h.",
+    help="Moves the offsets of a consumer group. PLACE is first, last, next (the end), an offset, a time in ISO 8601, or "
+    "an age such as -1h.",
 )
 @in_vhost
 @click.argument("name")
-@click.option("--to", required=True, metavar="PLACE", help="Where it goes on.")
-@click.option("--partition", type=click.IntRange(min=0), help="Only this one, by its number.")
-@click.option("--dry-run", is_flag=True, help="Only shows what would change.")
-@click.option("--force", is_flag=True, help="Even if it has members.")
+@click.option("--to", required=True, metavar="PLACE", help="Place where the group continues.")
+@click.option(
+    "--partition", type=click.IntRange(min=0), help="Move the offset of this partition only (its number)."
+)
+@click.option("--dry-run", is_flag=True, help="Print what would change, and change nothing.")
+@click.option("--force", is_flag=True, help="Do it even if the group has members.")
 @pass_invocation
 def reset_group(
     invocation: Invocation,
@@ -200,7 +227,7 @@ OFFSET_COLUMNS = ("name", "committed_offset", "lag", "in_use", "connection")
 
 @mqctl.command(
     "list_stream_offsets",
-    help="Lists the offsets that a stream keeps by name, the least recently used first, and which a consumer has now.",
+    help="Lists the named offsets that a stream stores, the least recently used first, and shows which ones a consumer uses now.",
 )
 @in_vhost
 @click.argument("stream")
@@ -211,7 +238,7 @@ def list_stream_offsets(invocation: Invocation, vhost: str, stream: str) -> None
 
 @mqctl.command(
     "delete_stream_offset",
-    help="Deletes an offset that a stream keeps by name, unless a consumer has the name.",
+    help="Deletes a named offset of a stream, unless a consumer uses it now.",
 )
 @in_vhost
 @click.argument("stream")
@@ -224,7 +251,7 @@ def delete_stream_offset(invocation: Invocation, vhost: str, stream: str, name: 
 @mqctl.command("delete_exchange", help="Deletes an exchange.")
 @in_vhost
 @click.argument("name")
-@click.option("-u", "--if-unused", is_flag=True, help="Only if nothing is bound to it.")
+@click.option("-u", "--if-unused", is_flag=True, help="Delete it only if nothing is bound to it.")
 @pass_invocation
 def delete_exchange(invocation: Invocation, vhost: str, name: str, if_unused: bool) -> None:
     invocation.client.delete("exchanges", vhost, name, if_unused=str(if_unused).lower())
@@ -233,14 +260,16 @@ def delete_exchange(invocation: Invocation, vhost: str, name: str, if_unused: bo
 _to = click.option(
     "--to",
     "kind",
-    type=click.Choice(["queue", "exchange"]),
+    type=Choice(["queue", "exchange"]),
     default="queue",
     show_default=True,
-    help="What the destination is.",
+    help="Kind of the destination.",
 )
 
 
-@mqctl.command("declare_binding", help="Binds a queue, or an exchange, to an exchange.")
+@mqctl.command(
+    "declare_binding", help="Binds a queue (or, with --to exchange, an exchange) to exchange SOURCE."
+)
 @in_vhost
 @click.argument("source")
 @click.argument("destination")
@@ -262,7 +291,7 @@ def declare_binding(
     invocation.client.post("bindings", vhost, "e", *ends, body=body)
 
 
-@mqctl.command("delete_binding", help="Removes a binding.")
+@mqctl.command("delete_binding", help="Removes the binding with this routing key and these arguments.")
 @in_vhost
 @click.argument("source")
 @click.argument("destination")
@@ -285,17 +314,22 @@ def delete_binding(
         if binding["routing_key"] == routing_key and binding["arguments"] == wanted:
             invocation.client.delete(*ends, binding["properties_key"])
             return
-    raise Failure("there is no such binding", UNAVAILABLE)
+    raise Failure(
+        f"no binding from '{source}' to '{destination}' has this routing key and these arguments", UNAVAILABLE
+    )
 
 
-@mqctl.command("publish", help="Publishes a message; its body is read from stdin if it is left out.")
+@mqctl.command(
+    "publish",
+    help="Publishes a message, and prints whether it was routed to a queue. Without BODY, the body is read from stdin.",
+)
 @in_vhost
 @click.argument("exchange")
 @click.argument("routing_key")
 @click.argument("body", required=False)
 @click.option(
     "-P", "--property", "properties", multiple=True, metavar="NAME=VALUE",
-    help="content_type, delivery_mode, headers (as JSON) …; may be repeated.",
+    help="Property such as content_type, delivery_mode or headers (as JSON). May be repeated.",
 )  # fmt: skip
 @pass_invocation
 def publish(
@@ -326,18 +360,30 @@ def _property(name: str, value: object) -> object:
     return str(value)
 
 
-@mqctl.command("get", help="Takes messages out of a queue and shows them.")
+@mqctl.command(
+    "get",
+    help="Takes messages from a queue and prints them. Without --requeue or --reject, they are acked, and so deleted.",
+)
 @in_vhost
 @click.argument("queue")
 @click.option(
-    "-n", "--count", type=click.IntRange(1, 1000), default=1, show_default=True, help="At most so many."
+    "-n",
+    "--count",
+    type=click.IntRange(1, 1000),
+    default=1,
+    show_default=True,
+    help="Number of messages to take, at most.",
 )
-@click.option("--requeue", is_flag=True, help="Puts them back.")
-@click.option("--reject", is_flag=True, help="Rejects them: they are dead-lettered if the queue says so.")
+@click.option("--requeue", is_flag=True, help="Return the messages to the queue.")
+@click.option(
+    "--reject",
+    is_flag=True,
+    help="Reject the messages; they are dead-lettered if the queue has a dead-letter exchange.",
+)
 @pass_invocation
 def get(invocation: Invocation, vhost: str, queue: str, count: int, requeue: bool, reject: bool) -> None:
     if requeue and reject:
-        raise Failure("--requeue and --reject exclude each other", USAGE)
+        raise Failure("--requeue and --reject cannot be used together", USAGE)
     mode = "ack_requeue_true" if requeue else "reject_requeue_false" if reject else "ack_requeue_false"
     body = {"count": count, "ackmode": mode, "encoding": "auto"}
     messages = invocation.client.post("queues", vhost, queue, "get", body=body)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from amqp_server.mqctl.client import DATA_ERROR, NO_USER, SOFTWARE, UNAVAILABLE, Failure
-from amqp_server.mqctl.command import Invocation, in_vhost, mqctl, pass_invocation, password_argument
+from amqp_server.mqctl.command import Choice, Invocation, in_vhost, mqctl, pass_invocation, password_argument
 from amqp_server.mqctl.table import pick, show, show_columns
 
 VHOST = {name: name for name in ("name", "description", "tags", "default_queue_type", "tracing")}
@@ -31,15 +31,15 @@ def _require_vhost(invocation: Invocation, vhost: str) -> None:
         raise Failure(f"Virtual host '{vhost}' does not exist", UNAVAILABLE)
 
 
-_FORCE = click.option("--force", is_flag=True, help="Even if no administrator is left then.")
-_PASSWORD = "asked for on a terminal, or read from stdin, if it is left out"
+_FORCE = click.option("--force", is_flag=True, help="Do it even if no administrator remains.")
+_PASSWORD = "Without PASSWORD, the command asks for it on the terminal, or reads it from stdin."
 
 
 def _forced(force: bool) -> dict[str, str]:
     return {"force": "true"} if force else {}
 
 
-@mqctl.command("add_user", help=f"Makes a user; the password is {_PASSWORD}.")
+@mqctl.command("add_user", help=f"Adds a user without permissions. {_PASSWORD}")
 @click.argument("user")
 @click.argument("password", required=False)
 @pass_invocation
@@ -49,7 +49,7 @@ def add_user(invocation: Invocation, user: str, password: str | None) -> None:
     invocation.client.put("users", user, body={"password": password_argument(password, new=True), "tags": []})
 
 
-@mqctl.command("delete_user", help="Deletes a user and closes its connections.")
+@mqctl.command("delete_user", help="Deletes a user, and closes the connections of that user.")
 @_FORCE
 @click.argument("user")
 @pass_invocation
@@ -58,7 +58,7 @@ def delete_user(invocation: Invocation, user: str, force: bool) -> None:
     invocation.client.delete("users", user, **_forced(force))
 
 
-@mqctl.command("change_password", help=f"Sets a user's password, which is {_PASSWORD}.")
+@mqctl.command("change_password", help=f"Changes the password of a user. {_PASSWORD}")
 @click.argument("user")
 @click.argument("password", required=False)
 @pass_invocation
@@ -67,7 +67,10 @@ def change_password(invocation: Invocation, user: str, password: str | None) -> 
     invocation.client.put("users", user, body={"password": password_argument(password, new=True)})
 
 
-@mqctl.command("clear_password", help="Nobody logs in as this user with a password until it is given one.")
+@mqctl.command(
+    "clear_password",
+    help="Removes the password of a user, who cannot log in with a password until change_password sets one.",
+)
 @click.argument("user")
 @pass_invocation
 def clear_password(invocation: Invocation, user: str) -> None:
@@ -76,7 +79,8 @@ def clear_password(invocation: Invocation, user: str) -> None:
 
 
 @mqctl.command(
-    "set_user_tags", help="Sets a user's tags: administrator, monitoring, policymaker, management."
+    "set_user_tags",
+    help="Replaces the tags of a user: administrator, monitoring, policymaker, management. Without TAGS, the user has none.",
 )
 @_FORCE
 @click.argument("user")
@@ -87,14 +91,16 @@ def set_user_tags(invocation: Invocation, user: str, tags: tuple[str, ...], forc
     invocation.client.put("users", user, body={"tags": list(tags)}, **_forced(force))
 
 
-@mqctl.command("list_users", help="Lists users and their tags.")
+@mqctl.command("list_users", help="Lists all users and their tags.")
 @pass_invocation
 def list_users(invocation: Invocation) -> None:
     rows = [(user["name"], user["tags"]) for user in invocation.client.get("users")]
     show(("user", "tags"), rows, invocation)
 
 
-@mqctl.command("authenticate_user", help="Says whether a password is the user's.")
+@mqctl.command(
+    "authenticate_user", help=f"Checks the password of a user. Exit code 0 if it is right. {_PASSWORD}"
+)
 @click.argument("user")
 @click.argument("password", required=False)
 @pass_invocation
@@ -107,13 +113,13 @@ def authenticate_user(invocation: Invocation, user: str, password: str | None) -
     invocation.say("Success")
 
 
-@mqctl.command("add_vhost", help="Makes a virtual host.")
+@mqctl.command("add_vhost", help="Adds a virtual host, in which no user has permissions yet.")
 @click.argument("vhost")
-@click.option("--description", default="", help="What it is for.")
+@click.option("--description", default="", help="Text for operators.")
 @click.option(
     "--default-queue-type",
-    type=click.Choice(["classic", "quorum", "stream"]),
-    help="Type of durable queues that are declared without one.",
+    type=Choice(["classic", "quorum", "stream"]),
+    help="Type of durable queues that are declared without a type.",
 )
 @pass_invocation
 def add_vhost(invocation: Invocation, vhost: str, description: str, default_queue_type: str | None) -> None:
@@ -123,7 +129,7 @@ def add_vhost(invocation: Invocation, vhost: str, description: str, default_queu
     invocation.client.put("vhosts", vhost, body=body)
 
 
-@mqctl.command("set_vhost_tags", help="Sets a virtual host's tags, which are for its operators to read.")
+@mqctl.command("set_vhost_tags", help="Replaces the tags of a virtual host, which are texts for operators.")
 @click.argument("vhost")
 @click.argument("tags", nargs=-1)
 @pass_invocation
@@ -136,7 +142,9 @@ def set_vhost_tags(invocation: Invocation, vhost: str, tags: tuple[str, ...]) ->
     invocation.client.put("vhosts", vhost, body=body)
 
 
-@mqctl.command("delete_vhost", help="Deletes a virtual host with all that is in it.")
+@mqctl.command(
+    "delete_vhost", help="Deletes a virtual host with all its queues, messages, exchanges and permissions."
+)
 @click.argument("vhost")
 @pass_invocation
 def delete_vhost(invocation: Invocation, vhost: str) -> None:
@@ -145,7 +153,8 @@ def delete_vhost(invocation: Invocation, vhost: str) -> None:
 
 
 @mqctl.command(
-    "list_vhosts", help="Lists virtual hosts; columns: name, description, tags, default_queue_type, tracing."
+    "list_vhosts",
+    help="Lists the virtual hosts. COLUMNS (default: name) may be: name, description, tags, default_queue_type, tracing.",
 )
 @click.argument("columns", nargs=-1)
 @pass_invocation
@@ -154,14 +163,17 @@ def list_vhosts(invocation: Invocation, columns: tuple[str, ...]) -> None:
     show(wanted, pick(invocation.client.get("vhosts"), wanted, VHOST), invocation)
 
 
-@mqctl.command("trace_on", help="Sends copies of all messages of a vhost to its exchange amq.rabbitmq.trace.")
+@mqctl.command(
+    "trace_on",
+    help="Starts tracing: copies of all messages of a virtual host go to its exchange amq.rabbitmq.trace.",
+)
 @in_vhost
 @pass_invocation
 def trace_on(invocation: Invocation, vhost: str) -> None:
     _trace(invocation, vhost, on=True)
 
 
-@mqctl.command("trace_off", help="Ends what trace_on began.")
+@mqctl.command("trace_off", help="Stops tracing in a virtual host.")
 @in_vhost
 @pass_invocation
 def trace_off(invocation: Invocation, vhost: str) -> None:
@@ -175,7 +187,10 @@ def _trace(invocation: Invocation, vhost: str, *, on: bool) -> None:
     invocation.client.put("vhosts", vhost, body=kept | {"tracing": on})
 
 
-@mqctl.command("set_permissions", help="Sets what a user may do: three regular expressions for names.")
+@mqctl.command(
+    "set_permissions",
+    help="Sets the permissions of a user in a virtual host. CONFIGURE, WRITE and READ are regular expressions for names of queues and exchanges.",
+)
 @in_vhost
 @click.argument("user")
 @click.argument("configure")
@@ -192,7 +207,7 @@ def set_permissions(
     )
 
 
-@mqctl.command("clear_permissions", help="Takes a user's permissions in a vhost.")
+@mqctl.command("clear_permissions", help="Removes the permissions of a user in a virtual host.")
 @in_vhost
 @click.argument("user")
 @pass_invocation
@@ -203,7 +218,7 @@ def clear_permissions(invocation: Invocation, vhost: str, user: str) -> None:
         invocation.client.delete("permissions", vhost, user)
 
 
-@mqctl.command("list_permissions", help="Lists the permissions in a vhost.")
+@mqctl.command("list_permissions", help="Lists the permissions of all users in a virtual host.")
 @in_vhost
 @pass_invocation
 def list_permissions(invocation: Invocation, vhost: str) -> None:
@@ -213,7 +228,7 @@ def list_permissions(invocation: Invocation, vhost: str) -> None:
     show_columns(columns, rows, invocation)
 
 
-@mqctl.command("list_user_permissions", help="Lists a user's permissions.")
+@mqctl.command("list_user_permissions", help="Lists the permissions of a user in all virtual hosts.")
 @click.argument("user")
 @pass_invocation
 def list_user_permissions(invocation: Invocation, user: str) -> None:
@@ -225,7 +240,7 @@ def list_user_permissions(invocation: Invocation, user: str) -> None:
 
 @mqctl.command(
     "set_topic_permissions",
-    help="Sets with which routing keys a user may publish to a topic exchange, and bind from it: two regular expressions.",
+    help="Sets the topic permissions of a user for one topic exchange. WRITE and READ are regular expressions for the routing keys of publishes and of bindings.",
 )
 @in_vhost
 @click.argument("user")
@@ -243,7 +258,8 @@ def set_topic_permissions(
 
 
 @mqctl.command(
-    "clear_topic_permissions", help="Takes a user's topic permissions in a vhost, or for one exchange."
+    "clear_topic_permissions",
+    help="Removes the topic permissions of a user in a virtual host, or those for one exchange.",
 )
 @in_vhost
 @click.argument("user")
@@ -256,7 +272,7 @@ def clear_topic_permissions(invocation: Invocation, vhost: str, user: str, excha
     invocation.client.delete(*path, *(() if exchange is None else (exchange,)))
 
 
-@mqctl.command("list_topic_permissions", help="Lists the topic permissions in a vhost.")
+@mqctl.command("list_topic_permissions", help="Lists the topic permissions of all users in a virtual host.")
 @in_vhost
 @pass_invocation
 def list_topic_permissions(invocation: Invocation, vhost: str) -> None:
@@ -266,7 +282,9 @@ def list_topic_permissions(invocation: Invocation, vhost: str) -> None:
     show_columns(columns, rows, invocation)
 
 
-@mqctl.command("list_user_topic_permissions", help="Lists a user's topic permissions.")
+@mqctl.command(
+    "list_user_topic_permissions", help="Lists the topic permissions of a user in all virtual hosts."
+)
 @click.argument("user")
 @pass_invocation
 def list_user_topic_permissions(invocation: Invocation, user: str) -> None:

@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import click
 
 from amqp_server import backup
 from amqp_server.mqctl.command import mqctl
 from amqp_server.mqctl.main import COMMANDS
+from amqp_server.mqctl.sections import TITLES, sections
 from amqp_server.reference.markdown import cell, code, head, prose, table
 
-#: The modules of mqctl, in the order of the page.
-TITLES = {
-    "node": "The node",
-    "diagnostics": "Checks and diagnostics",
-    "lists": "Lists",
-    "explain": "Why an object is as it is",
-    "topology": "Queues, exchanges, messages",
-    "users": "Users, virtual hosts, permissions",
-    "policies": "Policies",
-    "parameters": "Parameters and limits",
-    "definitions": "Definitions",
-    "shovels": "Shovels",
-    "cluster": "Clusters",
-    "completion": "The shell",
-}
 #: Of every command.
 _COMMON = {"-q", "--quiet", "--formatter", "-h", "--help"}
 
@@ -34,26 +19,24 @@ _COMMON = {"-q", "--quiet", "--formatter", "-h", "--help"}
 def page() -> str:
     lines = head(
         "Commands",
-        "`mqctl` talks to the management API, `mqd-backup` copies a data directory. The options of `mqd` itself are "
+        "`mqctl` uses the management API of a node; `mqd-backup` copies a data directory. The options of `mqd` itself are on "
         "[a page of their own](options.md).",
         "## mqctl",
     )
     lines += _usage(mqctl, "mqctl")
     lines += _options(mqctl, common=True)
     lines += prose(
-        "Each option is read from the environment as well: `MQCTL_URL`, `MQCTL_USER`. `-q` and `--formatter` may stand behind the "
-        "command, too. The code is 0 if all is well, 64 for a wrong command line, 65 for a value that is refused, 67 for a user that "
-        "is not there, 69 if the node does not answer or refuses, 70 for what is there already, 77 for a refused login."
+        "Each option may also be a variable in the environment: `MQCTL_URL`, `MQCTL_USER`. `-q` and `--formatter` may also come after "
+        "the command. The exit code is 0 for success, 64 for a wrong command line, 65 for a refused value, 67 for an unknown user, "
+        "69 if the node does not answer or refuses, 70 for an object that exists already, 77 for a refused login."
     )
-    commands = dict(_leaves(mqctl, ""))
     modules = [each.__name__.rpartition(".")[2] for each in COMMANDS]
     if {*modules} != {*TITLES}:
-        raise LookupError(f"modules of mqctl without a title here, or the other way round: {modules}")
-    for module, title in TITLES.items():
+        raise LookupError(f"modules of mqctl without a title, or titles without a module: {modules}")
+    for title, commands in sections(list(_leaves(mqctl, ""))):
         lines += [f"## {title}", ""]
-        for name in sorted(commands):
-            if _module(commands[name]) == module:
-                lines += _command(name, commands[name])
+        for name, command in commands:
+            lines += _command(name, command)
     lines += ["## mqd-backup", ""]
     lines += [*_text(backup.command), *_usage(backup.command, "mqd-backup"), *_options(backup.command)]
     return "\n".join(lines)
@@ -65,13 +48,6 @@ def _leaves(group: click.Group, before: str) -> Iterator[tuple[str, click.Comman
             yield from _leaves(command, f"{before}{name} ")
         else:
             yield before + name, command
-
-
-def _module(command: click.Command) -> str:
-    callback: Any = command.callback
-    while hasattr(callback, "__wrapped__"):
-        callback = callback.__wrapped__
-    return str(getattr(callback, "__module__", "")).rpartition(".")[2]
 
 
 def _command(name: str, command: click.Command) -> list[str]:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import Field, fields
 from typing import Any
 
-from amqp_server.config import GIB, KIB, MIB, Config, allowed_values
+from amqp_server.config import Config, allowed_values, amount
 from amqp_server.reference.markdown import cell, code, head, table
 from amqp_server.startup.options import ENVIRONMENT
-
-_UNITS = ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
 
 
 def page() -> str:
@@ -17,7 +15,7 @@ def page() -> str:
         "Options",
         "Every option is a flag of `mqd`, a variable in the environment, and a line of a TOML file that `mqd --config FILE` "
         "reads, named as the first line of each row. The command line goes before the environment, and both go before the "
-        "file. [The example](../../deploy/mqd.example.toml) is such a file with all defaults; `mqd --help` lists them, too.",
+        "file. [The example](../../deploy/mqd.example.toml) is such a file with all defaults; `mqd --help-all` lists them, too.",
         "Amounts of bytes are numbers, or texts with a unit: `4194304`, `4MiB`, `2GB`. Lists are comma-separated on the command "
         'line and in the environment, and arrays in the file: `loopback_users = ["guest"]`. Switches are `true` and `false` in '
         "the file.",
@@ -66,15 +64,6 @@ def values(declared: Field[Any]) -> str:
     if about["kind"] in ("", "text"):
         return str(about["unit"]) or ("on, off" if isinstance(declared.default, bool) else "text")
     return allowed_values(declared)
-
-
-def amount(value: float, declared: Field[Any]) -> str:
-    if declared.metadata["unit"].startswith("bytes") and isinstance(value, int):
-        for size, name in _UNITS:
-            if value and value % size == 0:
-                return f"{value // size:,} {name}"
-        return f"{value:,}" + (" bytes" if value else "")
-    return f"{value:,}" if isinstance(value, int) else f"{value:,g}"
 
 
 def _unit(declared: Field[Any]) -> str:

@@ -229,7 +229,7 @@ def _fields(name: str, told: Mapping[str, Any], uris_max: int) -> list[str]:
     for key in URIS:
         given = told.get(key)
         if isinstance(given, list) and len(given) > uris_max:
-            problems.append(f"{key} has {len(given)} URIs, and {uris_max} are the most (shovel_uris_max)")
+            problems.append(f"{key} has {len(given)} URIs; the maximum is {uris_max} (shovel_uris_max)")
     return problems
 
 

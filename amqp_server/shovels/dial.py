@@ -57,7 +57,7 @@ async def dial(uri: Uri, config: Config, local: Local, name: str) -> trio.abc.St
         if isinstance(error, ssl.SSLError):
             raise
         raise ShovelError(
-            f"{uri.shown}: {uri.server_name or uri.host} can be the name of no certificate"
+            f"{uri.shown}: {uri.server_name or uri.host} cannot be the name in a certificate"
         ) from None
     except BaseException:
         await trio.aclose_forcefully(stream)
@@ -73,7 +73,7 @@ async def _connect(uri: Uri, config: Config) -> trio.socket.SocketType:
     try:
         found = await trio.socket.getaddrinfo(uri.host, uri.port, type=socket.SOCK_STREAM)
     except (socket.gaierror, UnicodeError):
-        raise ShovelError(f"there is no address of {uri.host}") from None
+        raise ShovelError(f"no address was found for {uri.host}") from None
     by_name = allowed_name(uri.host, hosts)
     addresses = [
         (family, address)

@@ -215,11 +215,11 @@ class ClientSession:
             if kind == 0x41:  # A
                 raise PeerError("the other side does not speak AMQP 0-9-1")
             if kind not in (frames.METHOD, frames.HEADER, frames.BODY, frames.HEARTBEAT) or channel > CHANNEL:
-                raise PeerError("the other side has sent something that is no frame of AMQP")
+                raise PeerError("the other side has sent data that is not an AMQP frame")
             if size + frames.OVERHEAD > self._frame_bytes_max:
                 raise PeerError(
-                    f"the other side has sent a frame of {size + frames.OVERHEAD} bytes, and "
-                    f"{self._frame_bytes_max} are the most"
+                    f"the other side has sent a frame of {size + frames.OVERHEAD} bytes; the limit is "
+                    f"{self._frame_bytes_max}"
                 )
             start, end = self._at + 7, self._at + 7 + size
             if end >= len(buffer):
@@ -248,7 +248,7 @@ class ClientSession:
             content.header, content.left = payload, int.from_bytes(payload[4:12], "big")
             if content.left > self._body_bytes_max:
                 raise PeerError(
-                    f"a message has {content.left} bytes, and {self._body_bytes_max} are the most (message_bytes_max)"
+                    f"a message has {content.left} bytes; the limit is {self._body_bytes_max} (message_bytes_max)"
                 )
         else:
             content.left -= len(payload)
@@ -323,7 +323,8 @@ class ClientSession:
         offered = _text(start.mechanisms).split()
         if self._mechanism not in offered:
             raise PeerError(
-                f"the other side does not take a login by {self._mechanism}, only: {' '.join(offered)[:80]}"
+                f"the other side does not accept logins with {self._mechanism}, only with: "
+                f"{' '.join(offered)[:80]}"
             )
         properties = {
             "product": "mqd shovel",
@@ -345,7 +346,7 @@ class ClientSession:
     def _tune(self, tune: commands.Connection.Tune) -> None:
         theirs = tune.frame_max or self.frame_bytes_max
         if theirs < frames.FRAME_BYTES_MIN:
-            raise PeerError(f"the other side offers frames of {theirs} bytes only")
+            raise PeerError(f"the other side allows frames of {theirs} bytes only")
         self.frame_bytes_max = self._frame_bytes_max = min(self.frame_bytes_max, theirs)
         asked = (self.heartbeat_s, tune.heartbeat or 0)
         self.heartbeat_s = min(asked) or max(asked)

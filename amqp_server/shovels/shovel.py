@@ -136,7 +136,7 @@ class Shovel:
         self._set("starting")
         try:
             if await self._move():
-                self._set("terminated", "all that it was to move has been moved")
+                self._set("terminated", "it has moved all messages that it had to move")
                 await self._surroundings.completed(self)
                 return False
             return not self._stop.is_set()
@@ -420,7 +420,7 @@ def _why(error: BaseException) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate can't be trusted: {error.verify_message}"
     if isinstance(error, ssl.SSLError):
-        return f"TLS: {error.reason or 'it does not speak it'}"
+        return f"TLS: {error.reason or 'the server does not speak TLS'}"
     if isinstance(error, OSError):
         return error.strerror or str(error) or type(error).__name__
     return str(error) or type(error).__name__

@@ -138,7 +138,9 @@ class Shovels:
                 logger.warning("shovel '%s' in vhost '%s' can't be cleared yet: %s", *reversed(key), error)
                 await trio.sleep(CLEAR_S)
             else:
-                logger.info("shovel '%s' in vhost '%s' has moved all and is deleted", *reversed(key))
+                logger.info(
+                    "shovel '%s' in vhost '%s' has moved all messages and was deleted", *reversed(key)
+                )
                 return
 
     # -- for management --------------------------------------------------------------------------------------

@@ -38,8 +38,8 @@ async def reset_administrator(broker: Broker, commits: Commit, name: str, passwo
     commits.request(stored.set)
     await stored.wait()
     logger.warning(
-        "user '%s' is an administrator, with the password in default_password_file: "
-        "take reset_administrator out of the configuration again",
+        "user '%s' is now an administrator with the password in default_password_file; remove "
+        "reset_administrator from the configuration",
         name,
     )
 

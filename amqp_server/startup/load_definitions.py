@@ -36,7 +36,7 @@ async def load_definitions(broker: ManagedBroker, path: str) -> None:
         while not broker.takes_parameters:
             await trio.sleep(0.05)
     if not broker.takes_parameters:
-        logger.error("%s is not taken over before all nodes of the cluster run this version of mqd", path)
+        logger.error("%s is not imported until all nodes of the cluster run this version of mqd", path)
         return
     importing = Import(broker, trio.lowlevel.checkpoint)
     try:
@@ -48,5 +48,5 @@ async def load_definitions(broker: ManagedBroker, path: str) -> None:
     for skipped in importing.skipped:
         place = f" in vhost '{skipped['vhost']}'" if skipped["vhost"] else ""
         what = f"{skipped['section']} '{skipped['name']}'{place}"
-        logger.warning("%s: %s is left out: %s", path, what, skipped["reason"])
-    logger.info("the definitions in %s are taken over", path)
+        logger.warning("%s: %s was not imported: %s", path, what, skipped["reason"])
+    logger.info("the definitions in %s were imported", path)

@@ -17,7 +17,18 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 from click.core import ParameterSource
 
-from amqp_server.config import SECRETS, VERSION, Config, InvalidOption, allowed_values, check, parse_bytes
+from amqp_server.config import (
+    RENAMED,
+    SECRETS,
+    VERSION,
+    Config,
+    InvalidOption,
+    allowed_values,
+    amount,
+    check,
+    parse_bytes,
+)
+from amqp_server.spelling import closest, unknown
 
 PROGRAM = "mqd"
 USAGE_EXIT = 2
@@ -85,38 +96,100 @@ def _parse(declared: Field[Any], value: object) -> object:
 
 
 class Command(click.Command):
-    """A click command whose --help lists the fields by their sections."""
+    """A click command whose help lists the fields by their sections: --help those that most people need,
+    --help-all all of them.
+    """
+
+    #: Name in `ctx.meta`: the help lists all options.
+    ALL = "all"
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, [_with_new_name(arg) for arg in args])
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        everything = self.ALL in ctx.meta
         rows: dict[str, list[tuple[str, str]]] = {"Options": []}
-        sections = {declared.name: declared.metadata["section"] for declared in fields(Config)}
+        known = {declared.name: declared for declared in fields(Config)}
         title = "Options"
         for param in self.get_params(ctx):
-            title = sections.get(param.name or "", "") or ("Options" if param.name not in sections else title)
+            declared = known.get(param.name or "")
+            title = (declared.metadata["section"] or title) if declared else "Options"
             record = param.get_help_record(ctx)
-            if record:
-                rows.setdefault(title, []).append(record)
+            if record is None or (declared and not (everything or declared.metadata["common"])):
+                continue
+            if declared is not None:
+                record = record[0], _help(declared, values=everything)
+            rows.setdefault(title, []).append(record)
         for title, records in rows.items():
             with formatter.section(title):
                 formatter.write_dl(records)
 
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if self.ALL not in ctx.meta:
+            formatter.write_paragraph()
+            formatter.write_text(f"{PROGRAM} --help-all lists all {len(fields(Config))} options.")
+
+
+def _with_new_name(arg: str) -> str:
+    """Return an argument of the command line with the present name of its option; warn if that is another."""
+    flag, equals, value = arg.partition("=")
+    for old, new in RENAMED.items():
+        if flag == _flag(old):
+            _warn_of_old_name(flag, _flag(new))
+            return f"{_flag(new)}{equals}{value}"
+    return arg
+
+
+def _warn_of_old_name(old: str, new: str) -> None:
+    click.echo(f"{PROGRAM}: warning: {old} is now named {new}; use the new name", err=True)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _help(declared: Field[Any], *, values: bool) -> str:
+    """Return the text of an option with its default, and with the values that it may have."""
+    default: object = declared.default
+    text: str = declared.metadata["text"]
+    if declared.metadata["choices"] or (values and declared.metadata["low"] is not None):
+        text += f"  [{allowed_values(declared)}]"
+    if isinstance(default, bool):
+        default = "on" if default else "off"
+    elif isinstance(default, tuple):
+        default = ",".join(default)
+    elif isinstance(default, int) and declared.metadata["unit"] == "bytes":
+        default = amount(default, declared)
+    if default != "" and declared.name not in SECRETS:
+        text += f"  [default: {default}]"
+    return text
+
 
 def _option(declared: Field[Any]) -> click.Option:
-    flag = "--" + declared.name.replace("_", "-")
-    name = declared.name
-    default = declared.default
-    shown = ",".join(default) if isinstance(default, tuple) else default
+    name, default, flag = declared.name, declared.default, _flag(declared.name)
+    text = declared.metadata["text"]
+    # An earlier name counts where the present one is not set.
+    variables = [_variable(each) for each in (name, *_earlier_names(name))]
     if isinstance(default, bool):
         spelled = f"{flag}/--no-{flag[2:]}"
-        text = f"{declared.metadata['text']}  [default: {'on' if default else 'off'}]"
-        return click.Option([name, spelled], default=default, help=text)
-    text = declared.metadata["text"]
-    if declared.metadata["low"] is not None or declared.metadata["choices"]:
-        text += f"  [{allowed_values(declared)}]"
-    if shown != "" and name not in SECRETS:
-        text += f"  [default: {shown}]"
+        return click.Option([name, spelled], default=default, help=text, envvar=variables)
     metavar = (declared.metadata["unit"] or type(default).__name__).upper().split(",")[0]
-    return click.Option([name, flag], default=default, type=FieldType(declared), metavar=metavar, help=text)
+    return click.Option(
+        [name, flag],
+        default=default,
+        type=FieldType(declared),
+        metavar=metavar,
+        help=text,
+        envvar=variables,
+    )
+
+
+def _variable(name: str) -> str:
+    return ENVIRONMENT + name.upper()
+
+
+def _earlier_names(name: str) -> list[str]:
+    return [old for old, new in RENAMED.items() if new == name]
 
 
 def _read_file(ctx: click.Context, param: click.Parameter, path: str | None) -> None:
@@ -134,11 +207,12 @@ def _read_file(ctx: click.Context, param: click.Parameter, path: str | None) -> 
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as failure:
         raise click.BadParameter(f"{path}: {failure}", ctx, param) from None
     known = {declared.name for declared in fields(Config)}
-    for key in values:
-        if key not in known:
-            close = _closest(key, known)
-            hint = f"; did you mean {close}?" if close else ""
-            raise click.BadParameter(f"{path}: there is no option {key}{hint}", ctx, param)
+    for key in list(values):
+        if key in RENAMED and RENAMED[key] not in values:
+            _warn_of_old_name(f"{key} in {path}", RENAMED[key])
+            values[RENAMED[key]] = values.pop(key)
+        elif key not in known:
+            raise click.BadParameter(f"{path}: {unknown('option', key, known)}", ctx, param)
     switches = {declared.name for declared in fields(Config) if isinstance(declared.default, bool)}
     for key in switches & values.keys():
         if not isinstance(values[key], bool):
@@ -153,11 +227,11 @@ def _read_file(ctx: click.Context, param: click.Parameter, path: str | None) -> 
     ctx.meta["file"] = path
 
 
-def _closest(name: str, known: set[str], least: float = 0.6) -> str:
-    """Return the most similar known name; nothing if none is similar enough."""
-    from difflib import get_close_matches
-
-    return next(iter(get_close_matches(name, known, 1, least)), "")
+def _show_all(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        ctx.meta[Command.ALL] = True
+        click.echo(ctx.get_help())
+        ctx.exit()
 
 
 def _show_version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
@@ -182,6 +256,8 @@ def _fail(text: str) -> NoReturn:
 
 
 def _explain(failure: click.ClickException) -> str:
+    if isinstance(failure, click.NoSuchOption):
+        return unknown("option", failure.option_name, failure.possibilities or ())
     if not isinstance(failure, click.BadParameter) or failure.param is None:
         return failure.format_message().replace("\n", " ")
     flag = failure.param.opts[0]
@@ -235,8 +311,6 @@ def command_line(run: Callable[[Config, Reread], int]) -> Callable[..., NoReturn
 
 def _configuration(**values: Any) -> Config:
     """Return the configuration with these values. Raises InvalidOption."""
-    values.pop("config", None)
-    values.pop("version", None)
     return Config(**values)
 
 
@@ -244,12 +318,15 @@ def _warn_of_strange_variables(environment: Mapping[str, str]) -> None:
     """Warn of unknown variables: otherwise a mistyped one would be ignored, and the option would keep its
     default.
     """
-    known = {ENVIRONMENT + declared.name.upper() for declared in fields(Config)} | {f"{ENVIRONMENT}CONFIG"}
+    known = {_variable(declared.name) for declared in fields(Config)} | {f"{ENVIRONMENT}CONFIG"}
+    renamed = {_variable(old): _variable(new) for old, new in RENAMED.items()}
     for name in sorted(environment.keys() - _OF_THE_BUILD):
-        if name.startswith(ENVIRONMENT) and name not in known and not _OF_A_SERVICE.search(name):
+        if name in renamed:
+            _warn_of_old_name(f"{name} in the environment", renamed[name])
+        elif name.startswith(ENVIRONMENT) and name not in known and not _OF_A_SERVICE.search(name):
             click.echo(
-                f"{PROGRAM}: warning: {name} in the environment is no option, and is ignored; "
-                f"the nearest one is {_closest(name, known, 0)}",
+                f"{PROGRAM}: warning: {name} in the environment is not an option and is ignored; the nearest "
+                f"option is {closest(name, known, 0)}",
                 err=True,
             )
 
@@ -257,18 +334,26 @@ def _warn_of_strange_variables(environment: Mapping[str, str]) -> None:
 def _command(callback: Callable[..., object]) -> Command:
     config_file = click.Option(
         ["--config"], is_eager=True, expose_value=False, callback=_read_file, metavar="FILE",
-        help="TOML file with options, named as here with _ for -.",
+        help="TOML file with options; their names have _ instead of -.",
     )  # fmt: skip
     version = click.Option(
         ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_show_version,
         # Not read from the environment: container images use MQD_VERSION for their own version.
-        allow_from_autoenv=False, help="Say the version and stop.",
+        allow_from_autoenv=False, help="Print the version and exit.",
+    )  # fmt: skip
+    help_all = click.Option(
+        ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_show_all,
+        allow_from_autoenv=False, help="Print the help with all options and exit.",
     )  # fmt: skip
     return Command(
         PROGRAM,
-        params=[config_file, version, *map(_option, fields(Config))],
+        params=[config_file, version, help_all, *map(_option, fields(Config))],
         callback=callback,
-        help="An AMQP 0-9-1 message broker. Every option can also be given as MQD_… in the environment"
-        " (MQD_DATA_DIR for --data-dir), or in the TOML file.",
-        context_settings={"auto_envvar_prefix": "MQD", "max_content_width": 110},
+        help="Run an AMQP 0-9-1 message broker. Each option may also be a variable in the environment"
+        " (MQD_DATA_DIR for --data-dir) or a line of the TOML file.",
+        context_settings={
+            "auto_envvar_prefix": "MQD",
+            "max_content_width": 110,
+            "help_option_names": ["-h", "--help"],
+        },
     )

@@ -72,7 +72,7 @@ class Reload:
         try:
             config = self._reread()
         except InvalidOption as error:
-            logger.error("the configuration is not reloaded: %s", error)
+            logger.error("the configuration was not reloaded: %s", error)
             return
         before, self._config = self._config, config
         changed = [
@@ -84,6 +84,6 @@ class Reload:
             if name in self._apply:
                 self._apply[name](config)
         later = [name for name in changed if name not in self._apply]
-        logger.info("the configuration is reloaded: %s", ", ".join(changed) or "nothing has changed")
+        logger.info("the configuration was reloaded: %s", ", ".join(changed) or "nothing has changed")
         if later:
-            logger.warning("takes effect at the next start only: %s", ", ".join(later))
+            logger.warning("takes effect only at the next start: %s", ", ".join(later))

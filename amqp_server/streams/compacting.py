@@ -25,8 +25,6 @@ REST_MS = 60_000
 
 
 class Store(Protocol):
-    """See persistence.streams.store."""
-
     def compact(self, call: Callable[[Throttle], Any], done: Callable[[Outcome[Any]], None]) -> None: ...
 
     def write(self, call: Callable[[], Any], done: Callable[[Any], None]) -> None: ...
@@ -189,10 +187,14 @@ class Compacting:
             return None
         except OSError as error:
             self._rests_until_ms = self._now_ms() + REST_MS
-            logger.warning("%s is not compacted for %d s: %r", self._name, REST_MS // 1000, error)
+            logger.warning(
+                "%s: compaction failed, the next try is in %d s: %r", self._name, REST_MS // 1000, error
+            )
         except Exception as error:
             self._failed_at = self._log.sealed[-1].stop if self._log.sealed else -1
-            logger.exception("%s is not compacted until more is sealed: %r", self._name, error)
+            logger.exception(
+                "%s: compaction failed, the next try is when another segment is closed: %r", self._name, error
+            )
         self.running = False
         return None
 

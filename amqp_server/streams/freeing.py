@@ -50,7 +50,6 @@ class Leftover:
                 return
 
     def failed(self, error: Exception) -> None:
-        """See amqp_server.turn.Unit."""
         raise Fatal(f"what a stream had in memory could not be freed: {error!r}") from error
 
 

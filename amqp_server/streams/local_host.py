@@ -42,8 +42,6 @@ FLUSH_BATCHES_MAX, FLUSH_BYTES_MAX = 4096, 32 << 20
 
 
 class StreamHost(StreamReaders):
-    """See quorum_queue.ports.Host."""
-
     shares_windows = False
     #: Retention looks at segments.
     counts_bytes = False

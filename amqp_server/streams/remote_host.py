@@ -26,8 +26,9 @@ from amqp_server.streams.node_named_offsets import NodeNames
 from amqp_server.streams.taking_over import begin_named, refuse_name, take_over
 from persistence.streams import batch as batches
 from persistence.streams.batch import Batch, Damaged
-from persistence.streams.log import READ_BYTES, Lost, heads_of
+from persistence.streams.log import READ_BYTES, Lost
 from persistence.streams.retention import RetentionLimits
+from persistence.streams.segment import batches_of
 from quorum_queue.cluster import frames
 from quorum_queue.cluster.frames import StreamWord
 from quorum_queue.cluster.queues.remote_host import RemoteHost
@@ -63,8 +64,6 @@ class Publisher(RemoteHost):
 
 
 class StreamRemoteHost(StreamHost):
-    """See quorum_queue.ports.Host."""
-
     knows_taken = False
     shares_names = True
     in_journal = False
@@ -481,7 +480,7 @@ class StreamRemoteHost(StreamHost):
 
     def _batches_of(self, word: StreamWord) -> list[Batch]:
         try:
-            return [batches.decode(head, word.data, at) for at, head in heads_of(word.data)]
+            return [batch for _, _, batch in batches_of(word.data)]
         except Damaged as error:
             logger.error("stream '%s': a member has sent damaged messages: %s", self.queue.name, error)
             return []

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 
 class Journal(Protocol):
-    """See persistence.journal."""
-
     def append(
         self, queue_id: int, first_seq: int, count: int, payload: bytes | list[bytes], head_parts: int = 0
     ) -> None: ...
@@ -40,8 +38,6 @@ class Journal(Protocol):
 
 
 class Store(Protocol):
-    """See persistence.streams.store."""
-
     def log(
         self, queue_id: int, segment_bytes: int, *, keeper: Keeper | None = None, codec: str = NONE
     ) -> StreamLog: ...

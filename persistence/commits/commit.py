@@ -25,7 +25,6 @@ class Commit(Committing):
         ack_wait_s: float = 0.0,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """See Committing."""
         super().__init__(store, on_full=on_full, ack_wait_s=ack_wait_s, now=now)
         task = CommitTask(self, marks)
         self.wake = task.wake

@@ -73,8 +73,8 @@ class WriteAheadLog:
             # Earlier versions could die between its size and its header.
             if any(header) or (header and needed):
                 raise DataDirectoryUnusable(
-                    f"{path} is no log of mqd, or its beginning is damaged. Put it back from a backup, or, if that "
-                    f"cannot be done, empty it (: > {path}): what was confirmed last is lost then."
+                    f"{path} is not a log of mqd, or its beginning is damaged. Restore it from a backup; if that "
+                    f"is impossible, empty it (: > {path}), which loses the last confirmed messages."
                 )
         except BaseException:
             os.close(file)
@@ -117,7 +117,7 @@ class WriteAheadLog:
         contents = []
         for sequence in range(stored + 1, self.sequence + 1):
             if sequence not in found:
-                raise LogDamaged(f"record {sequence} is missing, and {self.sequence} is there")
+                raise LogDamaged(f"record {sequence} is missing, but record {self.sequence} exists")
             contents.append(found[sequence])
         return contents
 

@@ -240,7 +240,7 @@ class GroupTables:
         if hard is None and snapshot is None and not (snapshot_lost or survey.stored):
             if not survey.is_empty():
                 # The group's number may be damaged, so that there is no such group.
-                log.error("damaged entries of an unknown Raft group, perhaps %d, are left alone", group)
+                log.error("damaged entries of an unknown Raft group, perhaps %d, are ignored", group)
             return None
         term, vote, hard_lost = _unpack_hard(group, hard)
         return survey.recovered(group, term, vote, snapshot, hard_lost, snapshot_lost)

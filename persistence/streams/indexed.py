@@ -63,7 +63,7 @@ class IndexedSegments(SegmentFiles):
         data = self.index_bytes(segment.where)
         if not self._is_sealed(segment) or index.is_whole(data, segment.stop, segment.size):
             return data
-        logger.warning("the index of %s is damaged, and made anew", self.path(segment.where, SEGMENT))
+        logger.warning("the index of %s is damaged and was rebuilt", self.path(segment.where, SEGMENT))
         entries, _ = self.entries_anew(segment.where, segment.base, segment.size)
         entries[-1] = Entry(segment.stop, segment.last_ms, segment.size, index.SEAL)
         self._keep(segment, entries)

@@ -118,7 +118,7 @@ class Opening(SegmentFiles):
         if len(entries) == 2 and entries[1].kind == index.SEAL:
             seal = entries[1]
             return Segment(base, seal.position, seal.offset, entries[0].time_ms, seal.time_ms, stem)
-        logger.warning("the index of %s is damaged, and made anew", self.path(where, SEGMENT))
+        logger.warning("the index of %s is damaged and was rebuilt", self.path(where, SEGMENT))
         return self._index_anew(base, stem)
 
     def _index_anew(self, base: int, stem: str) -> Segment:
@@ -177,7 +177,7 @@ class Opening(SegmentFiles):
         if expected >= stored_stop or mendable:
             if end < size:
                 why = "were not synced" if expected >= stored_stop else "are damaged"
-                logger.info("%s: %d bytes that %s are cut off", path, size - end, why)
+                logger.info("%s: removed %d bytes at the end that %s", path, size - end, why)
                 self.files.cut(path, end)
                 unsynced = True
         else:

@@ -118,16 +118,22 @@ class Raw(NamedTuple):
     lost: Lost | None = None
 
 
-def heads_of(data: bytes) -> Iterator[tuple[int, Head]]:
-    """Yield position and head of each batch in whole neighbouring batches. Raises Damaged."""
+def batches_of(data: bytes) -> Iterator[tuple[int, Head, Batch]]:
+    """Yield position, head and content of each batch in whole neighbouring batches. Raises Damaged."""
     at, expected = 0, -1
     while at < len(data):
         head = batches.decode_head(data, at)
-        batches.decode(head, data, at)
+        batch = batches.decode(head, data, at)
         if expected not in (-1, head.base):
             raise Damaged(f"a batch at {head.base} in place of {expected}")
-        yield at, head
+        yield at, head, batch
         expected, at = head.stop, at + head.size
+
+
+def heads_of(data: bytes) -> Iterator[tuple[int, Head]]:
+    """Yield position and head of each batch in whole neighbouring batches. Raises Damaged."""
+    for at, head, _ in batches_of(data):
+        yield at, head
 
 
 def spaced(heads: Sequence[tuple[int, Head]], indexed: int) -> list[Entry]:

@@ -213,7 +213,7 @@ class StreamStore:
     def _try_again(self, job: _Job, error: OSError) -> None:
         """Hand the job out again after a pause: nothing is wrong with the disk."""
         if not self._short:
-            logger.warning("a file of a stream can't be opened now, and is tried again: %s", error)
+            logger.warning("a stream file can't be opened at the moment, the node tries again: %s", error)
         compactor = None if job.counted else self._compactor
         worker = self._writer if job.writes else compactor
 

@@ -30,7 +30,7 @@ def transfer(replicas: Replicas, group: Group, to: str) -> bool:
     try:
         group.core.transfer(to)
     except (MembershipRefused, NotLeader) as refused:
-        logger.debug("group %d: %s", group.id, refused)
+        logger.debug("replica group %d: %s", group.id, refused)
         return False
     replicas.touch(group)
     return True
@@ -82,9 +82,7 @@ class HandOver:
                 break
         for to, count in moved.items():
             reached = ", ".join(name for name in lacking if self._reach.linked(to, name))
-            logger.warning(
-                "handing %d groups over to %s: it reaches %s, this node does not", count, to, reached
-            )
+            logger.warning("moving %d leaders to %s: it reaches %s, this node does not", count, to, reached)
 
     def _better_elsewhere(self) -> Iterator[tuple[Group, list[str]]]:
         """Yield the groups, the topology first, with the voters that reach most of their members; none for a
@@ -151,4 +149,4 @@ class HandOver:
         pause_ms = min(2 * self._pause_ms.get(to, options.reach_ms), options.steady_ms)
         self._pause_ms[to] = pause_ms
         self._paused[to] = now + pause_ms
-        logger.warning("%s did not take over its groups; next attempt in %d ms", to, pause_ms)
+        logger.warning("%s did not become leader; next attempt in %d ms", to, pause_ms)

@@ -465,7 +465,6 @@ class Group:
             self.replicas.send(core.leader, frames.await_all(self.id, low, high))
 
     def catch_up(self, done: Callable[[bool], None]) -> None:
-        """See read_index.begin."""
         read_index.begin(self, done)
 
     def proposed(self, index: int) -> bool:

@@ -75,7 +75,7 @@ class Accepting:
         if gone is not None:
             close(gone)
             self._log.write(
-                logging.INFO, "crowd", "", "too many connections at the port for links: one dropped"
+                logging.INFO, "crowd", "", "too many connections to the cluster listener: one was dropped"
             )
 
     async def _accepted(self, wire: Wire, source: str, where: str) -> None:
@@ -88,7 +88,7 @@ class Accepting:
             self._refused(where, refused)
         except (*LOST, trio.TooSlowError) as error:
             text = str(error) or type(error).__name__
-            self._log.write(logging.DEBUG, "lost", "", f"link from {where} came to nothing: {text}")
+            self._log.write(logging.DEBUG, "lost", "", f"link from {where} failed: {text}")
         finally:
             self._leave(wire)
             close(wire)
@@ -115,7 +115,7 @@ class Accepting:
     def _opened(self, wire: Wire, source: str, hello: Hello) -> None:
         pair = self._sessions.pairs.get(hello.name)
         if (pair is None or pair.address is None) and not self._sessions.events.admits(hello.name):
-            raise PeerRefused(f"{hello.name!r} is no peer of this node", suspect=True)
+            raise PeerRefused(f"{hello.name!r} is not among the peers of this node", suspect=True)
         if wire in self.strangers or wire in self.neighbours:
             self._leave(wire)
             self._crowd(self.greeted, wire, source)

@@ -207,7 +207,10 @@ def _verify(key: bytes, before: bytes, message: bytes, claimed: str = "") -> Non
     body, mac = message[:-MAC_BYTES], message[-MAC_BYTES:]
     if not hmac.compare_digest(hmac.digest(key, before + _framed(body), "sha256"), mac):
         who = f"it claims to be {claimed!r}, but " if claimed else ""
-        raise PeerRefused(f"{who}its proof is wrong: another cluster secret?", suspect=True)
+        raise PeerRefused(
+            f"{who}its proof of the cluster secret is wrong: do both nodes have the same secret?",
+            suspect=True,
+        )
 
 
 class _Reader:

@@ -45,8 +45,8 @@ class Greeter:
         except EndedError:
             # A dying process resets the connection; this peer has read our message, and closed.
             raise PeerRefused(
-                "it closed the connection without an answer: another cluster secret or cluster name there, "
-                f"or {self.hello.name!r} is no peer of it",
+                "it closed the connection without an answer: its cluster secret or cluster name differs, or "
+                f"{self.hello.name!r} is not among its peers",
                 suspect=True,
             ) from None
         finish, hello, standing = dialler.answer(answer, self.standing(to))

@@ -10,8 +10,6 @@ JOIN_BYTES_MAX: Final = 16 * 1024
 
 
 class PlainWire:
-    """See ports.Wire."""
-
     __slots__ = ("_socket",)
 
     def __init__(self, sock: socket.socket) -> None:

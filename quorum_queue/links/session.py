@@ -128,7 +128,7 @@ class LinkSession:
         if not 0 < size <= self._frame_bytes_max:
             raise ValueError(f"a frame of {size} bytes; it has to be from 1 to {self._frame_bytes_max}")
         if self._queued_bytes > self._queue_bytes_max:
-            self.close(f"takes too little: {self._queued_bytes} bytes wait for it")
+            self.close(f"reads too slowly: {self._queued_bytes} bytes wait for it")
             return False
         self._queue.extend(encode(parts, size))
         self._queued_bytes += size + 4
@@ -203,7 +203,7 @@ class LinkSession:
             self.close(str(error))
             return
         except FrameError as error:
-            self.close(f"it sent what is no frame: {error}")
+            self.close(f"it sent something that is not a frame: {error}")
             return
         if frames:
             began = self._now_s()

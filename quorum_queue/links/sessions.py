@@ -157,7 +157,7 @@ class LinkSessions:
         if first:
             session.send(first)
         if pair.session is not None:
-            self._end(pair, pair.session, "the peer began anew")
+            self._end(pair, pair.session, "the peer has restarted")
         pair.session = self.open[pair.name] = session
         pair.unlinked = trio.Event()
         pair.had_session = True

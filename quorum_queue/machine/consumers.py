@@ -254,7 +254,6 @@ class _Group:
         self._open[self._find(consumer)] = 1
 
     def takers(self, most: int) -> tuple[list[Consumer], bool]:
-        """See Consumers.takers."""
         consumers, is_open, start = self.consumers, self._open, self.start
         takers: list[Consumer] = []
         channels: dict[Any, None] = {}

@@ -75,8 +75,10 @@ class Level:
             if len(main) >= PACKED_BEHIND:
                 last.pack()
         main.append(run)
-        self.forget_gone()
-        self.resident.append(run)
+        resident = self.resident
+        if resident and not resident[0].ready:
+            self.forget_gone()
+        resident.append(run)
 
     def forget_gone(self) -> None:
         """Forget runs that were delivered."""

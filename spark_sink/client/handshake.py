@@ -118,9 +118,7 @@ class _Handshake:
             return method
         if isinstance(method, spec.Connection.Close):
             raise self._refused(method, step)
-        raise ConnectFailed(
-            f"{self._host}: the broker answered with {method!r} where {kind.__name__} was due"
-        )
+        raise ConnectFailed(f"{self._host}: the broker answered with {method!r} instead of {kind.__name__}")
 
     def _hung_up(self, step: str) -> ConnectFailed:
         if step == "login":

@@ -58,7 +58,7 @@ class Marker:
             )
         except (ValueError, KeyError, TypeError) as error:
             raise AmqpError(
-                f"a ledger holds a message that is no marker: {data[:100]!r} ({error!r})"
+                f"a ledger holds a message that is not a marker: {data[:100]!r} ({error!r})"
             ) from None
 
 

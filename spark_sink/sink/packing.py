@@ -156,7 +156,9 @@ class Repeats:
 def check_columns(schema: StructType) -> None:
     """Refuse columns that rows of one message cannot have. Raises BadColumn."""
     if "exchange" in schema.fieldNames():
-        raise BadColumn("column 'exchange' does not go with packing: rows of one message have one exchange")
+        raise BadColumn(
+            "column 'exchange' cannot be used with packing: all rows of one message have the same exchange"
+        )
     if "headers" in schema.fieldNames():
         kind = schema["headers"].dataType
         if (

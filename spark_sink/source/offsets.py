@@ -48,7 +48,7 @@ def position(offset: Mapping[str, Any], queue: str) -> Position:
         )
     except (KeyError, TypeError, ValueError):
         raise BadCheckpoint(
-            f"the checkpoint was written by another source: {offset!r} is no offset of format amqp"
+            f"the checkpoint was written by another source: {offset!r} is not an offset of format amqp"
         ) from None
     if found.queue != queue:
         raise BadCheckpoint(

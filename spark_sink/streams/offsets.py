@@ -44,7 +44,8 @@ def from_json(offset: Mapping[str, Any], stream: str) -> Offsets:
         offsets = {int(partition): int(value) for partition, value in offset["offsets"].items()}
     except (AttributeError, KeyError, TypeError, ValueError):
         raise BadCheckpoint(
-            f"the checkpoint was written by another source: {offset!r} is no offset of a stream of format amqp"
+            f"the checkpoint was written by another source: {offset!r} is not an offset of a stream of "
+            "format amqp"
         ) from None
     if named != stream:
         raise BadCheckpoint(

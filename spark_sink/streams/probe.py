@@ -76,7 +76,7 @@ def refusal(error: ChannelClosed, queue: str) -> AmqpError:
             f"stream '{queue}' may not be read by this user: {error}. It needs the permission to read"
         )
     if error.code == PRECONDITION_FAILED and OFFSET in str(error):
-        return QueueRefused(f"'{queue}' is no stream: {error}. A queue is read by option 'queue'")
+        return QueueRefused(f"'{queue}' is not a stream: {error}. To read a queue, set option 'queue'")
     return error
 
 

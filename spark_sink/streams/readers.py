@@ -197,8 +197,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         gone = sorted(offsets.keys() - self._probe.partitions().keys())
         if gone:
             raise DataLoss(
-                f"stream '{self._stream}' has no partition {gone[0]} any more, of which the checkpoint has offset "
-                f"{offsets[gone[0]]}: use a new checkpointLocation for a stream that was declared anew"
+                f"stream '{self._stream}' no longer has partition {gone[0]}, of which the checkpoint has "
+                f"offset {offsets[gone[0]]}: use a new checkpointLocation for a stream that was declared again"
             )
 
     def _with_new(self, offsets: Offsets) -> Offsets:
@@ -219,8 +219,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         since = self._short_since.setdefault(partition, time.monotonic())
         if (time.monotonic() - since) * 1_000 > self._options.redelivery_timeout_ms:
             text = (
-                f"stream '{queue}' ends at offset {found.next}, and {begin} was reached before: "
-                "it was deleted and declared anew, or has lost messages"
+                f"stream '{queue}' ends at offset {found.next}, but the query has reached {begin} before: the "
+                "stream was deleted and declared again, or has lost messages"
             )
             if self._options.fail_on_data_loss:
                 raise DataLoss(

@@ -1,9 +1,11 @@
-from dataclasses import fields
+import re
+from dataclasses import Field, fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from amqp_server.config import Config, InvalidOption
+from amqp_server.config import RENAMED, Config, InvalidOption
 from amqp_server.startup.options import Reread, command_line
 
 
@@ -95,7 +97,12 @@ def test_units_and_switches(started: Started, monkeypatch: pytest.MonkeyPatch) -
             "--outbox-low-bytes: 2097152 is not allowed; it must be below outbox_",
         ),
         (["--config", "/nowhere/mqd.toml"], "--config: /nowhere/mqd.toml: No such file or directory"),
-        (["--colour", "red"], "No such option '--colour'"),
+        (["--colour", "red"], "no option '--colour'\n"),
+        (["--memroy-limit", "1GiB"], "no option '--memroy-limit': did you mean '--memory-limit'?"),
+        (
+            ["--log-level", "inof"],
+            "--log-level: 'inof' is not allowed; it must be debug, info, warning or error; did you mean 'info'?",
+        ),
         (["extra"], "Got unexpected extra argument"),
     ],
 )
@@ -121,7 +128,11 @@ def test_wrong_value_of_the_environment_is_named(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("nod = 'n1'", "there is no option nod; did you mean node?"),
+        ("nod = 'n1'", "no option 'nod': did you mean 'node'?"),
+        ("memroy_limit = '1GiB'", "no option 'memroy_limit': did you mean 'memory_limit'?"),
+        ("xyzzy = 1", "no option 'xyzzy'\n"),
+        ("log_format = 'jsno'", "it must be text or json; did you mean 'json'?"),
+        ("queue_revivals_max = 1\nqueue_restart_tries_max = 1", "no option 'queue_revivals_max'"),
         ("channel_max = 'many'", "'many' is not allowed; it must be 1 to 65535"),
         ("channel_max = true", "True is not allowed"),
         ("switch_fast_path = 3", "switch_fast_path must be true or false"),
@@ -142,12 +153,81 @@ def test_wrong_file_is_named(
     assert err.count("\n") == 1
 
 
-def test_help_tells_every_option(started: Started, capsys: pytest.CaptureFixture[str]) -> None:
+def flag_of(declared: Field[Any]) -> str:
+    return "--" + declared.name.replace("_", "-")
+
+
+def test_help_shows_the_common_options_and_help_all_shows_all(
+    started: Started, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(started, "--help") == 0
-    told = capsys.readouterr().out
+    short = capsys.readouterr().out.split()
+    assert run(started, "--help-all") == 0
+    everything = capsys.readouterr().out.split()
     assert started.config is None
+    common = [declared for declared in fields(Config) if declared.metadata["common"]]
+    assert 20 <= len(common) <= 30
     for declared in fields(Config):
-        assert "--" + declared.name.replace("_", "-") in told
+        assert (flag_of(declared) in short) == declared.metadata["common"]
+        assert flag_of(declared) in everything
+    assert "--help-all" in short
+
+
+def test_help_has_two_lines_for_an_option_at_most(
+    started: Started, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    assert run(started, "--help") == 0
+    sections = capsys.readouterr().out.split("\n\n")[2:-1]
+    assert [section.splitlines()[0] for section in sections[:3]] == ["Options:", "Node:", "Listeners:"]
+    for section in sections:
+        for entry in re.split(r"\n  (?=-)", section)[1:]:
+            texts = [line for line in entry.splitlines() if not re.fullmatch(r"--\S+ [A-Z: ]+", line)]
+            assert len(texts) <= 2, entry
+
+
+def test_texts_are_sentences() -> None:
+    for declared in fields(Config):
+        text: str = declared.metadata["text"]
+        assert text.endswith("."), declared.name
+        assert text[0].isupper() or text[0] == "`", declared.name
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_earlier_name_of_an_option_is_accepted_with_a_warning(
+    started: Started,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    old: str,
+    new: str,
+) -> None:
+    flags = [f"--{name.replace('_', '-')}" for name in (old, new)]
+    file = tmp_path / "mqd.toml"
+    file.write_text(f"{old} = 7\n")
+    for arguments, variables, warned in (
+        ([flags[0], "7"], {}, (flags[0], flags[1])),
+        ([f"{flags[0]}=7"], {}, (flags[0], flags[1])),
+        ([], {f"MQD_{old.upper()}": "7"}, (f"MQD_{old.upper()} in the environment", f"MQD_{new.upper()}")),
+        (["--config", str(file)], {}, (f"{old} in {file}", new)),
+    ):
+        with monkeypatch.context() as patched:
+            for name, value in variables.items():
+                patched.setenv(name, value)
+            assert run(started, *arguments) == 0
+        assert getattr(started.config, new) == 7
+        told = capsys.readouterr().err
+        assert told == f"mqd: warning: {warned[0]} is now named {warned[1]}; use the new name\n"
+
+
+def test_present_name_in_the_environment_counts_before_the_earlier_one(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MQD_QUEUE_REVIVALS_MAX", "7")
+    monkeypatch.setenv("MQD_QUEUE_RESTART_TRIES_MAX", "8")
+    assert run(started) == 0
+    assert started.config is not None
+    assert started.config.queue_restart_tries_max == 8
 
 
 def test_configuration_is_read_again(started: Started, tmp_path: Path) -> None:
@@ -181,8 +261,8 @@ def test_mistyped_variable_is_told(
     monkeypatch.setenv(name, "secret value")
     assert run(started) == 0
     told = capsys.readouterr().err
-    assert told.startswith(f"mqd: warning: {name} in the environment is no option")
-    assert told.endswith(f"the nearest one is {nearest}\n")
+    assert told.startswith(f"mqd: warning: {name} in the environment is not an option")
+    assert told.endswith(f"the nearest option is {nearest}\n")
     assert "secret value" not in told
 
 

@@ -103,7 +103,7 @@ def test_around_the_limits(cluster: MqdCluster, kind: str) -> None:
         wait_for("all members have everything", caught_up)
     for name in cluster.names:
         assert cluster.failed(name) == {}
-        assert "takes too little" not in cluster.log(name)
+        assert "reads too slowly" not in cluster.log(name)
     with connect(cluster, "n1") as last:
         last.channel().queue_delete(queue)
 

@@ -119,7 +119,7 @@ def test_what_is_no_file_of_the_nodes_own_is_refused(
     what(data / name, victim)
     before = sorted(victim.parent.iterdir())
     found = {"_fifo": "a FIFO", "_socket": "a socket"}.get(what.__name__, "a symbolic link")
-    with pytest.raises(DataDirectoryUnusable, match=f"{name} in it is {found}, and no "):
+    with pytest.raises(DataDirectoryUnusable, match=f"{name} in it is {found}, not a "):
         open_environment(tmp_path)
     assert victim.read_text() == "precious"
     assert sorted(victim.parent.iterdir()) == before
@@ -133,9 +133,7 @@ def test_a_directory_instead_of_a_file_and_a_file_instead_of_a_directory(tmp_pat
         place.mkdir()
     else:
         place.write_text("")
-    with pytest.raises(
-        DataDirectoryUnusable, match=f"{name} in it is a (directory, and no file|file, and no)"
-    ):
+    with pytest.raises(DataDirectoryUnusable, match=f"{name} in it is a (directory, not a file|file, not a)"):
         open_environment(tmp_path)
 
 
@@ -156,7 +154,8 @@ def test_a_directory_that_others_can_write_to_is_closed_to_them(
         open_environment(tmp_path).close()
         assert place.stat().st_mode & 0o7777 == 0o770
         assert (
-            f"others could write to the data directory {place} (mode 0777); it has mode 0770" in caplog.text
+            f"others could write to the data directory {place} (mode 0777); its mode is 0770 now"
+            in caplog.text
         )
     caplog.clear()
     data.chmod(0o755)

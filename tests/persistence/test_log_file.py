@@ -125,7 +125,7 @@ def test_a_log_that_an_earlier_version_made_halfway(tmp_path: Path) -> None:
     store.close()
     # LMDB says that records may be missing.
     path.write_bytes(bytes(path.stat().st_size))
-    with pytest.raises(DataDirectoryUnusable, match="is no log of mqd, or its beginning is damaged"):
+    with pytest.raises(DataDirectoryUnusable, match="is not a log of mqd, or its beginning is damaged"):
         open_at(directory)
 
 

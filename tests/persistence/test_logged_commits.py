@@ -338,7 +338,7 @@ async def test_a_log_that_is_gone_is_missed(path: Path, caplog: pytest.LogCaptur
     log.touch()
     with caplog.at_level(logging.CRITICAL):
         assert list(recovered(path)) == [0]
-    assert "what was confirmed last before the node ended is lost" in caplog.text
+    assert "messages that were confirmed just before the node ended are lost" in caplog.text
     assert list(recovered(path)) == [0]
 
 
@@ -350,7 +350,7 @@ async def test_a_damaged_log_is_told(path: Path) -> None:
     raw = bytearray(log.read_bytes())
     raw[2 * BLOCK_BYTES + 60] ^= 1
     log.write_bytes(raw)
-    with pytest.raises(DataDirectoryUnusable, match="record 2 is missing, and 3 is there"):
+    with pytest.raises(DataDirectoryUnusable, match="record 2 is missing, but record 3 exists"):
         open_at(path)
 
 

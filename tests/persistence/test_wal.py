@@ -124,7 +124,7 @@ def test_one_that_is_damaged_before_others_is_told(log: WriteAheadLog, path: Pat
     block = write(log, b"b")
     write(log, b"c")
     flip(path, block)
-    with pytest.raises(LogDamaged, match="record 2 is missing, and 3 is there"):
+    with pytest.raises(LogDamaged, match="record 2 is missing, but record 3 exists"):
         found(path)
     assert found(path, 2) == [b"c"]
 
@@ -142,7 +142,7 @@ def test_what_clients_publish_cannot_look_like_a_record(log: WriteAheadLog, path
 @pytest.mark.parametrize("content", [b"x", b"x" * BLOCKS * BLOCK_BYTES])
 def test_a_file_that_is_no_log(path: Path, content: bytes) -> None:
     path.write_bytes(content)
-    with pytest.raises(DataDirectoryUnusable, match="is no log of mqd"):
+    with pytest.raises(DataDirectoryUnusable, match="is not a log of mqd"):
         WriteAheadLog.open(path, BLOCKS * BLOCK_BYTES)
 
 

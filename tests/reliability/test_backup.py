@@ -95,7 +95,7 @@ def test_copies_of_a_node_under_load(tmp_path: Path) -> None:
             before.append(load.confirmed)
             done = backup(node.data, tmp_path / f"copy{number}" / "data", "--freeze-max", "30")
             assert done.returncode == 0, done.stderr
-            assert re.search(rf"the node, process {node.pid}, stood still for \d+\.\d+ s$", done.stdout)
+            assert re.search(rf"the node \(process {node.pid}\) was paused for \d+\.\d+ s$", done.stdout)
         least = load.confirmed + 50
         wait_until("it goes on", lambda: load.confirmed >= least)
     for number, confirmed in enumerate(before):
@@ -114,16 +114,16 @@ def test_a_copy_of_a_node_that_does_not_run(tmp_path: Path) -> None:
         channel.basic_publish("", "kept", b"0", PERSISTENT, mandatory=True)
         connection.close()
     done = backup(node.data, tmp_path / "copy" / "data")
-    assert done.returncode == 0 and "no node ran on it" in done.stdout, done.stderr
+    assert done.returncode == 0 and "no node was running" in done.stdout, done.stderr
     with Node(tmp_path / "copy") as restored:
         assert numbers(restored.port) == [0]
     # The backup never overwrites existing files.
     again = backup(node.data, tmp_path / "copy" / "data")
     assert (again.returncode, again.stderr) == (
         1,
-        f"mqd-backup: {tmp_path}/copy/data exists: name a directory that does not\n",
+        f"mqd-backup: {tmp_path}/copy/data exists already: give the name of a new directory\n",
     )
-    assert "is no data directory of mqd" in backup(tmp_path / "copy", tmp_path / "third").stderr
+    assert "is not a data directory of mqd" in backup(tmp_path / "copy", tmp_path / "third").stderr
 
 
 def test_a_node_stands_still_no_longer_than_it_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,7 @@ def test_the_process_is_the_one_that_has_the_lock_file_open(
         assert copied.pid == node.pid and running(node.pid) and running(os.getppid())
         # Or no visible process has the file open.
         monkeypatch.setattr(copying, "_has_open", lambda number, file: False)
-        with pytest.raises(CannotCopy, match="cannot be seen from here"):
+        with pytest.raises(CannotCopy, match="a process that is not visible here"):
             copy_directory(node.data, tmp_path / "other", freeze_s_max=5.0, cluster_table=CLUSTER_TABLE)
         assert not (tmp_path / "other").exists()
 
@@ -184,7 +184,7 @@ def test_a_node_that_is_the_first_process_of_a_container(tmp_path: Path) -> None
             )
             assert told.returncode == 1 and "the first process of its container" in told.stderr
             outside = backup(data, tmp_path / "b", "--freeze-max", "10")
-            assert outside.returncode == 0 and f"process {inside}, stood still" in outside.stdout, (
+            assert outside.returncode == 0 and f"(process {inside}) was paused" in outside.stdout, (
                 outside.stderr
             )
         finally:

@@ -103,7 +103,7 @@ def test_strangers_use_up_no_descriptor_of_the_node(tmp_path: Path) -> None:
         for line in (
             "file descriptor limit alarm set",
             "file descriptor limit alarm cleared",
-            "refused of 127.0.0.2",
+            "connection from 127.0.0.2 refused",
         ):
             assert line in log
         assert "Traceback" not in log

@@ -57,13 +57,13 @@ def test_hang_up_reloads_and_never_kills(tmp_path: Path) -> None:
     file.write_text('log_level = "info"\n')
     with Node(tmp_path, "--config", str(file)) as node:
         os.kill(node.pid, signal.SIGHUP)
-        wait_for(tmp_path, "the configuration is reloaded: nothing has changed")
+        wait_for(tmp_path, "the configuration was reloaded: nothing has changed")
         file.write_text('log_level = "debug"\nlog_format = "json"\nchannel_max = 7\n')
         os.kill(node.pid, signal.SIGHUP)
-        wait_for(tmp_path, '"message":"takes effect at the next start only: channel_max"')
+        wait_for(tmp_path, '"message":"takes effect only at the next start: channel_max"')
         file.write_text("log_level = 7\n")
         os.kill(node.pid, signal.SIGHUP)
-        wait_for(tmp_path, "the configuration is not reloaded")
+        wait_for(tmp_path, "the configuration was not reloaded")
         assert whoami(node, "guest", "guest") == 200
         assert node.stop() == 0
     told = [json.loads(line) for line in log_of(tmp_path).splitlines() if line.startswith("{")]
@@ -100,7 +100,7 @@ def test_way_back_for_whoever_starts_the_node(tmp_path: Path) -> None:
             ) as client:
                 assert client.get("users").status_code == 200
                 assert client.get(f"permissions/%2F/{user}").json()["configure"] == ".*"
-            assert f"user '{user}' is an administrator" in log_of(tmp_path)
+            assert f"user '{user}' is now an administrator" in log_of(tmp_path)
     # The change lasts, and is not made again.
     with Node(tmp_path) as node:
         assert whoami(node, "ann", "new password") == 200

@@ -62,7 +62,7 @@ def test_a_wrong_value_is_an_error_that_names_the_option(name: str, value: str, 
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"txnAppId": "a", "delivery": "exactly-once"}, "'txnAppId' and 'txnVersion' go together"),
+        ({"txnAppId": "a", "delivery": "exactly-once"}, "'txnAppId' and 'txnVersion' belong together"),
         ({"txnAppId": "a", "txnVersion": "1"}, "only with delivery=exactly-once"),
         ({"url": "amqp://h", "vhost": "/"}, "options 'url' and 'vhost' say the same"),
         ({"tls.verify": "false"}, "need TLS"),

@@ -150,7 +150,7 @@ def test_arrow_of_somebody_else_is_a_body() -> None:
 
 
 def test_columns_that_cannot_be_packed() -> None:
-    with pytest.raises(BadColumn, match="'exchange' does not go with packing"):
+    with pytest.raises(BadColumn, match="'exchange' cannot be used with packing"):
         check_columns(StructType().add("value", StringType()).add("exchange", StringType()))
     with pytest.raises(BadColumn, match="must be map<string,string>"):
         check_columns(StructType().add("headers", MapType(StringType(), IntegerType())))

@@ -121,13 +121,13 @@ def test_a_starting_timestamp() -> None:
     [
         ({}, "'queue' is missing.*option 'stream'"),
         ({"queue": "q", "stream": "s"}, "'queue' and 'stream' are two sources"),
-        ({"queue": "q", "startingOffsets": "latest"}, "'startingOffsets' says nothing about a queue"),
-        ({"queue": "q", "minPartitions": "3"}, "'minPartitions' says nothing about a queue"),
+        ({"queue": "q", "startingOffsets": "latest"}, "'startingOffsets' cannot be used for a queue"),
+        ({"queue": "q", "minPartitions": "3"}, "'minPartitions' cannot be used for a queue"),
         (
             {"stream": "s", "maxMessagesPerTrigger": "3"},
-            "'maxMessagesPerTrigger' says nothing about a stream",
+            "'maxMessagesPerTrigger' cannot be used for a stream",
         ),
-        ({"stream": "s", "ack": "onRead"}, "'ack' says nothing about a stream"),
+        ({"stream": "s", "ack": "onRead"}, "'ack' cannot be used for a stream"),
         (
             {"stream": "s", "startingOffsets": "latest", "startingTimestamp": "5"},
             "'startingOffsets' and 'startingTimestamp' say the same",

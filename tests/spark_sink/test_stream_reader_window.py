@@ -182,7 +182,7 @@ def test_an_offset_is_read_back() -> None:
 def test_a_checkpoint_of_another_queue_or_source_is_an_error() -> None:
     with pytest.raises(BadCheckpoint, match="belongs to queue 'q', and option 'queue' says 'other'"):
         position(Position("q").json(), "other")
-    with pytest.raises(BadCheckpoint, match="no offset of format amqp"):
+    with pytest.raises(BadCheckpoint, match="not an offset of format amqp"):
         position({"topic-0": 5}, "q")
 
 

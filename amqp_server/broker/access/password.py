@@ -91,10 +91,10 @@ def _own(encoded: str) -> str:
     try:
         told = extract_parameters(encoded)
     except InvalidHashError:
-        raise InvalidPasswordHash("password_hash is none of Argon2") from None
+        raise InvalidPasswordHash("password_hash is not an Argon2 hash") from None
     if not encoded.startswith(OWN_MARK) or told.memory_cost > ARGON2_KIB or told.time_cost > ARGON2_PASSES:
         # Each login would compute this hash here.
-        raise InvalidPasswordHash("password_hash takes more work than those that are made here")
+        raise InvalidPasswordHash("password_hash needs more time or memory than mqd allows")
     return encoded
 
 

@@ -161,7 +161,7 @@ class Users:
         """Check a new or changed user. Raises UserRefused."""
         user = User(checked_name(name), password_hash, checked_tags(tags))
         if name not in self._users and len(self._users) >= self._users_max:
-            raise UserRefused(f"there are {len(self._users)} users, and no more are allowed (users_max)")
+            raise UserRefused(f"there are {len(self._users)} users already, the maximum (users_max)")
         return user
 
     def store(self, user: User) -> None:
@@ -194,18 +194,26 @@ def hashed(password: str) -> str:
     if not password:
         raise UserRefused("a blank password is not allowed")
     if len(password.encode()) > passwords.PASSWORD_BYTES_MAX:
-        raise UserRefused(f"a password has at most {passwords.PASSWORD_BYTES_MAX} bytes")
+        raise UserRefused(f"a password may have at most {passwords.PASSWORD_BYTES_MAX} bytes")
     return passwords.hash_password(password)
 
 
 def last_administrator(name: str) -> str:
     """Return the refusal of a change that would leave no administrator."""
-    return f"user '{name}' is the last administrator: nobody could log in to make another one; force=true does it"
+    return f"user '{name}' is the last administrator: without it, nobody could create another one; "
+
+
+"force=true does it anyway"
+
+
+"force=true does it anyway"
 
 
 def checked_name(name: str) -> str:
     if not 0 < len(name.encode()) <= NAME_BYTES_MAX or not name.isprintable():
-        raise UserRefused(f"a user's name has 1 to {NAME_BYTES_MAX} bytes and only printable characters")
+        raise UserRefused(
+            f"the name of a user must have 1 to {NAME_BYTES_MAX} bytes, all of them printable characters"
+        )
     return name
 
 
@@ -214,7 +222,9 @@ def checked_tags(tags: Iterable[str]) -> tuple[str, ...]:
     if len(unique) > TAGS_MAX or not all(
         0 < len(tag) <= NAME_BYTES_MAX and tag.isprintable() for tag in unique
     ):
-        raise UserRefused(f"at most {TAGS_MAX} tags, each of 1 to {NAME_BYTES_MAX} printable characters")
+        raise UserRefused(
+            f"a user may have at most {TAGS_MAX} tags, each of 1 to {NAME_BYTES_MAX} printable characters"
+        )
     return unique
 
 

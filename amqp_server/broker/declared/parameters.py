@@ -116,21 +116,24 @@ class Parameters:
         """Check a new parameter, except the meaning of its value. Raises ParameterRefused."""
         if not 0 < len(name.encode()) <= NAME_BYTES_MAX or not name.isprintable():
             raise ParameterRefused(
-                f"a parameter's name has 1 to {NAME_BYTES_MAX} bytes and only printable characters"
+                f"the name of a parameter must have 1 to {NAME_BYTES_MAX} bytes, all of them printable "
+                "characters"
             )
         text = msgspec.json.encode(value).decode()
         if len(text.encode()) > self._value_bytes_max:
             raise ParameterRefused(
-                f"a parameter has {self._value_bytes_max} bytes at most (parameter_bytes_max)"
+                f"the value of a parameter may have {self._value_bytes_max} bytes at most "
+                "(parameter_bytes_max)"
             )
         record = ParameterRecord(vhost, component, name, text)
         if record.key not in self._records and len(self._records) >= self._parameters_max:
             raise ParameterRefused(
-                f"there are {len(self._records)} parameters and policies, no more are allowed (parameters_max)"
+                f"there are {len(self._records)} parameters and policies already, the maximum (parameters_max)"
             )
         if self._bytes + len(text) - self._value_bytes(record.key) > self._bytes_max:
             raise ParameterRefused(
-                f"parameters and policies have {self._bytes} bytes, {len(text)} more are not allowed (parameters_bytes_max)"
+                f"parameters and policies have {self._bytes} bytes already, {len(text)} more exceed the "
+                "maximum (parameters_bytes_max)"
             )
         return record
 

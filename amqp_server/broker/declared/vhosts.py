@@ -74,14 +74,14 @@ class Vhosts:
         """Check a new or changed vhost. Raises VhostRefused."""
         if not 0 < len(name.encode()) <= NAME_BYTES_MAX or not name.isprintable():
             raise VhostRefused(
-                f"a vhost's name has 1 to {NAME_BYTES_MAX} bytes and only printable characters"
+                f"the name of a vhost must have 1 to {NAME_BYTES_MAX} bytes, all of them printable characters"
             )
         if default_queue_type and default_queue_type not in DEFAULT_TYPES:
             raise VhostRefused(
-                f"default queue type '{default_queue_type}' is none of {', '.join(DEFAULT_TYPES)}"
+                f"default queue type '{default_queue_type}' is not one of: {', '.join(DEFAULT_TYPES)}"
             )
         if name not in self._vhosts and len(self._vhosts) >= self._vhosts_max:
-            raise VhostRefused(f"there are {len(self._vhosts)} vhosts, and no more are allowed (vhosts_max)")
+            raise VhostRefused(f"there are {len(self._vhosts)} vhosts already, the maximum (vhosts_max)")
         return VhostRecord(name, description, tags, default_queue_type)
 
     def store(self, vhost: VhostRecord) -> bool:

@@ -57,7 +57,7 @@ class Failures:
     """All failed queues of the node."""
 
     def __init__(self, config: Config, clock: Clock, timers: Timers, hosts: Hosts) -> None:
-        self._revivals_max = config.queue_revivals_max
+        self._tries_max = config.queue_restart_tries_max
         self._forget_ms = config.queue_failure_memory_ms
         self._clock = clock
         self._timers = timers
@@ -76,11 +76,11 @@ class Failures:
         failure.reason = str(error) or type(error).__name__
         failure.since_ms = now
         failure.serving_since_ms = 0
-        failure.set_aside = isinstance(error, Unreadable) or failure.attempts >= self._revivals_max
+        failure.set_aside = isinstance(error, Unreadable) or failure.attempts >= self._tries_max
         what = (
-            "set aside until it is tried again (mqctl retry_failed)"
+            "set aside until `mqctl retry_failed` restarts it"
             if failure.set_aside
-            else "tried again soon"
+            else "to be restarted soon"
         )
         logger.critical(
             "queue '%s' in vhost '%s' failed and is stopped on this node, %s: %s",
@@ -98,7 +98,7 @@ class Failures:
             return
         failure.attempts += 1
         logger.warning(
-            "queue '%s' in vhost '%s' is begun anew, for the %d. time",
+            "queue '%s' in vhost '%s' is being restarted, restart %d",
             *(queue.name, queue.vhost.name, failure.attempts),
         )
         self._hosts.revive(queue, failure.attempts, lambda: self._revived(failure))

@@ -128,7 +128,9 @@ def _restore_names(machine: Machine, record: QueueRecord, entry: RecoveredRecord
             raise codec.CodecError("its checksum is wrong")
         deduplication_journal.restore(machine.dedup, entry.first_seq, entry.count, entry.head, entry.settled)
     except codec.CodecError as error:
-        logger.error("queue '%s' forgot %d names of messages: %s", record.name, entry.count, error)
+        logger.error(
+            "queue '%s' lost the deduplication names of %d messages: %s", record.name, entry.count, error
+        )
 
 
 def _with_attempts(run: Run, annotations: dict[int, bytes], least: int) -> list[Run]:

@@ -28,13 +28,13 @@ def streams_of(vhost: VHost, name: str) -> list[Queue]:
 def check(vhost: VHost, name: str, parsed: QueueArguments) -> list[Queue]:
     """Return the streams of a new group. Raises NotFound, PreconditionFailed, NotImplemented_."""
     stream = parsed.stream
-    place = f"group '{name}' in vhost '{vhost.name}'"
+    place = f"consumer group '{name}' in vhost '{vhost.name}'"
     if not vhost.parts.replication.has_groups:
-        raise NotImplemented_(f"not before all nodes run this version of mqd: {place}")
+        raise NotImplemented_(f"{place} needs a cluster whose nodes all run this version of mqd")
     queue = vhost.queues.get(stream)
     if queue is not None and not queue.type.is_stream:
         raise PreconditionFailed(
-            f"invalid arg 'x-stream' for {place}: queue '{stream}' is a {queue.type.name} queue and no stream"
+            f"invalid arg 'x-stream' for {place}: queue '{stream}' is a {queue.type.name} queue, not a stream"
         )
     if queue is None:
         exchange = vhost.router.get(stream)
@@ -43,12 +43,13 @@ def check(vhost: VHost, name: str, parsed: QueueArguments) -> list[Queue]:
         names = partitions_of(vhost, exchange)
         if names is None:
             raise PreconditionFailed(
-                f"invalid arg 'x-stream' for {place}: exchange '{stream}' is no super stream"
+                f"invalid arg 'x-stream' for {place}: exchange '{stream}' is not a super stream"
             )
         for each in names:
             if each not in vhost.queues or not vhost.queues[each].type.is_stream:
                 raise PreconditionFailed(
-                    f"invalid arg 'x-stream' for {place}: super stream '{stream}' has '{each}', which is no stream"
+                    f"invalid arg 'x-stream' for {place}: super stream '{stream}' contains '{each}', which is not "
+                    "a stream"
                 )
     found = streams_of(vhost, stream)
     if not found:
@@ -85,8 +86,8 @@ def options_of(queue: Queue) -> GroupOptions:
 def refuse_publish(queue: Queue) -> PreconditionFailed:
     """Return the error for a publish to a group."""
     return PreconditionFailed(
-        f"queue '{queue.name}' in vhost '{queue.vhost.name}' is a group over '{queue.parsed.stream}', and has no messages "
-        f"of its own: publish to '{queue.parsed.stream}'"
+        f"queue '{queue.name}' in vhost '{queue.vhost.name}' is a consumer group over "
+        f"'{queue.parsed.stream}' and has no messages of its own: publish to '{queue.parsed.stream}'"
     )
 
 

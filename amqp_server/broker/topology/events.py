@@ -122,7 +122,6 @@ class Events:
             turn.contain(self, self._publish_all)
 
     def failed(self, error: Exception) -> None:
-        """See amqp_server.turn.Unit."""
         logger.error("events could not be published", exc_info=error)
         self._waiting.clear()
         self._walk = None
@@ -138,7 +137,7 @@ class Events:
                 return
         if self._left_out:
             left_out, self._left_out = self._left_out, 0
-            logger.warning("%d events were left out: more than event_waiting_max waited", left_out)
+            logger.warning("%d events were dropped: more than event_waiting_max were waiting", left_out)
 
     def _publish_some(self, key: str, headers: Mapping[str, object], now_ms: int) -> bool:
         """Publish an event; False if its route is still looked for."""

@@ -277,7 +277,6 @@ class Queue:
         (host.seal if knows_seals else host.seal_here)(condition, answered)
 
     def sealed(self) -> None:
-        """See quorum_queue.ports.Hosted."""
         self.delete()
 
     def delete(self) -> None:

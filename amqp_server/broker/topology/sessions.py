@@ -42,8 +42,7 @@ class BrokerSession(Protocol):
     def force_close(self, reason: str) -> None:
         """Close the connection for an operator, or because the node stops."""
 
-    def failed(self, error: Exception) -> None:
-        """See amqp_server.turn.Unit."""
+    def failed(self, error: Exception) -> None: ...
 
 
 class Sessions:

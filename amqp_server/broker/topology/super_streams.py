@@ -95,7 +95,8 @@ def check_known(vhost: VHost, name: str) -> None:
     """Raise NotImplemented_ in a cluster that may have nodes that do not know super streams."""
     if not vhost.parts.replication.has_super_streams:
         raise NotImplemented_(
-            f"exchange '{name}' in vhost '{vhost.name}' is a super stream: not before all nodes run this version of mqd"
+            f"exchange '{name}' in vhost '{vhost.name}' is a super stream, which needs a cluster whose "
+            "nodes all run this version of mqd"
         )
 
 
@@ -131,7 +132,7 @@ def growth(vhost: VHost, name: str, more: int) -> DeclareSuperStream:
         )
     present = len(partitions_of(vhost, exchange) or ())
     if more < 1:
-        raise PreconditionFailed(f"there must be 1 partition more at least, not {more}")
+        raise PreconditionFailed(f"at least 1 partition must be added, not {more}")
     check_count(vhost, name, present + more, {})
     record = next(each for each in vhost.exchange_records() if each.name == name)
     return _operation(vhost, record, exchange.arguments, {}, range(present, present + more))
@@ -162,7 +163,7 @@ def _operation(
     )
     unknown = not_replicated(told, parts.replication.version) if parts.replication.clustered else None
     if unknown is not None:
-        raise NotImplemented_(f"streams of a cluster do not have '{unknown}': {place_of(vhost, name)}")
+        raise NotImplemented_(f"streams in a cluster do not support '{unknown}': {place_of(vhost, name)}")
     taken = first_taken(vhost, name, numbers)
     if taken is not None:
         raise PreconditionFailed(taken)
@@ -195,8 +196,8 @@ def first_taken(vhost: VHost, name: str, numbers: range) -> str | None:
     for number in numbers:
         if partition_name(name, number) in vhost.queues:
             return (
-                f"queue '{partition_name(name, number)}' in vhost '{vhost.name}' is there already: "
-                f"super stream '{name}' cannot have it as a partition"
+                f"queue '{partition_name(name, number)}' in vhost '{vhost.name}' exists already: super stream "
+                f"'{name}' cannot use it as a partition"
             )
     return None
 

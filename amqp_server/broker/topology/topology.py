@@ -319,7 +319,7 @@ class Topology:
             return Result(False)
         if there is not None and len(super_streams.partitions_of(vhost, there) or ()) != first:
             return Result(
-                False, f"super stream '{name}' in vhost '{vhost.name}' has just got other partitions"
+                False, f"the partitions of super stream '{name}' in vhost '{vhost.name}' have just changed"
             )
         numbers = range(first, first + len(partitions))
         taken = super_streams.first_taken(vhost, name, numbers)

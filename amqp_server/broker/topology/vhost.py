@@ -227,12 +227,12 @@ class VHost:
             if count > most:
                 raise InvalidArgument(f"binding key has {count} '#' words, at most {most} are allowed")
             again = source.matcher.any_words_again if isinstance(source.matcher, TopicMatcher) else 0
-            most = parts.config.topic_hashes_again_max
+            most = parts.config.topic_extra_hashes_max
             more = pattern_words(binding.routing_key).count("#") - 1
             if more > 0 and again + more > most:
                 raise InvalidArgument(
-                    f"the binding keys of the exchange have {again} '#' words beside their first ones, "
-                    f"at most {most} are allowed"
+                    f"the binding keys of the exchange have {again} extra '#' words (beyond the first in each "
+                    f"key), at most {most} are allowed (topic_extra_hashes_max)"
                 )
 
     def binding_record(self, binding: Binding) -> BindingRecord:
@@ -334,8 +334,8 @@ class VHost:
             # RabbitMQ accepts this argument, and then closes the channel of each consumer that gets such a
             # dead letter.
             raise PreconditionFailed(
-                f"invalid arg 'x-dead-letter-routing-key' for queue '{name}' in vhost '{self.name}': "
-                f"a routing key has {SHORT_STRING_MAX} bytes at most"
+                f"invalid arg 'x-dead-letter-routing-key' for queue '{name}' in vhost '{self.name}': a routing "
+                f"key may have {SHORT_STRING_MAX} bytes at most"
             )
         return parse_queue_arguments(
             name,

@@ -89,8 +89,6 @@ ROOM_PERCENT = 130
 
 
 class StreamLogs(Protocol):
-    """See persistence.streams.store."""
-
     def log(self, queue_id: int, segment_bytes: int, *, keeper: Keeper | None = None) -> StreamLog: ...
 
 
@@ -151,8 +149,8 @@ class Adoption:
                 unknown = not_replicated(arguments_of(record), versions.NEWEST)
                 if unknown is not None:
                     raise ClusterError(
-                        f"queue '{record.name}' in vhost '{record.vhost}' is a stream with '{unknown}', which streams of "
-                        "a cluster do not have. Start the node without --peers and delete it first"
+                        f"queue '{record.name}' in vhost '{record.vhost}' is a stream with '{unknown}', which streams "
+                        "in a cluster do not support. Start the node without --peers and delete the stream first"
                     )
                 streams.append((record, parsed))
             elif parsed.type.is_group:
@@ -196,7 +194,8 @@ class Adoption:
         self._convert(records, replicas, states)
         yield
         logger.warning(
-            "this node's data is that of the cluster now; without --peers it cannot be used any more"
+            "the data of this node belongs to the cluster from now on; its data directory can no longer "
+            "be used without --peers"
         )
 
     def _check(self, moving: list[tuple[QueueRecord, Machine]]) -> None:
@@ -209,15 +208,15 @@ class Adoption:
                 if max(sizes_of(run)) > largest:
                     raise ClusterError(
                         f"quorum queue '{record.name}' in vhost '{record.vhost}' holds a message of "
-                        f"{max(sizes_of(run))} bytes; in a cluster these have {largest} at most. "
-                        "Start the node without --peers and consume it first"
+                        f"{max(sizes_of(run))} bytes; in a cluster, a message may have at most {largest} bytes. Start "
+                        "the node without --peers and consume the message first"
                     )
         wanted = size * ROOM_PERCENT // 100
         if wanted > self._free_bytes:
             raise ClusterError(
-                f"the messages of quorum queues are copied, which takes {wanted >> 20} MiB, and "
-                f"{self._free_bytes >> 20} MiB of the disk are free. Make room, or start the node without --peers "
-                "and consume some of them first"
+                f"copying the messages of quorum queues needs {wanted >> 20} MiB of disk, and "
+                f"{self._free_bytes >> 20} MiB are free. Free some space, or start the node without --peers "
+                "and consume some of the messages first"
             )
 
     def _placed(self, record: QueueRecord, parsed: QueueArguments) -> QueueRecord:
@@ -302,7 +301,13 @@ class Adoption:
             try:
                 place: PartitionPlace = decode_place(data)
             except PlaceError as error:
-                logger.error("group '%s': partition %d begins anew: %s", record.name, number, error)
+                logger.error(
+                    "consumer group '%s': the offset of partition %d is lost, so the group starts there as a new "
+                    "group does: %s",
+                    record.name,
+                    number,
+                    error,
+                )
                 continue
             stream = stored.queues.get(place.stream_id)
             if stream is None:

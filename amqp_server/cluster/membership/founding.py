@@ -132,7 +132,8 @@ class Founding:
         ours = self._nodes
         if about.peers != ours:
             logger.error(
-                "node %s is configured with the peers %s, this node with %s: no cluster is founded before they agree",
+                "node %s is configured with the peers %s, this node with %s: the cluster starts when they "
+                "agree",
                 *(peer, ", ".join(about.peers), ", ".join(ours)),
             )
         self._found_if_all_told()

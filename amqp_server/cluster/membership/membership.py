@@ -26,24 +26,26 @@ STARTS_APART = 1_000
 SALTS = 1 << 16
 
 REMOVED = (
-    "this node was removed from its cluster. To have it join again, let it (mqctl cluster join), "
-    "and start it with an empty data directory"
+    "this node was removed from its cluster. To let it join again, run `mqctl cluster join` at "
+    "another node, and start this node with an empty data directory"
 )
 TURNED_BACK = (
-    "the data directory is older than what this node has told the others: a copy of it was put back. "
-    "It has forgotten what it promised; start the node with an empty directory, and the others fill it"
+    "the data directory is older than what this node has told the other nodes: a copy of it was restored. "
+    "It lacks votes that the node has given; start the node with an empty data directory, and the others fill it"
 )
 
 
 CHOOSE_ONE = (
-    "nodes '{first}' ({first_data}) and '{second}' ({second_data}) have both stood alone, and each has data of its own: "
-    "a cluster begins with the data of one node. Start all but one with empty data directories (--data-dir). "
-    "Nothing was changed: a node that is started without --peers has its data again, and clients can move it"
+    "nodes '{first}' ({first_data}) and '{second}' ({second_data}) have both run as single nodes, "
+    "and each has its own data, but a cluster starts with the data of one node. Start all other "
+    "nodes with empty data directories (--data-dir). Nothing was changed: a node that is started "
+    "without --peers has its data as before, and clients can move it"
 )
 TOO_LATE = (
-    "node '{name}' has stood alone, and has data of its own in {data}, but the cluster is there already, with node "
-    "'{peer}': it takes in empty nodes only. Start '{name}' with an empty data directory (--data-dir). "
-    "Nothing was changed: without --peers the node has its data again, and clients can move it"
+    "node '{name}' has run as a single node and has its own data in {data}, but the cluster "
+    "exists already, with node '{peer}', and accepts only empty nodes. Start '{name}' with an "
+    "empty data directory (--data-dir). Nothing was changed: without --peers, the node has its "
+    "data as before, and clients can move it"
 )
 
 

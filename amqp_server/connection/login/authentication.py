@@ -79,7 +79,7 @@ class Authentication:
     async def log_in_by_certificate(self, peer: str, name: str) -> tuple[Outcome, str, Token | None]:
         """Check whether the user in a certificate exists."""
         if not name:
-            return Outcome.REFUSED, "no certificate that names a user", None
+            return Outcome.REFUSED, "the client showed no certificate with a user name", None
         for kind in self._config.auth_backends:
             if kind == INTERNAL_BACKEND:
                 if self._users.get(name) is not None:

@@ -94,7 +94,8 @@ class HttpBackend:
             url = urlsplit(self._url(path))
             if url.scheme == "http" and url.hostname != "localhost" and not is_loopback(url.hostname or ""):
                 logger.warning(
-                    "auth_http_%s_path: passwords and permissions go over the network in clear", path
+                    "auth_http_%s_path begins with http://: passwords and permissions are sent unencrypted",
+                    path,
                 )
         try:
             async with trio.open_nursery() as self._nursery:
@@ -197,7 +198,7 @@ class HttpBackend:
         """Return the server's answer in lower case. Raises BackendFailed."""
         config = self._config
         if self._waiting >= config.auth_http_waiting_max:
-            raise BackendFailed("too many questions wait for it (auth_http_waiting_max)")
+            raise BackendFailed("too many requests wait for it (auth_http_waiting_max)")
         self._waiting += 1
         try:
             with trio.move_on_after(config.auth_http_timeout_s):
@@ -232,14 +233,14 @@ class HttpBackend:
             headers["content-type"] = "application/x-www-form-urlencoded"
         async with client.stream(method, url, content=content, headers=headers) as answer:
             if answer.status_code not in GOOD_STATUS:
-                raise BackendFailed(f"status {answer.status_code}")
+                raise BackendFailed(f"it answered with status {answer.status_code}")
             text = await body_of(answer, most)
             if text is None:
-                raise BackendFailed(f"an answer of more than {most} bytes")
+                raise BackendFailed(f"its answer has more than {most} bytes")
         try:
             return text.decode().strip().lower()
         except UnicodeDecodeError:
-            raise BackendFailed("an answer that is no UTF-8") from None
+            raise BackendFailed("its answer is not UTF-8") from None
 
     async def _made(self) -> httpx.AsyncClient:
         """Return the HTTP client, made on first use, in a thread, because it reads all authorities of the
@@ -279,7 +280,7 @@ def _problem(error: Exception) -> str:
     import httpx
 
     if isinstance(error, (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)):
-        return "the connection ended before the answer, or the answer is no HTTP"
+        return "the connection ended before the answer, or the answer is not HTTP"
     return reason(error)
 
 

@@ -134,7 +134,7 @@ class Tokens:
         header = await run(_header, token)
         kid, algorithm = header.get("kid"), header.get("alg")
         if algorithm not in ALGORITHMS:
-            raise TokenRefused("it is signed by an algorithm that is not taken")
+            raise TokenRefused("it is signed by an algorithm that is not accepted")
         key = self._key(kid if isinstance(kid, str) else "", waited=waited)
         claims: Mapping[str, Any] = await run(_verified, token, key, algorithm, self._config)
         return token_of(claims, self._config)
@@ -147,7 +147,7 @@ class Tokens:
         if key is not None:
             return key
         if not self._keys:
-            raise KeysUnavailable("the keys of the authorization server can't be had")
+            raise KeysUnavailable("the keys of the authorization server could not be fetched")
         raise TokenRefused("the authorization server has no such key")
 
     def _wants_keys(self, *, known: bool) -> bool:
@@ -184,7 +184,7 @@ class Tokens:
             logger.exception("the keys of the authorization server were not fetched")
         else:
             self._fetched_at = self.now()
-            logger.info("keys of the authorization server: %d", len(self._keys))
+            logger.info("fetched %d keys of the authorization server", len(self._keys))
         finally:
             self._fetching = None
             done.set()
@@ -270,7 +270,7 @@ def _seconds(claims: Mapping[str, Any], claim: str) -> float:
     """
     told = claims[claim]
     if isinstance(told, bool) or not isinstance(told, int | float):
-        raise TokenRefused(f"it is malformed: '{claim}' is no number")
+        raise TokenRefused(f"it is malformed: '{claim}' is not a number")
     # NaN and infinity are refused before: they are no whole numbers.
     return float(max(0, min(told, LATEST_S)))
 
@@ -320,7 +320,7 @@ def _keys_of(told: object) -> dict[str, Any]:
         kid = each.get("kid")
         found[kid if isinstance(kid, str) else ""] = key
     if not found:
-        raise KeysUnavailable("there is no key for signatures among them")
+        raise KeysUnavailable("none of its keys is for signatures")
     return found
 
 
@@ -331,7 +331,7 @@ async def _discovered(get: Get, issuer: str) -> str:
     """Return the URL of the keys from the issuer's metadata. Raises KeysUnavailable."""
     url = (await get(issuer.rstrip("/") + DISCOVERY)).get("jwks_uri")
     if not isinstance(url, str) or not url.startswith("https://"):
-        raise KeysUnavailable("the issuer's configuration names no jwks_uri with https")
+        raise KeysUnavailable("the issuer's configuration has no jwks_uri that begins with https://")
     return url
 
 
@@ -344,7 +344,7 @@ async def _get_json(client: httpx.AsyncClient, most: int, url: str) -> dict[str,
     try:
         told = await trio.to_thread.run_sync(msgspec.json.decode, text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise KeysUnavailable(f"the answer of {url} is no JSON") from None
+        raise KeysUnavailable(f"the answer of {url} is not JSON") from None
     if not isinstance(told, dict):
-        raise KeysUnavailable(f"the answer of {url} is no JSON object")
+        raise KeysUnavailable(f"the answer of {url} is not a JSON object")
     return told

@@ -15,26 +15,26 @@ _WRONG_PURPOSE = 26
 #: Explanations by OpenSSL's reasons.
 _REASONS = {
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": (
-        "the client shows no certificate, and tls_client_certificate demands one: configure certificate and key at the client"
+        "the client shows no certificate, but tls_client_certificate requires one: configure a certificate and its key in the client"
     ),
-    "UNSUPPORTED_PROTOCOL": "the client speaks no version of TLS from 1.2 on: have it use TLS 1.2 or 1.3",
+    "UNSUPPORTED_PROTOCOL": "the client supports neither TLS 1.2 nor TLS 1.3: turn one of them on in the client",
     "NO_SHARED_CIPHER": "client and server have no cipher in common",
-    "WRONG_VERSION_NUMBER": "the client does not speak TLS: have it use TLS, or the listener of --amqp",
-    "HTTP_REQUEST": "the client speaks HTTP, and this is the listener of AMQP over TLS",
+    "WRONG_VERSION_NUMBER": "the client does not use TLS: turn on TLS in the client, or let it connect to the listener of --amqp",
+    "HTTP_REQUEST": "the client uses HTTP, but this is the listener for AMQP over TLS",
 }
 #: Explanations of the client's alerts, by a part of the alert's name.
 _ALERTS = {
     "UNKNOWN_CA": (
-        "the client does not trust the certificate in tls_cert_file: have it trust the authority that signed it"
+        "the client does not trust the certificate in tls_cert_file: let it trust the authority that signed it"
     ),
-    "CERTIFICATE_EXPIRED": "the client says that the certificate in tls_cert_file has expired: put a new one there",
+    "CERTIFICATE_EXPIRED": "the client says that the certificate in tls_cert_file has expired: replace it",
     "BAD_CERTIFICATE": (
-        "the client refuses the certificate in tls_cert_file: look whether it is signed for the name that the client connects to"
+        "the client refuses the certificate in tls_cert_file: check that it is signed for the name that the client connects to"
     ),
     "CERTIFICATE_UNKNOWN": (
-        "the client refuses the certificate in tls_cert_file: have it trust the authority that signed it"
+        "the client refuses the certificate in tls_cert_file: let it trust the authority that signed it"
     ),
-    "PROTOCOL_VERSION": "the client speaks none of TLS 1.2 and 1.3",
+    "PROTOCOL_VERSION": "the client supports neither TLS 1.2 nor 1.3",
 }
 
 
@@ -59,9 +59,9 @@ def _of_certificate(code: int) -> str:
     if code == _EXPIRED:
         return "the client's certificate has expired: give the client a new one"
     if code == _NOT_YET_VALID:
-        return "the client's certificate is not valid yet: look at the clocks of both machines"
+        return "the client's certificate is not valid yet: check the clocks of both machines"
     if code in _UNKNOWN_AUTHORITY:
-        return "no authority of tls_ca_file has signed the client's certificate: give the client one of theirs, or add its own"
+        return "no authority in tls_ca_file has signed the client's certificate: give the client a certificate that one of them has signed, or add its authority"
     if code == _WRONG_PURPOSE:
         return "the client's certificate is not made for clients: its extended key usage must have clientAuth"
     return "the client's certificate is refused"

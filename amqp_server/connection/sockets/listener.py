@@ -70,8 +70,6 @@ class ListenError(Exception):
 
 
 class AwaitedBackpressure(Backpressure, Protocol):
-    """See amqp_server.backpressure."""
-
     #: Number of bytes from which `ahead` is True.
     high_bytes: int
 
@@ -206,7 +204,8 @@ class Server:
         source = source_of(peer)
         if self.broker.log_limit.allows("connection refused", source, 1):
             logger.warning(
-                "connection refused of %s: %d open of at most %d, %d logging in, %d of them from there",
+                "connection from %s refused: %d of at most %d connections are open, %d are logging in, %d of "
+                "them from that address",
                 peer,
                 self._open,
                 self.descriptors.connections_max,
@@ -373,7 +372,6 @@ class Server:
 
     @property
     def share_bytes(self) -> int:
-        """See connection.transport.Edge."""
         return min(
             self.config.unsynced_share_bytes, self.backpressure.high_bytes // (len(self.transports) or 1)
         )

@@ -172,7 +172,6 @@ class Poller:
         transport.watched = events
 
     def watch_link(self, session: LinkSession, *, writable: bool) -> None:
-        """See quorum_queue.links.ports.Poll."""
         events = READ | WRITE if writable else READ
         if events != session.watched and not self._closed:
             self._wait_for(session.fd, session.watched, events)

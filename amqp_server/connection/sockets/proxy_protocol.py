@@ -76,16 +76,16 @@ def _address(text: str, version: int) -> str:
     try:
         found = ipaddress.ip_address(text)
     except ValueError:
-        raise BadProxyHeader("an address is none") from None
+        raise BadProxyHeader("an address is malformed") from None
     # An address with a zone is valid on one machine only.
     if found.version != version or "%" in text:
-        raise BadProxyHeader(f"an address is none of IPv{version}")
+        raise BadProxyHeader(f"an address is not an IPv{version} address")
     return str(found)
 
 
 def _port(text: str) -> int:
     if not _PORT.fullmatch(text) or int(text) > 65_535:
-        raise BadProxyHeader("a port is none")
+        raise BadProxyHeader("a port is malformed")
     return int(text)
 
 
@@ -97,14 +97,14 @@ def _version_2(data: bytes, most: int) -> ProxyHeader | None:
     if version != 2 or command > 1:
         raise BadProxyHeader(f"version {version} or command {command} is unknown")
     if size > most:
-        raise BadProxyHeader(f"{size} bytes are too many")
+        raise BadProxyHeader(f"the header has {size} bytes, which is too long")
     if len(data) < size:
         return None
     if command == 0 or family in _WITHOUT_ADDRESS:
         return ProxyHeader(size)
     width = _ADDRESS_BYTES.get(family)
     if width is None:
-        raise BadProxyHeader(f"address family {family:#04x} is none of a stream")
+        raise BadProxyHeader(f"address family {family} is not one of stream sockets")
     ports = _FIXED_BYTES + 2 * width
     if size < ports + 4:
         raise BadProxyHeader("too short for its addresses")

@@ -65,11 +65,13 @@ class ListenerTLS:
                 raise
             # No file can be opened now: try again the next time.
             self._stamps = before
-            logger.error("the certificate of the TLS listener can't be read now: %s", error)
+            logger.error("the certificate of the TLS listener can't be read at the moment: %s", error)
         except (TLSFileError, SecretFileError) as error:
-            logger.error("the certificate of the TLS listener stays the old one: %s", error)
+            logger.error(
+                "the new certificate of the TLS listener can't be used, so the old one stays: %s", error
+            )
         else:
-            logger.info("the TLS listener has the certificate that is now in %s", self._config.tls_cert_file)
+            logger.info("the TLS listener uses the certificate that is now in %s", self._config.tls_cert_file)
 
 
 def file_stamps(*paths: str) -> list[tuple[int, int, int] | None]:

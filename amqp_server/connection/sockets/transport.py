@@ -30,12 +30,10 @@ if TYPE_CHECKING:
 #: Time for a client to take its last bytes, s.
 CLOSE_TIMEOUT_S: Final = 5.0
 #: Only the log has this reason: the client gets the same answer as for every refusal.
-BUSY: Final = "not checked, too many logins of this address have failed or wait"
+BUSY: Final = "not checked, because too many logins of this address have failed or wait"
 
 
 class Backpressure(Protocol):
-    """See amqp_server.backpressure."""
-
     @property
     def ahead(self) -> bool:
         """True if more was published than may wait for the disk or for other nodes."""
@@ -262,7 +260,7 @@ class Transport:
             self._send_rest()
             return
         wire = self._wire
-        if session.state is State.RUNNING and self._ahead_of_disk():
+        if session.state is State.RUNNING and session.incoming.published and self._ahead_of_disk():
             self._mute()
         elif (wire.more or session.incoming.congested) and not self.held:
             self._poller.again(self)
@@ -276,14 +274,18 @@ class Transport:
         session = self.session
         if session.unfinished or self._logging_in:
             return True
+        waits = session.suspended is not None
         if session.state is not State.RUNNING:
-            return session.suspended is not None
-        return self._full() or self._ahead_of_disk()
-
-    def _full(self) -> bool:
-        """True if the client does not take its bytes, or publishes during an alarm."""
-        incoming = self.session.incoming
-        return incoming.stalled or incoming.backlogged or self.outbox.size > 2 * self.outbox.high_bytes
+            return waits
+        incoming, outbox = session.incoming, self.outbox
+        return (
+            # It publishes during an alarm.
+            incoming.stalled
+            or (waits and incoming.backlogged)
+            # It does not take its bytes.
+            or outbox.size > 2 * outbox.high_bytes
+            or (incoming.published and self._ahead_of_disk())
+        )
 
     def _ahead_of_disk(self) -> bool:
         """True if this client has published, too much data waits for the disk, and the client publishes much,
@@ -409,7 +411,7 @@ class Transport:
                     return
                 outbox.sent(sent)
                 self._unsent = _after(chunks, sent)
-                chunks = self._unsent or outbox.take()
+                chunks = self._unsent or (outbox.take() if outbox.size else [])
         except OSError:
             self.close()
             return

@@ -160,7 +160,7 @@ class Import:
         tags = _tags(item.get("tags"))
         encoded = await self._hash(item)
         if encoded is None:
-            self._skip("users", item, f"hashing algorithm {item.get('hashing_algorithm')} is not known here")
+            self._skip("users", item, f"hashing algorithm {item.get('hashing_algorithm')} is not supported")
             return
         async with broker.user_changes:
             await broker.put_user(name, encoded, checked_tags(tags))
@@ -203,7 +203,7 @@ class Import:
             type_ = before.default_queue_type if before else ""
         type_ = "" if type_ == "undefined" else type_.removeprefix("rabbit_").removesuffix("_queue")
         if type_ and type_ not in QUEUE_TYPES:
-            self._skip("vhosts", item, f"default queue type {type_} is not known here")
+            self._skip("vhosts", item, f"default queue type {type_} is not supported")
             type_ = ""
         description = _text_or_none(told, "description")
         if description is None:
@@ -243,7 +243,7 @@ class Import:
         if isinstance(definition, dict):
             known = {key: told for key, told in definition.items() if key in KEYS}
             for key in definition.keys() - known.keys():
-                self._skip(section, item, f"{key} has no counterpart here")
+                self._skip(section, item, f"{key} does not exist in mqd")
             if definition and not known:
                 return
             definition = known
@@ -279,7 +279,7 @@ class Import:
             else:
                 await self._broker.set_parameter(record)
         else:
-            self._skip("parameters", item, f"component {component} has no counterpart here")
+            self._skip("parameters", item, f"component {component} does not exist in mqd")
 
     # -- what clients declare --------------------------------------------------------------------------------
 
@@ -288,7 +288,7 @@ class Import:
         if not name or name.startswith("amq.") or self._broker.exchanges.has(vhost, name):
             return None
         if type_ not in [each["name"] for each in self._broker.node.exchange_types()]:
-            self._skip("exchanges", item, f"exchange type {type_} is not known here")
+            self._skip("exchanges", item, f"exchange type {type_} is not supported")
             return None
         return methods.make(
             commands.Exchange.Declare,
@@ -309,7 +309,7 @@ class Import:
             arguments = {"x-queue-type": type_of_item} | arguments
         type_ = arguments.get("x-queue-type")
         if isinstance(type_, str) and type_ not in QUEUE_TYPES:
-            self._skip("queues", item, f"queue type {type_} is not known here")
+            self._skip("queues", item, f"queue type {type_} is not supported")
             return None
         if type_ == GROUP.name and self._broker.cluster is not None:
             stream = arguments.get("x-stream")
@@ -327,7 +327,7 @@ class Import:
             else None
         )
         if unknown is not None:
-            self._skip("queues", item, f"streams of a cluster do not have '{unknown}'")
+            self._skip("queues", item, f"streams in a cluster do not support '{unknown}'")
             return None
         return methods.make(
             commands.Queue.Declare,

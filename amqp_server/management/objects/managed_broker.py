@@ -222,4 +222,4 @@ class ManagedBroker:
 
     def _require_parameters(self) -> None:
         if not self._broker.topology.takes_parameters:
-            raise Unavailable("not before all nodes of the cluster run this version of mqd")
+            raise Unavailable("this needs a cluster whose nodes all run this version of mqd")

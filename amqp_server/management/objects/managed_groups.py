@@ -138,7 +138,7 @@ class Ages:
 
 
 def _in_use(place: str, members: int) -> PreconditionFailed:
-    return PreconditionFailed(f"{place} has {members} members: stop them first, or force it")
+    return PreconditionFailed(f"{place} has {members} members: stop them first, or use force")
 
 
 class ManagedGroups:
@@ -277,23 +277,27 @@ class ManagedGroups:
         """
         start = parse_to(to)
         queue = self._broker.vhost(vhost).groups[name]
-        place = f"group '{name}' in vhost '{vhost}'"
+        place = f"consumer group '{name}' in vhost '{vhost}'"
         host = queue.host
         if not isinstance(host, ConsumerGroupHost | ConsumerGroupMemberHost):
             if queue.members:
-                raise Unavailable(f"{place} is not on this node: ask one of {', '.join(queue.members)}")
+                raise Unavailable(
+                    f"this node is not a member of {place}: ask one of {', '.join(queue.members)}"
+                )
             raise Unavailable(f"{place} has failed on this node")
         places = _places(host)
         if partition is not None:
             if not 0 <= partition < len(places):
-                raise PreconditionFailed(f"{place} has {len(places)} partitions, and no number {partition}")
+                raise PreconditionFailed(
+                    f"{place} has no partition {partition}: it has {len(places)} partitions"
+                )
             places = places[partition : partition + 1]
         found: list[tuple[Place, int]] = []
         for each in places:
             found.append((each, await self._look_up(each, start)))
         now = {id(each.partition) for each in _places(host)}
         if queue.host is not host or any(id(each.partition) not in now for each in places):
-            raise Unavailable(f"{place} or its stream has changed meanwhile; try again")
+            raise Unavailable(f"{place} or its stream has changed in the meantime; try again")
         if host.consumer_count and not (force or dry_run):
             # Its members would continue with the messages that they hold.
             raise _in_use(place, host.consumer_count)
@@ -343,9 +347,9 @@ class ManagedGroups:
         """Return the offset that `start` means in a partition. Raises Unavailable."""
         host = place.host
         if isinstance(host, StreamRemoteHost):
-            raise Unavailable(f"stream '{place.name}' is not on this node: ask one that has it")
+            raise Unavailable(f"this node is not a member of stream '{place.name}': ask a member")
         if host is None or place.partition.cursor < 0:
-            raise Unavailable(f"stream '{place.name}' does not serve; try again")
+            raise Unavailable(f"stream '{place.name}' is not available on this node at the moment; try again")
         answers: list[int | Refused] = []
         answered = trio.Event()
 
@@ -357,10 +361,13 @@ class ManagedGroups:
         with trio.move_on_after(ANSWER_S):
             await answered.wait()
         if not answers:
-            raise Unavailable(f"stream '{place.name}' has not told where it ends: has it a majority?")
+            raise Unavailable(
+                f"stream '{place.name}': no member has reported its end offset; `mqctl cluster status` shows "
+                "whether it has a majority"
+            )
         answer = answers[0]
         if isinstance(answer, Refused):
-            raise Unavailable(f"stream '{place.name}' does not serve now: {answer.text}")
+            raise Unavailable(f"stream '{place.name}' is not available at the moment: {answer.text}")
         return answer
 
 

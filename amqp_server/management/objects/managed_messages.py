@@ -113,7 +113,9 @@ class ManagedMessages:
         if queue is None:
             raise NotFound(f"no queue '{stream}' in vhost '{vhost}'")
         if not isinstance(queue.host, StreamHost):
-            raise PreconditionFailed(f"queue '{stream}' in vhost '{vhost}' is no stream, or has failed here")
+            raise PreconditionFailed(
+                f"queue '{stream}' in vhost '{vhost}' is not a stream, or has failed on this node"
+            )
         end, start = queue.host.next_offset, arguments.get("x-stream-offset")
         if end <= queue.host.first_offset or (isinstance(start, int) and start >= end):
             return []

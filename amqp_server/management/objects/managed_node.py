@@ -164,7 +164,7 @@ class ManagedNode:
 
     async def stop(self) -> None:
         """Start an orderly shutdown of the node. Returns before it is complete."""
-        log.info("the node is stopped by a request of the management API")
+        log.info("the management API requested that the node stop")
         self._node.stop()
 
     async def synced(self) -> None:

@@ -31,7 +31,7 @@ class ManagedOffsets:
         if queue is None:
             raise NotFound(f"no queue '{name}' in vhost '{vhost}'")
         if not queue.type.is_stream:
-            raise PreconditionFailed(f"{_place(queue)} is no stream")
+            raise PreconditionFailed(f"queue '{name}' in vhost '{vhost}' is not a stream")
         return queue
 
     def keeps(self, queue: Queue) -> bool:
@@ -61,7 +61,7 @@ class ManagedOffsets:
         host = _host(queue)
         found = await self._answer(queue, host.kept_names)
         if isinstance(found, Refused):
-            raise Unavailable(f"{_place(queue)} does not serve now: {found.text}")
+            raise Unavailable(f"{_place(queue)} is not available at the moment: {found.text}")
         first, end = host.first_offset, host.end_offset
         return [
             {
@@ -76,24 +76,24 @@ class ManagedOffsets:
         """Delete a name that no consumer has. Raises NotFound, PreconditionFailed, Unavailable."""
         refused = await self._answer(queue, partial(_host(queue).delete_name, name))
         if refused == NAME_ABSENT:
-            raise NotFound(f"{_place(queue)} keeps no offset by the name '{name}'")
+            raise NotFound(f"{_place(queue)} has no offset with the name '{name}'")
         if refused == NAME_IN_USE:
             raise self.in_use(queue, name)
         if refused is not None:
-            raise Unavailable(f"{_place(queue)} does not serve now: {refused.text}")
+            raise Unavailable(f"{_place(queue)} is not available at the moment: {refused.text}")
 
     def in_use(self, queue: Queue, name: str, connection: str = "") -> PreconditionFailed:
         of = f" of connection '{connection}'" if connection else ""
         return PreconditionFailed(
-            f"{_place(queue)}: a consumer{of} has the name '{name}' now: stop it before its offset is deleted"
+            f"{_place(queue)}: a consumer{of} uses the name '{name}': stop it before you delete the offset"
         )
 
     def check_version(self, queue: Queue) -> None:
         """Raises NotImplemented_ if nodes may be there that know no deletions."""
         if self._broker.replication.version < NAMES_REFUSED:
             raise NotImplemented_(
-                "not all nodes run a version of mqd that deletes offsets kept by name in a cluster: "
-                f"{_place(queue)}"
+                "deleting a named offset in a cluster needs nodes that all run a version of mqd that supports "
+                f"it: {_place(queue)}"
             )
 
     async def _answer(self, queue: Queue, ask: Callable[[Callable[[Answer], None]], None]) -> Answer:
@@ -109,7 +109,9 @@ class ManagedOffsets:
         with trio.move_on_after(ANSWER_S):
             await answered.wait()
         if not answers:
-            raise Unavailable(f"{_place(queue)} has not answered: has it a majority?")
+            raise Unavailable(
+                f"{_place(queue)} has not answered; `mqctl cluster status` shows whether it has a majority"
+            )
         return answers[0]
 
 

@@ -52,7 +52,7 @@ class Held:
     def add(self, size: int) -> None:
         """Hold so many bytes more. Raises Refusal if there is no room for them."""
         if not self.has_room(size):
-            raise Refusal(503, "busy", "requests and answers take up too much memory (http_memory_bytes_max)")
+            raise Refusal(503, "busy", "requests and answers use too much memory (http_memory_bytes_max)")
         self._change(size)
 
     def give(self, size: int) -> None:

@@ -80,7 +80,7 @@ def _payload(asked: PublishRequest) -> bytes:
 
 def checked_routing_key(given: str) -> str:
     if len(given.encode()) > SHORT_STRING_BYTES_MAX:
-        raise bad_request(f"routing_key has at most {SHORT_STRING_BYTES_MAX} bytes")
+        raise bad_request(f"routing_key may have at most {SHORT_STRING_BYTES_MAX} bytes")
     return given
 
 
@@ -88,11 +88,11 @@ def checked_properties(given: dict[str, Any]) -> dict[str, Any]:
     for name, value in given.items():
         type_ = PROPERTIES.get(name)
         if type_ is None:
-            raise bad_request(f"there is no property {name[:64]}")
+            raise bad_request(f"no property is named {name[:64]}")
         if not isinstance(value, type_) or isinstance(value, bool):
             raise bad_request(f"property {name} must be of type {type_.__name__}")
         if isinstance(value, str) and len(value.encode()) > SHORT_STRING_BYTES_MAX:
-            raise bad_request(f"property {name} has at most {SHORT_STRING_BYTES_MAX} bytes")
+            raise bad_request(f"property {name} may have at most {SHORT_STRING_BYTES_MAX} bytes")
         if isinstance(value, int) and name in OCTETS and not 0 <= value <= 255:
             raise bad_request(f"property {name} must be 0 to 255")
     if not 0 <= given.get("timestamp", 0) <= TIMESTAMP_MAX:

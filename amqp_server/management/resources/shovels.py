@@ -39,7 +39,7 @@ def prepared(
         if uri.host:
             continue
         if uri.vhost not in broker.vhosts:
-            raise ParameterRefused(f'there is no vhost "{uri.vhost}" for {uri.shown}')
+            raise ParameterRefused(f'vhost "{uri.vhost}" of {uri.shown} does not exist')
         if user and not broker.permissions.may_open(user, uri.vhost):
             raise ParameterRefused(f'user "{user}" may not connect to vhost "{uri.vhost}"')
         if user and uri.password is None and uri.user not in (None, user):
@@ -48,7 +48,7 @@ def prepared(
             )
     count = sum(record.component == SHOVEL for record in broker.parameters)
     if broker.parameters.get(vhost, SHOVEL, name) is None and count >= config.shovels_max:
-        raise ParameterRefused(f"there are {count} shovels, no more are allowed (shovels_max)")
+        raise ParameterRefused(f"there are {count} shovels already, the maximum (shovels_max)")
     if user and isinstance(value, dict):
         try:
             value = acts_as(value, user)
@@ -62,7 +62,9 @@ def asked(call: Call, vhost: str, name: str, value: object) -> ParameterRecord:
     user = "" if call.may("administrator") else call.user.name
     if user and call.scopes is not None:
         # A shovel runs longer than a token is valid.
-        raise bad_request("shovels are set by users of this broker with a password, or by administrators")
+        raise bad_request(
+            "only administrators, and users of this broker who log in with a password, may set shovels"
+        )
     return prepared(call.broker, vhost, name, value, user=user)
 
 

@@ -25,7 +25,7 @@ def problem(lines: Sequence[bytes | bytearray]) -> str | None:
         # A path that begins with a scheme and a host contradicts the Host header, or repeats it.
         return "the target of a request must be a path"
     if not request[-1].startswith(b"HTTP/1."):
-        return "HTTP/1.1 is spoken here"
+        return "this listener accepts only HTTP/1.1"
     lengths = codings = 0
     for line in lines[1:]:
         if line[:1] in (b" ", b"\t"):

@@ -235,7 +235,9 @@ class Api:
 
     async def _body(self, endpoint: Endpoint, request: Request, held: Held) -> bytes:
         if endpoint.method not in READS and is_of_another_page(request):
-            raise Refusal(415, "bad_request", f"content-type must be {JSON} in a request of another page")
+            raise Refusal(
+                415, "bad_request", f"content-type must be {JSON} in a request from another web page"
+            )
         return await read_body(request, self._body_bytes_max, held)
 
     async def _respond(

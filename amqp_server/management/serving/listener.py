@@ -66,7 +66,7 @@ async def _kept_up(
                 await serve()
                 return
             except Exception:
-                log.exception("a management listener broke; it starts again in %s s", RESTART_S)
+                log.exception("a management listener failed; it restarts in %s s", RESTART_S)
                 await trio.sleep(RESTART_S)
 
 

@@ -134,7 +134,9 @@ class Login:
             raise self._refused(name, peer, "not a management user", "Not management user")
 
     def _busy(self, name: str, peer: str) -> Refusal:
-        self._log_refused(name, peer, "not checked, too many logins of this address have failed or wait")
+        self._log_refused(
+            name, peer, "not checked, because too many logins of this address have failed or wait"
+        )
         return Refusal(429, "too_many_requests", "too many logins of this address have failed or wait")
 
     def _refused(self, name: str, peer: str, reason: str, answer: str) -> Refusal:

@@ -35,7 +35,7 @@ _WORDS = re.compile(r"\w+")
 REFUSALS = {
     400: "The request is wrong.",
     401: "The login is missing or wrong, or the user may not do that.",
-    404: "There is no such thing.",
+    404: "The object does not exist.",
     413: "The body is too large.",
     414: "The path or the query is too long.",
     415: "Another page made a browser send this.",
@@ -45,10 +45,10 @@ REFUSALS = {
 }
 ANSWERS = {
     "GET": {200: "What was asked for."},
-    "PUT": {201: "It is new.", 204: "It was there; it is as asked for now.", 200: "What was done."},
+    "PUT": {201: "It is new.", 204: "The object existed; it is now as requested.", 200: "What was done."},
     "POST": {
         200: "What was done.",
-        201: "It is there now.",
+        201: "The object was created.",
         202: "It is being done.",
         204: "It is done.",
     },

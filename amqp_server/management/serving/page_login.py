@@ -66,7 +66,7 @@ class PageLogin:
             raise login_failed()
         # Cookies ignore the port: pages of another server on this host would send it, too.
         if names_another_page(request):
-            raise Refusal(403, "forbidden", "the request is of another page")
+            raise Refusal(403, "forbidden", "the request comes from another web page")
         if changes:
             self._require_csrf(request, session)
         return self._caller_of(session, request)
@@ -77,7 +77,7 @@ class PageLogin:
     def _require_csrf(self, request: Request, session: PageSession) -> None:
         told = request.headers.get(CSRF_HEADER, "")
         if not hmac.compare_digest(told.encode(), session.csrf.encode()):
-            raise Refusal(403, "forbidden", f"the header {CSRF_HEADER} is not that of the session")
+            raise Refusal(403, "forbidden", f"the header {CSRF_HEADER} does not match the session")
 
     def _caller_of(self, session: PageSession, request: Request) -> Caller:
         return self._login.again(session.user, session.scopes, _peer(request))
@@ -115,7 +115,7 @@ class PageLogin:
 
     async def _begin(self, request: Request) -> Response:
         if not is_json(request) or names_another_page(request):
-            raise Refusal(415, "bad_request", f"content-type must be {JSON}, in a request of this page")
+            raise Refusal(415, "bad_request", f"content-type must be {JSON}, in a request from this page")
         asked = await self._credentials(request)
         peer = _peer(request)
         caller = await self._login.by_password(asked.name, asked.password, peer)

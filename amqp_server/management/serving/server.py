@@ -385,8 +385,8 @@ class Connection:
         peer = self._stream.socket.getpeername()[0]
         if self._server.log_limit.allows("TLS on the management listener", peer):
             log.info(
-                "a client at %s speaks TLS, and this listener speaks plain HTTP: have it use http, or put a TLS proxy before "
-                "the listener",
+                "the client at %s uses TLS, but this listener uses plain HTTP: use http:// there, or put a "
+                "TLS proxy in front of the listener",
                 peer,
             )
 

@@ -32,7 +32,6 @@ class Coordinator:
         streams: Callable[[], list[Any]],
         has_heard_of: Callable[[int], bool],
     ) -> None:
-        """See ConsumerGroupMemberHost."""
         self._host = host
         self._streams = streams
         self._has_heard_of = has_heard_of

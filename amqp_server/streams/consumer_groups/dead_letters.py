@@ -102,7 +102,6 @@ class Letters:
                 self._wide = None
 
     def failed(self, error: Exception) -> None:
-        """See amqp_server.turn.Unit."""
         self.host.failed(error)
 
     def _hand_over(self, number: int, run: Run, dead: Death) -> Iterator[bool] | None:

@@ -36,8 +36,6 @@ FIRST = Start("first")
 
 
 class ConsumerGroupHost(QueueHost):
-    """See quorum_queue.ports.Host."""
-
     shares_windows = True
     counts_bytes = False
     wants_ids = False
@@ -77,7 +75,7 @@ class ConsumerGroupHost(QueueHost):
 
     @property
     def _name(self) -> str:
-        return f"group '{self.queue.name}' in vhost '{self.queue.vhost.name}'"
+        return f"consumer group '{self.queue.name}' in vhost '{self.queue.vhost.name}'"
 
     def schedule(self) -> None:
         """Schedule this host's work for this turn."""

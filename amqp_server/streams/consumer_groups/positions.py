@@ -55,7 +55,12 @@ class GroupPlaces:
             try:
                 place = decode(data)
             except PlaceError as error:
-                logger.error("%s: partition %d begins anew: %s", name, number, error)
+                logger.error(
+                    "%s: the offset of partition %d is lost, so the group starts there as a new group does: %s",
+                    name,
+                    number,
+                    error,
+                )
             else:
                 if number < len(self._slots):
                     self._stored[place.stream_id] = number, place

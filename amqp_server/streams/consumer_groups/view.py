@@ -37,7 +37,7 @@ class GroupView(DeferredHost):
 
     @property
     def title(self) -> str:
-        return f"group '{self.queue.name}' in vhost '{self.queue.vhost.name}'"
+        return f"consumer group '{self.queue.name}' in vhost '{self.queue.vhost.name}'"
 
     @property
     def settings(self) -> Settings:

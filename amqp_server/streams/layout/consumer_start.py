@@ -51,7 +51,7 @@ def parse_consumer_start(arguments: Mapping[str, object], types: Mapping[str, st
         for argument in ("x-group", "x-stream-offset-default"):
             if argument in arguments:
                 raise PreconditionFailed(
-                    f"invalid arg '{argument}' for {place}: it goes with 'x-stream-offset' '{COMMITTED}' only"
+                    f"invalid arg '{argument}' for {place}: it needs 'x-stream-offset' '{COMMITTED}'"
                 )
         return parse_start(arguments, types, place)
     group = arguments.get("x-group")

@@ -29,7 +29,10 @@ BATCH_BYTES: Final = 256 * 1024
 LAYOUTS_MAX: Final = 1024
 LAYOUT_BYTES_MAX: Final = 1024
 OFFSET: Final = b"x-stream-offset"
-#: Header with which a group names the stream of a message.
+#: What stands before the value of this header in a table; a publisher's own is taken out.
+_OFFSET_FIELD: Final = bytes((len(OFFSET),)) + OFFSET + b"l"
+#: Header with which a group names the stream of a message. The names of all headers that mean anything to a
+#: stream begin like this.
 STREAM: Final = b"x-stream"
 _STREAM_NAME: Final = bytes((len(STREAM),)) + STREAM
 FILTER: Final = b"x-stream-filter-value"
@@ -59,6 +62,12 @@ _LOW: Final = [bytes((value,)) for value in range(256)]
 #: Runs of at most this many messages are encoded together with others.
 SHORT_RUN: Final = 64
 _HEADERS_FLAG: Final = 0x2000
+#: In the first octet of the property flags.
+_HAS_CONTENT_TYPE: Final = 0x80
+_HAS_CONTENT_ENCODING: Final = 0x40
+_HAS_HEADERS: Final = 0x20
+#: Where the property flags are in a content header's frame.
+_FLAGS_AT: Final = 19
 _flatten = chain.from_iterable
 
 
@@ -89,20 +98,42 @@ class Layout:
         self.dense = dense
 
 
-class Layouts:
-    """Layouts by the bytes of flags and properties: most messages share a few."""
+class Opening:
+    """The beginning of a message's properties, up to its headers."""
 
-    __slots__ = ("_known",)
+    __slots__ = ("dense", "encoded")
+
+    def __init__(self, encoded: bytes, dense: bool) -> None:
+        #: Its bytes in an item: there, every message has headers.
+        self.encoded = encoded
+        #: See Layout.
+        self.dense = dense
+
+
+class Layouts:
+    """Layouts by the bytes of flags and properties, and openings: most messages share a few."""
+
+    __slots__ = ("_known", "_openings")
 
     def __init__(self) -> None:
         self._known: dict[bytes, Layout] = {}
+        self._openings: dict[bytes, Opening] = {}
 
-    def of(self, header: bytes) -> Layout:
-        """Return the layout for a content header's payload."""
-        key = header[12:]
+    def opening(self, flags_and_first: bytes) -> Opening:
+        """Return the opening for these property flags and properties that come before the headers."""
+        found = self._openings.get(flags_and_first)
+        if found is None:
+            if len(self._openings) >= LAYOUTS_MAX:
+                self._openings.clear()
+            found = self._openings[flags_and_first] = _opening(flags_and_first)
+        return found
+
+    def of(self, front: bytes) -> Layout:
+        """Return the layout for the frame of a content header."""
+        key = front[_FLAGS_AT:-1]
         layout = self._known.get(key)
         if layout is None:
-            layout = _layout(header)
+            layout = _layout(self, front)
             if len(key) <= LAYOUT_BYTES_MAX:
                 if len(self._known) >= LAYOUTS_MAX:
                     self._known.clear()
@@ -110,12 +141,28 @@ class Layouts:
         return layout
 
 
-def _alike(contents: list[bytes], front: bytes) -> bool:
-    """Return whether all contents have the same length and begin with `front`. The loop runs in C."""
-    count = len(contents)
-    if list(map(len, contents)).count(len(contents[0])) != count:
-        return False
-    return list(map(itemgetter(slice(len(front))), contents)).count(front) == count
+def _begin_with(contents: list[bytes], front: bytes) -> bool:
+    """Return whether all contents begin with `front`. The loop runs in C."""
+    return list(map(itemgetter(slice(len(front))), contents)).count(front) == len(contents)
+
+
+def _same_length(parts: list[bytes]) -> bool:
+    lengths = list(map(len, parts))
+    return lengths.count(lengths[0]) == len(lengths)
+
+
+def _fields_in(front: bytes) -> tuple[int, int]:
+    """Return where the fields of the headers begin and end in a content header's frame; without headers,
+    where their table would be.
+    """
+    flags, at = front[_FLAGS_AT], _FLAGS_AT + 2
+    if flags & _HAS_CONTENT_TYPE:
+        at += 1 + front[at]
+    if flags & _HAS_CONTENT_ENCODING:
+        at += 1 + front[at]
+    if flags & _HAS_HEADERS:
+        return at + 4, at + 4 + int.from_bytes(front[at : at + 4], "big")
+    return at, at
 
 
 def _in_one_frame(first: bytes, front: bytes) -> bool:
@@ -154,21 +201,44 @@ def begin_large(layouts: Layouts, content: bytes, head: bytes, channel: int, cod
     """
     at = 8 + int.from_bytes(content[3:7], "big")
     front = content[:at]
-    layout = layouts.of(front[7:-1])
+    layout = layouts.of(front)
     payload_bytes = 20 + len(layout.before) + len(layout.after)
     pre = _pre(head, front, layout, payload_bytes)
     packing = Growing() if codec == ZSTD and not layout.dense else None
     return LargeItem(content, at, pre, layout.after + b"\xce", payload_bytes, channel, packing)
 
 
-def _layout(header: bytes) -> Layout:
+def _opening(encoded: bytes) -> Opening:
+    flags, at, dense = encoded[0], 2, False
+    if flags & _HAS_CONTENT_TYPE:
+        at += 1 + encoded[at]
+    if flags & _HAS_CONTENT_ENCODING:
+        dense = _is_dense(encoded[at + 1 :])
+    return Opening(bytes((flags | _HAS_HEADERS,)) + encoded[1:], dense)
+
+
+def _layout(layouts: Layouts, front: bytes) -> Layout:
+    """Return the layout for the frame of a content header."""
+    begin, end = _fields_in(front)
+    fields = front[begin:end]
+    if STREAM in fields:
+        return _layout_with_names(front[7:-1])
+    first_end = begin - 4 if front[_FLAGS_AT] & _HAS_HEADERS else begin
+    opening = layouts.opening(front[_FLAGS_AT:first_end])
+    size = len(fields) + len(_OFFSET_FIELD) + 8
+    before = b"".join((opening.encoded, size.to_bytes(4, "big"), fields, _OFFSET_FIELD))
+    return Layout(before, len(opening.encoded) + 4, front[end:-1], None, opening.dense, names_stream=False)
+
+
+def _layout_with_names(header: bytes) -> Layout:
+    """Return the layout for the payload of a content header whose headers may mean something to a stream."""
     properties = Properties.parse(header)
     table = tables.replaced(properties.raw.get("headers", b""), {OFFSET: None})
     flags = int.from_bytes(header[12:14], "big") | _HEADERS_FLAG
     before = [flags.to_bytes(2, "big")]
     after: list[bytes] = []
     part = before
-    fields = table[4:] + bytes((len(OFFSET),)) + OFFSET + b"l"
+    fields = table[4:] + _OFFSET_FIELD
     for name in content.PROPERTIES:
         if name == "headers":
             part.append((len(fields) + 8).to_bytes(4, "big") + fields)
@@ -181,16 +251,15 @@ def _layout(header: bytes) -> Layout:
         len(joined) - len(fields),
         b"".join(after),
         _filter_value(table),
-        _is_dense(properties),
+        _is_dense(properties.raw.get("content_encoding", b"\0")[1:]),
         names_stream=_STREAM_NAME in fields,
     )
 
 
-def _is_dense(properties: Properties) -> bool:
+def _is_dense(encoding: bytes) -> bool:
     """Return whether the content encoding is a compression. Many clients put a character set there."""
-    encoding = properties.text("content_encoding")
     # Spring writes gzip:UTF-8, others write a list as in HTTP.
-    words = [] if encoding is None else encoding.lower().replace(",", " ").replace(":", " ").split()
+    words = encoding.decode(errors="replace").lower().replace(",", " ").replace(":", " ").split()
     return any(word in COMPRESSIONS for word in words)
 
 
@@ -330,26 +399,144 @@ class Encoder:
     def _add_run(self, contents: list[bytes], heads: list[bytes], channel: int) -> None:
         """Add messages that share one head, or have one head each."""
         count, start = len(contents), 0
-        if count > 1:
-            front = contents[0][: 8 + int.from_bytes(contents[0][3:7], "big")]
-            same = list(map(len, heads)).count(len(heads[0])) == len(heads)
-            if same and _alike(contents, front) and (len(heads) == 1 or _in_one_frame(contents[0], front)):
+        first = contents[0]
+        front = first[: 8 + int.from_bytes(first[3:7], "big")]
+        if count == 1:
+            self._add_single(first, heads[0], front, channel)
+            return
+        one = len(heads) == 1
+        if (one or _same_length(heads)) and _same_length(contents):
+            if _begin_with(contents, front) and (one or _in_one_frame(first, front)):
                 self._add_alike(contents, heads, front, channel)
                 return
-        one = len(heads) == 1
+            if _begin_with(contents, front[: _fields_in(front)[0]]):
+                self._add_of_one_size(contents, heads, front, channel)
+                return
         while start < count:
             first = contents[start]
             size, front = len(first), first[: 8 + int.from_bytes(first[3:7], "big")]
-            head = heads[0] if one else heads[start]
+            opening = front[: _fields_in(front)[0]]
+            head_bytes = len(heads[0] if one else heads[start])
             stop = start + 1
             while stop < count:
                 each = contents[stop]
-                if len(each) != size or not each.startswith(front):
+                if len(each) != size or not each.startswith(opening):
                     break
-                if not one and heads[stop] != head:
+                if not one and len(heads[stop]) != head_bytes:
                     break
                 stop += 1
+            if stop == start + 1:
+                self._add_single(first, heads[0] if one else heads[start], front, channel)
+                start = stop
+                continue
+            self._add_of_one_size(contents[start:stop], heads if one else heads[start:stop], front, channel)
+            start = stop
+
+    def _add_single(self, content: bytes, head: bytes, front: bytes, channel: int) -> None:
+        """Add a message that looks like none of its neighbours."""
+        at = len(front)
+        begin, end = _fields_in(front)
+        fields = front[begin:end]
+        if len(content) > LARGE_CONTENT_BYTES or STREAM in fields or not _in_one_frame(content, front):
+            self._add_alike([content], [head], front, channel)
+            return
+        opening = self._layouts.opening(
+            front[_FLAGS_AT : begin - 4 if front[_FLAGS_AT] & _HAS_HEADERS else begin]
+        )
+        table_bytes = len(fields) + len(_OFFSET_FIELD) + 8
+        payload_bytes = 12 + len(opening.encoded) + 4 + table_bytes + at - 1 - end
+        first = b"".join(
+            (
+                b"\x00",
+                head,
+                b"\xce\x02\x00\x01",
+                payload_bytes.to_bytes(4, "big"),
+                front[7:_FLAGS_AT],
+                opening.encoded,
+                table_bytes.to_bytes(4, "big"),
+            )
+        )
+        size = len(first) + table_bytes + len(content) - end
+        # It begins another batch if this one is full.
+        self._room(size)
+        offset = self.next_offset
+        self._items += (first, fields, _OFFSET_FIELD, offset.to_bytes(8, "big"))
+        if channel == 1 or len(content) == at:
+            self._items.append(content[end:])
+        else:
+            self._items += (content[end:at], b"\x03\x00\x01", content[at + 3 :])
+        if self._stamps is not None:
+            self._stamps.append((1, size, len(first) + len(fields) + len(_OFFSET_FIELD)))
+        shape = Shape(1, size, len(head), payload_bytes, len(content) - at)
+        self._note(shape, opening.dense, None, False, first, len(first), False)
+
+    def _add_of_one_size(self, contents: list[bytes], heads: list[bytes], front: bytes, channel: int) -> None:
+        """Add messages of the same length with the same bytes up to their headers; `front` is the content
+        header's frame of the first.
+        """
+        one_frame = _in_one_frame(contents[0], front)
+        if len(heads) > 1 and heads.count(heads[0]) == len(heads):
+            heads = heads[:1]
+        if len(heads) == 1 or one_frame:
+            if _begin_with(contents, front):
+                self._add_alike(contents, heads, front, channel)
+                return
+            begin, end = _fields_in(front)
+            fields = list(map(itemgetter(slice(begin, end)), contents))
+            if one_frame and len(contents[0]) <= LARGE_CONTENT_BYTES and STREAM not in b"".join(fields):
+                self._add_unlike(contents, heads, front, channel, fields)
+                return
+        self._add_by_front(contents, heads, channel)
+
+    def _add_by_front(self, contents: list[bytes], heads: list[bytes], channel: int) -> None:
+        """Add messages of one length; neighbours with the same content header and routing go together."""
+        count, start, one = len(contents), 0, len(heads) == 1
+        while start < count:
+            first = contents[start]
+            front = first[: 8 + int.from_bytes(first[3:7], "big")]
+            head = heads[0] if one else heads[start]
+            stop = start + 1
+            while stop < count and contents[stop].startswith(front) and (one or heads[stop] == head):
+                stop += 1
             self._add_alike(contents[start:stop], [head], front, channel)
+            start = stop
+
+    def _add_unlike(
+        self,
+        contents: list[bytes],
+        heads: list[bytes],
+        front: bytes,
+        channel: int,
+        fields: list[bytes],
+    ) -> None:
+        """Add messages of one length, each with `fields` and later properties of its own, and with at most
+        one body frame; `front` is the content header's frame of the first.
+        """
+        first, at = contents[0], len(front)
+        layout = self._layouts.of(front)
+        payload_bytes = 20 + len(layout.before) + len(layout.after)
+        pre = _pre(heads[0], front, layout, payload_bytes)
+        end = at - 1 - len(layout.after)
+        size = len(pre) + 8 + len(first) - end
+        frame_bytes = len(first) - at
+        rests = list(map(itemgetter(slice(end, None)), contents))
+        if channel != 1 and frame_bytes:
+            # The number of the channel is in the body's frame.
+            body = at - end
+            rests = [each[:body] + b"\x03\x00\x01" + each[body + 3 :] for each in rests]
+        shape = Shape(0, size, len(heads[0]), payload_bytes, frame_bytes)
+        # Everything before the fields, but for the routing if that differs.
+        routing = 1 + len(heads[0]) if len(heads) > 1 else 0
+        opening = pre[routing : len(pre) - len(layout.before) + layout.opening]
+        start, count = 0, len(contents)
+        while start < count:
+            room = self._room(shape.size)
+            stop = min(start + room, count)
+            routes = heads[start:stop] if routing else []
+            self._put_unlike(routes, opening, fields[start:stop], rests[start:stop])
+            if self._stamps is not None:
+                self._stamps.append((stop - start, size, len(pre)))
+            self._note_layout(shape._replace(count=stop - start), layout, pre, keyed=len(heads) > 1)
             start = stop
 
     def _add_alike(self, contents: list[bytes], heads: list[bytes], front: bytes, channel: int) -> None:
@@ -359,7 +546,7 @@ class Encoder:
         at most one frame.
         """
         head = heads[0]
-        layout = self._layouts.of(front[7:-1])
+        layout = self._layouts.of(front)
         if len(contents[0]) > LARGE_CONTENT_BYTES:
             for number, each in enumerate(contents):
                 self._add_large(each, head if len(heads) == 1 else heads[number], channel, layout)
@@ -400,7 +587,7 @@ class Encoder:
         if self._stamps is not None:
             self._stamps.append((1, item.size, len(item.pre)))
         shape = Shape(1, item.size, len(head), item.payload_bytes, item.largest)
-        self._note(shape, layout, item.pre, keyed=False)
+        self._note_layout(shape, layout, item.pre, keyed=False)
         self._close()
         self._done[-1].packed = item.packed
 
@@ -417,12 +604,7 @@ class Encoder:
         """Add messages of this shape, in as many batches as needed."""
         start, count = 0, len(contents)
         while start < count:
-            room = min((BATCH_BYTES - self._size) // shape.size, COUNT_MAX - self._count)
-            if room <= 0:
-                if self._count:
-                    self._close()
-                    continue
-                room = 1
+            room = self._room(shape.size)
             part = contents[start : start + room]
             if len(heads) == 1:
                 self._put(part, pre, post, at)
@@ -430,8 +612,18 @@ class Encoder:
                 self._put_headed(part, heads[start : start + room], pre, post, at)
             if self._stamps is not None:
                 self._stamps.append((len(part), shape.size, len(pre)))
-            self._note(shape._replace(count=len(part)), layout, pre, keyed=len(heads) > 1)
+            self._note_layout(shape._replace(count=len(part)), layout, pre, keyed=len(heads) > 1)
             start += len(part)
+
+    def _room(self, size: int) -> int:
+        """Return how many messages of this size fit into the batch, at least one; begin another batch if this
+        one is full.
+        """
+        room = min((BATCH_BYTES - self._size) // size, COUNT_MAX - self._count)
+        if room <= 0 and self._count:
+            self._close()
+            room = min(BATCH_BYTES // size, COUNT_MAX)
+        return max(room, 1)
 
     def _put(self, contents: list[bytes], pre: bytes, post: bytes, at: int) -> None:
         offset, count, done = self.next_offset, len(contents), 0
@@ -472,16 +664,53 @@ class Encoder:
             offset += part
             done += part
 
-    def _note(self, shape: Shape, layout: Layout, pre: bytes, *, keyed: bool) -> None:
-        if layout.dense:
+    def _put_unlike(
+        self, heads: list[bytes], opening: bytes, fields: list[bytes], rests: list[bytes]
+    ) -> None:
+        """Put items of these parts: a head if they have one each, `opening`, the fields, the offset, the
+        rest.
+        """
+        offset, count, done = self.next_offset, len(rests), 0
+        while done < count:
+            low = offset & 255
+            part = min(256 - low, count - done)
+            stop = done + part
+            middle = _OFFSET_FIELD + (offset >> 8).to_bytes(7, "big")
+            lows, ends = _LOW[low : low + part], rests[done:stop]
+            own = fields[done:stop]
+            if heads:
+                each = zip(
+                    repeat(b"\x00"), heads[done:stop], repeat(opening), own, repeat(middle), lows, ends
+                )
+                self._items.append(b"".join(_flatten(each)))
+            else:
+                self._items.append(b"".join(_flatten(zip(repeat(opening), own, repeat(middle), lows, ends))))
+            offset += part
+            done = stop
+
+    def _note_layout(self, shape: Shape, layout: Layout, pre: bytes, *, keyed: bool) -> None:
+        """Note messages of this shape and layout; the first of them begins with `pre`."""
+        stop = len(pre) - len(layout.before) + layout.opening
+        self._note(shape, layout.dense, layout.value, layout.names_stream, pre, stop, keyed)
+
+    def _note(
+        self,
+        shape: Shape,
+        dense: bool,
+        value: bytes | None,
+        names_stream: bool,
+        pre: bytes,
+        stop: int,
+        keyed: bool,
+    ) -> None:
+        """Note messages of this shape; the first of them begins with `pre`, and its headers at `stop`."""
+        if dense:
             self._dense_bytes += shape.count * shape.size
-        value = layout.value
         self._count += shape.count
         self._size += shape.count * shape.size
         last = self._shapes[-1] if self._shapes else None
-        stop = len(pre) - len(layout.before) + layout.opening
         self._keyed = self._keyed or keyed
-        if layout.names_stream:
+        if names_stream:
             self._alike = False
         if last is not None and last[1:] == shape[1:]:
             self._shapes[-1] = last._replace(count=last.count + shape.count)

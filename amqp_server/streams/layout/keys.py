@@ -52,8 +52,6 @@ def _is_tombstone(shape: Shape) -> bool:
 
 
 class RoutingKeys:
-    """See persistence.streams.compaction.Keys."""
-
     def keys(self, batch: Batch) -> Sequence[bytes | None]:
         found: list[bytes | None] = []
         known: dict[bytes, bytes | None] = {}
@@ -72,8 +70,6 @@ class RoutingKeys:
 
 
 class HeaderKeys:
-    """See persistence.streams.compaction.Keys."""
-
     def __init__(self, name: str) -> None:
         self._name = name
 

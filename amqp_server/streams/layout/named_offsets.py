@@ -21,8 +21,8 @@ logger = logging.getLogger("mqd.streams")
 FIRST = 1 << 60
 
 #: Reasons why a name is not deleted.
-NAME_ABSENT = Refused("the stream keeps no offset of this name")
-NAME_IN_USE = Refused("a consumer has this name now")
+NAME_ABSENT = Refused("the stream has no offset with this name")
+NAME_IN_USE = Refused("a consumer uses this name at the moment")
 
 
 class Note(msgspec.Struct, array_like=True):
@@ -52,7 +52,7 @@ class Names:
                 try:
                     note = _decoder.decode(data)
                 except msgspec.MsgspecError as error:
-                    logger.error("an offset kept by name is forgotten: %s", error)
+                    logger.error("a named offset cannot be read and is lost: %s", error)
                 else:
                     self.offsets[note.name] = note.offset
                     self._positions[note.name] = position

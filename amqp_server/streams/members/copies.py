@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 
 class MemberCopies:
-    """See compacting.Copies."""
-
     def __init__(self, host: StreamMemberHost, asks: Asks) -> None:
         self._host = host
         self._asks = asks

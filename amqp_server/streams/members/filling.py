@@ -252,7 +252,7 @@ class Filling:
             if reached < stop:
                 self.missing[reached] = stop
             else:
-                logger.warning("%s: messages up to %d are whole again", host.title, stop - 1)
+                logger.warning("%s: messages up to %d are complete again", host.title, stop - 1)
         for gap, end in host.log.gaps(host.first_offset):
             # Other damaged ranges of the same segment.
             self.miss(Lost(gap, end, "no segment has them"))

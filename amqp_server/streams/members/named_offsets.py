@@ -28,8 +28,6 @@ kept_decoder = msgspec.msgpack.Decoder(dict[str, Kept])
 
 
 class LoggedNames:
-    """See above."""
-
     def __init__(self, host: StreamMemberHost, owner: str, names_max: int) -> None:
         """`owner` identifies this node and its start."""
         self._host = host

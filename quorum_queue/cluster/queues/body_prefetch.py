@@ -57,7 +57,6 @@ class Warming:
             self._host.replicas.contain(self._host.group, self._read)
 
     def failed(self, error: Exception) -> None:
-        """See quorum_queue.boundary.Unit."""
         self._host.failed(error)
 
     def _warmed(self) -> None:

@@ -406,8 +406,8 @@ class LostEntries:
             return
         first = group.applied + 1
         logger.error(
-            "%s: the others have deleted the missing entry, so this node forgets its log from entry %d on, gives up "
-            "its vote, and is filled by the leader",
+            "%s: the other members have deleted the missing entry, so this node drops its log from entry "
+            "%d on and gives up its vote, and the leader fills it",
             *(group.machine.title, first),
         )
         self._drop_from(group, first)
@@ -518,17 +518,17 @@ class LostEntries:
             doubt = self.in_doubt(group_id)
             if doubt:
                 logger.critical(
-                    "%s: the end of the log from entry %d on cannot be read here, other members may have other entries "
-                    "there, and no member is elected: bring back a disk that has the end of the log, or have the best "
-                    "of the other logs taken for it (%s)",
+                    "%s: this node cannot read the end of the log from entry %d on, other members may have "
+                    "different entries there, and no leader is elected. Bring back a disk that has the end of the "
+                    "log, or accept the best log of the other members (%s)",
                     *(group.machine.title, doubt[0], _command(group_id, doubt[0])),
                 )
             if not lost:
                 continue
             named = ", ".join(map(str, sorted(lost)[:NAMED_MAX]))
             logger.critical(
-                "%s: %d entries of its log can be read on none of its members %s (%s%s): these entries wait, and later "
-                "ones may, too; bring back a disk that has them, or give them up (%s)",
+                "%s: %d entries of its log can be read by none of its members %s (%s%s). These entries, and "
+                "perhaps later ones, wait. Bring back a disk that has them, or give them up (%s)",
                 *(group.machine.title, len(lost), ", ".join(group.core.members.everyone()), named),
                 *(", …" if len(lost) > NAMED_MAX else "", _command(group_id, min(lost))),
             )
@@ -571,7 +571,11 @@ class LostEntries:
         log = group.core.log
         last = max(index for index in end if self._waiting[group.id, index].perhaps)
         term = max(self._waiting[group.id, last].perhaps.values())
-        logger.error("%s: the log here gives way to others from entry %d on", group.machine.title, end[0])
+        logger.error(
+            "%s: the log of this node is replaced from entry %d on by that of other members",
+            group.machine.title,
+            end[0],
+        )
         if last < log.last_index and not self._cut(group, last + 1):
             return
         log.term_bound = min(log.term_bound, max(term, log.term_at(last)))

@@ -126,7 +126,7 @@ def begin(group: Group, to: str) -> None:
         group.replicas.clock.monotonic_ms(),
     )
     group.replicas._transfers[group] = None
-    logger.info("group %d: sending a snapshot at %d to %s", group.id, index, to)
+    logger.info("replica group %d: sending a snapshot at %d to %s", group.id, index, to)
 
     def made(state: bytes) -> None:
         sending.state = state
@@ -374,7 +374,7 @@ def receive_entries(group: Group, peer: str, found: list[frames.StoredEntry]) ->
             continue
         if entry.kind == frames.GONE:
             # The leader has lost it, too, or is no longer leader. Begin again.
-            logger.warning("group %d: %s has no entry %d", group.id, peer, entry.index)
+            logger.warning("replica group %d: %s has no entry %d", group.id, peer, entry.index)
             group.receiving = None
             return
         answered = True
@@ -422,7 +422,7 @@ def _store(group: Group, receiving: Receiving) -> None:
         for missing in receiving.missing:
             replicas.lost_entries.add(group, missing)
         replicas.touch(group)
-        logger.info("group %d: took over a snapshot at %d", group.id, index)
+        logger.info("replica group %d: received a snapshot at %d", group.id, index)
 
     def done() -> None:
         group.receiving = None

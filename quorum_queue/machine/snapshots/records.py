@@ -84,8 +84,6 @@ class OldMachine(msgspec.Struct, array_like=True):
 
 
 class StoredBlock(msgspec.Struct, array_like=True, gc=False):
-    """See quorum_queue.machine.locations.Block."""
-
     first: int
     entry: int
     count: int

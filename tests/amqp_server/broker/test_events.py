@@ -116,7 +116,7 @@ def test_more_than_may_wait(node: MemoryNode, tap: Peer, caplog: pytest.LogCaptu
     node.sync()
     found = keys(tap)
     assert found == ["queue.created"] * 16
-    assert "24 events were left out" in caplog.text
+    assert "24 events were dropped" in caplog.text
     tap.call(1, commands.Queue.Delete(queue="q0"))
     assert keys(tap) == ["queue.deleted"]
 

@@ -141,7 +141,7 @@ def test_one_that_fails_each_time_is_set_aside_and_the_node_starts_with_it(
     node: MemoryNode, peer: Peer, plant: Plant
 ) -> None:
     publish(peer, ("bad", b"first"))
-    revivals = node.broker.config.queue_revivals_max
+    revivals = node.broker.config.queue_restart_tries_max
     for attempt in range(revivals + 1):
         publish(peer, ("bad", b"poison"))
         later(node, PAUSE_MS * PAUSE_FACTOR**attempt)
@@ -193,7 +193,7 @@ def test_a_dead_letter_with_a_routing_key_that_is_too_long_harms_nobody(
     answers = peer.call(2, commands.Queue.Declare(queue="long", durable=True, arguments=arguments))
     (closed,) = [method for _, method in answers if isinstance(method, commands.Channel.Close)]
     assert closed.reply_code == 406
-    assert "routing key has 255 bytes at most" in closed.reply_text
+    assert "routing key may have 255 bytes at most" in closed.reply_text
     # This is how that earlier version would have stored it.
     monkeypatch.setattr(vhost, "SHORT_STRING_MAX", 1000)
     peer.call(3, commands.Channel.Open())

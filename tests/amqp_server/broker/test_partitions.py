@@ -125,7 +125,7 @@ def test_a_queue_takes_the_name_of_a_partition_meanwhile(node: StreamNode, slow:
     declare(one, partitions=PARTITIONS)
     declare_stream(other, "s-3")
     slow.end()
-    assert "queue 's-3' in vhost '/' is there already" in refused(answers(one))
+    assert "queue 's-3' in vhost '/' exists already" in refused(answers(one))
     assert queues(node) == ["s-3"] and node.broker.vhost("/").router.get("s") is None
 
 

@@ -221,7 +221,7 @@ def test_two_that_stood_alone(empty: Ring, alone: Node) -> None:
         assert ended.stop() == 1
         last = ended.log().splitlines()[-1]
         assert last.startswith("mqd: nodes ") and all(words in last for words in both)
-        assert "Start all but one with empty data directories" in last
+        assert "Start all other nodes with empty data directories" in last
         assert "Traceback" not in ended.log()
     says(empty.nodes["n3"], "ERROR", *both)
     assert empty.nodes["n3"].running
@@ -264,8 +264,8 @@ def test_data_comes_too_late(ring: Ring, tmp_path: Path) -> None:
     finally:
         joining.kill()
     last = joining.log().splitlines()[-1]
-    assert last.startswith("mqd: node 'n4' has stood alone, and has data of its own")
-    assert "it takes in empty nodes only" in last and "Traceback" not in joining.log()
+    assert last.startswith("mqd: node 'n4' has run as a single node and has its own data")
+    assert "accepts only empty nodes" in last and "Traceback" not in joining.log()
     ring.mqctl("n1", "cluster", "forget", "n4")
     serves(ring, *NAMES)
     with Node(home, "--disk-free-min-bytes", "1MiB") as alone, channel_of(alone) as channel:

@@ -493,7 +493,7 @@ def _check_places(queues: dict[str, Queue]) -> None:
 def test_room_is_looked_for_first() -> None:
     disk = made(DEEDS)
     before, groups = disk.alone(), dict(disk.environment.groups.groups)
-    with pytest.raises(ClusterError, match="Make room, or start the node without --peers"):
+    with pytest.raises(ClusterError, match="Free some space, or start the node without --peers"):
         list(disk.adoption(free_bytes=100).steps())
     disk.environment.flush()
     assert disk.alone() == before and disk.environment.groups.groups == groups
@@ -595,7 +595,7 @@ def test_streams_that_no_cluster_can_have() -> None:
     disk.environment.put(QUEUES_TABLE, key("/", "log"), encode(record))
     disk.environment.flush()
     with pytest.raises(
-        ClusterError, match="is a stream with 'x-stream-unheard-of', which streams of a cluster do not"
+        ClusterError, match="is a stream with 'x-stream-unheard-of', which streams in a cluster do not"
     ):
         list(disk.adoption().steps())
     assert disk.founded is None
@@ -648,7 +648,7 @@ def test_messages_that_no_entry_can_hold(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(adoption, "ENTRY_BYTES_MAX", adoption.HEAD_BYTES + 44)
     disk = made(DEEDS)
     with pytest.raises(
-        ClusterError, match="queue 'plain' in vhost '/' holds a message of 6. bytes; .* 44 at most"
+        ClusterError, match="queue 'plain' in vhost '/' holds a message of 6. bytes; .* at most 44 bytes"
     ):
         list(disk.adoption().steps())
 

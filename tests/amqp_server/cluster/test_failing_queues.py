@@ -128,7 +128,7 @@ def test_a_queue_that_fails_each_time_is_set_aside_until_it_is_tried_again() -> 
         if found["set_aside"]:
             break
     assert found["set_aside"], seen
-    assert found["attempts"] == world.nodes["b"].broker.config.queue_revivals_max
+    assert found["attempts"] == world.nodes["b"].broker.config.queue_restart_tries_max
     assert "planted" in found["reason"]
     world.ticks(ALL_PAUSES_TICKS)
     assert world.stopped("b")[0]["set_aside"]

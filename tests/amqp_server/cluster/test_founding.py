@@ -131,18 +131,18 @@ def test_what_ends_a_start(tmp_path: Path) -> None:
     peers = f"n1={HOST}:{port},n2={HOST}:{other}"
     certificates = ("--cluster-tls-cert-file", str(secret), "--cluster-tls-key-file", str(secret))
     ends: list[tuple[int, str, tuple[str, ...]]] = [
-        (2, "such that this node, n3, is among them", ("--node", "n3")),
+        (2, "a list that contains this node, n3", ("--node", "n3")),
         (2, "each name once", ("--peers", peers + ",n1=127.0.0.1:1")),
-        (2, "made of name=host:port", ("--peers", "n1")),
-        (2, "given when there are peers", ("--cluster-secret-file", "")),
+        (2, "a list of name=host:port", ("--peers", "n1")),
+        (2, "given if there are peers", ("--cluster-secret-file", "")),
         (1, "can't be read: No such file", ("--cluster-secret-file", str(tmp_path / "none"))),
         (
             1,
             f"--cluster-secret-file: others may read or write {shown} (mode 0644)",
             ("--cluster-secret-file", str(shown)),
         ),
-        (1, "has 9 bytes, it needs 16 at least", ("--cluster-secret-file", str(short))),
-        (2, "given with its key and its authority", certificates[:2]),
+        (1, "has 9 bytes, it must have at least 16", ("--cluster-secret-file", str(short))),
+        (2, "given together with cluster_tls_key_file", certificates[:2]),
         (
             1,
             "holds no certificate in PEM format",
@@ -197,10 +197,10 @@ def test_strangers_do_not_get_in_and_hurt_nobody(ring: Ring, tmp_path: Path) -> 
     try:
         for node in strangers:
             node.launch()
-        says(liar, "WARNING", "another cluster secret")
-        heard("WARNING", "it claims to be 'n4', but its proof is wrong: another cluster secret?")
-        says(unknown, "WARNING", "'n4' is no peer of it")
-        heard("WARNING", "'n4' is no peer of this node")
+        says(liar, "WARNING", "its cluster secret or cluster name differs")
+        heard("WARNING", "it claims to be 'n4', but its proof of the cluster secret is wrong")
+        says(unknown, "WARNING", "'n4' is not among its peers")
+        heard("WARNING", "'n4' is not among the peers of this node")
         heard("WARNING", "another 'n2' has a session already")
         serves(ring, *NAMES)
         assert {node["name"] for node in ring.status("n1")["nodes"]} == {*NAMES}
@@ -290,7 +290,7 @@ def test_administrator_is_made_again_by_any_node(empty: Ring, tmp_path: Path) ->
     assert empty.nodes["n2"].stop() == 0
     empty.place("n2", "--reset-administrator", "guest", "--default-password-file", str(password))
     empty.nodes["n2"].start()
-    says(empty.nodes["n2"], "WARNING", "user 'guest' is an administrator")
+    says(empty.nodes["n2"], "WARNING", "user 'guest' is now an administrator")
     wait_until("n3 knows it", lambda: empty.ask("GET", "n3", "/api/whoami")[0] == 200, state=empty.logs)
     empty.formed()
     serves(empty, *NAMES)

@@ -49,7 +49,7 @@ def test_certificate_of_the_links_that_changed_on_disk_is_used(
     links.reload()
     links.reload()
     assert len(mesh.used) == 1
-    assert caplog.text.count("the links keep the certificate that they have") == 1
+    assert caplog.text.count("the new certificate for links can't be used") == 1
     renew()
     links.reload()
     assert len(mesh.used) == 2

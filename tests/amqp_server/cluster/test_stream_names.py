@@ -173,7 +173,7 @@ def test_more_names_are_refused_until_an_operator_deletes_some(ring: Ring) -> No
             arguments = {"x-stream-offset": "committed", "x-group": name}
             channel.basic_consume("many", lambda *told: None, arguments=arguments)
             assert offsets(ring, at, "many")[name] == ("2", "true")
-            with pytest.raises(Failure, match="now: stop it before its offset is deleted"):
+            with pytest.raises(Failure, match="stop it before you delete the offset"):
                 ring.mqctl(at, "delete_stream_offset", "many", name)
 
         def gone(at: str = at, name: str = name) -> bool:

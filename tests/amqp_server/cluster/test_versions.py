@@ -171,7 +171,7 @@ def test_consumer_groups_wait_for_the_last_node() -> None:
         upgrade(scene, name)
     group = {"x_queue_type": "stream-group", "x_stream": "s"}
     (refused,) = declared(scene, "g", **group)
-    assert "not before all nodes run this version of mqd" in refused
+    assert "needs a cluster whose nodes all run this version of mqd" in refused
     upgrade(scene, "c")
     scene.ticks(60)
     assert not declared(scene, "s", x_queue_type="stream")

@@ -157,7 +157,7 @@ def test_a_wider_window_is_used_at_once_and_a_narrow_one_only_by_its_acks() -> N
 
 def test_one_topic_exchange_has_so_many_hashes() -> None:
     """A message may reach all of the bindings that need a hash."""
-    peer = opened(topic_hashes_again_max=3)
+    peer = opened(topic_extra_hashes_max=3)
     peer.call(1, commands.Queue.Declare(queue="q"))
     keys = ["#.a.#.b.#", "#.c.#", "#", "c.#.#", "#.d.#"]
     for key in keys[:4]:

@@ -128,7 +128,7 @@ async def test_the_certificate_is_the_login(
             in caplog.text
         )
         await refused(node, authority.trusting)
-        assert "user '' - no certificate that names a user" in caplog.text
+        assert "user '' - the client showed no certificate with a user name" in caplog.text
         # A certificate of another authority makes nobody a user.
         with pytest.raises((trio.BrokenResourceError, AssertionError)):
             await refused(node, authority.with_certificate)

@@ -99,11 +99,11 @@ async def shake_hands(node: Node, context: ssl.SSLContext) -> None:
 @pytest.mark.parametrize(
     ("client", "meaning"),
     [
-        (none, "the client shows no certificate, and tls_client_certificate demands one"),
+        (none, "the client shows no certificate, but tls_client_certificate requires one"),
         (expired, "the client's certificate has expired: give the client a new one"),
         (too_early, "the client's certificate is not valid yet"),
-        (of_another_authority, "no authority of tls_ca_file has signed the client's certificate"),
-        (old, "the client speaks no version of TLS from 1.2 on"),
+        (of_another_authority, "no authority in tls_ca_file has signed the client's certificate"),
+        (old, "the client supports neither TLS 1.2 nor TLS 1.3"),
     ],
 )
 async def test_the_log_says_what_is_wrong_and_what_to_do(
@@ -132,9 +132,9 @@ async def test_the_log_says_what_is_wrong_and_what_to_do(
     [
         (
             b"AMQP\x00\x00\x09\x01",
-            "the client does not speak TLS: have it use TLS, or the listener of --amqp",
+            "the client does not use TLS: turn on TLS in the client, or let it connect to the listener of --amqp",
         ),
-        (b"GET / HTTP/1.1\r\n\r\n", "the client speaks HTTP"),
+        (b"GET / HTTP/1.1\r\n\r\n", "the client uses HTTP"),
     ],
 )
 async def test_without_tls_on_the_tls_listener(
@@ -160,7 +160,8 @@ async def test_tls_on_the_listener_without(tmp_path: Path, caplog: pytest.LogCap
         await trio.aclose_forcefully(client.stream)
         await until(lambda: "bad_header" in caplog.text)
     assert (
-        "the client speaks TLS, and this listener does not: have it connect to that of --amqps" in caplog.text
+        "the client uses TLS, but this listener does not: let the client connect to that of --amqps"
+        in caplog.text
     )
 
 
@@ -181,7 +182,7 @@ def test_a_client_that_does_not_trust_the_server(tmp_path: Path, newest: ssl.TLS
     with pytest.raises(ssl.SSLError) as caught:
         here.do_handshake()
     assert explained(caught.value).startswith(
-        "the client does not trust the certificate in tls_cert_file: have it trust the authority"
+        "the client does not trust the certificate in tls_cert_file: let it trust the authority"
     )
 
 

@@ -310,15 +310,15 @@ WRONG: list[tuple[str, Callable[[Handler], None]]] = [
     ("status 204", _answer(204, b"")),
     ("neither allow nor deny", _answer(200, b"allowed")),
     ("neither allow nor deny", _answer(200, b"")),
-    ("no UTF-8", _answer(200, b"allow \xff")),
-    ("no UTF-8", _answer(200, gzip.compress(b"allow"), "Content-Encoding: gzip")),
+    ("not UTF-8", _answer(200, b"allow \xff")),
+    ("not UTF-8", _answer(200, gzip.compress(b"allow"), "Content-Encoding: gzip")),
     ("at most 64 tags", _answer(200, b"allow" + b"".join(b" t%d" % number for number in range(100)))),
     ("more than 4096 bytes", _answer(200, b"allow" + b" " * 5_000)),
     ("more than 4096 bytes", _endless),
-    ("the connection ended before the answer, or the answer is no HTTP", _broken(b"HTTP/9.9 what\r\n\r\n")),
-    ("the connection ended before the answer, or the answer is no HTTP", _headers),
-    ("the connection ended before the answer, or the answer is no HTTP", lambda handler: None),
-    ("the connection ended before the answer, or the answer is no HTTP", _reset),
+    ("the connection ended before the answer, or the answer is not HTTP", _broken(b"HTTP/9.9 what\r\n\r\n")),
+    ("the connection ended before the answer, or the answer is not HTTP", _headers),
+    ("the connection ended before the answer, or the answer is not HTTP", lambda handler: None),
+    ("the connection ended before the answer, or the answer is not HTTP", _reset),
 ]
 
 
@@ -502,7 +502,7 @@ async def test_no_more_logins_wait_and_no_more_answers_are_kept_than_allowed(
             backend.passwords.clear()
             backend.awake.set()
         assert len(turned_away) == 6
-        assert "too many questions wait for it (auth_http_waiting_max)" in caplog.text
+        assert "too many requests wait for it (auth_http_waiting_max)" in caplog.text
 
 
 # If sending fails, httpx leaves the generator of a request's body to the collector.

@@ -288,7 +288,7 @@ async def test_half_open_connections_keep_nobody_out(
         await until(lambda: node.server.half_opens.count_of("127.0.0.3") == 10)
         assert len(node.server.half_opens) == 20
         lines = [record.getMessage() for record in caplog.records if record.name == "mqd.connection"]
-        assert len([line for line in lines if "connection refused" in line]) == 1
+        assert len([line for line in lines if " refused: " in line]) == 1
         caplog.clear()
         node.server._summarise()
         summaries = [record.getMessage() for record in caplog.records]

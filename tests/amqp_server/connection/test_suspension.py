@@ -563,6 +563,8 @@ def test_super_streams_wait_until_all_nodes_know_them(
     )
     (close,) = [answer for _, answer in answers]
     assert isinstance(close, commands.Connection.Close) and close.reply_code == 540
-    assert "is a super stream: not before all nodes run this version of mqd" in close.reply_text
+    assert (
+        "is a super stream, which needs a cluster whose nodes all run this version of mqd" in close.reply_text
+    )
     node.apply()
     assert node.broker.vhost("/").router.get("s") is None

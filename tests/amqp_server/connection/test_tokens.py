@@ -224,7 +224,7 @@ async def test_tokens_that_are_refused(
         "it has no claim 'exp'": issuer.token(exp=None),
         "it names no user": issuer.token(sub=None),
         "its signature is wrong": jwt.encode(claims, stranger, "RS256", {"kid": "rsa"}),
-        "an algorithm that is not taken": jwt.encode(claims, "secret" * 8, "HS256", {"kid": "shared"}),
+        "an algorithm that is not accepted": jwt.encode(claims, "secret" * 8, "HS256", {"kid": "shared"}),
         "its algorithm is not that of the key": jwt.encode(claims, issuer.ec, "ES256", {"kid": "rsa"}),
         "no such key": jwt.encode(claims, issuer.rsa, "RS256", {"kid": "unknown"}),
         "it is malformed": "eyJ." + "x" * 30 + ".y",
@@ -436,7 +436,7 @@ async def test_an_issuer_that_is_away_and_one_that_is_asked_for_its_keys(
     for wrong, reason in {
         "missing": "404",
         "large": "more than",
-        "plain": "names no jwks_uri with https",
+        "plain": "has no jwks_uri that begins with https",
     }.items():
         options["oauth_issuer"] = f"{issuer.url}/{wrong}"
         async with served(tmp_path / wrong, **options) as node:

@@ -284,14 +284,14 @@ async def test_what_has_no_counterpart_is_told(connect: Connect, node: ManagedNo
     skipped = {(row["section"], row["vhost"], row["name"]): row["reason"] for row in answer.json()["skipped"]}
     assert skipped == {
         ("odd", "", ""): "unknown here",
-        ("users", "", "odd"): "hashing algorithm own is not known here",
-        ("vhosts", "", "v2"): "default queue type odd is not known here",
-        ("parameters", "/", "f"): "component federation-upstream has no counterpart here",
+        ("users", "", "odd"): "hashing algorithm own is not supported",
+        ("vhosts", "", "v2"): "default queue type odd is not supported",
+        ("parameters", "/", "f"): "component federation-upstream does not exist in mqd",
         ("parameters", "/", "s"): 'Key "dest-uri" not found in s',
-        ("policies", "/", "ha"): "ha-mode has no counterpart here",
-        ("policies", "/", "both"): "ha-mode has no counterpart here",
-        ("exchanges", "/", "late"): "exchange type x-delayed-message is not known here",
-        ("queues", "/", "odd"): "queue type odd is not known here",
+        ("policies", "/", "ha"): "ha-mode does not exist in mqd",
+        ("policies", "/", "both"): "ha-mode does not exist in mqd",
+        ("exchanges", "/", "late"): "exchange type x-delayed-message is not supported",
+        ("queues", "/", "odd"): "queue type odd is not supported",
         ("bindings", "/", "late"): "there is no exchange 'late'",
     }
     assert set(node.broker.vhost("/").queues) == {"good"}

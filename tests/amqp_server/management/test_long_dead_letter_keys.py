@@ -34,7 +34,7 @@ POLICY = {
     "priority": 0,
     "apply-to": "all",
 }
-ARGUMENT_REFUSED = "a routing key has 255 bytes at most"
+ARGUMENT_REFUSED = "a routing key may have 255 bytes at most"
 POLICY_REFUSED = "is not a valid dead letter routing key"
 
 

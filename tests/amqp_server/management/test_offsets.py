@@ -27,8 +27,10 @@ async def test_names_cannot_be_deleted_before_all_nodes_know_how(
         assert (listed.status_code, listed.json()) == (200, [])
         absent = await admin.delete("queues/%2F/s/offsets/a")
         assert absent.status_code == 404
-        assert absent.json()["reason"] == "stream 's' in vhost '/' keeps no offset by the name 'a'"
+        assert absent.json()["reason"] == "stream 's' in vhost '/' has no offset with the name 'a'"
         monkeypatch.setattr(LocalReplication, "version", NAMES_REFUSED - 1)
         refused = await admin.delete("queues/%2F/s/offsets/a")
         assert refused.status_code == 400
-        assert refused.json()["reason"].startswith("not all nodes run a version of mqd that deletes offsets")
+        assert refused.json()["reason"].startswith(
+            "deleting a named offset in a cluster needs nodes that all run"
+        )

@@ -337,6 +337,6 @@ async def test_a_client_that_speaks_tls_is_named(
         assert await (await dial()).ask("GET", "/health") == 200
     said = [each.getMessage() for each in caplog.records if each.name == "mqd.management"]
     assert [line for line in said if "TLS" in line] == [
-        "a client at 127.0.0.1 speaks TLS, and this listener speaks plain HTTP: have it use http, or put a TLS proxy before "
-        "the listener"
+        "the client at 127.0.0.1 uses TLS, but this listener uses plain HTTP: use http:// there, or put a TLS proxy in front "
+        "of the listener"
     ]

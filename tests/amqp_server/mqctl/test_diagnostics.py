@@ -64,9 +64,9 @@ def test_a_certificate_that_ends_is_named(mqctl: Mqctl, monkeypatch: pytest.Monk
 
 def test_waiting_ends_with_its_timeout(mqctl: Mqctl) -> None:
     outcome = mqctl("await_online_nodes", "2", "--timeout", "0.1")
-    assert (outcome.code, outcome.err) == (69, "Error: not 2 nodes run within 0.1 s\n")
+    assert (outcome.code, outcome.err) == (69, "Error: fewer than 2 nodes were up within 0.1 s\n")
     outcome = mqctl("--url", "http://127.0.0.1:1", "await_startup", "--timeout", "0.1")
-    assert (outcome.code, outcome.err) == (69, "Error: the node does not serve clients within 0.1 s\n")
+    assert (outcome.code, outcome.err) == (69, "Error: the node did not serve clients within 0.1 s\n")
 
 
 def test_logins_are_counted_and_the_counts_reset(mqctl: Mqctl) -> None:

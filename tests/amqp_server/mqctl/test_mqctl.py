@@ -16,13 +16,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import click
 import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from amqp_server.build import BUILD
 from amqp_server.config import VERSION
+from amqp_server.mqctl.command import first_sentence
+from amqp_server.mqctl.command import mqctl as group
 from amqp_server.mqctl.main import main
+from amqp_server.mqctl.sections import sections
 from conformance_tests.patience import PATIENCE_S, patient
 from conformance_tests.ports import free_ports
 
@@ -285,7 +289,7 @@ def test_groups_are_declared_listed_and_reset(mqd: Addresses, mqctl: Mqctl, tmp_
     assert ok(mqctl("-q", "list_groups", "messages")).rows == [["6"]]
     for args, why in (
         (("--to", "soon"), "expected first, last"),
-        (("--to", "first", "--partition", "2"), "no number 2"),
+        (("--to", "first", "--partition", "2"), "has no partition 2"),
     ):
         refused = mqctl("reset_group", "billing", *args)
         assert refused.code == 65 and why in refused.err
@@ -332,7 +336,7 @@ def test_offsets_by_name(mqd: Addresses, mqctl: Mqctl) -> None:
         ]
         assert rows[1][4].startswith("127.0.0.1:")
         refused = mqctl("delete_stream_offset", "log/1", "re/ports")
-        assert refused.code == 65 and "has the name 're/ports' now: stop it" in refused.err
+        assert refused.code == 65 and "uses the name 're/ports': stop it" in refused.err
     # A user that may not read the stream may not delete what others have read of it.
     ok(mqctl("add_user", "mia", "pw"))
     ok(mqctl("set_user_tags", "mia", "management"))
@@ -345,10 +349,10 @@ def test_offsets_by_name(mqd: Addresses, mqctl: Mqctl) -> None:
     ok(mqctl("delete_stream_offset", "log/1", "re/ports"))
     assert ok(mqctl(*list_offsets)).rows == []
     absent = mqctl("delete_stream_offset", "log/1", "audit")
-    assert absent.code == 69 and "keeps no offset by the name 'audit'" in absent.err
+    assert absent.code == 69 and "has no offset with the name 'audit'" in absent.err
     ok(mqctl("declare_queue", "plain"))
     for command in (("list_stream_offsets", "plain"), ("delete_stream_offset", "plain", "a")):
-        assert "'plain' in vhost '/' is no stream" in mqctl(*command).err
+        assert "queue 'plain' in vhost '/' is not a stream" in mqctl(*command).err
     for command in (("list_stream_offsets", "nope"), ("delete_stream_offset", "nope", "a")):
         assert mqctl(*command) == (69, "", "Error: no queue 'nope' in vhost '/'\n")
     for name in ("plain", "log/1"):
@@ -466,7 +470,7 @@ def test_requests_at_the_same_time_as_clients(mqd: Addresses, mqctl: Mqctl) -> N
 
 
 def test_wrong_usage_is_explained(mqctl: Mqctl, capsys: pytest.CaptureFixture[str]) -> None:
-    assert mqctl("frobnicate") == (64, "", "Error: No such command 'frobnicate'.\n")
+    assert mqctl("frobnicate") == (64, "", "Error: no command 'frobnicate'\n")
     assert mqctl("add_user").code == 64
     assert mqctl("list_queues", "bogus").err.startswith(
         "Error: Info key(s) bogus are not supported; there are: name,"
@@ -477,7 +481,57 @@ def test_wrong_usage_is_explained(mqctl: Mqctl, capsys: pytest.CaptureFixture[st
     # This node belongs to no cluster.
     assert "give either" not in mqctl("cluster", "accept-loss", "--topology").err
     assert mqctl("cluster", "accept-loss", "--topology").code != 0
-    assert "Lists queues" in ok(mqctl("list_queues", "--help")).out
+    assert "Lists the queues" in ok(mqctl("list_queues", "--help")).out
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (["list_queus"], "no command 'list_queus': did you mean 'list_queues'?"),
+        (["cluster", "stauts"], "no command 'stauts': did you mean 'status'?"),
+        (["list_queues", "--vhsot", "/"], "no option '--vhsot': did you mean '--vhost'?"),
+        (["--usr", "guest", "status"], "no option '--usr': did you mean '--user'?"),
+        (["--zzz", "status"], "no option '--zzz'"),
+        (["--formatter", "jsno", "status"], "'jsno' is not one of: table, json, csv; did you mean 'json'?"),
+        (
+            ["set_policy", "--apply-to", "queue", "p", "a", "{}"],
+            "quorum_queues, streams; did you mean 'queues'?",
+        ),
+        (["completion", "bahs"], "Invalid value for 'SHELL': 'bahs' is not one of: bash, zsh, fish; did you"),
+        (["list_queues", "mesages"], "did you mean 'messages'?"),
+    ],
+)
+def test_misspelt_name_is_told_with_the_right_one(mqctl: Mqctl, args: list[str], text: str) -> None:
+    outcome = mqctl(*args)
+    assert outcome.code == 64
+    assert text in outcome.err
+    assert outcome.err.count("\n") == 1
+
+
+def test_help_has_all_commands_in_sections_with_whole_sentences(mqctl: Mqctl) -> None:
+    told = ok(mqctl("--help")).out
+    for title, commands in sections(list(group.commands.items())):
+        _, found, section = told.partition(f"\n\n{title}:\n")
+        assert found
+        words = " ".join(section.split("\n\n")[0].split())
+        for name, command in commands:
+            assert f"{name} {first_sentence(command)}" in words
+    assert "..." not in told.partition("\n\n")[2]
+
+
+def test_texts_are_sentences() -> None:
+    def commands(found: click.Command) -> Iterator[click.Command]:
+        yield found
+        if isinstance(found, click.Group):
+            for each in found.commands.values():
+                yield from commands(each)
+
+    for command in commands(group):
+        assert command.help is not None and command.help[0].isupper()
+        assert command.help.endswith((".", '"$(mqctl completion bash)"')), command.name
+        for param in command.params:
+            if isinstance(param, click.Option):
+                assert param.help is not None and param.help.endswith("."), (command.name, param.name)
 
 
 @pytest.mark.parametrize(
@@ -643,7 +697,7 @@ def test_stop_returns_when_the_node_has_stopped(tmp_path: Path) -> None:
                 ch.connection.process_data_events(5)
         assert process.wait(PATIENCE_S) == 0
         log_text = (tmp_path / "log").read_text()
-        assert "stopped by a request of the management API" in log_text
+        assert "the management API requested that the node stop" in log_text
         assert "Traceback" not in log_text
         done = subprocess.run([*ctl, "ping"], capture_output=True, text=True, check=False)
         assert done.returncode == 69
@@ -700,7 +754,7 @@ def test_definitions_are_exported_and_imported(mqctl: Mqctl, tmp_path: Path) -> 
     outcome = ok(mqctl("import_definitions", "-p", "defined", str(own)))
     assert (
         outcome.out
-        == "left out: parameters 's' in vhost 'defined': component federation has no counterpart here\n"
+        == "left out: parameters 's' in vhost 'defined': component federation does not exist in mqd\n"
     )
     own.write_text("{")
     assert mqctl("import_definitions", str(own)).code == 65
@@ -786,7 +840,7 @@ def test_definitions_of_rabbitmq(mqd: Addresses, mqctl: Mqctl, way: str) -> None
     """
     lines = ok(mqctl("import_definitions", str(Path(__file__).with_name(f"rabbitmq-3.10.8.{way}.json")))).out
     left_out = [
-        f"left out: policies '{name}' in vhost 'orders': {key} has no counterpart here"
+        f"left out: policies '{name}' in vhost 'orders': {key} does not exist in mqd"
         for name, key in (("mirrored", "ha-mode"), ("mirrored", "ha-sync-mode"), ("only-mirrored", "ha-mode"))
     ]
     if way == "ctl":

@@ -122,4 +122,4 @@ def test_on_a_real_terminal(mqd: Addresses, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (UNAVAILABLE, b"")
     bar, _, error = said.partition("Error: ")
     assert "Waiting  [" in bar and " s" in bar and bar.rstrip("\x1b[?25h").endswith("\n")
-    assert error == "not 2 nodes run within 1.3 s\r\n"
+    assert error == "fewer than 2 nodes were up within 1.3 s\r\n"

@@ -67,7 +67,7 @@ def test_old_and_new_names_and_what_is_null() -> None:
         ({"src-protocol": "amqp10"}, 'src-protocol should be amqp091, actually was <<"amqp10">>'),
         ({"src-uri": "http://x"}, '"http://x" not a valid URI: {unexpected_uri_scheme,"http"}'),
         ({"src-uri": ["amqp://a", "x"]}, '"x" not a valid URI: {unable_to_parse_uri,no_scheme}'),
-        ({"src-uri": ["amqp://a"] * 33}, "src-uri has 33 URIs, and 32 are the most (shovel_uris_max)"),
+        ({"src-uri": ["amqp://a"] * 33}, "src-uri has 33 URIs; the maximum is 32 (shovel_uris_max)"),
         ({"src-uri": []}, "src-uri should not be empty"),
         ({"src-consumer-args": 5}, "src-consumer-args not a list 5"),
     ],

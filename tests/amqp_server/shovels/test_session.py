@@ -148,14 +148,17 @@ def test_the_shorter_heartbeat_is_agreed(ours: int, theirs: int, agreed: int) ->
 
 BAD = {
     "another version": (b"AMQP\x01\x01\x00\x09", "does not speak AMQP"),
-    "TLS": (b"\x15\x03\x01\x00\x02\x02\x28", "no frame of AMQP"),
-    "HTTP": (b"HTTP/1.1 400 Bad Request\r\n", "no frame of AMQP"),
-    "a frame of 4 GiB": (struct.pack(">BHI", 1, 0, 0xFFFFFFF0), "a frame of 4294967288 bytes, and 65536 are"),
+    "TLS": (b"\x15\x03\x01\x00\x02\x02\x28", "not an AMQP frame"),
+    "HTTP": (b"HTTP/1.1 400 Bad Request\r\n", "not an AMQP frame"),
+    "a frame of 4 GiB": (
+        struct.pack(">BHI", 1, 0, 0xFFFFFFF0),
+        "a frame of 4294967288 bytes; the limit is 65536",
+    ),
     "no end": (START[:-1] + b"\x00", "without an end"),
     "rubbish in a table": (frames.raw_frame(1, 0, START[7:20] + b"\xff" * 20), "malformed or unknown"),
     "no login that is known": (
         framed(commands.Connection.Start, 0, mechanisms="GSSAPI", locales="en_US"),
-        "does not take a login by PLAIN, only: GSSAPI",
+        "does not accept logins with PLAIN, only with: GSSAPI",
     ),
     "out of turn": (TUNE, "Connection.Tune out of turn"),
     "start twice": (START + START, "Connection.Start out of turn"),
@@ -166,7 +169,7 @@ BAD = {
     "tiny frames": (START + framed(commands.Connection.Tune, 0, frame_max=100), "frames of 100 bytes only"),
     "an early channel": (START + framed(commands.Channel.OpenOk), "Channel.OpenOk out of turn"),
     "an early message": (START + delivery(1, b"x"), "Basic.Deliver out of turn"),
-    "another channel": (frames.raw_frame(1, 2, b"\x00\x14\x00\x0b\x00\x00\x00\x00"), "no frame of AMQP"),
+    "another channel": (frames.raw_frame(1, 2, b"\x00\x14\x00\x0b\x00\x00\x00\x00"), "not an AMQP frame"),
 }
 BAD_LATER = {
     "a large frame": (struct.pack(">BHI", 3, 1, 8_185), "a frame of 8193 bytes"),
@@ -211,7 +214,7 @@ def test_a_broker_that_goes_mad(what: str) -> None:
 def test_a_message_that_is_too_large_is_not_waited_for() -> None:
     client = opened()
     data = delivery(1, b"x" * (BODY_BYTES_MAX + 1))
-    with pytest.raises(PeerError, match="a message has 10001 bytes, and 10000 are the most"):
+    with pytest.raises(PeerError, match="a message has 10001 bytes; the limit is 10000"):
         events(client, data[:200])
 
 

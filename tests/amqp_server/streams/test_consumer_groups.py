@@ -627,7 +627,7 @@ def test_a_reset_begins_elsewhere_and_forgets_what_is_held(node: StreamNode, pee
         ({"stream": 5}, 406, "x-stream"),
         ({"stream": "nothing"}, 404, "no stream or super stream 'nothing'"),
         ({"stream": "plain"}, 406, "queue 'plain' is a classic queue"),
-        ({"stream": "amq.direct"}, 406, "is no super stream"),
+        ({"stream": "amq.direct"}, 406, "is not a super stream"),
         ({"x_stream_offset": "soon"}, 406, "x-stream-offset"),
         ({"x_message_ttl": 5}, 406, "x-message-ttl"),
         ({"x_max_length": 5}, 406, "x-max-length"),
@@ -665,7 +665,7 @@ def test_nothing_is_published_to_a_group(node: StreamNode, peer: Peer) -> None:
 @pytest.mark.parametrize("more", [{"exclusive": True}, {"arguments": {"x-stream-offset": "first"}}])
 def test_what_a_member_cannot_ask_for(node: StreamNode, peer: Peer, more: dict[str, Any]) -> None:
     filled(node, peer)
-    assert "which is a group" in refused(peer.call(1, commands.Basic.Consume(queue="g", **more)))
+    assert "which is a consumer group" in refused(peer.call(1, commands.Basic.Consume(queue="g", **more)))
 
 
 def test_who_may_not_read_the_stream_has_no_group_over_it(node: StreamNode, peer: Peer) -> None:

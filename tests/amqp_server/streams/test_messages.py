@@ -27,6 +27,7 @@ PROPERTIES = st.fixed_dictionaries(
     {},
     optional={
         "content_type": st.just("text/plain"),
+        "content_encoding": st.sampled_from(["utf-8", "gzip"]),
         "headers": st.dictionaries(
             st.sampled_from(["a", "x-stream-offset", "z"]),
             st.integers(0, 1000) | st.text(max_size=5),
@@ -48,10 +49,29 @@ MESSAGES = st.lists(
         FILTERS,
         st.sampled_from([0, 1, 10, 10, 10, 4088, 4089, 9000, 20_000]),
         st.integers(1, 30),
+        st.sampled_from(["", "", "id", "header", "both", "filter", "offset", "length"]),
+        st.booleans(),
     ),
     min_size=1,
     max_size=8,
 )
+
+
+def with_own(properties: dict[str, Any], own: str, number: int) -> dict[str, Any]:
+    """Return the properties of this one of several messages, which differ in their own ones."""
+    found = dict(properties)
+    headers = found.get("headers", {})
+    if own in ("id", "both"):
+        found["message_id"] = f"{number:04}"
+    if own in ("header", "both"):
+        found["headers"] = {**headers, "own": f"{number:04}"}
+    elif own == "filter":
+        found["headers"] = {**headers, "x-stream-filter-value": ["red", "lab"][number % 2]}
+    elif own == "offset":
+        found["headers"] = {**headers, "x-stream-offset": number}
+    elif own == "length":
+        found["message_id"] = str(number)
+    return found
 
 
 def framed(properties: dict[str, Any], body: bytes, channel: int, frame_max: int) -> bytes:
@@ -86,7 +106,7 @@ def from_disk(encoded: Encoded) -> batches.Batch:
     st.data(),
 )
 def test_every_consumer_gets_what_was_published(
-    messages: list[tuple[str, dict[str, Any], str | None, int, int]],
+    messages: list[tuple[str, dict[str, Any], str | None, int, int, str, bool]],
     channel: int,
     consumer_channel: int,
     publisher_frame: int,
@@ -96,14 +116,20 @@ def test_every_consumer_gets_what_was_published(
 ) -> None:
     encoder = Encoder(Layouts(), base, 77)
     expected: list[tuple[str, dict[str, Any], str | None, bytes]] = []
-    for key, properties, name, size, count in messages:
+    for key, properties, name, size, count, own, keyed in messages:
         named = dict(properties)
         if name is not None:
             named["headers"] = {**named.get("headers", {}), "x-stream-filter-value": name}
         bodies = [bytes([number + 32]) * size for number in range(count)]
-        contents = [framed(named, body, channel, publisher_frame) for body in bodies]
-        encoder.add(run_of(contents, [head_of(key)] * count, channel))
-        expected += [(key, named, name, body) for body in bodies]
+        each_named = [with_own(named, own, number) for number in range(count)]
+        contents = [
+            framed(each, body, channel, publisher_frame)
+            for each, body in zip(each_named, bodies, strict=True)
+        ]
+        keys = [f"{key}{number:02}" if keyed else key for number in range(count)]
+        encoder.add(run_of(contents, list(map(head_of, keys)), channel))
+        names = [each.get("headers", {}).get("x-stream-filter-value") for each in each_named]
+        expected += zip(keys, each_named, names, bodies, strict=True)
     encoded = encoder.finish()
     assert encoder.next_offset == base + len(expected)
     template = DeliverTemplate(consumer_channel, "tag", consumer_frame)
@@ -246,7 +272,7 @@ def test_messages_of_one_shape_get_more_headers_and_keep_what_differs(
     st.data(),
 )
 def test_members_of_a_group_get_what_consumers_get_and_the_stream(
-    messages: list[tuple[str, dict[str, Any], str | None, int, int]],
+    messages: list[tuple[str, dict[str, Any], str | None, int, int, str, bool]],
     channel: int,
     frame_max: int,
     named: bool,
@@ -254,12 +280,14 @@ def test_members_of_a_group_get_what_consumers_get_and_the_stream(
     data: st.DataObject,
 ) -> None:
     encoder = Encoder(Layouts(), 0, 0)
-    for number, (key, properties, _, size, count) in enumerate(messages):
+    for number, (key, properties, _, size, count, own, keyed) in enumerate(messages):
         if named and number % 2:
             # Like a dead letter of another group, the message names a stream already.
             properties = properties | {"headers": properties.get("headers", {}) | {"x-stream": "other"}}
-        for body in [bytes([each + 32]) * (size + each % 3) for each in range(count)]:
-            encoder.add(run_of([framed(properties, body, 1, 131_072)], [head_of(key)], 1))
+        for at in range(count):
+            body = bytes([at + 32]) * (size + at % 3)
+            one = framed(with_own(properties, own, at), body, 1, 131_072)
+            encoder.add(run_of([one], [head_of(f"{key}{at:02}" if keyed else key)], 1))
     template = DeliverTemplate(channel, "t", frame_max)
     plain, dressed = list[bytes | memoryview](), list[bytes | memoryview]()
     for each in encoder.finish():
@@ -370,6 +398,5 @@ def test_a_batch_ends_where_it_is_large_enough() -> None:
 def test_only_few_layouts_are_remembered() -> None:
     layouts = Layouts()
     for number in range(encode.LAYOUTS_MAX * 2):
-        payload = header.ContentHeader(0, 0, commands.Basic.Properties(message_id=str(number))).marshal()
-        layouts.of(payload)
+        layouts.of(framed({"message_id": str(number)}, b"", 1, 4096))
         assert len(layouts._known) <= encode.LAYOUTS_MAX

@@ -123,8 +123,8 @@ def test_a_new_name_is_refused_if_there_are_enough() -> None:
     close = refused(opened(node), "z", node)
     assert close.reply_code == 406
     assert close.reply_text == (
-        "PRECONDITION_FAILED - no place for a new name ('x-group'), stream_names_max is 2: delete a name "
-        "(mqctl delete_stream_offset), or raise the limit: queue 's' in vhost '/'"
+        "PRECONDITION_FAILED - queue 's' in vhost '/' stores 2 named offsets already (stream_names_max), so 'x-group' "
+        "cannot add another name: delete one (mqctl delete_stream_offset), or raise the limit"
     )
     assert node.host().consumer_count == 0
     node.restart()
@@ -219,8 +219,8 @@ def test_an_operator_deletes_names() -> None:
         ({"x-stream-offset": "committed"}, "needs a name"),
         ({"x-stream-offset": "committed", "x-group": ""}, "needs a name"),
         ({"x-stream-offset": "committed", "x-group": 5}, "needs a name"),
-        ({"x-stream-offset": "first", "x-group": "a"}, "goes with"),
-        ({"x-stream-offset-default": "first"}, "goes with"),
+        ({"x-stream-offset": "first", "x-group": "a"}, "it needs 'x-stream-offset'"),
+        ({"x-stream-offset-default": "first"}, "it needs 'x-stream-offset'"),
         (
             {"x-stream-offset": "committed", "x-group": "a", "x-stream-offset-default": "soon"},
             "x-stream-offset-default",

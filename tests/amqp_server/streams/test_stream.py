@@ -455,7 +455,7 @@ def test_a_passive_declare_counts_from_an_offset_on(node: StreamNode) -> None:
 
 
 def test_what_a_passive_declare_cannot_count_from(peer: Peer) -> None:
-    assert "a passive declare takes a number" in count_from(peer, "first")
+    assert "must be a number in a passive declare" in count_from(peer, "first")
     assert "invalid arg 'x-stream-offset'" in count_from(peer, -1)
     peer.call(1, commands.Queue.Declare(queue="plain"))
     assert "of queue type rabbit_classic_queue" in count_from(peer, 0, "plain")

@@ -236,7 +236,7 @@ def test_an_entry_that_all_have_lost_is_passed_over_when_an_operator_says_so(
     scene.heal()
     scene.work(2 * OPTIONS.lost_entry_report_ms // TICK_MS)
     assert not scene.leaders()
-    said = [record for record in caplog.records if "on none of its members" in record.getMessage()]
+    said = [record for record in caplog.records if "by none of its members" in record.getMessage()]
     assert 6 <= len(said) <= 12
     assert "queue 'plain' in vhost '/'" in said[0].getMessage()
     assert accept(scene, "b") == 1

@@ -404,7 +404,7 @@ async def test_another_secret_is_logged_once_on_both_sides(caplog: pytest.LogCap
         def warnings() -> list[str]:
             return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
 
-        for said in ("proof is wrong", "without an answer"):
+        for said in ("proof of the cluster secret is wrong", "without an answer"):
             await until(lambda said=said: any(said in text for text in warnings()))  # type: ignore[misc]
         await refused(wrong, "n1")
         await refused(three, "n2")
