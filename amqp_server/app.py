@@ -241,6 +241,7 @@ class Node:
                 compaction_memory_bytes=config.stream_compaction_memory_bytes,
                 tombstone_age_ms=age_ms(config.stream_tombstone_age),
                 names_max=config.stream_names_max,
+                begin_timeout_ms=config.stream_begin_timeout_ms,
             ),
         )
 

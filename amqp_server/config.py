@@ -742,7 +742,8 @@ class Config:
     )
     stream_tombstone_age: str = option(
         "1D",
-        "Age at which tombstones are deleted, for compacted streams declared without x-stream-tombstone-age.",
+        "Time for which tombstones of compacted streams declared without x-stream-tombstone-age stay after the messages that "
+        "they delete.",
         unit="a number and Y, M, D, h, m or s",
         kind="age",
     )
@@ -774,6 +775,14 @@ class Config:
         "406.",
         low=1,
         high=1_000_000,
+    )
+    stream_begin_timeout_ms: int = option(
+        10_000,
+        "Time for which a consumer of a stream in a cluster that begins at `next`, `last` or a time waits for a majority "
+        "of the stream's members; then it is refused with 506.",
+        unit="ms",
+        low=100,
+        high=600_000,
     )
     super_stream_partitions_max: int = option(1_000, "Partitions of one super stream.", low=1, high=10_000)
     consumer_timeout_ms: int = option(

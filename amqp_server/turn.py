@@ -356,6 +356,19 @@ class Turn:
             self.contain(session, session.go_on_later)
         self.cut = self.cut or others
 
+    def part(self, call: Callable[[], object]) -> bool:
+        """Make this call within the turn; return False if it has left work for later."""
+        others, self.cut = self.cut, False
+        call()
+        whole = not self.cut
+        self.cut = self.cut or others
+        return whole
+
+    def take_scheduled(self) -> dict[Scheduled, None]:
+        """Return the scheduled hosts; what is scheduled from now on is apart from them."""
+        scheduled, self.scheduled = self.scheduled, {}
+        return scheduled
+
     def last_scheduled(self) -> Scheduled | None:
         """Return the host that was scheduled last; those scheduled earlier are applied before it."""
         return next(reversed(self.scheduled), None)

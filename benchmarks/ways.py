@@ -49,6 +49,13 @@ class Way(NamedTuple):
     changes: int
 
 
+class Row(NamedTuple):
+    what: str
+    #: Number of messages.
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs
+    way: Way
+
+
 class Profile:
     """Notes the file of each call, for each node."""
 
@@ -170,8 +177,9 @@ async def served(*configs: dict[str, Any]) -> AsyncIterator[list[Node]]:
             node.environment.close()
 
 
-def publishes(queue: str, count: int) -> bytes:
-    return frames.message("", queue, BODY, commands.Basic.Properties(delivery_mode=2)) * count
+def publishes(queue: str, count: int, *, durable: bool = True) -> bytes:
+    properties = commands.Basic.Properties(delivery_mode=2 if durable else 1)
+    return frames.message("", queue, BODY, properties) * count
 
 
 async def least(
@@ -196,6 +204,22 @@ async def least(
     return [min(found) for found in ways]
 
 
+async def transient(node: Node) -> Way:
+    """Publish a transient message to a consumer that needs no acks; return the shortest way."""
+    publisher, reader = await connect(node), await connect(node)
+    await publisher.call(1, commands.Queue.Declare(queue="transient"), commands.Queue.DeclareOk)
+    consume = commands.Basic.Consume(queue="transient", no_ack=True)
+    await reader.call(1, consume, commands.Basic.ConsumeOk)
+    ways: list[Way] = []
+    for _ in range(RUNS):
+        with Profile([node]) as profile:
+            await publisher.send(publishes("transient", 1, durable=False))
+            await reader.until(delivered=reader.delivered + 1)
+            await trio.sleep(REST_S)
+        ways.append(profile.way(node.config.node))
+    return min(ways)
+
+
 async def ready_to_publish(node: Node, queue: str, **arguments: Any) -> Client:
     client = await connect(node)
     declare = commands.Queue.Declare(queue=queue, durable=True, arguments=arguments)
@@ -204,24 +228,22 @@ async def ready_to_publish(node: Node, queue: str, **arguments: Any) -> Client:
     return client
 
 
-async def one_node(directory: Path) -> None:
+async def one_node(directory: Path, counts: Sequence[int]) -> AsyncIterator[Row]:
     async with served({"node": "alone", "data_dir": str(directory)}) as [node]:
-        for count in (1, BATCH):
+        yield Row("one node: transient publish, deliver", 1, await transient(node))
+        for count in counts:
             publisher = await ready_to_publish(node, "published")
-            show(
-                "one node: publish, confirm",
-                count,
-                *await least([node], publisher, "published", count, None),
-            )
-        for count in (1, BATCH):
+            [way] = await least([node], publisher, "published", count, None)
+            yield Row("one node: publish, confirm", count, way)
+        for count in counts:
             publisher, reader = await ready_to_publish(node, "consumed"), await connect(node)
             await reader.call(1, commands.Basic.Consume(queue="consumed"), commands.Basic.ConsumeOk)
-            ways = await least([node], publisher, "consumed", count, reader)
-            show("one node: publish, confirm, deliver, ack", count, *ways)
+            [way] = await least([node], publisher, "consumed", count, reader)
+            yield Row("one node: publish, confirm, deliver, ack", count, way)
             await reader.call(1, commands.Channel.Close(200, "", 0, 0), commands.Channel.CloseOk)
 
 
-async def three_nodes(directory: Path) -> None:
+async def three_nodes(directory: Path, counts: Sequence[int]) -> AsyncIterator[Row]:
     names = ("leader", "follower", "other")
     secret = directory / "secret"
     secret.write_text("the secret of this cluster")
@@ -235,26 +257,26 @@ async def three_nodes(directory: Path) -> None:
         local: dict[str, Any] = {"x-queue-type": "quorum", "x-queue-leader-locator": "client-local"}
         await ready_to_publish(nodes[0], "replicated", **local)
         publisher = await ready_to_publish(nodes[1], "replicated", **local)
-        for count in (1, BATCH):
+        for count in counts:
             ways = await least(nodes, publisher, "replicated", count, None)
             for name, way in zip(
                 ("leader", "follower (publisher's node)", "other follower"), ways, strict=True
             ):
-                show(f"three nodes: {name}", count, way)
+                yield Row(f"three nodes: {name}", count, way)
 
 
-def show(what: str, count: int, way: Way) -> None:
-    size = "one message" if count == 1 else f"{count}, per message"
-    print(
-        f"| {what} | {size} | {way.calls / count:.4g} | {way.files} | {way.changes / count:.4g} |", flush=True
-    )
+async def show(rows: AsyncIterator[Row]) -> None:
+    async for what, count, way in rows:
+        size = "one message" if count == 1 else f"{count}, per message"
+        figures = f"{way.calls / count:.4g} | {way.files} | {way.changes / count:.4g}"
+        print(f"| {what} | {size} | {figures} |", flush=True)
 
 
 def main() -> None:
     print("| way | messages | calls | files | changes of file |\n|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as directory:
-        trio.run(one_node, Path(directory) / "alone")
-        trio.run(three_nodes, Path(directory))
+        trio.run(show, one_node(Path(directory) / "alone", (1, BATCH)))
+        trio.run(show, three_nodes(Path(directory), (1, BATCH)))
 
 
 if __name__ == "__main__":

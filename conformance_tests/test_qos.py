@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from pamqp import commands
 from pika.adapters.blocking_connection import BlockingChannel
+from pika.exceptions import ChannelClosedByBroker
 
 from conformance_tests.conftest import Name, Raw
 from conformance_tests.inbox import Inbox, depth, get, numbered, publish, pump_until
@@ -105,6 +106,68 @@ def test_both_limits_hold(ch: BlockingChannel, name: Name) -> None:
     inboxes[2].take(1)
     for inbox in inboxes:
         inbox.nothing_more(0.1)
+
+
+def ends(ch: BlockingChannel, queue: str, first: Inbox, how: str) -> None:
+    """Wait until the queue is gone, whose deliveries stay unacked."""
+    other = ch.connection.channel()
+    if how == "is deleted":
+        other.queue_delete(queue)
+        first.await_cancel()
+    else:
+        # It goes when it has no consumers, at once or some time later.
+        ch.basic_cancel(first.tag)
+    pump_until(ch, lambda: not exists(ch, queue))
+
+
+def exists(ch: BlockingChannel, queue: str) -> bool:
+    asking = ch.connection.channel()
+    try:
+        asking.queue_declare(queue, passive=True)
+    except ChannelClosedByBroker:
+        return False
+    asking.close()
+    return True
+
+
+@pytest.mark.parametrize("how", ["is deleted", "auto-delete", "expires"])
+def test_global_qos_counts_deliveries_of_a_queue_that_is_gone(
+    ch: BlockingChannel, name: Name, how: str
+) -> None:
+    first_queue, second_queue = name("q"), filled(ch, name, 5)
+    arguments: dict[str, object] = {"x-expires": 300} if how == "expires" else {}
+    ch.queue_declare(first_queue, auto_delete=how == "auto-delete", arguments=arguments)
+    publish(ch, first_queue, *numbered(5))
+    ch.basic_qos(prefetch_count=3, global_qos=True)
+    first = Inbox(ch, first_queue)
+    held = first.take(3)
+    ends(ch, first_queue, first, how)
+    second = Inbox(ch, second_queue)
+    second.nothing_more()
+    # Each ack makes room for one, whatever the verb is.
+    ch.basic_ack(held[0].tag)
+    got = second.take(1)
+    second.nothing_more()
+    ch.basic_nack(held[2].tag, multiple=True, requeue=True)
+    got += second.take(2)
+    second.nothing_more()
+    ch.basic_ack(got[-1].tag, multiple=True)
+    second.take(2)
+
+
+def test_global_qos_counts_deliveries_of_cancelled_consumers(ch: BlockingChannel, name: Name) -> None:
+    queues = [filled(ch, name, 5) for _ in range(2)]
+    ch.basic_qos(prefetch_count=3, global_qos=True)
+    first = Inbox(ch, queues[0])
+    held = first.take(2)
+    first.take(1)
+    ch.basic_cancel(first.tag)
+    ch.queue_purge(queues[0])
+    second = Inbox(ch, queues[1])
+    second.nothing_more()
+    ch.basic_ack(held[1].tag, multiple=True)
+    second.take(2)
+    second.nothing_more()
 
 
 def test_channels_have_their_own_global_limit(ch: BlockingChannel, name: Name) -> None:

@@ -47,8 +47,10 @@ class Leftover:
         if consumers:
             for _ in range(min(len(consumers), FREED_CONSUMERS_MAX)):
                 consumer = consumers.pop()
-                if consumer.window is not None and consumer.checkout.count:
+                if consumer.window is not None:
+                    # The client still holds what it has got.
                     consumer.window.use(-consumer.checkout.count)
+                    consumer.sink.left_behind()
             return
         runs = self._runs[-1]
         messages = count = size = 0

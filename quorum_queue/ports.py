@@ -27,6 +27,11 @@ class Sink(Protocol):
     def deliver(self, consumer: Consumer | None, run: Run, first_id: int) -> None:
         """`consumer` is the machine's, and known only on the node with the machine."""
 
+    def left_behind(self) -> None:
+        """The queue of a consumer with a window is gone, or has taken back what the consumer holds: from now
+        on the sink counts the deliveries that the client has not acked.
+        """
+
     def failed(self, error: Exception) -> None:
         """`deliver` raised: the state behind this sink cannot be trusted."""
 

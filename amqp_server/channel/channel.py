@@ -205,12 +205,15 @@ class Channel:
         if len(pieces) > FEW_PIECES and verb != "discard":
             # Dead letters are sent in the order of the tags.
             pieces = by_holder(pieces)
-        if verb == "settle":
-            for holder, low, high, _ in pieces:
-                count = high - low + 1
+        acked = verb == "settle"
+        for holder, low, high, _ in pieces:
+            count = high - low + 1
+            holder.unacked -= count
+            if holder.left:
+                self.window.use(-count)
+            if acked:
                 self.traffic.ack += count
                 holder.traffic.ack += count
-        for holder, low, high, _ in pieces:
             host = holder.queue.host
             host.pending.append((verb, holder.key, low, high))
             scheduled[host] = None

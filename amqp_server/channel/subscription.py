@@ -33,6 +33,7 @@ class Subscription:
         "channel",
         "exclusive",
         "key",
+        "left",
         "no_ack",
         "prefetch",
         "queue",
@@ -41,6 +42,7 @@ class Subscription:
         "tag",
         "template",
         "traffic",
+        "unacked",
         "wanted",
     )
 
@@ -58,6 +60,10 @@ class Subscription:
         self.revoked = ""
         #: True if the queue has accepted the consumer and the client has consume-ok.
         self.attached = False
+        #: Deliveries that the client holds; and whether they count in the channel's window although the queue
+        #: does not know them any more.
+        self.unacked = 0
+        self.left = False
         self.arguments: dict[str, object] = {}
         #: Where a stream's consumer begins, and its filter.
         self.start: Start = NEXT
@@ -89,6 +95,7 @@ class Subscription:
             self.traffic.deliver_no_ack += count
         else:
             channel.unacked.add(tag, count, self, first_id)
+            self.unacked += count
             channel.traffic.deliver += count
             self.traffic.deliver += count
         if run.redelivered:
@@ -127,6 +134,7 @@ class Subscription:
             self.traffic.deliver_no_ack += count
         else:
             channel.unacked.add(tag, count, self, first_id)
+            self.unacked += count
             channel.traffic.deliver += count
             self.traffic.deliver += count
         if again:
@@ -167,6 +175,14 @@ class Subscription:
         ):
             channel.cancelled_by_broker(self)
 
+    def left_behind(self) -> None:
+        """See quorum_queue.ports.Sink. As in RabbitMQ, a delivery counts until it is acked, even if its queue
+        is gone.
+        """
+        if not self.left:
+            self.left = True
+            self.channel.window.use(self.unacked)
+
     def failed(self, error: Exception) -> None:
         """A delivery could not be encoded as frames. See quorum_queue.ports.Sink."""
         self.channel.connection.failed(error)
@@ -175,12 +191,15 @@ class Subscription:
 class Getter:
     """Holds the deliveries of `basic.get` on one queue of a channel."""
 
-    __slots__ = ("channel", "checked", "key", "no_ack", "queue", "traffic")
+    __slots__ = ("channel", "checked", "key", "left", "no_ack", "queue", "traffic", "unacked")
 
     def __init__(self, channel: Channel, queue: Queue, *, no_ack: bool) -> None:
         self.channel = channel
         #: Generation of the topology and the permissions at the last check of a group's streams.
         self.checked = -1
+        #: Messages that were got do not count in the channel's window.
+        self.unacked = 0
+        self.left = False
         self.queue = queue
         self.no_ack = no_ack
         self.traffic = queue.counted()
@@ -188,6 +207,8 @@ class Getter:
 
     def deliver(self, consumer: Any, run: Run, first_id: int) -> None:
         """The client of this get is gone. The message is requeued when the channel closes."""
+
+    def left_behind(self) -> None: ...
 
     def failed(self, error: Exception) -> None:
         self.channel.connection.failed(error)

@@ -18,6 +18,7 @@ from amqp_server.cluster.client_counts import ClientCounts
 from amqp_server.cluster.errors import ClusterError, StartAgain
 from amqp_server.cluster.hosts import ClusterHosts
 from amqp_server.cluster.incoming import Handler, IncomingFrames
+from amqp_server.cluster.lost_links import LostLinks
 from amqp_server.cluster.maintenance import Maintenance
 from amqp_server.cluster.membership.adoption import Adoption
 from amqp_server.cluster.membership.founding import Founding
@@ -77,6 +78,7 @@ class ClusterNode:
         self.catalog = Catalog(self.node, self.incarnation, broker.topology, self.roster, self)
         undeclared = UndeclaredQueues(self._may_come, self.replicas.options.unopened_bytes_max)
         self._guests = Guests(self.mesh, self._turn, hosts.host_of, undeclared)
+        self._lost_links = LostLinks(broker.turn, self._guests, hosts)
         self.reach = parts.reach
         self.maintenance = Maintenance(
             self.replicas,
@@ -361,6 +363,7 @@ class ClusterNode:
         self._turn.run(self._link_up, peer, hello)
 
     def _link_up(self, peer: str, hello: Hello) -> None:
+        self._lost_links.up(peer)
         self._broken_at.pop(peer, None)
         self._tell_about(peer)
         self._tell_time([peer])
@@ -384,13 +387,11 @@ class ClusterNode:
         self.reach.link_down(peer)
         self.replicas.link_down(peer)
         self._links_told.begin()
-        self._guests.link_down(peer)
         self.questions.link_down(peer)
         self.client_counts.link_down(peer)
         self.hosts.asks.link_down(peer)
         self._parts.topology_progress.go_on()
-        for host in list(self.hosts.remote.values()):
-            host.link_down(peer)
+        self._lost_links.down(peer)
 
     def _node_is(self, node: str, incarnation: int | None) -> None:
         """Tell the queues led here to drop the consumers of a node that is down, or has restarted."""

@@ -394,11 +394,7 @@ class Incoming:
         turn = self._session.turn
         if not turn.scheduled or signature in (_PUBLISH, _ACK):
             return True
-        others, turn.cut = turn.cut, False
-        turn.apply()
-        whole = not turn.cut
-        turn.cut = turn.cut or others
-        return whole
+        return turn.part(turn.apply)
 
     def _publishes(self, data: bytes, pos: int, after: int, end: int, channel: Channel) -> int | None:
         """Take the publishes at `pos`; None if the next one is not complete."""

@@ -177,17 +177,16 @@ class Session:
         self.turn.later(self, self._next_part)
 
     def _next_part(self) -> None:
-        turn = self.turn
-        others, turn.cut = turn.cut, False
         self.unfinished = False
-        self.incoming.go_on()
-        turn.apply()
-        if turn.cut and not self.unfinished:
+        if not self.turn.part(self._go_on_and_apply) and not self.unfinished:
             # All frames are handled, but queues still have work.
             self.go_on_later()
-        turn.cut = turn.cut or others
         if not self.unfinished:
             self._edge.resumed()
+
+    def _go_on_and_apply(self) -> None:
+        self.incoming.go_on()
+        self.turn.apply()
 
     def protocol_header(self, data: bytes) -> int:
         """Answer the protocol header; return the offset after it."""

@@ -131,12 +131,19 @@ class Compacting:
 
     def _next(self, plan: Pass, number: int, sound_elsewhere: int) -> None:
         """Rewrite the next group of segments; after the last one, record that all were compacted."""
+        settings, now_ms = self._settings, self._now_ms()
+        keys, until_ms = keys_of(settings.by), now_ms - settings.tombstone_age_ms
         if number == len(plan.groups):
-            stop = plan.latest.stop
-            self._store.write(partial(self._log.compacted, stop, plan.sound_stop, plan.mends), self._finished)
+            note = partial(
+                self._log.compacted,
+                *(plan.latest.stop, plan.sound_stop, plan.mends),
+                alone_stop=sound_elsewhere,
+                now_ms=now_ms,
+                until_ms=until_ms,
+            )
+            self._store.write(note, self._finished)
             return
-        settings, group = self._settings, plan.groups[number]
-        keys, until_ms = keys_of(settings.by), self._now_ms() - settings.tombstone_age_ms
+        group = plan.groups[number]
         self._store.compact(
             lambda throttle: compaction.rewrite(
                 *(self._log, group, plan, keys, until_ms, self._codec, throttle),

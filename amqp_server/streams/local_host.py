@@ -428,18 +428,18 @@ class StreamHost(StreamReaders):
         if start.group:
             self._begin_named(consumer, start)
         else:
-            self._attached(given.key, None)
             self._begin(consumer, start)
 
     # -- offsets by name -------------------------------------------------------------------------------------
 
     def _begin_named(self, consumer: StreamConsumer, start: Start) -> None:
         """Begin a consumer with a name at the name's offset. An earlier consumer with the name loses it."""
-        self._attached(consumer.key, None)
         for other, progress in list(self._progress.items()):
             if progress.name == start.group:
                 del self._progress[other]
                 self._detach(other)
+                # It may still wait for the offset at which it begins.
+                self._attached(other, None)
                 self.queue.consumer_lost(other)
         self._progress[consumer.key] = Progress(start.group)
         known = self._names.offsets.get(start.group)

@@ -240,7 +240,12 @@ class StreamReaders(QueueHost):
 
         self._services.store.read(find, looked)
 
+    def has_begun(self, consumer: StreamConsumer) -> None:
+        """Answer the client that waits for its consumer: what is published from now on, the consumer gets."""
+        self._attached(consumer.key, None)
+
     def _begins(self, consumer: StreamConsumer, offset: int) -> None:
+        self.has_begun(consumer)
         consumer.next_offset = offset
         progress = consumer.progress = self._progress.get(consumer.key) if self._progress else None
         if progress is not None:

@@ -14,7 +14,8 @@ from typing import Any
 
 import msgspec
 
-from amqp_server.streams.layout.consumer_start import Start
+from amqp_server.streams.beginnings import NO_MAJORITY
+from amqp_server.streams.layout.consumer_start import NAMES_FULL, Start
 from amqp_server.streams.layout.encode import Encoded
 from amqp_server.streams.layout.named_offsets import NAME_ABSENT, Progress
 from amqp_server.streams.local_host import StreamConsumer, StreamHost, StreamServices
@@ -23,7 +24,7 @@ from amqp_server.streams.members.named_offsets import after_deletion, deletion, 
 from amqp_server.streams.members.replica import Kept
 from amqp_server.streams.members.requests import NOTHING, Asks
 from amqp_server.streams.node_named_offsets import NodeNames
-from amqp_server.streams.taking_over import begin_named, refuse_name, take_over
+from amqp_server.streams.taking_over import begin_named, lose_name, refuse, take_over
 from persistence.streams import batch as batches
 from persistence.streams.batch import Batch, Damaged
 from persistence.streams.log import READ_BYTES, Lost
@@ -95,8 +96,8 @@ class StreamRemoteHost(StreamHost):
         #: The last answer of a member about the stream, and when it was asked.
         self._word = NOTHING
         self._asked_ms = -FRESH_MS
-        #: Consumers whose first offset is being looked up, or has to be looked up again.
-        self._beginning: dict[StreamConsumer, Start] = {}
+        #: Consumers whose first offset is being looked up, or has to be looked up again; and until when.
+        self._beginning: dict[StreamConsumer, tuple[Start, int]] = {}
         #: Time of the last answer about names, and whether a question is in progress.
         self._names_told_ms = 0
         self._asks_for_names = False
@@ -107,7 +108,7 @@ class StreamRemoteHost(StreamHost):
             send=self._send_notes,
             begin=self._named_begins,
             lose=self._loses_name,
-            refuse=partial(refuse_name, self),
+            refuse=lambda key: refuse(self, key, NAMES_FULL),
             keeps=lambda: version() >= NAMES_REFUSED,
         )
 
@@ -291,9 +292,7 @@ class StreamRemoteHost(StreamHost):
     def wake(self) -> None:
         if self.ended:
             return
-        for consumer, start in list(self._beginning.items()):
-            if not consumer.reading:
-                self._begin(consumer, start)
+        self._begin_again()
         self._to_serve.update(dict.fromkeys(self._consumers.values()))
         self._serve_all()
         self._follow()
@@ -312,9 +311,7 @@ class StreamRemoteHost(StreamHost):
         begin_named(self, key, offset)
 
     def _loses_name(self, key: Key) -> None:
-        self._progress.pop(key, None)
-        self._detach(key)
-        self.queue.consumer_lost(key)
+        lose_name(self, key)
 
     def _keep(self, key: Key, progress: Progress) -> None:
         self._node_names.acked(key)
@@ -385,14 +382,35 @@ class StreamRemoteHost(StreamHost):
             self._begins(consumer, start.offset)
             self._follow()
             return
-        self._beginning[consumer] = start
+        if consumer not in self._beginning:
+            deadline_ms = self._services.clock.monotonic_ms() + self._services.options.begin_timeout_ms
+            self._beginning[consumer] = start, deadline_ms
+            self._services.timers.wake(self, deadline_ms)
         consumer.reading = True
-        what, value = frames.ASK_OFFSETS, 0
-        if start.name == "last":
+        what, value = frames.ASK_OFFSETS, frames.STRICTLY
+        if start.name == "first":
+            # Whatever is published, the consumer gets.
+            self.has_begun(consumer)
+            value = 0
+        elif start.name == "last":
             what = frames.ASK_LAST
         elif not start.name:
             what, value = frames.ASK_FIND, max(self._time_of(start), 0)
         self._ask(what, value, partial(self._found, consumer, start))
+
+    def _begin_again(self) -> None:
+        """Look up again where consumers begin, unless their clients have waited too long."""
+        now, due_ms = self._services.clock.monotonic_ms(), 0
+        for consumer, (start, deadline_ms) in list(self._beginning.items()):
+            if deadline_ms > now:
+                due_ms = min(due_ms or deadline_ms, deadline_ms)
+            elif consumer.key in self.asking.attaching:
+                refuse(self, consumer.key, NO_MAJORITY)
+                continue
+            if not consumer.reading:
+                self._begin(consumer, start)
+        if due_ms:
+            self._services.timers.wake(self, due_ms)
 
     def _found(self, consumer: StreamConsumer, start: Start, word: StreamWord) -> None:
         if self.ended or consumer.detached:

@@ -11,6 +11,7 @@ class StreamOptions:
     """Options for the streams of a node; see the fields of amqp_server.config of the same names."""
 
     __slots__ = (
+        "begin_timeout_ms",
         "codec",
         "compaction_dirty_percent",
         "compaction_memory_bytes",
@@ -40,7 +41,9 @@ class StreamOptions:
         compaction_memory_bytes: int = 64 << 20,
         tombstone_age_ms: int = 86_400_000,
         names_max: int = 1_000,
+        begin_timeout_ms: int = 10_000,
     ) -> None:
+        self.begin_timeout_ms = begin_timeout_ms
         self.names_max = names_max
         self.compaction_dirty_percent = compaction_dirty_percent
         self.compaction_memory_bytes = compaction_memory_bytes

@@ -10,9 +10,9 @@ Messages keep their offsets. A batch contains the offsets of its messages and th
 stands for, so compacted messages do not look like lost ones. If a segment is replaced while it is read, the
 reader looks up its offset in the new one.
 
-A message with an empty body is a tombstone: it says that the key has no value. It is removed when it is old
-enough, after the messages that it replaces. Batches with tombstones are not merged with others: they would
-get the time of later ones.
+A message with an empty body is a tombstone: it says that the key has no value. It is removed some time after
+the messages that it replaces: passes.py says why, and from when that time counts. Batches with tombstones are
+not merged with others, so they keep their time.
 
 A group of segments with damage stays as it is, with messages that later ones replace. So tombstones after it
 stay, too, until it can be read or retention has deleted it: without them its keys would come back.
@@ -192,11 +192,13 @@ def rewrite(
 ) -> Segment | None:
     """Rewrite the next group of a pass; return the segment that should replace it, None if it should stay.
 
-    Removes tombstones that are as old as `tombstones_until_ms`, up to the offset `sound_elsewhere`: the least
-    `sound_stop` of other copies. Raises Stopped, Ended, OSError, and leaves nothing on the disk then.
+    Removes tombstones that have been alone since `tombstones_until_ms`, up to the offset `sound_elsewhere`:
+    the least `sound_stop` of other copies. Raises Stopped, Ended, OSError, and leaves nothing on the disk
+    then.
     """
     new = log.rewritten(group[0].base, group[-1].stop)
-    kept = _Kept(present, keys, tombstones_until_ms, min(present.sound_stop, sound_elsewhere))
+    alone_stop = log.alone_stop(tombstones_until_ms)
+    kept = _Kept(present, keys, min(present.sound_stop, sound_elsewhere, alone_stop))
     try:
         if _is_rewritten(log, group, new, present, kept, codec, throttle):
             return new.finish()
@@ -254,17 +256,16 @@ def _is_rewritten(
 class _Kept:
     """Tells which messages of a batch stay."""
 
-    def __init__(self, present: Pass, keys: Keys, tombstones_until_ms: int, tombstones_stop: int) -> None:
+    def __init__(self, present: Pass, keys: Keys, tombstones_stop: int) -> None:
         self._newest = present.latest.offsets
         self._keys = keys
-        self._until_ms, self._stop = tombstones_until_ms, tombstones_stop
+        self._stop = tombstones_stop
 
     def __call__(self, batch: Batch) -> tuple[list[int], bool]:
         """Return which messages of a batch stay, and whether a tombstone is among them."""
         offsets = range(batch.count) if batch.offsets is None else batch.offsets
         newest, base = self._newest, batch.base
         tombstones = self._tombstones(batch)
-        old = batch.time_ms <= self._until_ms and batch.stop <= self._stop
         kept: list[int] = []
         dead = False
         for number, (key, offset) in enumerate(zip(self._keys.keys(batch), offsets, strict=True)):
@@ -272,7 +273,7 @@ class _Kept:
                 if newest.get(key, -1) > base + offset:
                     continue
                 if number in tombstones:
-                    if old:
+                    if base + offset < self._stop:
                         continue
                     dead = True
             kept.append(number)

@@ -11,6 +11,7 @@
     first                           offset of the first segment; earlier segments are about to be removed
     compacted                       the offset up to which the stream was compacted
     sound                           the offset before which compaction has left no replaced message
+    passes                          when passes of compaction had reached which offset; see passes.py
     names                           the messages that were taken up to an offset, if the stream drops
                                     duplicates; see names.py
 
@@ -40,6 +41,7 @@ from persistence.streams.files import FULL, Files
 from persistence.streams.index import Entry
 from persistence.streams.mending import Mending
 from persistence.streams.opening import Opening
+from persistence.streams.passes import Passes
 from persistence.streams.reading import SegmentReader
 from persistence.streams.rewritten import Rewritten
 from persistence.streams.segment import (
@@ -102,6 +104,7 @@ class StreamLog(SegmentReader):
         #: alone; before `sound_stop` it left nothing alone.
         self._generation = 0
         self.clean_stop = self.sound_stop = 0
+        self._passes = Passes(files, directory)
         #: Number of repairs.
         self.mends = 0
         self._mending = Mending(self)
@@ -133,6 +136,7 @@ class StreamLog(SegmentReader):
         self.segments = tuple(found.segments)
         self.clean_stop = self._noted(_CLEAN)
         self.sound_stop = min(self._noted(_SOUND), self.clean_stop)
+        self._passes.open()
         if self._names is not None:
             self._names.open(self._named_from)
         return found.lost
@@ -355,6 +359,7 @@ class StreamLog(SegmentReader):
 
     def _mixed_from(self, offset: int) -> None:
         """The other node may not have compacted the messages from this offset on. Raises OSError."""
+        self._passes.cut(offset)
         if offset < self.sound_stop:
             self._store_note(_SOUND, offset)
             self.sound_stop = offset
@@ -414,10 +419,19 @@ class StreamLog(SegmentReader):
         self._summaries.tidy(self.sealed)
         return True
 
-    def compacted(self, stop: int, sound_stop: int, mends: int) -> None:
+    def alone_stop(self, time_ms: int) -> int:
+        """Return the offset before which tombstones have been alone since this time, or longer: no copy has a
+        message that they delete.
+        """
+        return self._passes.reached(time_ms)
+
+    def compacted(
+        self, stop: int, sound_stop: int, mends: int, *, alone_stop: int, now_ms: int, until_ms: int
+    ) -> None:
         """Store that everything up to `stop` was compacted, and everything before `sound_stop` without
         exception. `mends` is the number of repairs before that: what was repaired since then may be as it was
-        before. Raises OSError.
+        before. Before `alone_stop` no other copy has left anything either, as of `now_ms`; tombstones that
+        were alone at `until_ms` may go. Raises OSError.
         """
         if self._ended or mends != self.mends:
             return
@@ -426,6 +440,11 @@ class StreamLog(SegmentReader):
             self.clean_stop = stop
         self._note(_SOUND, sound_stop)
         self.sound_stop = sound_stop
+        try:
+            self._passes.add(min(sound_stop, alone_stop), now_ms, until_ms)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
 
 
 def _compressed(stored: Stored, codec: str) -> Stored:

@@ -173,6 +173,9 @@ class Question(NamedTuple):
 # Questions to a member of a stream. Their number is an offset, or a time.
 #: Asks for messages from an offset on; the same, answered when there are any; for the range of offsets.
 ASK_READ, ASK_FOLLOW, ASK_OFFSETS = 0, 1, 2
+#: The number of a question for the range of offsets that must have everything that was confirmed before. To 0
+#: a member without a majority answers what it knows; members of a version before 7 do so in both cases.
+STRICTLY = 1
 #: Asks for the offset at which a consumer begins: of the last batch, or of the first one from a time on.
 ASK_LAST, ASK_FIND = 3, 4
 #: Asks to write something about names to the log, and then for information about names; data has both.

@@ -172,6 +172,11 @@ class Member:
         self._counted(-sum([len(each.offsets) for each in taken]))
         return taken
 
+    def leave_behind(self) -> None:
+        """Nothing is left here of what its client may hold."""
+        if self.window is not None:
+            self.sink.left_behind()
+
     def _counted(self, count: int) -> None:
         self.count += count
         if self.window is not None:
@@ -301,6 +306,7 @@ class Group:
             self.leaving.pop(key, None)
             self.getters.pop(key, None)
             self._give_back(member.take_all())
+            member.leave_behind()
 
     def rebalance(self) -> bool:
         """Assign the partitions again if members or partitions have changed; return whether an assignment

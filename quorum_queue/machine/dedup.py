@@ -227,6 +227,13 @@ class Dedup:
         for key, sequence, used in producers:
             self._producers[key] = sequence, used
 
+    def copy_from(self, other: Dedup) -> None:
+        """Copy what another one remembers."""
+        self._ids = other._ids.copy()
+        self._order = deque(self._ids)
+        self._passed = {}
+        self._producers = other._producers.copy()
+
     def restore(self, state: DedupState) -> None:
         """Put back what `state` returned."""
         self._ids = dict(state.ids)

@@ -172,7 +172,7 @@ class MqdNodes:
         return request(f"http://guest:guest@127.0.0.1:{self.cluster._nodes[node].http}", method, path, body)
 
     def taken_for_granted(self) -> Broker:
-        return Broker(nodes=3, prompt=False, exact_counts=False, slack_s=1.0)
+        return Broker(nodes=3, prompt=False, slack_s=1.0)
 
     def fault(self, kind: str, node: str, detail: dict[str, Any]) -> None:
         from tests.cluster.links import isolate, sever

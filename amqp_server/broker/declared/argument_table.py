@@ -385,7 +385,7 @@ ROWS: tuple[Argument, ...] = (
         since=versions.SUPER_STREAMS,
         own=True,
         values=_AGE,
-        text="age at which tombstones go",
+        text="time for which tombstones stay after the messages that they delete",
         example="2D",
     ),
     Argument(

@@ -24,7 +24,7 @@ import trio
 from amqp_server.broker.access.http_permissions import ASKED, BackendAnswers, Question
 from amqp_server.broker.access.token_permissions import Token
 from amqp_server.broker.access.users import UserRefused, checked_name, checked_tags, is_loopback
-from amqp_server.connection.login.http_client import body_of, quiet, reason
+from amqp_server.connection.login.http_client import body_of, quiet, reason, streamed
 from quorum_queue.links.sources import source_of
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ class HttpBackend:
             url += ("&" if urlsplit(url).query else "?") + form.decode()
         else:
             headers["content-type"] = "application/x-www-form-urlencoded"
-        async with client.stream(method, url, content=content, headers=headers) as answer:
+        async with streamed(client, method, url, headers, content) as answer:
             if answer.status_code not in GOOD_STATUS:
                 raise BackendFailed(f"it answered with status {answer.status_code}")
             text = await body_of(answer, most)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from functools import cache
 from typing import TYPE_CHECKING
 
 import trio
@@ -18,6 +21,48 @@ def quiet() -> None:
     """Silence the library's log: it logs URLs, which may contain passwords."""
     for name in ("httpx", "httpcore"):
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+@cache
+def _body_class() -> type[httpx.AsyncByteStream]:
+    import httpx
+
+    class Body(httpx.AsyncByteStream):
+        """The body of a request, in one piece.
+
+        That of the library is an asynchronous generator. It stands still while the piece is sent, so if that
+        fails or is cancelled, the generator is never finished, and Trio warns of it.
+        """
+
+        def __init__(self, content: bytes) -> None:
+            self._content: bytes | None = content
+
+        def __aiter__(self) -> Body:
+            return self
+
+        async def __anext__(self) -> bytes:
+            content, self._content = self._content, None
+            if content is None:
+                raise StopAsyncIteration
+            return content
+
+    return Body
+
+
+@asynccontextmanager
+async def streamed(
+    client: httpx.AsyncClient, method: str, url: str, headers: Mapping[str, str], content: bytes = b""
+) -> AsyncIterator[httpx.Response]:
+    """Send a request, and have its answer, whose body can be read, until the end of the block. Raises
+    httpx.HTTPError.
+    """
+    request = client.build_request(method, url, content=content, headers=headers)
+    request.stream = _body_class()(content)  # type: ignore[call-arg]
+    answer = await client.send(request, stream=True)
+    try:
+        yield answer
+    finally:
+        await answer.aclose()
 
 
 async def body_of(answer: httpx.Response, most: int) -> bytes | None:

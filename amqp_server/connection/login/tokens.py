@@ -21,7 +21,7 @@ import trio
 
 from amqp_server.broker.access.token_permissions import SCOPES_MAX, Token
 from amqp_server.broker.access.users import UserRefused, checked_name
-from amqp_server.connection.login.http_client import body_of, quiet, reason
+from amqp_server.connection.login.http_client import body_of, quiet, reason, streamed
 from amqp_server.connection.login.password_checks import Outcome, PasswordChecks
 from amqp_server.imports import imported
 
@@ -336,7 +336,7 @@ async def _discovered(get: Get, issuer: str) -> str:
 
 
 async def _get_json(client: httpx.AsyncClient, most: int, url: str) -> dict[str, Any]:
-    async with client.stream("GET", url, headers={"accept-encoding": "identity"}) as answer:
+    async with streamed(client, "GET", url, {"accept-encoding": "identity"}) as answer:
         answer.raise_for_status()
         text = await body_of(answer, most)
     if text is None:

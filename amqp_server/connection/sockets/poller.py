@@ -1,16 +1,11 @@
 """All clients' sockets and all links in one epoll set: ready sockets are served together, in one turn.
 
-One task waits for the set itself (`connection.waiting`), so a thousand clients that each send a message cost
+One task waits for the set itself (poll_task.py), so a thousand clients that each send a message cost
 one wake, one run of the queues, one commit and one flush of the links. Reports of the commit thread and
 frames of other nodes are handled in the same turn, before the clients: their confirms and commits are sent
 together with those of the clients.
 
-There are two classes. A *light* connection sends little at a time, and causes little work: all ready light
-connections are read in one turn, a small buffer each. A *heavy* connection filled that buffer, or its last
-read took long, or left work for later. The heavy connections share a separate turn, in which each is read
-once in order until the turn is overdue; the light ones are served again before the next such turn. So many
-heavy clients delay a light one no more than a single one does. Each read decides the class of the connection
-again.
+fairness.py decides the order of the connections.
 
 The set is level-triggered. A connection that must not be read stays in the set until an event comes. Then it
 is taken out, and put back when the reason is gone (`Transport.resumed`).
@@ -26,7 +21,8 @@ from threading import Lock
 from time import monotonic
 from typing import TYPE_CHECKING, Final, Protocol
 
-from amqp_server.turn import Scheduled, Turn
+from amqp_server.connection.sockets.fairness import ReadyConnections
+from amqp_server.turn import Turn
 
 if TYPE_CHECKING:
     from amqp_server.connection.sockets.transport import Transport
@@ -44,8 +40,6 @@ WAIT_MAX_S: Final = 60.0
 SELECT_FILES: Final = 1024
 #: Minimum number of ended connections that a turn releases: about 100 µs each.
 ENDED_MIN: Final = 8
-#: A read that takes more than this part of a turn makes a connection heavy.
-LIGHT_SHARE: Final = 8
 
 
 class PutOffCommits(Protocol):
@@ -68,15 +62,13 @@ class Poller:
         "_closing",
         "_commits",
         "_epoll",
-        "_heavy",
-        "_light",
-        "_light_s",
         "_link_by_fd",
         "_links",
         "_others_fd",
         "_over",
         "_polled",
         "_polling",
+        "_ready",
         "_reports",
         "_run_late",
         "_turn",
@@ -100,7 +92,6 @@ class Poller:
         self.little = self.buffer[:LITTLE_BYTES]
         #: Time of the current round.
         self.now = monotonic()
-        self._light_s = turn_s / LIGHT_SHARE
         self._epoll = select.epoll()
         #: None if commits are never delayed.
         self._commits = commits if self._epoll.fileno() < SELECT_FILES else None
@@ -115,9 +106,7 @@ class Poller:
         self._others_fd = -1
         self.others_ready = False
         self._by_fd: dict[int, Transport] = {}
-        #: Connections ready to be read, in order; `Transport.queued` is True for those in one of the queues.
-        self._light: deque[Transport] = deque()
-        self._heavy: deque[Transport] = deque()
+        self._ready = ReadyConnections(turn, turn_s)
         self._writable: list[Transport] = []
         #: Ended connections, which are released in the next turn.
         self._over: list[Transport] = []
@@ -218,8 +207,7 @@ class Poller:
     def again(self, transport: Transport) -> None:
         """Serve a connection soon, even if its socket is not readable: bytes of its last read are left."""
         if not transport.queued:
-            transport.queued = True
-            self._heavy.append(transport)
+            self._ready.again(transport)
             self._wake()
 
     def over(self, transport: Transport) -> None:
@@ -240,8 +228,8 @@ class Poller:
         had their turns. Look at least once.
         """
         while not self._closed:
-            if not self._light:
-                busy = others or self._heavy or self._over or self._links
+            if not self._ready.light:
+                busy = others or self._ready.heavy or self._over or self._links
                 self.others_ready = False
                 self._poll(0.0 if busy else min(max(time - monotonic(), 0.0), WAIT_MAX_S))
             self._polled = True
@@ -260,11 +248,11 @@ class Poller:
             if commits.put_off:
                 self._look_for_acks(commits)
             commits.may_wait = False
-        if self._heavy:
+        if self._ready.heavy:
             self._polling = True
-            self._turn.run(self._read_heavy)
+            self._turn.run(self._ready.read_heavy)
             self._polling = False
-        return bool(self._light or self._heavy or self._over or self._links)
+        return bool(self._ready.light or self._ready.heavy or self._over or self._links)
 
     def _look_for_acks(self, commits: PutOffCommits) -> None:
         """While a commit is delayed for a fraction of a millisecond, serve clients that send acks.
@@ -274,10 +262,10 @@ class Poller:
         ready = [self._epoll]
         # Only `select` can wait for less than a millisecond.
         while (
-            not self._heavy
+            not self._ready.heavy
             and not self.others_ready
             and (wait_s := commits.put_off_s()) > 0
-            and (self._light or select.select(ready, (), (), wait_s)[0])
+            and (self._ready.light or select.select(ready, (), (), wait_s)[0])
         ):
             self._serve_light()
         commits.begin_put_off()
@@ -289,18 +277,18 @@ class Poller:
         if self._closed:
             return
         self._serve_light()
-        if self._light or self._heavy or self._over or self._links:
+        if self._ready.light or self._ready.heavy or self._over or self._links:
             self._wake()
 
     def _serve_light(self) -> None:
         self._polling = True
         if self._polled:
             self._polled = False
-        elif not self._light:
+        elif not self._ready.light:
             # Connections left over come first; they are still ready.
             self._poll(0.0)
         if (
-            self._light
+            self._ready.light
             or self._links
             or self._reports
             or self._writable
@@ -328,11 +316,7 @@ class Poller:
             if events != READ and transport.watched & WRITE:
                 self._writable.append(transport)
             if events != WRITE and transport.watched & READ and not transport.queued:
-                transport.queued = True
-                if transport.heavy:
-                    self._heavy.append(transport)
-                else:
-                    self._light.append(transport)
+                self._ready.add(transport)
 
     def _link_is_ready(self, fd: int, events: int) -> None:
         session = self._link_by_fd.get(fd)
@@ -365,39 +349,7 @@ class Poller:
         writable, self._writable = self._writable, []
         for transport in writable:
             transport.contain(transport.writable)
-        light = self._light
-        #: Each connection, with the last queue that it or an earlier one has scheduled, and with the number
-        #: of scheduled queues at that time.
-        read: list[tuple[Transport, Scheduled, int]] = []
-        # Queues scheduled before do not belong to these clients.
-        behind, turn.scheduled = turn.scheduled, {}
-        began = turn.now()
-        served = bool(light)
-        if served:
-            turn.extend()
-        while light:
-            transport = light.popleft()
-            transport.queued = False
-            transport.read_little()
-            last = turn.last_scheduled()
-            if last is not None:
-                read.append((transport, last, len(turn.scheduled)))
-            now = turn.now()
-            if transport.slow(now - began > self._light_s):
-                transport.heavy = True
-            began = now
-            if now > turn.ends:
-                break
-        if served:
-            turn.extend()
-            own = turn.scheduled if len(turn.scheduled) <= len(read) else _only(read)
-            turn.apply_first(own, behind, spent_s)
-            if turn.cut:
-                for transport, host, _ in read:
-                    if turn.is_left(host):
-                        transport.contain(transport.left)
-        else:
-            turn.scheduled = behind
+        self._ready.read_light(spent_s)
         self._end_some()
 
     def _end_some(self) -> None:
@@ -408,39 +360,3 @@ class Poller:
             if count >= ENDED_MIN and self._turn.overdue():
                 self._over = over[count:] + self._over
                 break
-
-    def _read_heavy(self) -> None:
-        turn, heavy = self._turn, self._heavy
-        # Each connection once: those that come back into the queue wait for the next turn.
-        for _ in range(len(heavy)):
-            transport = heavy.popleft()
-            transport.queued = False
-            began = turn.now()
-            transport.heavy = False
-            transport.contain(transport.read_much)
-            now = turn.now()
-            if transport.slow(now - began > self._light_s):
-                transport.heavy = True
-            if now > turn.ends:
-                break
-
-
-def _only(read: list[tuple[Transport, Scheduled, int]]) -> dict[Scheduled, None]:
-    """Return the queues of clients that have scheduled only one queue each; they are applied first.
-
-    Otherwise a client with many queues, or work of another task, would take the turn, and these queues would
-    come behind all remaining ones. The last queues of other clients are left out: they show whether all
-    queues of a client were applied.
-    """
-    only: dict[Scheduled, None] = {}
-    last_of_many: list[Scheduled] = []
-    before = 0
-    for _, last, count in read:
-        if count == before + 1:
-            only[last] = None
-        else:
-            last_of_many.append(last)
-        before = count
-    for last in last_of_many:
-        only.pop(last, None)
-    return only

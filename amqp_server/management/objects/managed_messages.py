@@ -12,8 +12,8 @@ from pamqp import commands
 from amqp_server.broker.access.permissions import ITSELF
 from amqp_server.broker.broker import Broker
 from amqp_server.broker.topology.consumer_groups import refuse_publish
-from amqp_server.errors import NotFound, PreconditionFailed
-from amqp_server.management.objects.internal_session import Direct, Got, Rest, Takes
+from amqp_server.errors import NotFound, PreconditionFailed, Unavailable
+from amqp_server.management.objects.internal_session import ANSWER_S, Direct, Got, Rest, Takes
 from amqp_server.management.objects.views import (
     Fate,
     MessageView,
@@ -116,8 +116,14 @@ class ManagedMessages:
             raise PreconditionFailed(
                 f"queue '{stream}' in vhost '{vhost}' is not a stream, or has failed on this node"
             )
-        end, start = queue.host.next_offset, arguments.get("x-stream-offset")
-        if end <= queue.host.first_offset or (isinstance(start, int) and start >= end):
+        # This node may not know yet of messages that are confirmed.
+        known, start = await self._offsets(queue.host), arguments.get("x-stream-offset")
+        if known is None:
+            raise Unavailable(
+                f"offsets of stream '{stream}' in vhost '{vhost}' are not known on this node now: ask again"
+            )
+        end = known.stop
+        if not known or (isinstance(start, int) and start >= end):
             return []
         with Direct(self._broker, vhost, ITSELF) as direct:
             found = await direct.read(stream, arguments, count, GET_BYTES_MAX, end, takes or _take_all, rest)
@@ -138,6 +144,19 @@ class ManagedMessages:
             # The stream may have got messages since `end` was read.
             if each.offset < end
         ]
+
+    async def _offsets(self, host: StreamHost) -> range | None:
+        found: list[range | None] = []
+        answered = trio.Event()
+
+        def told(offsets: range | None) -> None:
+            found.append(offsets)
+            answered.set()
+
+        self._broker.turn.run(host.offsets, told)
+        with trio.move_on_after(ANSWER_S):
+            await answered.wait()
+        return found[0] if found else None
 
     async def move(self, vhost: str, source: str, destination: str, count: int) -> tuple[int, int]:
         """Move the first messages of a queue to another one; return how many went, and how many it refused.

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import trio
 from pamqp import commands
 
 from amqp_server.broker.access.permissions import ITSELF
 from amqp_server.broker.broker import Broker
 from amqp_server.broker.recovery.failures import describe
 from amqp_server.broker.topology.queue import Queue
-from amqp_server.management.objects.internal_session import Direct
+from amqp_server.management.objects.internal_session import ANSWER_S, Direct
 from amqp_server.management.objects.views import QueueView
 from amqp_server.management.resources.explained import explain
 from amqp_server.management.statistics.stats import Stats
@@ -171,6 +172,19 @@ class ManagedQueues:
             await direct.ask(
                 methods.make(commands.Queue.Delete, queue=name, if_unused=if_unused, if_empty=if_empty)
             )
+
+    async def catch_up(self) -> None:
+        """Return when this node knows all declarations and policies that clients of any node have had answers
+        to, and its queues have them; or when it does not learn that in time.
+        """
+        broker, answered = self._broker, trio.Event()
+
+        def caught_up(known: bool) -> None:
+            broker.runtime.policies.when_applied(answered.set)
+
+        broker.turn.run(broker.replication.catch_up, caught_up)
+        with trio.move_on_after(ANSWER_S):
+            await answered.wait()
 
     async def explain(self, queue: Queue) -> dict[str, Any]:
         """Explain a queue; see explained."""

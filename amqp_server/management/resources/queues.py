@@ -186,6 +186,7 @@ async def delete_queue(call: Call) -> Answer:
 
 async def explain(call: Call) -> Any:
     """Say where a queue is, where its settings come from, and where decisions about it are taken."""
+    await call.broker.queues.catch_up()
     found = call.broker.queues.get(call.vhost(), call.path["name"])
     if found is None:
         raise not_found()

@@ -230,8 +230,9 @@ class ConsumerGroupHost(QueueHost):
         self._readers = {}
         group = self.group
         for member in [*group.members.values(), *group.leaving.values(), *group.getters.values()]:
-            # The member gives back its share of its channel's window.
+            # The member gives back its share of its channel's window, but for what its client holds.
             member.take_all()
+            member.leave_behind()
         self.group = Group()
         self._dead.clear()
 

@@ -94,13 +94,9 @@ class Taken:
                 known.take(name, time_ms)
 
     def pieces(self) -> Iterator[bytes]:
-        """Return the state, in pieces."""
-        state = self._dedup.state()
-        encode = msgspec.msgpack.encode
-        for start in range(0, len(state.ids), PIECE):
-            yield encode(DedupState(list(islice(state.ids, start, start + PIECE)), []))
-        for start in range(0, len(state.producers), PIECE):
-            yield encode(DedupState([], list(islice(state.producers, start, start + PIECE))))
+        """Return the present state, in pieces."""
+        # Copies of dictionaries take a small part of the time of the pieces.
+        return _encoded(self._dedup.ids(), self._dedup.producers())
 
     def restore(self, pieces: Sequence[bytes]) -> None:
         """Put back what `pieces` returned. Raises ValueError."""
@@ -114,7 +110,17 @@ class Taken:
 
     def copy_from(self, other: Taken) -> None:
         """Copy the state of another object."""
-        self._dedup.restore(other._dedup.state())
+        self._dedup.copy_from(other._dedup)
+
+
+def _encoded(ids: dict[bytes, int], producers: dict[bytes, tuple[int, int]]) -> Iterator[bytes]:
+    encode = msgspec.msgpack.encode
+    items = iter(ids.items())
+    while piece := list(islice(items, PIECE)):
+        yield encode(DedupState(piece, []))
+    used = iter(producers.items())
+    while some := list(islice(used, PIECE)):
+        yield encode(DedupState([], [(key, sequence, at_ms) for key, (sequence, at_ms) in some]))
 
 
 def last_names(names: Names, start: int, stop: int) -> list[bytes]:

@@ -14,7 +14,7 @@ from amqp_server.streams.layout.consumer_start import Start
 from amqp_server.streams.members.requests import ABSENT, Done
 from persistence.streams.log import READ_BYTES, Raw
 from quorum_queue.cluster import frames
-from quorum_queue.ports import Turn
+from quorum_queue.ports import Refused, Turn
 
 if TYPE_CHECKING:
     from amqp_server.streams.layout.encode import Encoded
@@ -54,16 +54,23 @@ class MemberAnswers:
             self._answer_read(peer, what, value, reply)
         elif what == frames.ASK_SOUND:
             reply(host.word(frames.TOLD_FOUND, host.log.sound_stop))
-        elif not host.group.informed or (what in (frames.ASK_LAST, frames.ASK_FIND) and host.missing_count):
+        elif what in (frames.ASK_LAST, frames.ASK_FIND) or value == frames.STRICTLY:
+            host.reach_committed(partial(self._answer_place, what, value, reply))
+        elif not host.group.informed:
             reply(ABSENT)
-        elif what == frames.ASK_LAST:
-            host.finding.find(Start("last"), lambda offset: reply(host.word(frames.TOLD_FOUND, offset)))
-        elif what == frames.ASK_FIND:
-            host.finding.find(
-                Start(time_ms=value), lambda offset: reply(host.word(frames.TOLD_FOUND, offset))
-            )
         else:
             host.catch_up(lambda *why: reply(ABSENT if host.ended else host.word(frames.TOLD_FOUND)))
+
+    def _answer_place(self, what: int, value: int, reply: Done, why: Refused | None = None) -> None:
+        """Tell where a consumer begins: this member has everything that was confirmed when it was asked."""
+        host = self._host
+        if why is not None or host.ended or (what != frames.ASK_OFFSETS and host.missing_count):
+            reply(ABSENT)
+        elif what == frames.ASK_OFFSETS:
+            reply(host.word(frames.TOLD_FOUND))
+        else:
+            start = Start("last") if what == frames.ASK_LAST else Start(time_ms=value)
+            host.finding.find(start, lambda offset: reply(host.word(frames.TOLD_FOUND, offset)))
 
     def _answer_read(self, peer: str, what: int, offset: int, reply: Done) -> None:
         host = self._host

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from amqp_server.streams.beginnings import Beginnings
 from amqp_server.streams.compacting import Compaction, Copies
 from amqp_server.streams.layout.consumer_start import Start
 from amqp_server.streams.layout.encode import Encoded, Encoder, begin_large
@@ -24,7 +25,7 @@ from amqp_server.streams.members.answers import MemberAnswers
 from amqp_server.streams.members.copies import MemberCopies
 from amqp_server.streams.members.entries import CodecError, Note, decode_entry, encode_batch, encode_entry
 from amqp_server.streams.members.filling import Fill, Filling
-from amqp_server.streams.members.log_trimming import Stable
+from amqp_server.streams.members.log_trimming import Encoding, Stable
 from amqp_server.streams.members.named_offsets import LoggedNames
 from amqp_server.streams.members.readers import MemberReaders
 from amqp_server.streams.members.replica import Applied, StreamReplica, decode_state
@@ -101,6 +102,7 @@ class StreamMemberHost(MemberReaders):
         self.filling = Filling(self, services, asks)
         super().__init__(queue, queue_id, services, limits, segment_bytes, settings, codec, compaction)
         self.finding = Finding(self, services, self._turn)
+        self.beginnings = Beginnings(self, services, self._turn)
         self._answers = MemberAnswers(self, services, self._turn)
         self.names = LoggedNames(self, f"{self._own[0]}/{self._own[1]}", services.options.names_max)
         self._node_names = self.names.node_names
@@ -232,7 +234,7 @@ class StreamMemberHost(MemberReaders):
         return min(self._stable.index, applied)
 
     def snapshot_in_parts(self, then: Callable[[bytes], None]) -> None:
-        then(self._stable.snapshot())
+        Encoding(self, self._stable, self._turn, then).go_on()
 
     @property
     def fills_itself(self) -> bool:
@@ -448,6 +450,7 @@ class StreamMemberHost(MemberReaders):
             del self._asks.members[self.queue_id]
         self.filling.end()
         self._beginning.clear()
+        self.beginnings.clear()
         self._answers.close()
         self.names.close()
 

@@ -5,12 +5,17 @@ this member's segments.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from amqp_server.streams.layout.deduplication import Taken
 from amqp_server.streams.layout.encode import Encoded
-from amqp_server.streams.members.replica import StreamReplica, StreamState, encode_state
+from amqp_server.streams.members.replica import StreamReplica, StreamState, encode_with, pieces_of
 from quorum_queue.machine.settings import Settings
+from quorum_queue.ports import Turn
+
+if TYPE_CHECKING:
+    from amqp_server.streams.local_host import StreamHost
 
 
 class Stable:
@@ -47,8 +52,36 @@ class Stable:
             taken.apply(*self._behind.popleft())
             self._first += 1
 
-    def snapshot(self) -> bytes:
-        return encode_state(self.state, self._taken)
+    def pieces(self) -> Iterator[bytes] | None:
+        """Return the names that were taken up to that entry; None if duplicates are not dropped."""
+        return None if self._taken is None else pieces_of(self.state, self._taken)
 
 
-__all__ = ["Stable"]
+class Encoding:
+    """Encodes a snapshot, some names in each turn. See amqp_server.turn.Unit."""
+
+    def __init__(self, host: StreamHost, stable: Stable, turn: Turn, then: Callable[[bytes], None]) -> None:
+        self._host = host
+        self._turn = turn
+        self._then = then
+        self._state, self._pieces = stable.state, stable.pieces()
+        self._found: list[bytes] = []
+
+    def go_on(self) -> None:
+        if self._host.ended:
+            return
+        if self._pieces is None:
+            self._then(encode_with(self._state, None))
+            return
+        for piece in self._pieces:
+            self._found.append(piece)
+            if self._turn.overdue():
+                self._turn.later(self, self.go_on)
+                return
+        self._then(encode_with(self._state, self._found))
+
+    def failed(self, error: Exception) -> None:
+        self._host.failed(error)
+
+
+__all__ = ["Encoding", "Stable"]

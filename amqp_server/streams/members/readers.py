@@ -11,7 +11,8 @@ from functools import partial
 
 from outcome import Error, Outcome
 
-from amqp_server.streams.layout.consumer_start import Start
+from amqp_server.streams.beginnings import Beginnings
+from amqp_server.streams.layout.consumer_start import NAMES_FULL, Start
 from amqp_server.streams.layout.named_offsets import NAME_ABSENT, Progress
 from amqp_server.streams.members.answers import MemberAnswers
 from amqp_server.streams.members.entries import Note
@@ -19,7 +20,7 @@ from amqp_server.streams.members.named_offsets import LoggedNames
 from amqp_server.streams.members.segments import MemberSegments
 from amqp_server.streams.members.start_offset import Finding
 from amqp_server.streams.stream_consumer import StreamConsumer
-from amqp_server.streams.taking_over import begin_named, refuse_name
+from amqp_server.streams.taking_over import begin_named, lose_name, refuse
 from persistence.streams.log import Read
 from quorum_queue.host import Key
 from quorum_queue.machine.versions import NAMES_REFUSED
@@ -32,13 +33,15 @@ class MemberReaders(MemberSegments):
     finding: Finding
     names: LoggedNames
     _answers: MemberAnswers
-    #: Consumers that begin when this member knows the last committed offset, and has all messages up to it.
+    #: Consumers that begin when this member has everything that was confirmed when they came.
+    beginnings: Beginnings
+    #: Consumers that begin at `first`, and wait until it is known where that is.
     _beginning: dict[StreamConsumer, Start]
 
     # -- where the stream begins and ends --------------------------------------------------------------------
 
     def offsets(self, done: Callable[[range | None], None]) -> None:
-        self._reach_committed(partial(self._tell_offsets, done))
+        self.reach_committed(partial(self._tell_offsets, done))
 
     def _tell_offsets(self, done: Callable[[range | None], None], why: Refused | None = None) -> None:
         if why is None and self._opened:
@@ -47,7 +50,7 @@ class MemberReaders(MemberSegments):
             done(None)
 
     def place_of(self, start: Start, found: Callable[[int | Refused], None]) -> None:
-        self._reach_committed(partial(self._find_place, start, found))
+        self.reach_committed(partial(self._find_place, start, found))
 
     def _find_place(
         self, start: Start, found: Callable[[int | Refused], None], why: Refused | None = None
@@ -60,7 +63,7 @@ class MemberReaders(MemberSegments):
         else:
             super().place_of(start, found)
 
-    def _reach_committed(self, done: Callable[..., None]) -> None:
+    def reach_committed(self, done: Callable[..., None]) -> None:
         """Call `done` when this member has applied everything that any member knows as committed now, or with
         the reason for a failure.
         """
@@ -89,13 +92,11 @@ class MemberReaders(MemberSegments):
 
     def loses_name(self, key: Key) -> None:
         """Called when another consumer has taken the name of this one."""
-        self._progress.pop(key, None)
-        self._detach(key)
-        self.queue.consumer_lost(key)
+        lose_name(self, key)
 
     def refuses_name(self, key: Key) -> None:
         """Called when there is no place for the name of a consumer."""
-        refuse_name(self, key)
+        refuse(self, key, NAMES_FULL)
 
     def keeps_names(self) -> bool:
         """Return whether all nodes know that names stay until they are deleted."""
@@ -109,7 +110,7 @@ class MemberReaders(MemberSegments):
             kept = self.replica.names.items()
             done([(name, None if offset < 0 else offset) for name, (offset, _) in kept])
 
-        self._reach_committed(reached)
+        self.reach_committed(reached)
 
     def delete_name(self, name: str, done: Callable[[Refused | None], None]) -> None:
         def reached(why: Refused | None = None) -> None:
@@ -121,7 +122,7 @@ class MemberReaders(MemberSegments):
             else:
                 self.names.delete(name, kept.owner, done)
 
-        self._reach_committed(reached)
+        self.reach_committed(reached)
 
     @property
     def progress(self) -> dict[Key, Progress]:
@@ -138,20 +139,34 @@ class MemberReaders(MemberSegments):
     # -- consuming -------------------------------------------------------------------------------------------
 
     def _begin(self, consumer: StreamConsumer, start: Start) -> None:
-        if start.offset is None and not self.group.informed:
-            # The state of this member may be out of date.
+        if start.offset is not None:
+            super()._begin(consumer, start)
+        elif start.name != "first":
+            self.beginnings.add(consumer, start)
+        elif self.group.informed:
+            self._begins(consumer, self.first_offset)
+        else:
+            # The state of this member may be out of date. Whatever is published, the consumer gets.
+            self.has_begun(consumer)
             self._beginning[consumer] = start
             self.replicas.touch(self.group)
-        elif start.name == "first":
-            self._begins(consumer, self.first_offset)
-        elif start.name == "next" or start.offset is not None:
-            super()._begin(consumer, start)
-        elif self.missing_count:
-            # The offset may be in messages that this member has to fetch.
-            self._beginning[consumer] = start
+
+    def refuses(self, consumer: StreamConsumer, why: str) -> bool:
+        """Refuse a consumer, unless its client has consume-ok, on another host: such a one waits on."""
+        if consumer.key not in self.asking.attaching:
+            return False
+        refuse(self, consumer.key, why)
+        return True
+
+    def begin_at(self, consumer: StreamConsumer, start: Start, stop: int = -1) -> None:
+        """Begin a consumer at `next`, `last` or a time: this member has everything from before it came. If
+        its client has consume-ok already, `stop` is the end of the stream at that moment.
+        """
+        if start.name == "next":
+            self._begins(consumer, self._synced)
         else:
             consumer.reading = True
-            self.finding.find(start, partial(self._found, consumer))
+            self.finding.find(start, partial(self._found, consumer, start, stop))
 
     def _begin_waiting(self) -> None:
         """Begin the waiting consumers that can begin now."""
@@ -160,15 +175,26 @@ class MemberReaders(MemberSegments):
             for consumer, start in beginning.items():
                 if not consumer.detached:
                     self._begin(consumer, start)
+        self.beginnings.whole()
+
+    def _detach(self, key: Key) -> None:
+        consumer = self._consumers.get(key)
+        if consumer is not None:
+            self.beginnings.drop(consumer)
+        super()._detach(key)
 
     def time_meant(self, start: Start) -> int:
         """Return the time that a consumer begins at, in ms."""
         return self._time_of(start)
 
-    def _found(self, consumer: StreamConsumer, offset: int) -> None:
-        if not (self.ended or consumer.detached):
-            consumer.reading = False
-            self._begins(consumer, offset)
+    def _found(self, consumer: StreamConsumer, start: Start, stop: int, offset: int) -> None:
+        if self.ended or consumer.detached:
+            return
+        consumer.reading = False
+        if stop >= 0:
+            # Others may have published meanwhile.
+            offset = min(offset, max(stop - 1, self.first_offset) if start.name == "last" else stop)
+        self._begins(consumer, offset)
 
     def _read(self, consumer: StreamConsumer, offset: int) -> None:
         if consumer.reading:

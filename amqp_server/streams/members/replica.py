@@ -10,6 +10,7 @@ the state, with the same limits as for queues.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 from zlib import crc32
 
@@ -288,10 +289,20 @@ class StreamReplica:
 
 def encode_state(state: StreamState, taken: Taken | None) -> bytes:
     """Encode a state with the names that were taken up to it."""
+    return encode_with(state, None if taken is None else list(pieces_of(state, taken)))
+
+
+def pieces_of(state: StreamState, taken: Taken) -> Iterator[bytes]:
+    """Return the names that were taken up to this state, in pieces; they may change meanwhile."""
+    taken.expire(state.last_ms)
+    return taken.pieces()
+
+
+def encode_with(state: StreamState, pieces: list[bytes] | None) -> bytes:
+    """Encode a state with these pieces of names."""
     fields = list(msgspec.structs.astuple(state))
-    if taken is not None:
-        taken.expire(state.last_ms)
-        fields[-3] = list(taken.pieces())
+    if pieces is not None:
+        fields[-3] = pieces
     # Without the last fields, these are the bytes that earlier versions write.
     for absent in (False, None, None):
         if fields[-1] is not absent:
@@ -311,4 +322,13 @@ def decode_state(data: bytes) -> StreamState:
     return state
 
 
-__all__ = ["Applied", "Kept", "StreamReplica", "StreamState", "decode_state", "encode_state"]
+__all__ = [
+    "Applied",
+    "Kept",
+    "StreamReplica",
+    "StreamState",
+    "decode_state",
+    "encode_state",
+    "encode_with",
+    "pieces_of",
+]

@@ -8,7 +8,7 @@ gone, and their messages go back to the queue.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Protocol
 
@@ -233,18 +233,27 @@ class Guests:
         if self._guests.get(place) is guest:
             del self._guests[place]
 
-    def link_down(self, peer: str) -> None:
-        """Requeue the messages that the consumers of that node held."""
+    def lose(self, peer: str) -> Iterator[None]:
+        """The link is down: nothing more is sent over it. Return an iterator whose steps requeue the messages
+        that the consumers of that node held.
+        """
         self._undeclared.link_down(peer)
-        for name, queue_id in [place for place in self._guests if place[0] == peer]:
-            guest = self._guests.pop((name, queue_id))
+        lost = [guest for place, guest in self._guests.items() if place[0] == peer]
+        for guest in lost:
             guest.gone = True
-            self._events.pop((name, queue_id), None)
-            host = self._host_of(queue_id)
+            place = peer, guest.queue_id
+            del self._guests[place]
+            self._events.pop(place, None)
+        return self._requeue(lost)
+
+    def _requeue(self, lost: list[Guest]) -> Iterator[None]:
+        for guest in lost:
+            host = self._host_of(guest.queue_id)
             if host is None:
                 continue
             for key in guest.keys:
                 host.submit(("detach", key, True), ("return", key, 0, ALL_IDS))
+            yield
 
 
 def _done(host: Host, guest: Guest, number: int) -> Callable[..., None]:

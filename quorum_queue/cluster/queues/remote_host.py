@@ -127,6 +127,11 @@ class RemoteHost(DeferredHost):
     # ---------------------------------------------------------------------------------------------------
 
     def _send_pending(self) -> None:
+        if self._session and self._session not in self._links.connected():
+            # This host was not told yet.
+            self.link_down(self._session)
+            if self.ended:
+                return
         if self._drained is not None:
             return
         home = self._session or self._home(self._avoid)

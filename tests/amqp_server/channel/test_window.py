@@ -6,6 +6,7 @@ import pytest
 from pamqp import base, commands
 
 from amqp_server.wire import frames
+from quorum_queue.freeing import Leftover
 
 from ..connection.node import Delivery, MemoryNode, Peer
 from ..wire.published import message
@@ -80,14 +81,55 @@ def test_room_is_not_left_over(peer: Peer) -> None:
     assert sorted(got) == ["a", "b", "b"]
 
 
-def test_a_deleted_queue_gives_its_room_back(node: MemoryNode, peer: Peer) -> None:
+def delivered(peer: Peer) -> int:
+    return len([each for _, each in peer.answers() if isinstance(each, Delivery)])
+
+
+@pytest.mark.parametrize("how", ["deleted", "failed", "revived"])
+@pytest.mark.parametrize("verb", [Basic.Ack, Basic.Nack])
+def test_deliveries_of_a_queue_that_is_gone_keep_their_room(
+    node: MemoryNode, peer: Peer, how: str, verb: type[Basic.Ack | Basic.Nack]
+) -> None:
     assert filled(peer, "a", "b") == ["a"] * 4
-    other = node.peer()
-    other.call(1, commands.Channel.Open(), commands.Queue.Delete(queue="a"))
-    answers = [each.method for _, each in peer.answers() if isinstance(each, Delivery)]
-    assert len(answers) == 4
-    # Tags of the deleted queue may still be acked, but make no room again.
-    assert called(peer, Basic.Ack(4, True)) == []
+    window = peer.session.channels[1].window
+    queue = node.broker.vhost("/").queues["a"]
+    if how == "deleted":
+        node.peer().call(1, commands.Channel.Open(), commands.Queue.Delete(queue="a"))
+    else:
+        node.turn.run(queue.host_failed, ValueError("a defect"))
+        if how == "revived":
+            node.turn.run(node.broker.failures.retry, queue)
+    assert delivered(peer) == 0
+    assert window.used == 4
+    assert called(peer, verb(2)) == ["b"]
+    assert window.used == 4
+    assert called(peer, verb(4, True)) == ["b"] * 3
+    # The consumer of the other queue gets its own room back.
+    assert called(peer, Basic.Ack(8, True)) == ["b"] * 4
+    assert window.used == 4
+    peer.call(1, Basic.Cancel("b"))
+    assert window.used == 4
+    peer.call(1, Basic.Ack(0, True))
+    assert window.used == 0
+
+
+@pytest.mark.pure
+def test_an_ack_between_a_deletion_and_its_parts_makes_room_once(
+    node: MemoryNode, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a deleted queue held is freed in parts."""
+    filled(peer, "a", "b")
+    window = peer.session.channels[1].window
+    postponed: list[Leftover] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(Leftover, "free", lambda self: postponed.append(self))
+        node.peer().call(1, commands.Channel.Open(), commands.Queue.Delete(queue="a"))
+    assert called(peer, Basic.Ack(1)) == []
+    node.turn.run(postponed[0].free)
+    assert window.used == 3
+    assert called(peer, Basic.Ack(2)) == ["b"] * 2
+    assert called(peer, Basic.Ack(4, True)) == ["b"] * 2
+    assert window.used == 4
 
 
 def test_consumers_without_acks_wait_for_room_and_take_none(peer: Peer) -> None:

@@ -66,7 +66,7 @@ def test_seeds_and_what_they_reach() -> None:
         "disks lost": 3, "retention": 1, "a super stream is declared": 30, "partitions are added": 8,
         "a super stream is deleted": 8, "confirmed in partitions": 1000, "published again": 1000,
         "passes of compaction": 100, "confirmed by the leader": 500, "confirmed by all": 500,
-        "confirmed before a majority has it": 200, "names taken": 100, "names refused": 100, "two nodes damaged": 2, "no room for segments": 2,
+        "confirmed before a majority has it": 200, "names taken": 100, "names refused": 100, "begun at next": 8, "two nodes damaged": 2, "no room for segments": 2,
         "begun at a time": 200, "batches compared": 900,
     }  # fmt: skip
     assert {name: seen[name] for name in least if seen[name] < least[name]} == {}, seen
@@ -172,9 +172,9 @@ def all_are_new(self: Taken, names: Any, now_ms: int) -> list[range]:
     return [range(len(names))]
 
 
-def forgets_what_it_took(state: Any, taken: Any) -> Any:
+def forgets_what_it_took(state: Any, pieces: Any) -> Any:
     """A snapshot does not say which messages were taken."""
-    return _encode_state(state, None)
+    return _encode_with(state, None)
 
 
 def says_too_much(self: StreamMemberHost, then: Callable[[bytes], None]) -> None:
@@ -200,6 +200,7 @@ def at_its_own_time(append: Any, base: int, time_ms: int) -> Any:
 _turns = count()
 _placed: Any = entries.placed
 _encode_state: Any = replica.encode_state
+_encode_with: Any = replica.encode_with
 _without: Any = entries.without
 
 
@@ -214,9 +215,9 @@ def whoever_says_so(self: StreamReplica, note: Any) -> None:
     self.names[note.name] = replica.Kept(offset, note.owner)
 
 
-def forgets_names(state: Any, taken: Any) -> Any:
+def forgets_names(state: Any, pieces: Any) -> Any:
     """A snapshot does not have the names."""
-    return _encode_state(msgspec.structs.replace(state, names=None), taken)
+    return _encode_with(msgspec.structs.replace(state, names=None), pieces)
 
 
 def is_not_synced(self: CrashingFiles, path: Path) -> None:
@@ -227,7 +228,7 @@ def is_not_synced(self: CrashingFiles, path: Path) -> None:
 
 MUTATIONS = [
     Mutation("names go back", StreamReplica, "_note", whoever_says_so),
-    Mutation("a snapshot without offsets by name", log_trimming, "encode_state", forgets_names),
+    Mutation("a snapshot without offsets by name", log_trimming, "encode_with", forgets_names),
     Mutation("all have what a majority has", Leadership, "reached", what_is_committed),
     Mutation(
         "a new name takes the place of another one", StreamMemberHost, "keeps_names", lambda self: False
@@ -242,7 +243,7 @@ MUTATIONS = [
     Mutation("an entry counts before it is synced", Replicas, "write", unsynced, 5),
     Mutation("deleted partitions go on", VHost, "_close_host", stays_open),
     Mutation("duplicates are taken", Taken, "new_of", all_are_new),
-    Mutation("a snapshot without names", log_trimming, "encode_state", forgets_what_it_took),
+    Mutation("a snapshot without names", log_trimming, "encode_with", forgets_what_it_took),
     Mutation("a snapshot with later names", StreamMemberHost, "snapshot_in_parts", says_too_much, 3),
     Mutation("compaction loses the latest of a key", compaction._Kept, "__call__", keeps_nothing, 3),
     Mutation("duplicates are cut in the wrong place", replica, "without", cuts_the_wrong_ones),

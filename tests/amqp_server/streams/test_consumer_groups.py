@@ -352,6 +352,24 @@ def test_a_channels_window_is_shared(node: StreamNode, peer: Peer) -> None:
     assert seen >= 20 and committed(node) == [10, 10]
 
 
+def test_what_a_client_holds_of_a_deleted_group_keeps_its_share_of_the_window(
+    node: StreamNode, peer: Peer
+) -> None:
+    super_filled(node, peer, 2, 10)
+    declare(peer, "h")
+    tell(peer, commands.Basic.Qos(prefetch_count=5, global_=True))
+    tell(peer, commands.Basic.Consume(queue="g", consumer_tag="a"))
+    assert len(worked(node, peer)[0]) == 5
+    opened(node).call(1, commands.Queue.Delete(queue="g"))
+    tell(peer, commands.Basic.Consume(queue="h", consumer_tag="b"))
+    assert worked(node, peer)[0] == []
+    tell(peer, commands.Basic.Ack(2))
+    assert len(worked(node, peer)[0]) == 1
+    tell(peer, commands.Basic.Ack(5, multiple=True))
+    assert len(worked(node, peer)[0]) == 4
+    assert peer.session.channels[1].window.used == 5
+
+
 def test_more_partitions_are_the_groups_too(node: StreamNode, peer: Peer) -> None:
     super_filled(node, peer, 2, 3)
     consume(node, peer)

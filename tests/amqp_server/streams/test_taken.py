@@ -5,6 +5,8 @@ only source.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,8 @@ from pamqp import commands, header
 from amqp_server.streams.layout.deduplication import Taken
 from amqp_server.streams.layout.encode import Encoder, Layouts
 from amqp_server.streams.local_host import StreamOptions
+from amqp_server.streams.members.log_trimming import Encoding, Stable
+from amqp_server.streams.members.replica import StreamReplica, encode_state
 from amqp_server.wire import content, frames
 from persistence.streams import batch as batches
 from persistence.streams import deduplication_file as names_file
@@ -273,3 +277,79 @@ def test_the_log_alone_leads_to_the_same_state(
 def _message() -> bytes:
     payload = header.ContentHeader(0, 1, commands.Basic.Properties()).marshal()
     return content.build(payload, b"x", 1, 131_072)
+
+
+def encoded_with(time_ms: int, names: list[bytes]) -> Any:
+    """Return what Stable wants to know of a batch."""
+    return SimpleNamespace(batch=SimpleNamespace(time_ms=time_ms), names=names)
+
+
+class Ended:
+    """A host, for `Encoding`."""
+
+    ended = ""
+
+    def failed(self, error: Exception) -> None:
+        raise error
+
+
+class ShortTurn:
+    """Each turn has time for one step."""
+
+    def __init__(self) -> None:
+        self.left: list[Callable[[], object]] = []
+
+    def overdue(self) -> bool:
+        return True
+
+    def later(self, unit: object, call: Callable[[], object]) -> None:
+        self.left.append(call)
+
+
+@pytest.mark.pure
+def test_a_snapshot_has_the_names_of_its_moment_and_takes_several_turns() -> None:
+    settings = Settings(deduplication_window_ms=1 << 40, deduplication_count=10_000)
+    replica = StreamReplica(settings)
+    stable = Stable(replica, settings)
+    names = [id_of(b"%d" % number) for number in range(5_000)]
+    for at in range(0, 5_000, 100):
+        stable.add(encoded_with(at, names[at : at + 100]))
+        assert replica.taken is not None
+        replica.taken.apply(at, names[at : at + 100])
+    stable.reach(7, replica.state(), 50)
+    expected = encode_state(stable.state, replica.taken)
+    turn, host, found = ShortTurn(), Ended(), list[bytes]()
+    Encoding(host, stable, turn, found.append).go_on()  # type: ignore[arg-type]
+    # More is taken meanwhile, and less is known of the oldest.
+    more = [id_of(b"more %d" % number) for number in range(8_000)]
+    stable.add(encoded_with(6_000, more))
+    stable.reach(8, replica.state(), 51)
+    turns = 1
+    while turn.left:
+        turn.left.pop()()
+        turns += 1
+    assert found == [expected]
+    assert turns == 6
+    restored = StreamReplica.restore(found[0], settings)
+    assert restored.taken is not None and replica.taken is not None
+    assert list(restored.taken.pieces()) == list(replica.taken.pieces())
+    # A host that ends meanwhile needs none.
+    Encoding(host, stable, turn, found.append).go_on()  # type: ignore[arg-type]
+    host.ended = "deleted"
+    turn.left.pop()()
+    assert not turn.left and len(found) == 1
+
+
+def test_a_copy_goes_its_own_way() -> None:
+    settings = Settings(deduplication_window_ms=1_000, deduplication_count=4)
+    taken, copy = Taken(settings), Taken(settings)
+    for number in range(6):
+        taken.apply(number, [id_of(b"%d" % number), sequence_of(b"p", number)])
+    taken.apply(5, [id_of(b"2")])
+    copy.copy_from(taken)
+    before = list(taken.pieces())
+    assert list(copy.pieces()) == before
+    copy.apply(6, [id_of(b"x"), id_of(b"y"), sequence_of(b"q", 1)])
+    assert list(taken.pieces()) == before
+    taken.apply(6, [id_of(b"x"), id_of(b"y"), sequence_of(b"q", 1)])
+    assert list(taken.pieces()) == list(copy.pieces()) != before

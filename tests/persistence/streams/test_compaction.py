@@ -64,7 +64,9 @@ def compact(
     segment_bytes: int = 2000,
     codec: str = "none",
     sound_elsewhere: int = compaction.EVERYTHING,
+    now_ms: int = 0,
 ) -> None:
+    """Tombstones go that have been alone since `until_ms`; the pass ends at `now_ms`."""
     throttle = Throttle(1 << 40)
     plan = compaction.plan(log, Keys(), keys_max, segment_bytes, throttle)
     for group in plan.groups:
@@ -73,7 +75,12 @@ def compact(
         )
         if new is not None:
             assert log.replace(group, new)
-    log.compacted(plan.latest.stop, plan.sound_stop, plan.mends)
+    log.compacted(
+        *(plan.latest.stop, plan.sound_stop, plan.mends),
+        alone_stop=sound_elsewhere,
+        now_ms=now_ms,
+        until_ms=until_ms,
+    )
 
 
 def read(log: StreamLog, offset: int = 0) -> dict[int, bytes]:
@@ -184,8 +191,10 @@ def test_tombstones_go_when_they_are_old_enough() -> None:
         log, [("a", b"1"), ("b", b"1"), ("c", b"1"), ("a", b""), ("b", b"2"), ("d", b""), *some(1, 9, "xyz")]
     )
     fill(log, some(2, 9, "xyz"))
-    compact(log, until_ms=2_999)
-    # The tombstones have the time 3,000.
+    # However old they are, consumers have time to see them after the values are gone.
+    compact(log, until_ms=1 << 40, now_ms=3_000)
+    fill(log, some(4, 9, "xyz"))
+    compact(log, until_ms=2_999, now_ms=5_000)
     assert {offset: item for offset, item in read(log).items() if offset < 6} == {
         2: b"c1",
         3: b"a",
@@ -198,15 +207,14 @@ def test_tombstones_go_when_they_are_old_enough() -> None:
 
 
 def test_batches_with_tombstones_keep_their_time() -> None:
-    """Otherwise they would get the time of later ones with each pass, and never go."""
     log = opened(CrashingFiles(), segment_bytes=150)
     fill(log, [("a", b"1"), ("b", b"1"), ("c", b"1"), ("a", b""), ("p", b"1"), ("q", b"1")])
     for number in range(10):
         fill(log, some(number, 6, "xyz"))
-        compact(log, until_ms=2_999)
-    assert 3 in read(log)
+        compact(log, until_ms=2_999, now_ms=3_000 + number)
+    assert [batch.time_ms for batch in log.read(0).batches if 3 in of_batch(batch)] == [3_000]
     fill(log, some(11, 6, "xyz"))
-    compact(log, until_ms=3_000)
+    compact(log, until_ms=3_000, now_ms=4_000)
     assert 3 not in read(log) and {1, 2, 4, 5} <= set(read(log))
 
 

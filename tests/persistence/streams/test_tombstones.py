@@ -10,9 +10,10 @@ import pytest
 from persistence.streams.batch import Head
 from persistence.streams.compaction import EVERYTHING
 from persistence.streams.log import SegmentPlace, StreamLog
+from persistence.streams.passes import Passes
 from persistence.streams.segment import Segment, heads_of
 from tests.persistence.streams.crashing import CrashingFiles
-from tests.persistence.streams.test_compaction import Message, compact, fill, of_batch, opened
+from tests.persistence.streams.test_compaction import HERE, Message, compact, fill, of_batch, opened
 
 #: Later than the time of all messages.
 LATER_MS = 1 << 40
@@ -110,7 +111,8 @@ def test_when_the_damaged_segment_is_deleted_tombstones_go_again() -> None:
     assert 6 in items(log)
     log.trim(1)
     fill(log, [(key, VALUE) for key in "pqrpqr"])
-    compact(log, until_ms=LATER_MS, segment_bytes=400)
+    for _ in range(2):
+        compact(log, until_ms=LATER_MS, segment_bytes=400)
     assert 6 not in items(log) and log.sound_stop == log.clean_stop
 
 
@@ -119,12 +121,13 @@ def test_a_directory_of_an_earlier_version_is_looked_at_from_its_beginning() -> 
     files = CrashingFiles()
     log = opened(files)
     fill(log, MESSAGES)
-    log.compacted(log.sealed[-1].stop, 0, log.mends)
+    log.compacted(log.sealed[-1].stop, 0, log.mends, alone_stop=0, now_ms=0, until_ms=0)
     files.remove(log.path("x", "").parent / "sound")
     log = opened(files, log.stop)
     assert log.sound_stop == 0 < log.clean_stop
-    fill(log, [(key, VALUE) for key in "pqrpqr"])
-    compact(log, until_ms=LATER_MS, segment_bytes=400)
+    for _ in range(2):
+        fill(log, [(key, VALUE) for key in "pqrpqr"])
+        compact(log, until_ms=LATER_MS, segment_bytes=400)
     assert not {0, 6} & set(items(log))
 
 
@@ -248,6 +251,135 @@ def test_two_copies_by_chance() -> None:
     assert sum(each.mended for each in runs) > 30
     assert sum(each.left_alone for each in runs) > 30
     assert all(each.removed for each in runs)
+
+
+AGE_MS = 50
+
+
+class SlowReader:
+    """Makes a table of the stream, some messages at a time, from any copy; it takes at most AGE_MS."""
+
+    def __init__(self, now_ms: int) -> None:
+        self.begun_ms = now_ms
+        self.table: dict[str, int] = {}
+        self.next = 0
+
+    def read(self, log: StreamLog, most: int) -> bool:
+        """Read on; return whether it has come to the end."""
+        found = sorted((at, item) for at, item in items(log).items() if at >= self.next)
+        for at, item in found[:most]:
+            self.table.pop(item[:1].decode(), None)
+            if len(item) > 1:
+                self.table[item[:1].decode()] = at
+            self.next = at + 1
+        return len(found) <= most
+
+
+def slow_readers(seed: int) -> Copies:
+    chance = random.Random(seed)
+    copies = Copies(chance)
+    readers: list[SlowReader] = []
+    now_ms = finished = 0
+    for _ in range(150):
+        now_ms += chance.randrange(10)
+        what = chance.random()
+        if what < 0.3:
+            copies.append()
+        elif what < 0.6:
+            log, other = chance.sample(copies.logs, 2)
+            before = len(items(log))
+            compact(
+                *(log, 1000, now_ms - AGE_MS, chance.choice([300, 900])),
+                sound_elsewhere=other.sound_stop,
+                now_ms=now_ms,
+            )
+            copies.removed += before - len(items(log))
+        elif what < 0.7:
+            copies.damage()
+            copies.repair()
+        elif len(readers) < 4:
+            readers.append(SlowReader(now_ms))
+        for reader in list(readers):
+            # Before a step of the loop could be too long for it, it reads the rest.
+            late = now_ms - reader.begun_ms > AGE_MS - 20
+            if reader.read(chance.choice(copies.logs), 1000 if late else chance.randrange(6)):
+                assert reader.table == truth(copies.messages), (seed, now_ms)
+                readers.remove(reader)
+                finished += 1
+    assert finished > 5
+    return copies
+
+
+def test_a_consumer_that_is_not_too_slow_sees_every_deletion() -> None:
+    assert sum(slow_readers(seed).removed for seed in range(8)) > 400
+
+
+def test_tombstones_whose_age_counts_from_their_write_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StreamLog, "alone_stop", lambda self, until_ms: EVERYTHING)
+    with pytest.raises(AssertionError):
+        for seed in range(20):
+            slow_readers(seed)
+
+
+# -- the file of the passes ----------------------------------------------------------------------------------
+
+
+def passes_of(files: CrashingFiles) -> Passes:
+    passes = Passes(files, HERE)
+    passes.open()
+    return passes
+
+
+def test_passes_are_kept() -> None:
+    files = CrashingFiles()
+    passes = passes_of(files)
+    for stop in range(10, 60, 10):
+        passes.add(stop, stop * 100, 0)
+    for found in (passes, passes_of(files)):
+        assert [found.reached(at) for at in (0, 999, 1_000, 1_999, 2_000, 9_999)] == [0, 0, 10, 10, 20, 50]
+    # A pass that has not come further counts from the earlier one; and time does not go back.
+    passes.add(50, 9_000, 0)
+    passes.add(60, 100, 0)
+    assert [passes.reached(at) for at in (4_999, 5_000)] == [40, 60]
+    # Those that are not needed any more are forgotten.
+    passes.add(70, 7_000, 3_500)
+    assert [passes_of(files).reached(at) for at in (2_999, 3_000, 4_000, 7_000)] == [0, 30, 40, 70]
+
+
+def test_a_repair_ends_what_passes_had_reached() -> None:
+    files = CrashingFiles()
+    passes = passes_of(files)
+    for stop in (10, 20, 30):
+        passes.add(stop, stop * 100, 0)
+    passes.cut(40)
+    assert passes.reached(9_999) == 30
+    passes.cut(15)
+    for found in (passes, passes_of(files)):
+        assert [found.reached(at) for at in (1_000, 1_999, 2_000, 9_999)] == [10, 10, 15, 15]
+    passes.cut(0)
+    assert passes_of(files).reached(9_999) == 0
+
+
+def test_of_very_many_passes_those_of_a_short_time_count_as_one() -> None:
+    files = CrashingFiles()
+    passes = passes_of(files)
+    for now in range(1, 4_000):
+        passes.add(now, now, now - 1_000)
+        # Not too early, and a little late.
+        assert max(now - 1_010, 0) <= passes.reached(now - 1_000) <= max(now - 1_000, 0)
+    assert files.size(HERE / "passes") < 2_500
+
+
+def test_a_damaged_file_makes_tombstones_stay_longer() -> None:
+    files = CrashingFiles()
+    passes_of(files).add(10, 1_000, 0)
+    for at in range(files.size(HERE / "passes")):
+        files.now[HERE / "passes"][at] ^= 1
+        assert passes_of(files).reached(9_999) == 0
+        files.now[HERE / "passes"][at] ^= 1
+    assert passes_of(files).reached(9_999) == 10
+    del files.now[HERE / "passes"][20:]
+    assert passes_of(files).reached(9_999) == 0
 
 
 def test_copies_that_do_not_ask_each_other_are_found_out() -> None:

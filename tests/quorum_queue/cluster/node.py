@@ -294,7 +294,8 @@ class SimulatedNode:
         self.reach.link_down(peer)
         self.replicas.link_down(peer)
         self.links_told.begin()
-        self.guests.link_down(peer)
+        for _ in self.guests.lose(peer):
+            pass
         for host in list(self.hosts.remote.values()):
             host.link_down(peer)
 

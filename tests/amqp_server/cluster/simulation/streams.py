@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from math import inf
 from pathlib import Path
 from random import Random
@@ -33,6 +34,7 @@ from amqp_server.broker.declared.operations import DeclareQueue, DeleteExchange,
 from amqp_server.broker.declared.records import ExchangeRecord, QueueRecord, encoded
 from amqp_server.broker.topology.queue import Queue
 from amqp_server.broker.topology.super_streams import declaration, growth, partitions_of
+from amqp_server.streams.beginnings import NO_MAJORITY
 from amqp_server.streams.layout.consumer_start import COMMITTED, NAMES_FULL, Start
 from amqp_server.streams.layout.deliver import BatchReader
 from amqp_server.streams.layout.encode import FILTER
@@ -90,6 +92,8 @@ class StreamLedger:
         self.led: dict[bytes, int] = {}
         #: The index of the entry with each message.
         self.entries: dict[bytes, int] = {}
+        #: All messages below this offset that a majority had are confirmed, or are never.
+        self.confirmed_stop = 0
         #: Retention has deleted everything below this offset.
         self.first = 0
         self.count: dict[str, int] = {}
@@ -164,7 +168,10 @@ class Origin:
         if self._level == LEADER:
             return
         for number in range(first, last + 1):
-            self._ledger.confirmed[self._bodies[number]] = None
+            body = self._bodies[number]
+            self._ledger.confirmed[body] = None
+            stop = self._ledger.offsets.get(body, -1) + 1
+            self._ledger.confirmed_stop = max(self._ledger.confirmed_stop, stop)
         self._ledger.note("confirmed", last + 1 - first)
 
     def _look(self, bodies: list[bytes]) -> None:
@@ -223,6 +230,9 @@ class Reader:
         self.next = start.offset
         self.node: SimulatedNode | None = None
         self.incarnation = 0
+        #: For `next`: the end of what was confirmed when it came, and the number of messages that were
+        #: published when it had its answer.
+        self.low = self.published = 0
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -233,12 +243,17 @@ class Reader:
         self.node, self.incarnation = node, node.incarnation
         if self.next is not None:
             self.start = Start(offset=self.next)
+        self.low = self._simulation.stream.confirmed_stop
         consumer = Consumer(self.key, prefetch=5, sink=self)
         node.turn.run(queue.host.attach, consumer, self.answered)
         node.end_turn()
 
     def answered(self, refused: str | None) -> None:
         """Called when it is attached, or can't be."""
+        self.published = len(self._simulation.stream.published)
+        if refused == NO_MAJORITY:
+            self._simulation.stream.note("refused without a majority")
+            self.node = None
 
     @property
     def is_attached(self) -> bool:
@@ -275,11 +290,13 @@ class Reader:
             raise Violation(f"reader {self.name} skips {missed} from {expected} to {offset}")
 
     def _expect_first(self, offset: int) -> None:
-        """The reader begins at a time: it may skip only messages that are older."""
         simulation, begins_ms = self._simulation, self.start.time_ms
+        stream = simulation.stream
+        if self.start.name == "next":
+            self._expect_next(offset)
         if begins_ms is None:
             return
-        stream = simulation.stream
+        # It may skip only messages that are older.
         missed = [
             each
             for each in range(simulation.first_offset(), offset)
@@ -290,6 +307,25 @@ class Reader:
         if missed:
             raise Violation(f"reader {self.name} begins at {offset} for {begins_ms}, without {missed}")
         stream.note("begun at a time")
+
+    def _expect_next(self, offset: int) -> None:
+        """The reader gets nothing that was confirmed before it came, and all that was published after its
+        answer.
+        """
+        stream = self._simulation.stream
+        if offset < self.low:
+            raise Violation(f"reader {self.name} begins at {offset}, and {self.low} messages were confirmed")
+        missed = [
+            each
+            for each in map(stream.offsets.get, islice(stream.published, self.published, None))
+            if each is not None
+            and self._simulation.first_offset() <= each < offset
+            and self._wants(stream.bodies[each])
+            and not self._simulation.may_be_gone(each)
+        ]
+        if missed:
+            raise Violation(f"reader {self.name} begins at {offset}, without {missed}")
+        stream.note("begun at next")
 
     def _wants(self, body: bytes) -> bool:
         if self.wanted is None:

@@ -1,0 +1,109 @@
+"""`mqctl explain queue`, asked at each of three real nodes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.amqp_server.cluster.ring import NAMES, Ring
+from tests.reliability.node import wait_until
+
+
+def explained(ring: Ring, at: str, queue: str) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(ring.mqctl(at, "--formatter", "json", "explain", "queue", queue))
+    assert told["asked_node"] == at
+    return told
+
+
+def settings(told: dict[str, Any]) -> dict[str, tuple[Any, str, str | None]]:
+    return {each["name"]: (each["value"], each["origin"], each["policy"]) for each in told["settings"]}
+
+
+def leader_known(ring: Ring, queue: str) -> str:
+    """Return the leader of a queue when all nodes say the same."""
+    found: list[str] = []
+
+    def told() -> bool:
+        found[:] = [explained(ring, at, queue)["leader"] for at in NAMES]
+        return len(set(found)) == 1 and found[0] in NAMES
+
+    wait_until("all nodes know the leader", told)
+    return found[0]
+
+
+@pytest.mark.parametrize("kind", ["quorum", "stream"])
+def test_a_replicated_queue(ring: Ring, kind: str) -> None:
+    name = f"why {kind}"
+    with ring.channel("n2") as channel:
+        channel.queue_declare(
+            name, durable=True, arguments={"x-queue-type": kind, "x-max-length-bytes": 1 << 20}
+        )
+        for number in range(5):
+            channel.basic_publish("", name, b"%d" % number)
+        policed = {"quorum": ("expires", 600_000), "stream": ("max-age", "1D")}[kind]
+        ring.mqctl("n3", "set_policy", "why", "^why", json.dumps(dict([policed])))
+        leader = leader_known(ring, name)
+        for at in NAMES:
+            told = explained(ring, at, name)
+            assert (told["name"], told["vhost"], told["type"]) == (name, "/", kind)
+            assert sorted(told["members"]) == sorted(told["online"]) == list(NAMES)
+            # Whoever is asked has caught up with what the publisher knows.
+            copy = told["copy"]
+            assert copy["member"] is True
+            assert copy["applied"] >= copy["committed"] > 1, copy
+            assert settings(told)["max-length-bytes"] == (1 << 20, "argument", None)
+            assert settings(told)[policed[0]][1:] == ("policy", "why")
+            wait_until(
+                "the policy is in force",
+                lambda: explained(ring, at, name)["settings_in_force"],  # noqa: B023
+            )
+            assert told["decisions"]
+            text = ring.mqctl(at, "explain", "queue", name)
+            assert f"leader {leader}, members " in text and "(down)" not in text
+            assert f"node {at} has applied entry " in text
+    ring.mqctl("n1", "clear_policy", "why")
+    ring.mqctl("n1", "delete_queue", name)
+
+
+def test_a_queue_with_members_on_two_nodes_asked_at_the_third(ring: Ring) -> None:
+    with ring.channel("n1") as channel:
+        channel.queue_declare("why two", durable=True, arguments={"x-queue-type": "quorum"})
+        channel.basic_publish("", "why two", b"x")
+        ring.mqctl("n1", "cluster", "shrink", "n3")
+        wait_until(
+            "n3 is no member", lambda: sorted(explained(ring, "n1", "why two")["members"]) == ["n1", "n2"]
+        )
+        for at in NAMES:
+            wait_until(
+                "each node knows whether it is a member",
+                lambda: explained(ring, at, "why two")["copy"]["member"] is (at != "n3"),  # noqa: B023
+            )
+            assert sorted(explained(ring, at, "why two")["members"]) == ["n1", "n2"]
+        assert "node n3 has no copy, and asks a member" in ring.mqctl("n3", "explain", "queue", "why two")
+        assert explained(ring, "n3", "why two")["copy"]["committed"] is None
+    ring.mqctl("n1", "delete_queue", "why two")
+    ring.mqctl("n1", "cluster", "grow", "n3")
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_queue_of_one_node(ring: Ring, durable: bool) -> None:
+    with ring.channel("n2") as channel:
+        channel.queue_declare("why local", durable=durable, exclusive=False, auto_delete=False)
+        for at in NAMES:
+            told = explained(ring, at, "why local")
+            assert (told["type"], told["node"], told["leader"]) == ("classic", "n2", "")
+            assert (told["members"], told["online"], told["copy"]) == ([], [], None)
+            text = ring.mqctl(at, "explain", "queue", "why local")
+            assert "on node n2" in text and "copy" not in text
+        for length in range(7, 27):
+            # Whichever node is asked, it knows what any client was told.
+            setter, asked = NAMES[length % 3], NAMES[(length + 1) % 3]
+            ring.mqctl(
+                *(setter, "set_policy", "why", "^why", f'{{"max-length": {length}}}'),
+                *("--apply-to", "queues"),
+            )
+            assert settings(explained(ring, asked, "why local"))["max-length"] == (length, "policy", "why")
+    ring.mqctl("n1", "clear_policy", "why")
+    ring.mqctl("n1", "delete_queue", "why local")
