@@ -1,3 +1,5 @@
+"""Bindings: the edges of the topology."""
+
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal

@@ -1,3 +1,5 @@
+"""The exchange type direct: a message goes where its routing key is bound."""
+
 from collections.abc import Sequence
 
 from exchanges.binding import Binding

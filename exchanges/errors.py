@@ -1,3 +1,6 @@
+"""Errors of exchanges and of the way of a message through them."""
+
+
 class UnknownExchangeType(Exception):
     """The argument is the unknown type."""
 

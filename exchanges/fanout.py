@@ -1,3 +1,5 @@
+"""The exchange type fanout: a message goes wherever the exchange is bound."""
+
 from collections.abc import Sequence
 
 from exchanges.binding import Binding

@@ -1,3 +1,5 @@
+"""The exchange type x-modulus-hash: the routing key chooses one of the bindings."""
+
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 

@@ -1,3 +1,5 @@
+"""The exchange type x-random: each message goes to one of the bindings."""
+
 from collections.abc import Sequence
 
 from exchanges.matcher import Depends, Destinations, Message

@@ -1,3 +1,5 @@
+"""The types of exchanges, and the exchanges that every vhost has from its start."""
+
 from collections.abc import Callable, Mapping
 
 from exchanges.consistent_hash import ConsistentHashMatcher

@@ -1,3 +1,5 @@
+"""A hash that is the same on every node."""
+
 from hashlib import blake2b
 
 

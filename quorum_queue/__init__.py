@@ -1,0 +1,1 @@
+"""Queues: their machine, and the logs that run it."""

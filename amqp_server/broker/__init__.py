@@ -1,0 +1,1 @@
+"""What all connections of a node share, without I/O."""

@@ -1,0 +1,1 @@
+"""AMQP's methods on a channel, without I/O."""

@@ -1,0 +1,1 @@
+"""This node as one of several."""

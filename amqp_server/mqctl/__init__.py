@@ -1,0 +1,1 @@
+"""The command line for operators, which speaks to the management API."""

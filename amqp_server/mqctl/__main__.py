@@ -1,3 +1,5 @@
+"""`python -m amqp_server.mqctl`."""
+
 from amqp_server.mqctl.main import main
 
 main()

@@ -1,0 +1,1 @@
+"""AMQP's frames: from bytes to messages and back, in runs."""

@@ -1,0 +1,1 @@
+"""What a queue does: one pure, deterministic machine."""

@@ -1,0 +1,1 @@
+"""The core of Raft, pure: no clock, no chance, no I/O."""
