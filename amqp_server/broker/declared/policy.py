@@ -90,7 +90,8 @@ def _key(row: Argument) -> Key:
     assert policy is not None
     check = policy.check or row.check
     assert check is not None
-    types = policy.types if policy.types is not None else row.types.keys()
+    # Without keys of a dictionary, which would make a set of it: compiled code looks at that.
+    types = policy.types if policy.types is not None else frozenset(row.types)
     return Key(policy.title, check, row.field, policy.operators, QUEUES - types, policy.overrules)
 
 
