@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 
 #: Similarity from which on a name is suggested, 0 to 1.
 SIMILARITY_MIN = 0.6
@@ -11,6 +10,9 @@ SIMILARITY_MIN = 0.6
 
 def closest(name: str, known: Iterable[str], least: float = SIMILARITY_MIN) -> str:
     """Return the most similar known name; nothing if none is similar enough."""
+    # Imported only for a misspelt name, not at each start.
+    from difflib import get_close_matches
+
     return next(iter(get_close_matches(name, list(known), 1, least)), "")
 
 

@@ -54,6 +54,8 @@ RUN_ELSEWHERE = {
 PRINTED = {
     "docs/clients.md": ["job 0\njob 1\njob 2\n", "all of them\n", ""],
     "docs/transactions.md": ["1\n"],
+    "docs/exchanges.md": ["web.error\nweb.error.timeout\n"],
+    "docs/confirms.md": ["safe\nno queue\n"],
 }
 #: Programs that are not mqd's.
 FOREIGN = frozenset(

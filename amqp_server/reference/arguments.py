@@ -11,73 +11,76 @@ from amqp_server.reference.markdown import cell, code, head, prose, table
 from exchanges.registry import EXCHANGE_TYPES, PREDECLARED
 
 EXCHANGE_TYPE_TEXTS = {
-    "direct": "to the bindings with the routing key",
+    "direct": "to the bindings whose key equals the routing key",
     "fanout": "to all bindings",
-    "topic": "to the bindings whose key matches, in words with dots between: `*` is one word, `#` any number of them",
-    "headers": "to the bindings whose arguments the headers match, as `x-match` says",
+    "topic": "to the bindings whose key matches; keys are words with dots between, `*` is one word, `#` any number of words",
+    "headers": "to the bindings whose arguments match the headers, as `x-match` says",
     "x-consistent-hash": "to one binding, by the hash of the key, a header or a property; the binding's key is its weight",
-    "x-modulus-hash": "to one binding, by the hash of the key modulo their number",
+    "x-modulus-hash": "to one binding, by the hash of the key modulo the number of bindings",
     "x-random": "to one binding, at random",
     "x-local-random": "the same",
     "x-super-stream": "to one [partition](../streams.md#super-streams), by the hash of the key",
 }
 
 EXCHANGES = {
-    "alternate-exchange": ("all", "name", "where messages go that no binding matches"),
-    "hash-header": ("`x-consistent-hash`", "name", "this header is hashed, instead of the key"),
+    "alternate-exchange": ("all", "name", "exchange for messages that match no binding"),
+    "hash-header": ("`x-consistent-hash`", "name", "header that is hashed, instead of the routing key"),
     "hash-property": (
-        "`x-consistent-hash`", "`correlation_id`, `message_id`, `timestamp`", "this property is hashed; not with the other one"
+        "`x-consistent-hash`", "`correlation_id`, `message_id`, `timestamp`", "property that is hashed, instead of the routing key; not together with `hash-header`"
     ),
     "x-partitions": (
         "`x-super-stream`", "1 to `super_stream_partitions_max`",
-        "streams that are made with the exchange; the other arguments are theirs",
+        "number of streams that are declared with the exchange; other arguments are for these streams",
     ),
-    "x-super-stream": ("`direct`", "true", "marks the super streams that RabbitMQ's own tools make"),
+    "x-super-stream": ("`direct`", "true", "mark of super streams that RabbitMQ's tools declare"),
 }  # fmt: skip
 
 BINDINGS = {
     "x-match": (
         "`headers`", "`all`, `any`, `all-with-x`, `any-with-x`",
-        "whether all arguments have to match or one; headers that begin with `x-` count for the last two only",
+        "whether all arguments must match, or one; only the last two values compare headers that begin with `x-`",
     ),
-    "x-stream-partition-order": ("`x-super-stream`, `direct`", "integer", "the number of the partition"),
+    "x-stream-partition-order": ("`x-super-stream`, `direct`", "integer", "number of the partition"),
 }  # fmt: skip
 
 CONSUMERS = {
-    "x-priority": ("classic, quorum", "integer", "consumers with a higher one go first while they have room"),
+    "x-priority": ("classic, quorum", "integer", "consumers with a higher number get messages first, while they have credit"),
     "x-stream-offset": (
         "stream", "`first`, `last`, `next`, an offset, a timestamp, an age such as `1h`, `committed`",
-        "[where it begins](../streams.md#consuming)",
+        "[place where the consumer begins](../streams.md#consuming)",
     ),
-    "x-group": ("stream", "name", "whose place `committed` is; refused with 406 if the stream has `stream_names_max` others"),
-    "x-stream-offset-default": ("stream", "as above", "where `committed` begins the first time"),
-    "x-stream-filter": ("stream", "text, or a list of texts", "only messages with one of these filter values"),
-    "x-stream-match-unfiltered": ("stream", "true, false", "and those without any"),
+    "x-group": ("stream", "name", "name of the stored offset for `committed`; a new name is refused with 406 if the stream has `stream_names_max` names"),
+    "x-stream-offset-default": ("stream", "as above", "place where `committed` begins if no offset is stored yet"),
+    "x-stream-filter": ("stream", "text, or a list of texts", "get only messages with one of these filter values"),
+    "x-stream-match-unfiltered": ("stream", "true, false", "also get messages without a filter value"),
 }  # fmt: skip
 
 PUBLISHED = {
     "CC": ("list of texts", "more routing keys"),
     "BCC": ("list of texts", "more routing keys, which consumers do not see"),
     "x-deduplication-id": ("text", "[identity](../queues.md#deduplication) of the message"),
-    "x-producer": ("text", "identity of its publisher, with `x-sequence`"),
-    "x-sequence": ("integer", "number of the message at its publisher"),
+    "x-producer": ("text", "name of the producer, for `x-sequence`"),
+    "x-sequence": ("integer", "number of the message, ascending for each producer"),
     "x-confirm": (
         "`leader`, `all`",
-        "[when it is confirmed](../reliability.md#levels-of-confirmation), if not by a majority",
+        "[when the message is confirmed](../reliability.md#levels-of-confirmation), if not by a majority",
     ),
-    "x-stream-filter-value": ("text", "what `x-stream-filter` of a consumer asks for"),
+    "x-stream-filter-value": ("text", "value for `x-stream-filter` of consumers"),
 }
 
 DELIVERED = {
-    "x-death": ("list", "where, why and how often the message died, the newest first"),
-    "x-first-death-queue": ("text", "where it died first"),
-    "x-first-death-exchange": ("text", "where it had been published to then"),
-    "x-first-death-reason": ("`rejected`, `expired`, `maxlen`, `delivery_limit`", "why it died first"),
-    "x-delivery-count": ("integer", "how often it came back; of quorum queues and consumer groups"),
-    "x-stream-offset": ("integer", "its offset in the stream"),
-    "x-stream": ("text", "the partition, of consumer groups"),
-    "x-shovelled": ("list", "the shovels that have moved it, where they are told to say so"),
-    "x-shovelled-timestamp": ("integer", "when the last one did, in s"),
+    "x-death": ("list", "queues in which the message died, with reason and count, the latest first"),
+    "x-first-death-queue": ("text", "queue in which the message died first"),
+    "x-first-death-exchange": ("text", "exchange to which it had been published before that"),
+    "x-first-death-reason": (
+        "`rejected`, `expired`, `maxlen`, `delivery_limit`",
+        "reason of its first death",
+    ),
+    "x-delivery-count": ("integer", "how often the message was returned (quorum queues and consumer groups)"),
+    "x-stream-offset": ("integer", "offset of the message in the stream"),
+    "x-stream": ("text", "partition of the message (consumer groups)"),
+    "x-shovelled": ("list", "shovels that have moved the message, if they are configured to add this header"),
+    "x-shovelled-timestamp": ("integer", "time of the last move, in s since 1970"),
 }
 
 
@@ -85,11 +88,11 @@ def page() -> str:
     _check()
     lines = head(
         "Arguments",
-        "What clients may give to `queue.declare`, `exchange.declare`, `queue.bind` and `basic.consume` as arguments, and the "
-        "headers of messages that mean something to the broker. Arguments that nobody knows are ignored, as by RabbitMQ; "
-        "values that cannot be are refused with 406. Most of the first table can be set by [policies](#policies), too.",
+        "The arguments of `queue.declare`, `exchange.declare`, `queue.bind` and `basic.consume`, and the message headers that the "
+        "broker reads or adds. Unknown arguments are ignored, as in RabbitMQ; invalid values are refused with 406. "
+        "[Policies](#policies) can set most arguments of the first table, too.",
         "## Queues",
-        "*yes*: it has an effect, or is checked; *406*: a declare with it is refused; *ignored*: it means nothing to this type.",
+        "*yes*: the argument has an effect, or is checked; *406*: a declare with it is refused; *ignored*: it has no effect on this type.",
     )
     rows = (
         [code(row.name), *(taken(row, each) for each in QUEUE_TYPES), cell(row.values), cell(row.text)]

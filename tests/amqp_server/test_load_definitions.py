@@ -52,7 +52,7 @@ def test_a_start_with_definitions(tmp_path: Path) -> None:
             assert process.wait(PATIENCE_S) == 0
             if process.stdout is not None:
                 process.stdout.close()
-        assert "policies 'p' in vhost 'orders' is left out: ha-mode" in (tmp_path / "log").read_text()
+        assert "policies 'p' in vhost 'orders' was not imported: ha-mode" in (tmp_path / "log").read_text()
 
 
 def test_a_start_with_definitions_that_are_none(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Defects that tests plant in an mqd process; see troubled_mqd.
 
-The file named by MQD_TEST_PLANT holds "COUNT QUEUE": the next COUNT entries that this queue applies raise,
-half of them before they are applied and half of them after. It may be changed at any time.
+The file named by MQD_TEST_PLANT holds "COUNT QUEUE" or "COUNT VHOST/QUEUE": the next COUNT entries that
+this queue applies raise, half of them before they are applied and half of them after. It may be changed at
+any time.
 """
 
 from __future__ import annotations
@@ -44,11 +45,14 @@ def install(file: Path) -> None:
                 count, _, name = found.partition(" ")
                 left = int(count)
 
+    def names(queue: Any) -> tuple[str, str]:
+        return queue.name, f"{queue.vhost.name}/{queue.name}"
+
     apply: Any = GroupHost.apply
 
     def planted(self: GroupHost, index: int, data: bytes) -> None:
         nonlocal left
-        strikes = left > 0 and self.queue.name == name
+        strikes = left > 0 and name in names(self.queue)
         if strikes and index % 2:
             left -= 1
             raise Planted(f"entry {index}, not applied")
@@ -64,7 +68,7 @@ def install(file: Path) -> None:
     def planted_alone(self: LocalHost) -> None:
         """A queue without a log of its own fails before it takes messages."""
         nonlocal left
-        if left > 0 and self.queue.name == name and any(c[0] in ENQUEUES for c in self.pending):
+        if left > 0 and name in names(self.queue) and any(c[0] in ENQUEUES for c in self.pending):
             left -= 1
             raise Planted("messages, not taken")
         apply_pending(self)

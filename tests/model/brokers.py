@@ -7,22 +7,33 @@ import http.client
 import json
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote, urlsplit
 
 from conformance_tests.patience import PATIENCE_S
 from conformance_tests.ports import free_ports
+from tests.cluster import disks, shifted_clock
 from tests.cluster import planted as planted_entries
-from tests.cluster import shifted_clock
 from tests.cluster.mqd import TROUBLED, MqdCluster
+from tests.cluster.nodes import wait_for
 from tests.model.spec.state import Broker
 from tests.reliability.node import Node
 
 PASSWORD = "secret"
+#: So that compaction and retention have several segments in programs of some dozens of messages.
+OPTIONS = ("--stream-segment-bytes-min", "1000")
+#: The data directory of a single node is a file system of its own, where it can be mounted. It has so many
+#: bytes, and there is an alarm if fewer than these are free.
+DISK_BYTES, FLOOR_BYTES = 192 << 20, 8 << 20
+#: Share of the memory above which there is an alarm: at once, and as usual.
+ALARMING, USUAL = "0.0000001", "0.6"
 
 
 class Refused(Exception):
@@ -56,12 +67,18 @@ class Operated(Protocol):
     names: Sequence[str]
     #: Faults that can be had here.
     faults: frozenset[str]
+    alarms: frozenset[str]
 
     def url(self, node: str) -> str: ...
     def api(self, method: str, path: str, body: Any = None) -> Any: ...
     def taken_for_granted(self) -> Broker: ...
     def fault(self, kind: str, node: str, detail: dict[str, Any]) -> None: ...
     def plant(self, queue: str, node: str) -> None: ...
+    def other_end(self, node: str) -> str: ...
+    def raise_alarm(self, kind: str, node: str) -> None: ...
+    def end_alarm(self, kind: str, node: str) -> None: ...
+    def alarmed(self) -> bool: ...
+    def failed(self, vhost: str, node: str) -> list[str]: ...
     def heal(self) -> None: ...
     def alive(self) -> bool: ...
     def log_tail(self) -> str: ...
@@ -85,13 +102,17 @@ class MqdNode:
         environment: dict[str, str] | None = None,
         options: Sequence[str] = (),
     ) -> None:
-        self._home = tempfile.TemporaryDirectory(prefix="mqd-model-")
+        self._home = tempfile.TemporaryDirectory(prefix="mqd-model-", ignore_cleanup_errors=True)
         place = Path(self._home.name)
+        self._mounted = _mount(place / "data")
+        self.alarms = frozenset({"memory", *(("disk", "full disk") if self._mounted else ())})
         shifted_clock.set_clock(place / "clock", 0)
         planted_entries.plant(place / "plant", "", 0)
         self._amqp, self._http = free_ports(2)
         self._node = Node(
-            place, "--amqp", f"127.0.0.1:{self._amqp}", "--http", f"127.0.0.1:{self._http}", *options
+            place,
+            *("--amqp", f"127.0.0.1:{self._amqp}", "--http", f"127.0.0.1:{self._http}"),
+            *("--disk-free-min-bytes", str(FLOOR_BYTES), *OPTIONS, *options),
         )
         self._node.program = list(program)
         self._node.environment = {
@@ -128,9 +149,38 @@ class MqdNode:
             shifted_clock.set_clock(Path(self._home.name) / "clock", self._clock_s)
 
     def plant(self, queue: str, node: str) -> None:
-        planted_entries.plant(Path(self._home.name) / "plant", queue, 1)
+        planted_entries.plant(Path(self._home.name) / "plant", queue, 1 if queue else 0)
+
+    def other_end(self, node: str) -> str:
+        raise AssertionError("a single node has no links")
+
+    def alarmed(self) -> bool:
+        return _alarmed(self.api)
+
+    def failed(self, vhost: str, node: str) -> list[str]:
+        return [each["name"] for each in self.api("GET", path("failed-queues", vhost))]
+
+    def raise_alarm(self, kind: str, node: str) -> None:
+        if kind == "memory":
+            self._node.mqctl("set_vm_memory_high_watermark", ALARMING)
+            wait_for("the alarm", self.alarmed)
+            return
+        disks.fill(self._node.data)
+        if kind == "disk":
+            # There is room, but less than there should be.
+            with (self._node.data / disks.BALLAST).open("ab") as ballast:
+                ballast.truncate(max(0, ballast.tell() - FLOOR_BYTES // 2))
+            wait_for("the alarm", self.alarmed)
+
+    def end_alarm(self, kind: str, node: str) -> None:
+        if kind == "memory":
+            self._node.mqctl("set_vm_memory_high_watermark", USUAL)
+        else:
+            disks.empty(self._node.data)
+        wait_for("the end of the alarm", lambda: not self.alarmed())
 
     def heal(self) -> None:
+        self.plant("", "n1")
         if self._clock_s:
             self.fault("clock", "n1", {})
 
@@ -142,7 +192,27 @@ class MqdNode:
 
     def close(self) -> None:
         self._node.kill()
+        if self._mounted and subprocess.run(["umount", str(self._node.data)], capture_output=True).returncode:
+            # A process may still hold a file.
+            subprocess.run(["umount", "-l", str(self._node.data)], check=True)
         self._home.cleanup()
+
+
+def _alarmed(api: Callable[[str, str], Any]) -> bool:
+    try:
+        api("GET", "/api/health/checks/alarms")
+    except Refused as refused:
+        return refused.status == 503
+    return False
+
+
+def _mount(place: Path) -> bool:
+    """Make a small file system, if that is possible here."""
+    place.mkdir()
+    if os.geteuid() != 0 or sys.platform != "linux":
+        return False
+    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES},mode=700", "tmpfs", str(place)]
+    return subprocess.run(command, capture_output=True).returncode == 0
 
 
 class MqdNodes:
@@ -150,9 +220,10 @@ class MqdNodes:
 
     product = "mqd"
     faults = frozenset({"kill", "restart", "freeze", "cut", "isolate", "transfer", "clock", "entry"})
+    alarms = frozenset({"memory"})
 
     def __init__(self, program: Sequence[str] = TROUBLED, environment: dict[str, str] | None = None) -> None:
-        self.cluster = MqdCluster(program=program)
+        self.cluster = MqdCluster(("n1", "n2", "n3"), *OPTIONS, program=program)
         for node in self.cluster._nodes.values():
             node.environment |= environment or {}
         self.names: Sequence[str] = self.cluster.names
@@ -187,8 +258,7 @@ class MqdNodes:
         elif kind == "isolate":
             isolate(cluster.links, node, cluster.names, hold=True)
         elif kind == "cut":
-            other = next(name for name in self.names if name != node)
-            sever(cluster.links, node, other, hold=True)
+            sever(cluster.links, node, self.other_end(node), hold=True)
         elif kind == "clock":
             cluster.set_clock(node, detail.get("by_s", 3600))
         if kind not in ("transfer", "entry"):
@@ -198,12 +268,37 @@ class MqdNodes:
         self.cluster.mqctl(node, "cluster", "transfer-leader", "--vhost", vhost, queue, node)
 
     def plant(self, queue: str, node: str) -> None:
-        planted_entries.plant(self.cluster._directory / node / "plant", queue, 1)
+        planted_entries.plant(self.cluster._directory / node / "plant", queue, 1 if queue else 0)
+
+    def alarmed(self) -> bool:
+        return any(
+            _alarmed(partial(request, f"http://guest:guest@127.0.0.1:{node.http}"))
+            for node in self.cluster._nodes.values()
+        )
+
+    def failed(self, vhost: str, node: str) -> list[str]:
+        """Queues of which the copy on this node is stopped."""
+        url = f"http://guest:guest@127.0.0.1:{self.cluster._nodes[node].http}"
+        return [each["name"] for each in request(url, "GET", path("failed-queues", vhost))]
+
+    def other_end(self, node: str) -> str:
+        """The node to which a link is cut."""
+        return next(name for name in self.names if name != node)
+
+    def raise_alarm(self, kind: str, node: str) -> None:
+        self.cluster.mqctl(node, "set_vm_memory_high_watermark", ALARMING)
+        wait_for("the alarm", self.alarmed)
+
+    def end_alarm(self, kind: str, node: str) -> None:
+        self.cluster.mqctl(node, "set_vm_memory_high_watermark", USUAL)
+        wait_for("the end of the alarm", lambda: not self.alarmed())
 
     def heal(self) -> None:
         from tests.cluster.links import isolate, sever
 
         cluster = self.cluster
+        for node in self.names:
+            self.plant("", node)
         troubles, self._troubles = self._troubles, []
         for kind, node in troubles:
             if kind in ("kill", "restart"):
@@ -217,8 +312,6 @@ class MqdNodes:
             elif kind == "clock":
                 cluster.set_clock(node, 0)
         if troubles:
-            from tests.cluster.nodes import wait_for
-
             wait_for("all nodes see each other", cluster._formed)
 
     def alive(self) -> bool:
@@ -236,6 +329,7 @@ class Foreign:
 
     names: Sequence[str] = ("n1",)
     faults: frozenset[str] = frozenset()
+    alarms: frozenset[str] = frozenset()
 
     def __init__(self, amqp_url: str, http_url: str) -> None:
         from conformance_tests.broker import recognise
@@ -259,6 +353,21 @@ class Foreign:
 
     def plant(self, queue: str, node: str) -> None:
         raise AssertionError("nothing is planted here")
+
+    def other_end(self, node: str) -> str:
+        raise AssertionError("no faults here")
+
+    def alarmed(self) -> bool:
+        return False
+
+    def failed(self, vhost: str, node: str) -> list[str]:
+        return []
+
+    def raise_alarm(self, kind: str, node: str) -> None:
+        raise AssertionError("no alarms here")
+
+    def end_alarm(self, kind: str, node: str) -> None:
+        raise AssertionError("no alarms here")
 
     def heal(self) -> None:
         pass

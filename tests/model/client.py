@@ -54,7 +54,12 @@ class Client:
         except ClosedByPeer as error:
             self.raw.abort()
             raise Gone(0, str(error)) from error
-        except (OSError, AssertionError, TimeoutError):
+        except AssertionError as error:
+            self.raw.abort()
+            if isinstance(answer := error.args[0], str) and "reply_code=530" in answer:
+                raise Gone(530, answer) from error
+            raise
+        except (OSError, TimeoutError):
             self.raw.abort()
             raise
         self.events: deque[Arrived] = deque()

@@ -17,18 +17,22 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "length": ("none", "3"),
     "bytes": ("none", "100"),
     "overflow": ("drop-head", "reject-publish", "reject-publish-dlx"),
-    "dead-letter": ("none", "exchange", "key", "at-least-once"),
+    "dead-letter": ("none", "exchange", "key", "at-least-once", "retry"),
     "priority": ("none", "5"),
     "single-active": ("no", "yes"),
     "delivery-limit": ("none", "1"),
     "expires": ("none", "short", "long"),
     "deduplication": ("no", "yes"),
     "compaction": ("no", "yes"),
+    "retention": ("no", "yes"),
     "messages": ("persistent", "transient", "mixed"),
-    "exchange": ("default", "direct", "fanout", "topic", "headers", "chain", "alternate", "super"),
+    "exchange": (
+        *("default", "direct", "fanout", "topic", "headers", "chain", "alternate", "super"),
+        *("x-consistent-hash", "x-modulus-hash", "x-random"),
+    ),
     "publish": ("plain", "confirm", "tx", "large tx"),
     "mandatory": ("no", "yes"),
-    "consume": ("get", "prefetch 1", "prefetch 3", "global", "no-ack", "exclusive", "priorities"),
+    "consume": ("get", "prefetch 1", "prefetch 3", "global", "no-ack", "exclusive", "priorities", "by name"),
     "settle": ("ack", "multiple", "requeue", "discard", "recover", "close", "abort"),
     "asked": ("same", "other", "each"),
     "fault": (
@@ -42,11 +46,14 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
         "isolate",
         "transfer",
         "entry",
+        "memory",
+        "disk",
+        "full disk",
     ),
     "policy": ("none", "length", "ttl", "dead-letter", "overflow", "expires", "alternate", "operator"),
     "deletion": ("none", "purge", "queue", "if-empty", "if-unused", "exchange", "unbind"),
     "permission": ("all", "no read", "no write", "no configure"),
-    "limit": ("none", "queues"),
+    "limit": ("none", "queues", "connections", "channels"),
 }
 _QUEUES = frozenset({"classic", "quorum"})
 _CLASSIC = frozenset({"classic"})
@@ -58,7 +65,7 @@ FITS: Mapping[tuple[str, str], frozenset[str]] = {
     ("bytes", "100"): _QUEUES,
     ("overflow", "reject-publish"): _QUEUES,
     ("overflow", "reject-publish-dlx"): _CLASSIC,
-    **{("dead-letter", each): _QUEUES for each in ("exchange", "key")},
+    **{("dead-letter", each): _QUEUES for each in ("exchange", "key", "retry")},
     ("dead-letter", "at-least-once"): frozenset({"quorum"}),
     ("priority", "5"): _CLASSIC,
     ("single-active", "yes"): _QUEUES,
@@ -66,6 +73,9 @@ FITS: Mapping[tuple[str, str], frozenset[str]] = {
     **{("expires", each): _QUEUES for each in ("short", "long")},
     ("deduplication", "yes"): frozenset({"classic", "quorum", "stream"}),
     ("compaction", "yes"): frozenset({"stream", "group"}),
+    ("retention", "yes"): frozenset({"stream", "group"}),
+    ("consume", "by name"): frozenset({"stream"}),
+    ("fault", "entry"): _QUEUES,
     **{
         ("policy", each): _QUEUES
         for each in ("length", "ttl", "dead-letter", "overflow", "expires", "operator")
@@ -74,6 +84,8 @@ FITS: Mapping[tuple[str, str], frozenset[str]] = {
     ("consume", "priorities"): _QUEUES,
     ("exchange", "super"): frozenset({"stream", "group"}),
 }
+#: Choices that only a single node has.
+ALONE = frozenset({("fault", "disk"), ("fault", "full disk")})
 #: Choices that need more than one node.
 THREE = frozenset(
     {
@@ -85,6 +97,23 @@ THREE = frozenset(
 #: Faults with which what is not durable is lost are of little use with these.
 NEVER = frozenset(
     {
+        # Whether a full queue takes a message, and whether another one has expired by then, depends on when
+        # the disk has room.
+        *(
+            frozenset({("fault", "full disk"), each})
+            for each in (
+                ("overflow", "reject-publish"),
+                ("overflow", "reject-publish-dlx"),
+                ("policy", "overflow"),
+                ("dead-letter", "at-least-once"),
+                *(("ttl", each) for each in ("queue", "message", "zero")),
+                ("policy", "ttl"),
+            )
+        ),
+        frozenset({("compaction", "yes"), ("retention", "yes")}),
+        frozenset({("compaction", "yes"), ("consume", "by name")}),
+        frozenset({("retention", "yes"), ("consume", "by name")}),
+        frozenset({("retention", "yes"), ("exchange", "super")}),
         frozenset({("compaction", "yes"), ("deduplication", "yes")}),
         frozenset({("compaction", "yes"), ("exchange", "super")}),
     }
@@ -102,7 +131,7 @@ def fits(one: tuple[str, str], two: tuple[str, str]) -> bool:
 
 def choices(nodes: int) -> dict[str, tuple[str, ...]]:
     return {
-        name: tuple(each for each in values if nodes > 1 or (name, each) not in THREE)
+        name: tuple(each for each in values if (name, each) not in (ALONE if nodes > 1 else THREE))
         for name, values in CHOICES.items()
     }
 
@@ -120,6 +149,26 @@ def pairs_of(row: Row) -> set[Pair]:
     return {pair(one, two) for one, two in combinations(row.items(), 2)}
 
 
+#: Three or more choices that show something together only. Each fifth row begins with one of them.
+TOGETHER: tuple[Row, ...] = (
+    {
+        "kind": "classic",
+        "life": "durable",
+        "priority": "5",
+        "messages": "persistent",
+        "fault": "kill",
+        "ttl": "none",
+    },
+    {"kind": "classic", "dead-letter": "retry", "length": "none", "bytes": "none", "ttl": "none"},
+    {"kind": "quorum", "dead-letter": "retry", "length": "none", "bytes": "none", "ttl": "none"},
+    {"kind": "stream", "compaction": "yes", "fault": "none", "publish": "confirm"},
+    {"kind": "classic", "life": "durable", "exchange": "direct", "deletion": "unbind", "length": "none"},
+    {"kind": "group", "fault": "kill", "consume": "prefetch 3", "settle": "ack", "compaction": "no"},
+    {"kind": "quorum", "exchange": "topic", "deletion": "unbind", "length": "none", "permission": "all"},
+    {"kind": "classic", "life": "durable", "fault": "entry", "messages": "persistent", "ttl": "none"},
+)
+
+
 def rows(nodes: int, seed: int, within: Mapping[str, str] | None = None) -> Iterator[Row]:
     """Rows until every pair has occurred, and then anew with other chance. Greedy: a row begins with a pair
     that is missing, and each further choice is the one that adds most.
@@ -128,12 +177,19 @@ def rows(nodes: int, seed: int, within: Mapping[str, str] | None = None) -> Iter
     every = choices(nodes)
     for name, value in (within or {}).items():
         every[name] = tuple(value.split("|"))
+    number = -1
     while True:
         missing = sorted(p for p in all_pairs(nodes) if _possible(every, p))
         chance.shuffle(missing)
         left = dict.fromkeys(missing)
         while left:
-            row = _row(every, left, chance)
+            number += 1
+            together: Row = {}
+            if number % 5 == 0:
+                together = TOGETHER[number // 5 % len(TOGETHER)]
+            if any(value not in every[name] for name, value in together.items()):
+                together = {}
+            row = _row(every, left, chance, together)
             for each in pairs_of(row):
                 left.pop(each, None)
             yield row
@@ -148,9 +204,11 @@ def _possible(every: Mapping[str, tuple[str, ...]], one: Pair) -> bool:
     )
 
 
-def _row(every: Mapping[str, tuple[str, ...]], left: dict[Pair, None], chance: random.Random) -> Row:
+def _row(
+    every: Mapping[str, tuple[str, ...]], left: dict[Pair, None], chance: random.Random, together: Row
+) -> Row:
     first = next(iter(left))
-    row = dict(first)
+    row = dict(together or first)
     names = [name for name in every if name not in row]
     chance.shuffle(names)
     # The kind comes first: it says what else fits.
@@ -160,7 +218,6 @@ def _row(every: Mapping[str, tuple[str, ...]], left: dict[Pair, None], chance: r
         gains = [sum(pair((name, v), other) in left for other in row.items()) for v in values]
         best = max(gains)
         row[name] = chance.choice([v for v, gain in zip(values, gains, strict=True) if gain == best])
-    del_first = [each for each in (first,) if each in left]
-    for each in del_first:
-        left.pop(each)
+    if not together:
+        left.pop(first, None)
     return row

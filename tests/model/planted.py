@@ -6,7 +6,6 @@ compiled classes can't be replaced.
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -329,13 +328,20 @@ def _alternate() -> None:
 
 @bug("unbound-but-routed")
 def _unbound() -> None:
-    """An unbind does not raise the generation, so the memo of routes stays."""
+    """A connection notices too late that the topology has changed, and routes by its memo until then."""
     from amqp_server.connection.incoming import Incoming
 
-    calls = itertools.count()
+    noticed: dict[int, tuple[int, int]] = {}
 
     def make(forget: Any) -> Any:
-        return lambda self: forget(self) if next(calls) % 2 else None
+        def planted(self: Any) -> None:
+            generation, looks = noticed.get(id(self), (0, 0))
+            looks = looks + 1 if generation == self.broker.generation else 0
+            noticed[id(self)] = self.broker.generation, looks
+            if looks > 5:
+                forget(self)
+
+        return planted
 
     _replace(Incoming, "forget_old_routes", make)
 

@@ -110,7 +110,7 @@ def test_user_that_cannot_be_made_is_told_in_one_line(tmp_path: Path) -> None:
     options = ("--reset-administrator", "x" * 256, "--default-password-file", password_file(tmp_path, "x"))
     code, out, errors = run_once(["--data-dir", str(tmp_path / "data"), *ANY_PORTS, *options])
     assert (code, out) == (1, "")
-    assert errors.splitlines()[-1].startswith("mqd: a user's name has 1 to 255 bytes")
+    assert errors.splitlines()[-1].startswith("mqd: the name of a user must have 1 to 255 bytes")
 
 
 #: None of these may be in a log, neither plain nor in base64.

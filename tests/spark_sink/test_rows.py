@@ -65,7 +65,7 @@ def test_forms_of_headers(headers: DataType) -> None:
         (frame(), "column 'value' is missing.*the frame has none"),
         (frame(body=TEXT), "a message has no column 'body'"),
         (frame(value=TEXT, contentType=TEXT), "no column 'contentType'; did you mean 'content_type'"),
-        (frame(value=TEXT).add("value", TEXT), "column 'value' is there twice"),
+        (frame(value=TEXT).add("value", TEXT), "column 'value' appears twice"),
         (frame(value=DecimalType()), r"column 'value' is decimal\(10,0\) and must be string or binary"),
         (frame(value=TEXT, priority=TEXT), "column 'priority' is string and must be"),
         (frame(value=TEXT, timestamp=LongType()), "column 'timestamp' is bigint and must be timestamp"),

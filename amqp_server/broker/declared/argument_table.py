@@ -104,7 +104,7 @@ ROWS: tuple[Argument, ...] = (
         {"classic": 2, "quorum": 14},
         policy=PolicyKey(title="message TTL", operators=True),
         values=_TIME,
-        text="a message that has waited longer is discarded",
+        text="time after which a waiting message is discarded",
         example=1000,
     ),
     Argument(
@@ -114,7 +114,7 @@ ROWS: tuple[Argument, ...] = (
         {"classic": 1, "quorum": 4},
         policy=PolicyKey(title="queue expiry", operators=True, overrules=frozenset({"quorum"})),
         values=_LEASE,
-        text="the queue is deleted when nobody has used it for so long",
+        text="time without a consumer, declare or get after which the queue is deleted",
         example=1000,
     ),
     Argument(
@@ -124,7 +124,7 @@ ROWS: tuple[Argument, ...] = (
         {"classic": 5, "quorum": 5},
         policy=PolicyKey(title="maximum length", operators=True),
         values=_NUMBER,
-        text="waiting messages",
+        text="limit of waiting messages",
         example=10,
     ),
     Argument(
@@ -136,7 +136,7 @@ ROWS: tuple[Argument, ...] = (
         stream_check=checks.positive,
         policy=PolicyKey(title="maximum length in bytes", operators=True, overrules=frozenset({"stream"})),
         values=_BYTES,
-        text="bytes of their bodies; of a stream, its size, above 0",
+        text="limit of the bytes of their bodies; for a stream, of its size (above 0)",
         example=1000,
     ),
     Argument(
@@ -146,7 +146,7 @@ ROWS: tuple[Argument, ...] = (
         {"classic": 8, "quorum": 9},
         policy=PolicyKey(title="overflow value", overrules=frozenset({"quorum"})),
         values=_choices(*_OVERFLOW),
-        text="what happens at the limit",
+        text="what happens at the limit: drop the oldest message, or refuse the newest (and dead-letter it)",
         example="reject-publish",
     ),
     Argument(
@@ -156,7 +156,7 @@ ROWS: tuple[Argument, ...] = (
         {"classic": 3, "quorum": 1, "stream-group": 4},
         policy=PolicyKey(title="dead letter exchange name", check=checks.short_text),
         values="name",
-        text="where discarded messages go",
+        text="exchange for discarded messages",
         example="dead",
     ),
     Argument(
@@ -168,7 +168,7 @@ ROWS: tuple[Argument, ...] = (
         needs_reason="routing_key_but_no_dlx_defined",
         policy=PolicyKey(title="dead letter routing key", check=checks.short_text),
         values="text",
-        text="with this key, instead of their own",
+        text="routing key of dead letters, instead of their own",
         example="key",
     ),
     Argument(
@@ -178,7 +178,7 @@ ROWS: tuple[Argument, ...] = (
         {"quorum": 3},
         policy=PolicyKey(title="dead letter strategy"),
         values=_choices(*_STRATEGY),
-        text="whether the queue keeps dead letters until they have arrived",
+        text="`at-least-once`: the queue keeps a dead letter until its target has it",
         example="at-least-once",
     ),
     Argument(
@@ -187,7 +187,7 @@ ROWS: tuple[Argument, ...] = (
         checks.priority,
         {"classic": 7},
         values=f"0 to {checks.PRIORITY_MAX}",
-        text="the property `priority` orders the queue",
+        text="highest priority: messages with a higher property `priority` come first",
         example=5,
     ),
     Argument(
@@ -196,7 +196,7 @@ ROWS: tuple[Argument, ...] = (
         checks.boolean,
         {"classic": 11, "quorum": 10},
         values=_BOOLEAN,
-        text="one consumer at a time gets all messages",
+        text="only one consumer at a time gets messages",
         example=True,
     ),
     Argument(
@@ -207,7 +207,7 @@ ROWS: tuple[Argument, ...] = (
         {"quorum": 13, "stream-group": 6},
         policy=PolicyKey(title="delivery limit", check=checks.natural, operators=True),
         values="integer; below 0: none",
-        text="how often a message may come back before it is discarded",
+        text="how often a message may be returned before it is discarded",
         example=5,
     ),
     Argument(
@@ -219,7 +219,7 @@ ROWS: tuple[Argument, ...] = (
         policy=PolicyKey(title="deduplication value", types=_OTHERS_THAN_STREAMS),
         own=True,
         values=_BOOLEAN,
-        text="[takes no message twice](../queues.md#deduplication)",
+        text="[refuses to store a message twice](../queues.md#deduplication)",
         example=True,
     ),
     Argument(
@@ -231,7 +231,7 @@ ROWS: tuple[Argument, ...] = (
         policy=PolicyKey(title="deduplication window in ms", types=_OTHERS_THAN_STREAMS),
         own=True,
         values=_LEASE,
-        text="for so long an id is remembered",
+        text="how long an id is remembered",
         example=1000,
     ),
     Argument(
@@ -243,7 +243,7 @@ ROWS: tuple[Argument, ...] = (
         policy=PolicyKey(title="deduplication count", types=_OTHERS_THAN_STREAMS),
         own=True,
         values=f"1 to {checks.DEDUPLICATION_COUNT_MAX:,}",
-        text="so many ids are remembered",
+        text="how many ids are remembered",
         example=10,
     ),
     Argument(
@@ -252,7 +252,7 @@ ROWS: tuple[Argument, ...] = (
         checks.positive,
         {"quorum": 12},
         values=_COUNT,
-        text="nodes that keep the queue from the start",
+        text="number of members (nodes) from the start",
         example=3,
     ),
     Argument(
@@ -262,7 +262,7 @@ ROWS: tuple[Argument, ...] = (
         {"quorum": 0},
         policy=PolicyKey(title="target group size", name="target-group-size"),
         values=_COUNT,
-        text="nodes up to which it grows by itself",
+        text="number of members up to which the queue grows by itself",
         example=3,
     ),
     Argument(
@@ -272,7 +272,7 @@ ROWS: tuple[Argument, ...] = (
         {"quorum": 15, "stream": 7},
         policy=PolicyKey(title="queue leader locator value"),
         values=_choices(*_LOCATOR),
-        text="where the leader is put in a cluster; the last two mean `balanced`",
+        text="node of the leader: that of the client, or the one with the fewest leaders (all other values)",
         example="client-local",
     ),
     Argument(
@@ -323,7 +323,7 @@ ROWS: tuple[Argument, ...] = (
         {"stream": 3},
         policy=PolicyKey(title="max age", overrules=frozenset({"stream"})),
         values=_AGE,
-        text="age at which [segments](../streams.md#declaring) go",
+        text="age at which [segments](../streams.md#declaring) are deleted",
         example="7D",
     ),
     Argument(
@@ -336,7 +336,7 @@ ROWS: tuple[Argument, ...] = (
             title="segment size", check=checks.segment_bytes_of_policy, overrules=frozenset({"stream"})
         ),
         values=f"bytes, 1 to {checks.SEGMENT_BYTES_MAX:,}",
-        text="size from which the next segment begins",
+        text="size at which the next segment begins",
         example=1_000_000,
     ),
     Argument(
@@ -371,7 +371,7 @@ ROWS: tuple[Argument, ...] = (
         since=versions.SUPER_STREAMS,
         own=True,
         values=_choices("key", "header:NAME"),
-        text="by what the stream is [compacted](../streams.md#compaction)",
+        text="key for [compaction](../streams.md#compaction): the routing key, or a header",
         example="key",
     ),
     Argument(
@@ -395,7 +395,7 @@ ROWS: tuple[Argument, ...] = (
         {"stream": 6},
         policy=PolicyKey(title="cluster size", check=checks.natural),
         values=_COUNT,
-        text="nodes that keep the stream",
+        text="number of members (nodes) of the stream",
         example=3,
     ),
     Argument(
@@ -406,7 +406,7 @@ ROWS: tuple[Argument, ...] = (
         ignored=_OTHERS_THAN_GROUPS,
         own=True,
         values="name",
-        text="the stream of the [group](../streams.md#consumer-groups)",
+        text="stream of the [consumer group](../streams.md#consumer-groups)",
         example="other",
     ),
     Argument(
@@ -417,7 +417,7 @@ ROWS: tuple[Argument, ...] = (
         ignored=_OTHERS_THAN_GROUPS,
         own=True,
         values="as for consumers, but not `committed`",
-        text="where the group begins",
+        text="place where the consumer group begins",
         example="first",
     ),
     Argument(
@@ -428,7 +428,7 @@ ROWS: tuple[Argument, ...] = (
         ignored=_OTHERS_THAN_GROUPS,
         own=True,
         values=_LEASE,
-        text="for so long a member may hold a message",
+        text="how long a member may hold a message without an ack",
         example=1000,
     ),
 )

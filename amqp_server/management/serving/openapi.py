@@ -34,33 +34,37 @@ _WORDS = re.compile(r"\w+")
 
 REFUSALS = {
     400: "The request is wrong.",
-    401: "The login is missing or wrong, or the user may not do that.",
+    401: "The login is missing or wrong, or the user has no permission for this.",
     404: "The object does not exist.",
     413: "The body is too large.",
     414: "The path or the query is too long.",
-    415: "Another page made a browser send this.",
-    429: "Too many logins of this address wait.",
-    500: "A defect of the broker.",
-    503: "Too many requests at a time, or no majority of the cluster; of a health check: not healthy.",
+    415: "Another web page made the browser send this request.",
+    429: "Too many logins from this address are waiting.",
+    500: "An internal error of the broker.",
+    503: "Too many requests at the same time, or no majority in the cluster. From a health check: not healthy.",
 }
 ANSWERS = {
-    "GET": {200: "What was asked for."},
-    "PUT": {201: "It is new.", 204: "The object existed; it is now as requested.", 200: "What was done."},
-    "POST": {
-        200: "What was done.",
+    "GET": {200: "The requested data."},
+    "PUT": {
         201: "The object was created.",
-        202: "It is being done.",
-        204: "It is done.",
+        204: "The object existed; it is now as requested.",
+        200: "The result.",
     },
-    "DELETE": {204: "It is gone.", 200: "What was done."},
+    "POST": {
+        200: "The result.",
+        201: "The object was created.",
+        202: "The work has begun.",
+        204: "Done.",
+    },
+    "DELETE": {204: "The object was deleted.", 200: "The result."},
 }
 LISTING = {
     "page": ("integer", "Page to return, from 1 on."),
-    "page_size": ("integer", f"Rows of a page, 1 to {listing.PAGE_SIZE_MAX}."),
-    "name": ("string", "Rows whose name contains this."),
-    "use_regex": ("boolean", "`name` is a regular expression."),
+    "page_size": ("integer", f"Rows per page, 1 to {listing.PAGE_SIZE_MAX}."),
+    "name": ("string", "Return only rows whose name contains this text."),
+    "use_regex": ("boolean", "Treat `name` as a regular expression."),
     "sort": ("string", "Column to sort by."),
-    "sort_reverse": ("boolean", "From the last to the first."),
+    "sort_reverse": ("boolean", "Sort in descending order."),
     "columns": ("string", "Columns to return, with commas between."),
 }
 

@@ -111,7 +111,7 @@ def test_a_fourth_node_comes_and_an_old_one_leaves(ring: Ring) -> None:
         wait_until("n4 leads", lambda: ring.leader("two") == "n4")
         flow.moved()
         # The node has a queue that no other node has.
-        with pytest.raises(Failure, match="queue 'home' in vhost '/' is on node 'n4' only"):
+        with pytest.raises(Failure, match="queue 'home' in vhost '/' has its only copy on node 'n4'"):
             ring.mqctl("n4", "cluster", "leave")
         with pytest.raises(Failure, match="node n4 is up: stop it first"):
             ring.mqctl("n1", "cluster", "forget", "n4")

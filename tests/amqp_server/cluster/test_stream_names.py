@@ -145,7 +145,7 @@ def refused(ring: Ring, at: str, stream: str, name: str) -> None:
     with pytest.raises(pika.exceptions.ChannelClosedByBroker) as caught:
         read(ring, at, stream, name, 1)
     assert caught.value.reply_code == 406
-    assert caught.value.reply_text.endswith(f"or raise the limit: queue '{stream}' in vhost '/'")
+    assert caught.value.reply_text.startswith(f"PRECONDITION_FAILED - queue '{stream}' in vhost '/' stores ")
 
 
 def offsets(ring: Ring, at: str, stream: str) -> dict[str, tuple[str, str]]:

@@ -164,7 +164,7 @@ def test_a_session_that_ends_is_forgotten_by_the_poller(node: PolledNode, link: 
         link.session.reason
         == {
             "peer": "closed by the peer",
-            "frame": f"it sent what is no frame: a frame of {0xFFFFFFFF} bytes; the limit is {LinkOptions().frame_bytes_max}",
+            "frame": f"it sent something that is not a frame: a frame of {0xFFFFFFFF} bytes; the limit is {LinkOptions().frame_bytes_max}",
             "node": "dropped by this node",
         }[how]
     )

@@ -231,7 +231,10 @@ def test_what_fails_is_told_and_nothing_is_lost(
     node.work()
     publish(peer, *messages[40:])
     node.work()
-    assert "stream 's' in vhost '/' is not compacted until more is sealed" in caplog.text
+    assert (
+        "stream 's' in vhost '/': compaction failed, the next try is when another segment is closed"
+        in caplog.text
+    )
     assert len(read(node)) == 80
     monkeypatch.setattr(compaction, "rewrite", real)
     more = some(2, 80)
@@ -256,7 +259,7 @@ def test_a_full_disk_stops_compaction_for_a_while(caplog: pytest.LogCaptureFixtu
     # There is room for only a part of the pass' files.
     node.files.room = node.files.used + 100
     node.work()
-    assert "stream 's' in vhost '/' is not compacted for 60 s: OSError(28" in caplog.text
+    assert "stream 's' in vhost '/': compaction failed, the next try is in 60 s: OSError(28" in caplog.text
     assert host.compacting is not None and not host.compacting.passes
     assert not [path for path in node.files.now if path.suffix == ".new"]
     assert {path.stem for path in node.files.now if path.suffix == ".index"} == {

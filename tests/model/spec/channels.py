@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.model.spec.messages import Copy, Message
+from tests.model.spec.messages import Choice, Copy, Message
 from tests.model.spec.queues import Consumer, Queue
 from tests.model.spec.streams import Log, Reader
 
@@ -16,6 +16,8 @@ class User:
     name: str
     #: Patterns of configure, write and read.
     permissions: tuple[str, str, str] = (".*", ".*", ".*")
+    #: Limit of channels on all its connections together.
+    channels_max: int | None = None
 
     def may(self, what: str, name: str) -> bool:
         pattern = self.permissions[("configure", "write", "read").index(what)]
@@ -38,6 +40,7 @@ class Held:
     queue: Queue | Log
     consumer: Consumer | None
     reader: Reader | None = None
+    offset: int = -1
 
 
 @dataclass(eq=False)
@@ -70,7 +73,7 @@ class Channel:
     unconfirmed: dict[int, Publishing] = field(default_factory=dict)
     returns: list[Publishing] = field(default_factory=list)
     #: Of an open transaction.
-    tx_publishes: list[tuple[Message, list[set[str]], bool]] = field(default_factory=list)
+    tx_publishes: list[tuple[Message, set[str], Choice | None, bool]] = field(default_factory=list)
     tx_settles: list[tuple[str, int, Held]] = field(default_factory=list)
     #: Codes with which the broker may, or has to, close it now.
     closing: set[int] = field(default_factory=set)

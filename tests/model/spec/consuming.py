@@ -27,22 +27,29 @@ from tests.model.spec.topology import Topology
 
 @dataclass(eq=False)
 class Consuming(Topology):
-    def open_channel(self, session: Session, number: int) -> Promise:
+    def open_channel(self, session: Session, number: int, open_now: int = 0) -> Promise:
+        """`open_now` is the number of channels that the user has."""
+        limit = session.user.channels_max
+        if limit is not None and open_now >= limit:
+            return refused(NOT_ALLOWED)
         return success(lambda _: session.channels.update({number: Channel(session, number)}))
 
     def close_channel(self, channel: Channel) -> None:
         """The channel is gone: what it held goes back."""
         channel.session.channels.pop(channel.number, None)
+        self._give_back(channel)
+        for consumer in list(channel.consumers.values()):
+            self._remove_consumer(consumer)
+        for reader in channel.readers.values():
+            reader.over = True
+
+    def _give_back(self, channel: Channel) -> None:
         held = list(channel.unacked.values()) + [held for _, _, held in channel.tx_settles]
         channel.unacked, channel.tx_settles, channel.tx_publishes = {}, [], []
         for each in held:
             if each.copy is not None and isinstance(each.queue, Queue) and each.copy.held:
                 each.queue.withdraw(each.copy, requeue=True)
         self._trim(held)
-        for consumer in list(channel.consumers.values()):
-            self._remove_consumer(consumer)
-        for reader in channel.readers.values():
-            reader.over = True
 
     @staticmethod
     def _trim(returned: list[Held]) -> None:
@@ -61,11 +68,29 @@ class Consuming(Topology):
                 self.vanishing.append(queue.name)
 
     def close_session(self, session: Session) -> None:
+        consumers = [c for channel in session.channels.values() for c in channel.consumers.values()]
+        several = [c.queue for c in consumers if sum(o.queue is c.queue for o in consumers) > 1]
+        for channel in session.channels.values():
+            # Before an auto-delete queue goes with a consumer of another channel.
+            self._give_back(channel)
         for channel in list(session.channels.values()):
             self.close_channel(channel)
+        for left in dict.fromkeys(several):
+            self.leave_together(left)
         for queue in list(self.queues.values()):
             if isinstance(queue, Queue) and queue.owner is session:
                 self.remove_queue(queue)
+
+    def leave_together(self, queue: Queue, *, again: bool = True) -> None:
+        """Several consumers left at once: what one held may have been on its way to the next one."""
+        limit = queue.settings.delivery_limit
+        for copy in queue.line():
+            if again:
+                copy.flag = Flag.EITHER if copy.flag is Flag.NO else copy.flag
+                copy.returns = (copy.returns[0], copy.returns[1] + 1)
+            if limit is not None and copy.returns[1] > limit:
+                # It came back once too often.
+                self.dead_letter(queue, copy, "delivery_limit", certain=False)
 
     def consume(
         self,
@@ -84,6 +109,8 @@ class Consuming(Topology):
             codes.add(ACCESS_REFUSED)
         if queue is None:
             codes.add(NOT_FOUND)
+        elif self.unread_by(channel.session.user, queue):
+            codes.add(ACCESS_REFUSED)
         elif self.locked(queue, channel.session):
             codes.add(RESOURCE_LOCKED)
         if tag in channel.consumers or tag in channel.readers:
@@ -126,6 +153,9 @@ class Consuming(Topology):
 
     def _start_reader(self, channel: Channel, log: Log, tag: str, arguments: dict[str, Any]) -> None:
         offset = arguments.get("x-stream-offset", "next")
+        named = offset == "committed"
+        if named:
+            offset = arguments["x-stream-offset-default"]
         low, high = log.count()
         if not self.broker.exact_counts:
             low = 0
@@ -141,6 +171,8 @@ class Consuming(Topology):
         reader.channel_step = self.step if offset != "last" else 1 << 60
         if not isinstance(offset, str):
             reader.channel_step = self.step if offset <= low else 1 << 60
+        if named:
+            log.take_name(reader, arguments["x-group"], start)
         log.readers.append(reader)
         channel.readers[tag] = reader
 
@@ -172,6 +204,8 @@ class Consuming(Topology):
             return refused(RESOURCE_LOCKED)
         if isinstance(queue, Log):
             return refused(NOT_IMPLEMENTED)
+        if self.unread_by(channel.session.user, queue):
+            return refused(ACCESS_REFUSED)
 
         def got(delivered: Delivered | None) -> None:
             queue.used()
@@ -194,7 +228,8 @@ class Consuming(Topology):
         if reader is not None:
             reader.take(int(delivered.headers["x-stream-offset"]), delivered.number)
             self._check_tag(channel, delivered.tag)
-            channel.unacked[delivered.tag] = Held(None, reader.log, None, reader)
+            offset = int(delivered.headers["x-stream-offset"])
+            channel.unacked[delivered.tag] = Held(None, reader.log, None, reader, offset)
             return
         consumer = channel.consumers.get(delivered.consumer)
         if consumer is None:
@@ -242,12 +277,33 @@ class Consuming(Topology):
 
     def on_cancel(self, channel: Channel, tag: str) -> None:
         """The broker cancels a consumer: its queue is gone."""
-        if tag in channel.consumers and not channel.consumers[tag].queue.shaken:
-            raise Broken(
-                f"the consumer {tag} was cancelled, and {channel.consumers[tag].queue.name} is there"
-            )
-        if tag in channel.consumers:
-            self._remove_consumer(channel.consumers[tag])
+        reader = channel.readers.get(tag)
+        if reader is not None:
+            if not reader.replaced:
+                raise Broken(f"the reader {tag} was cancelled, and {reader.log.name} is there")
+            del channel.readers[tag]
+        consumer = channel.consumers.get(tag)
+        if consumer is None:
+            return
+        if not consumer.queue.shaken and not self.unread_by(channel.session.user, consumer.queue):
+            raise Broken(f"the consumer {tag} was cancelled, and {consumer.queue.name} is there")
+        self._remove_consumer(consumer)
+        self._lose_messages(consumer)
+
+    def permissions_changed(self) -> None:
+        """A member that may not read all streams loses its messages before it is cancelled."""
+        for queue in self.queues.values():
+            for consumer in queue.consumers if isinstance(queue, Queue) else ():
+                if self.unread_by(consumer.channel.session.user, queue):
+                    self._lose_messages(consumer)
+
+    def _lose_messages(self, consumer: Consumer) -> None:
+        """Its later acks have no effect."""
+        if consumer.queue.kind != "stream-group":
+            return
+        for held in consumer.channel.unacked.values():
+            if held.consumer is consumer and held.copy is not None and held.copy.held:
+                consumer.queue.withdraw(held.copy, requeue=True)
 
     def settle(self, channel: Channel, how: str, tag: int, multiple: bool) -> None:
         """`how` is ack, requeue or discard."""
@@ -266,6 +322,8 @@ class Consuming(Topology):
 
     def _settle(self, how: str, held: Held) -> None:
         copy, queue = held.copy, held.queue
+        if held.reader is not None and how == "ack":
+            held.reader.log.acked(held.reader, held.offset)
         if copy is None or not isinstance(queue, Queue) or not copy.held:
             return
         if how == "ack":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tests.model.spec.messages import Copy, Message, Presence, died
+from tests.model.spec.messages import NEVER, Copy, Message, Presence, died
 from tests.model.spec.queues import Queue
 from tests.model.spec.state import State
 
@@ -20,12 +20,15 @@ class Letters(State):
         if not copy.doomed:
             copy.letters = self._letters(queue, copy, reason, letters_presence)
             copy.doomed = True
+            if reason != "expired" and copy.may_have_expired(self.now):
+                for letter in copy.letters:
+                    letter.deaths_sure = False
         else:
             for letter in copy.letters:
                 letter.presence = max(letter.presence, letters_presence)
                 if letter.deaths and letter.deaths[0].reason != reason:
                     # For which of the two reasons is not known.
-                    letter.deaths = ()
+                    letter.deaths_sure = False
         if certain:
             copy.leave(self.step)
             for letter in copy.letters:
@@ -71,12 +74,20 @@ class Letters(State):
                 message.persistent,
                 {k: v for k, v in headers.items() if k != "x-deduplication-id"},
             )
-            letter, outcomes = target.offer(
-                bare, self.step, f"from {queue.name}", self.ordinal, presence, exchange, keys[0]
-            )
+            here = presence
+            if not target.reachable and queue.settings.dead_letter_strategy == "at-most-once":
+                here = Presence.MAYBE
+            # Messages of different priorities expire in the order in which they came, or of their priority.
+            lane = f"from {queue.name}" + (f" {copy.priority}" if reason == "expired" else "")
+            # It may have expired long before that is certain.
+            sent = copy.sent if reason == "expired" else self.step
+            if here is Presence.MAYBE:
+                # Nor is it known which of them died first.
+                lane += f" {self.ordinal}"
+            letter, outcomes = target.offer(bare, sent, lane, self.ordinal, here, exchange, keys[0])
             if letter is None:
                 continue
-            letter.deaths, letter.source = deaths, copy
+            letter.deaths, letter.source, letter.deaths_sure = deaths, copy, copy.deaths_sure
             letter.returns = (0, 0)
             if presence is Presence.SURE:
                 target.arrived(letter)
@@ -97,7 +108,7 @@ class Letters(State):
         if copy.doomed:
             for letter in copy.letters:
                 if not letter.held:
-                    letter.leave(self.step)
+                    letter.leave(NEVER)
             copy.letters, copy.doomed = [], False
 
 

@@ -24,6 +24,10 @@ class Flag(enum.Enum):
     EITHER = (False, True)
 
 
+#: In place of the step in which a copy left: it never was there, or is lost for good.
+NEVER = -2
+
+
 @dataclass(frozen=True)
 class Message:
     #: Its message-id, so that a delivery tells which message it is.
@@ -57,6 +61,35 @@ class Death:
 
 
 @dataclass(eq=False)
+class Choice:
+    """Copies of a message of which only one is real, since its exchange chose a queue."""
+
+    message: Message
+    step: int
+    #: Queues by routing key, of an exchange that chooses by it.
+    chosen: dict[str, str] | None
+    copies: list[Copy] = field(default_factory=list)
+    #: True if the queue that was chosen may have refused it.
+    refused: bool = False
+    #: Name of the queue that was chosen, once it was seen.
+    taken: str = ""
+
+    def see(self, copy: Copy, queue: str) -> str | None:
+        """The copy in this queue is the real one. Return what is wrong with that, if anything is."""
+        if self.taken and self.taken != queue:
+            return f"came to {queue} and to {self.taken}, of which its exchange had to choose one"
+        self.taken = queue
+        for other in self.copies:
+            if other is not copy and not other.gone:
+                other.leave(NEVER)
+        if self.chosen is not None:
+            known = self.chosen.setdefault(self.message.key, queue)
+            if known != queue:
+                return f"came to {queue}, and others with the key {self.message.key} came to {known}"
+        return None
+
+
+@dataclass(eq=False)
 class Copy:
     """A message in one queue."""
 
@@ -82,11 +115,15 @@ class Copy:
     #: Earliest and latest time at which its TTL ends.
     expiry: tuple[float, float] | None = None
     deaths: tuple[Death, ...] = ()
-    #: True if a majority of disks has it.
+    #: False if it died for one of two reasons.
+    deaths_sure: bool = True
+    #: True if it is on the disk that it is there, and that it is gone.
+    stored: bool = False
     safe: bool = False
     #: A dead letter's copy in the queue that it left, while one of the two may still be the real one.
     source: Copy | None = None
     letters: list[Copy] = field(default_factory=list)
+    choice: Choice | None = None
     doomed: bool = False
     #: It may be a duplicate that the queue does not take.
     repeated: bool = False

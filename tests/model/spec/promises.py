@@ -17,7 +17,7 @@ class Broken(AssertionError):
     """The broker did what it promises not to do."""
 
 
-def _nothing(_: Any) -> None:
+def nothing(_: Any) -> None:
     pass
 
 
@@ -28,10 +28,12 @@ class Promise:
     """
 
     codes: frozenset[int]
-    effect: Callable[[Any], None] = _nothing
+    effect: Callable[[Any], None] = nothing
+    #: What follows from a refusal.
+    refusal: Callable[[Any], None] = nothing
 
 
-def success(effect: Callable[[Any], None] = _nothing) -> Promise:
+def success(effect: Callable[[Any], None] = nothing) -> Promise:
     return Promise(frozenset({OK}), effect)
 
 

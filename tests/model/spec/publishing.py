@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.model.spec.channels import Channel, Publishing
 from tests.model.spec.consuming import Consuming
-from tests.model.spec.messages import Copy, Message, Presence
+from tests.model.spec.messages import NEVER, Choice, Copy, Message, Presence
 from tests.model.spec.promises import (
     ACCESS_REFUSED,
     NOT_FOUND,
@@ -15,6 +15,7 @@ from tests.model.spec.promises import (
     PRECONDITION_FAILED,
     Broken,
     Promise,
+    nothing,
     refused,
     success,
 )
@@ -43,10 +44,11 @@ class Publishes(Consuming):
             channel.closing |= codes
             return
         targets = self._route(message.exchange, message.keys, message.headers)
+        choice = self._choice(message, targets)
         if channel.transactional:
-            channel.tx_publishes.append((message, [targets], mandatory))
+            channel.tx_publishes.append((message, targets, choice, mandatory))
             return
-        publishing = self._enqueue(channel, message, targets, awaited)
+        publishing = self._enqueue(channel, message, targets, awaited, choice)
         if mandatory and not targets:
             publishing.to_return = True
             channel.returns.append(publishing)
@@ -54,24 +56,39 @@ class Publishes(Consuming):
             channel.last_publish += 1
             channel.unconfirmed[channel.last_publish] = publishing
 
-    def _enqueue(self, channel: Channel, message: Message, targets: set[str], awaited: bool) -> Publishing:
+    def _enqueue(
+        self,
+        channel: Channel,
+        message: Message,
+        targets: set[str],
+        awaited: bool,
+        choice: Choice | None = None,
+    ) -> Publishing:
         publishing = Publishing(message, [], {"ack"})
         prompt = self.broker.prompt or (channel.confirming and awaited) or channel.transactional
         presence = Presence.SURE if prompt and not self.troubled else Presence.COMING
         self.ordinal += 1
+        if choice is not None:
+            presence = Presence.MAYBE
+            self.choices.append(choice)
         for name in sorted(targets):
             queue = self.queues.get(name)
             if queue is None:
                 continue
             if isinstance(queue, Log):
-                self._append(queue, message, channel.lane, publishing)
+                self._append(queue, message, channel.lane, publishing, choice)
                 continue
             if queue.kind == "stream-group":
                 continue
             copy, outcomes = queue.offer(
                 message, self.step, channel.lane, self.ordinal, presence, message.exchange, message.key
             )
-            if outcomes == {"nack"}:
+            if choice is not None:
+                publishing.outcomes = publishing.outcomes | outcomes
+                choice.refused = choice.refused or "nack" in outcomes
+                if "nack" in outcomes and queue.settings.overflow == "reject-publish-dlx":
+                    self._refused_letter(queue, message, Presence.MAYBE)
+            elif outcomes == {"nack"}:
                 publishing.outcomes = {"nack"}
                 if queue.settings.overflow == "reject-publish-dlx":
                     self._refused_letter(queue, message, presence)
@@ -82,7 +99,10 @@ class Publishes(Consuming):
                     self._refused_letter(queue, message, Presence.MAYBE)
             if copy is not None:
                 publishing.copies.append((queue, copy))
-                queue.trim()
+                if choice is not None:
+                    copy.choice = choice
+                    choice.copies.append(copy)
+                queue.trim(certain=choice is None)
         return publishing
 
     def _refused_letter(self, queue: Queue, message: Message, presence: Presence) -> None:
@@ -100,17 +120,27 @@ class Publishes(Consuming):
         queue.copies.append(copy)
         self.dead_letter(queue, copy, "maxlen", certain=True)
 
-    def _append(self, log: Log, message: Message, lane: str, publishing: Publishing) -> None:
-        identity = message.headers.get("x-deduplication-id")
+    def _append(
+        self, log: Log, message: Message, lane: str, publishing: Publishing, choice: Choice | None
+    ) -> None:
+        identity, seen = message.headers.get("x-deduplication-id"), None
         if log.arguments.get("x-deduplication") and identity is not None:
-            if identity in log.remembered:
+            seen = log.remembered.get(identity)
+            if seen is Presence.SURE:
                 return
-            log.remembered[identity] = Presence.SURE
+            log.remembered[identity] = Presence.SURE if choice is None else Presence.MAYBE
         entry = Copy(message, 0, self.step, lane, Presence.COMING, ordinal=self.ordinal)
+        if seen is not None:
+            entry.presence, entry.repeated = Presence.MAYBE, True
+        if choice is not None:
+            entry.presence, entry.choice = Presence.MAYBE, choice
+            choice.copies.append(entry)
         if log.compacts:
             self._supersede(log, message)
         log.entries.append(entry)
         publishing.logs.append(log)
+        if log.retains:
+            self._outgrow(log)
         for queue in list(self.queues.values()):
             if (
                 isinstance(queue, Queue)
@@ -128,9 +158,18 @@ class Publishes(Consuming):
                     if copy.lane == log.name and copy.ready and same and "x-stream-key" in message.headers:
                         copy.presence = Presence.MAYBE
 
+    def _outgrow(self, log: Log) -> None:
+        """What retention may have deleted now does not come to a group that has not read it."""
+        old = {id(entry.message) for entry in log.entries if not log.kept(entry)}
+        for group in self.queues.values():
+            for copy in group.copies if isinstance(group, Queue) and group.kind == "stream-group" else ():
+                if copy.lane == log.name and copy.ready and id(copy.message) in old:
+                    copy.presence = Presence.MAYBE
+
     def arrive(self, publishing: Publishing) -> None:
         """The publish was confirmed, or an answer behind it says that it was handled."""
         for queue, copy in publishing.copies:
+            copy.stored = True
             if copy.arrived is None:
                 queue.arrived(copy)
                 if copy.presence is Presence.COMING and not copy.gone:
@@ -139,7 +178,9 @@ class Publishes(Consuming):
         for log in publishing.logs:
             for entry in log.entries:
                 if entry.message is publishing.message and entry.presence is not Presence.SURE:
-                    entry.presence, entry.arrived = Presence.SURE, self.step
+                    entry.arrived = self.step
+                    if not entry.repeated and entry.choice is None:
+                        entry.presence = Presence.SURE
 
     def on_confirm(self, channel: Channel, tag: int, multiple: bool, nack: bool) -> None:
         tags = [t for t in channel.unconfirmed if t == tag or (multiple and t <= tag)]
@@ -165,7 +206,8 @@ class Publishes(Consuming):
             doubted = [
                 copy
                 for _, copy in publishing.copies
-                if copy.presence is Presence.MAYBE and not copy.doomed and not copy.repeated
+                if copy.presence is Presence.MAYBE
+                and not (copy.doomed or copy.repeated or copy.choice is not None)
             ]
             if publishing.outcomes == {"ack", "nack"}:
                 for copy in doubted:
@@ -175,10 +217,11 @@ class Publishes(Consuming):
         for queue, copy in publishing.copies:
             if (
                 copy.presence is Presence.MAYBE
+                and copy.choice is None
                 and len([c for _, c in publishing.copies if c.presence is Presence.MAYBE]) == 1
             ):
                 if not copy.held:
-                    copy.leave(self.step)
+                    copy.leave(NEVER)
             elif copy.arrived is None:
                 queue.arrived(copy)
 
@@ -205,8 +248,8 @@ class Publishes(Consuming):
             return refused(PRECONDITION_FAILED)
         codes = {OK}
         publishings = []
-        for message, targets, mandatory in channel.tx_publishes:
-            publishing = self._enqueue(channel, message, targets[0], awaited=True)
+        for message, targets, choice, mandatory in channel.tx_publishes:
+            publishing = self._enqueue(channel, message, targets, True, choice)
             publishings.append(publishing)
             if publishing.outcomes != {"ack"}:
                 codes = (
@@ -214,7 +257,7 @@ class Publishes(Consuming):
                     if publishing.outcomes == {"nack"}
                     else codes | {PRECONDITION_FAILED}
                 )
-            if mandatory and not targets[0]:
+            if mandatory and not targets:
                 channel.returns.append(publishing)
         channel.tx_publishes = []
         settles, channel.tx_settles = channel.tx_settles, []
@@ -230,14 +273,12 @@ class Publishes(Consuming):
             for publishing in publishings:
                 self.arrive(publishing)
 
-        if OK not in codes and self.broker.nodes == 1:
-            committed(None)
-        elif OK not in codes:
+        if OK not in codes and self.broker.nodes > 1:
             # The refusal does not say that the rest is there already.
             for publishing in publishings:
                 for _, copy in publishing.copies:
                     copy.presence = min(copy.presence, Presence.COMING)
-        return Promise(frozenset(codes), committed)
+        return Promise(frozenset(codes), committed, committed if self.broker.nodes == 1 else nothing)
 
     def rollback(self, channel: Channel) -> Promise:
         if not channel.transactional:

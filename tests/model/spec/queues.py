@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tests.model.spec.messages import Copy, Flag, Message, Presence
+from tests.model.spec.messages import NEVER, Copy, Flag, Message, Presence
 from tests.model.spec.promises import Broken
 from tests.model.spec.settings import Settings
+from tests.model.spec.streams import Log
 
 if TYPE_CHECKING:
     from tests.model.spec.channels import Channel, Session
@@ -70,12 +71,16 @@ class Queue:
     active: Consumer | None = None
     #: Deduplication: ids that were taken.
     remembered: dict[str, Presence] = field(default_factory=dict)
+    #: Ids that a restart of the node may forget: of transient messages, or not on the disk.
+    forgettable: set[str] = field(default_factory=set)
     #: Copies that are ready although a preceding one is, which has to leave in the same step.
     overtaken: list[tuple[Copy, Copy]] = field(default_factory=list)
     #: Earliest and latest end of its lease; None while it is in use, or without a lease.
     lease: tuple[float, float] | None = None
     #: False if nobody knows whether it still exists.
     certain: bool = True
+    #: True if it ends with its node, or with a client of its node.
+    lost_with_node: bool = False
     #: False while its node is down.
     reachable: bool = True
     #: A fault hit it: what was in flight may come later or not at all.
@@ -166,6 +171,8 @@ class Queue:
         identity = message.headers.get("x-deduplication-id")
         if self.deduplicates and identity is not None:
             self.remembered[identity] = presence if presence is Presence.SURE else Presence.MAYBE
+            if self.kind == "classic" and not message.persistent:
+                self.forgettable.add(identity)
         return copy, outcomes
 
     def _seen(self, message: Message) -> Presence | None:
@@ -203,26 +210,24 @@ class Queue:
             return
         line = self.line()
         racing = self.racing
-        for index, copy in enumerate(line):
-            behind = line[index + 1 :]
-            sure = [each for each in behind if self.certainly_ready(each)]
+        if not self._over(len(line), sum(copy.message.size for copy in line)):
+            return
+        for copy in line:
+            # Where two may be in either order, either may be the older one.
+            behind = [each for each in line if each is not copy and not each.precedes(copy)]
             if not self._over(1 + len(behind), copy.message.size + sum(c.message.size for c in behind)):
-                return
-            if (
-                certain
-                and not racing
-                and self._over(1 + len(sure), copy.message.size + sum(c.message.size for c in sure))
-            ):
-                self.vhost.dead_letter(self, copy, "maxlen", certain=True)
-            else:
-                self.vhost.dead_letter(self, copy, "maxlen", certain=False)
+                continue
+            sure = [each for each in behind if copy.precedes(each) and self.certainly_ready(each)]
+            over = self._over(1 + len(sure), copy.message.size + sum(c.message.size for c in sure))
+            self.vhost.dead_letter(self, copy, "maxlen", certain=certain and not racing and over)
 
     def tick(self) -> None:
         """Time goes on: messages at the head expire; with priorities, behind no other message."""
         now = self.vhost.now
         if not any(copy.expiry and copy.ready for copy in self.copies):
             return
-        clear = True
+        # While its node is down nothing expires, and it may be lost with the node.
+        clear = self.reachable and self.certain
         for copy in self.line():
             if not copy.may_have_expired(now):
                 if copy.presence is Presence.SURE and not self.racing:
@@ -250,18 +255,23 @@ class Queue:
         first = ready[0]
         ready.sort(key=lambda copy: not (copy is first or copy.precedes(first)))
         for copy in ready:
-            if flag in copy.flag.value and (
+            if self._may_have(copy, flag) and (
                 deaths is None
                 or not copy.deaths
+                or (not copy.deaths_sure and len(deaths) > 0)
                 or deaths == tuple((d.queue, d.reason, d.count) for d in copy.deaths)
             ):
                 return copy
         copy = ready[0]
-        if flag not in copy.flag.value:
+        if not self._may_have(copy, flag):
             raise Broken(
                 f"{self.name}: message {number} has redelivered={flag}, wrong as it was delivered before or not"
             )
         raise Broken(f"{self.name}: message {number} has x-death {deaths} where {copy.deaths} is right")
+
+    def _may_have(self, copy: Copy, flag: bool) -> bool:
+        """After a fault a message may have been on its way to a client that never got it."""
+        return flag in copy.flag.value or (flag and self.shaken)
 
     def take(self, copy: Copy, began: float, consumer: Consumer | None) -> None:
         """A client got this copy. `began` is when the step began that made it possible."""
@@ -278,6 +288,8 @@ class Queue:
         self._check_order(copy, consumer)
         if consumer is not None:
             self._check_consumer(consumer)
+        if copy.choice is not None and (wrong := copy.choice.see(copy, self.name)):
+            raise Broken(f"{copy} {wrong}")
         self.vhost.settled_source(copy)
         copy.presence = Presence.SURE
         copy.gone, copy.delivered_at = False, self.vhost.step
@@ -334,6 +346,9 @@ class Queue:
             self.vhost.dead_letter(self, copy, "rejected", certain=True)
             return
         copy.put_back(self.vhost.step)
+        log = self.vhost.queues.get(copy.lane)
+        if isinstance(log, Log) and log.may_be_gone(copy.message):
+            copy.presence = Presence.MAYBE
         low, high = copy.returns
         copy.returns = (low + certain, high + 1)
         limit = self.settings.delivery_limit
@@ -404,13 +419,17 @@ class Queue:
         self.copies, self.past = self.past + self.copies, []
         for copy in self.copies:
             if self.kind == "classic" and not copy.message.persistent:
-                copy.leave(-2)
-            elif copy.held or (copy.gone and copy.gone_at != -2 and not copy.safe):
+                copy.leave(NEVER)
+            elif copy.held or (copy.gone and copy.gone_at != NEVER and not copy.safe):
                 self._revive(copy)
-            elif copy.ready and copy.presence is not Presence.MAYBE and copy.arrived is None:
+            elif copy.ready and not copy.stored:
                 copy.presence = Presence.MAYBE
+            if copy.presence is Presence.MAYBE:
+                self.forgettable.add(copy.message.headers.get("x-deduplication-id", ""))
             # The last return may not be on the disk, and what was held counts as returned.
             copy.returns = (0, copy.returns[1])
+        for identity in self.forgettable & self.remembered.keys():
+            self.remembered[identity] = Presence.MAYBE
         self.consumers.clear()
         self.active = None
 
@@ -420,7 +439,7 @@ class Queue:
         if was_held:
             copy.flag = Flag.EITHER if self.kind == "stream-group" else Flag.YES
             copy.returns = (copy.returns[0], copy.returns[1] + 1)
-            if copy.arrived is None:
+            if not copy.stored:
                 copy.presence = Presence.MAYBE
         elif copy.gone:
             # Its ack, or the record of its end, may not have reached the disk.

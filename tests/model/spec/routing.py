@@ -16,7 +16,10 @@ PREDECLARED = {
     "amq.headers": "headers",
     "amq.match": "headers",
 }
-TYPES = ("direct", "fanout", "topic", "headers", "x-super-stream")
+#: These choose one of their bindings: by the routing key, or at random.
+BY_KEY = frozenset({"x-consistent-hash", "x-modulus-hash"})
+CHOOSING = BY_KEY | {"x-random"}
+TYPES = ("direct", "fanout", "topic", "headers", "x-super-stream", *sorted(CHOOSING))
 
 
 @dataclass
@@ -31,6 +34,8 @@ class Exchange:
     alternate_by_policy: str | None = None
     partitions: list[str] = field(default_factory=list)
     had_binding: bool = False
+    #: Of one that chooses by key: the queue of each key, as long as its bindings stay as they are.
+    chosen: dict[str, str] = field(default_factory=dict)
 
     @property
     def alternate(self) -> str | None:
@@ -86,7 +91,7 @@ def route(
 
 
 def matches(kind: str, binding: Binding, keys: list[str], headers: dict[str, Any]) -> bool:
-    if kind == "fanout":
+    if kind == "fanout" or kind in CHOOSING:
         return True
     if kind == "topic":
         return any(topic_matches(binding.key.split("."), key.split(".")) for key in keys)

@@ -7,9 +7,9 @@ from typing import Any
 
 from tests.model.spec import settings
 from tests.model.spec.channels import Session, User
-from tests.model.spec.messages import Copy, Presence
+from tests.model.spec.messages import Choice, Copy, Message, Presence
 from tests.model.spec.queues import Consumer, Queue
-from tests.model.spec.routing import PREDECLARED, Binding, Exchange, route
+from tests.model.spec.routing import BY_KEY, CHOOSING, PREDECLARED, Binding, Exchange, route
 from tests.model.spec.streams import Log
 
 #: With many deliveries, expiry is looked at so often, s.
@@ -45,7 +45,9 @@ class State:
     users: dict[str, User] = field(default_factory=dict)
     policies: list[settings.Policy] = field(default_factory=list)
     operator_policies: list[settings.Policy] = field(default_factory=list)
+    #: Limits of the virtual host.
     queues_max: int | None = None
+    connections_max: int | None = None
     #: Auto-delete queues whose last consumer has left: gone a moment later.
     vanishing: list[str] = field(default_factory=list)
     #: Monotonic time now, and when the present step was begun.
@@ -59,6 +61,10 @@ class State:
     passed_over: list[tuple[Queue, Consumer, Consumer]] = field(default_factory=list)
     #: True between a fault and its end.
     troubled: bool = False
+    #: Step of the last fault, or of a connection that was lost.
+    struck: int = 0
+    #: Messages whose exchange chose a queue that nobody has seen yet.
+    choices: list[Choice] = field(default_factory=list)
 
     @property
     def slack_s(self) -> float:
@@ -95,6 +101,12 @@ class State:
         names = {group.declarer, self.binders.get((group.arguments["x-stream"], stream), group.declarer)}
         return any(name not in self.users or self.users[name].may("read", stream) for name in names)
 
+    def unread_by(self, user: User, group: Queue | Log) -> list[str]:
+        """Streams of a group that a user may not read: it can't be a member then."""
+        if isinstance(group, Log) or group.kind != "stream-group":
+            return []
+        return [name for name in self.streams_of(group.arguments["x-stream"]) if not user.may("read", name)]
+
     def streams_of(self, name: str) -> list[str]:
         """The partitions of a stream or a super stream."""
         exchange = self.exchanges.get(name)
@@ -106,10 +118,21 @@ class State:
     def _route(self, exchange: str, keys: list[str], headers: dict[str, Any]) -> set[str]:
         return route(self.exchanges, self.bindings, exchange, keys, headers, self.queues)
 
+    def _choice(self, message: Message, targets: set[str]) -> Choice | None:
+        """What an exchange that takes one of its bindings makes of these targets; it may know the one."""
+        exchange = self.exchanges.get(message.exchange)
+        if exchange is None or exchange.kind not in CHOOSING or len(targets) < 2:
+            return None
+        memory = exchange.chosen if exchange.kind in BY_KEY else None
+        if memory is not None and message.key in memory:
+            targets.intersection_update({memory[message.key]})
+            return None
+        return Choice(message, self.step, memory)
+
     def _into_group(self, group: Queue, log: Log, entry: Copy) -> None:
         readable = self.may_read(group, log.name)
         presence = Presence.COMING if entry.presence is not Presence.MAYBE else Presence.MAYBE
-        if not readable or (log.compacts and entry.message.size == 0):
+        if not readable or log.may_be_compacted(entry) or not log.kept(entry):
             # A tombstone goes when it is old.
             presence = Presence.MAYBE
         copy = Copy(entry.message, 0, entry.sent, log.name, presence, ordinal=len(group.copies))

@@ -5,12 +5,42 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tests.model.spec.messages import Copy, Presence
+from tests.model.spec.messages import Copy, Message, Presence
 from tests.model.spec.promises import Broken
 
 if TYPE_CHECKING:
     from tests.model.spec.channels import Channel
     from tests.model.spec.state import State
+
+
+#: What a message takes beside its body, at most, and the size of a segment of a stream with retention.
+OVERHEAD_BYTES, SEGMENT_BYTES = 250, 1500
+
+
+@dataclass(eq=False)
+class Position:
+    """How far the reader with a name has come: the end of the offsets that it acked without a gap."""
+
+    #: Offsets at one of which it began.
+    base: tuple[int, int]
+    acked: set[int] = field(default_factory=set)
+    #: Acks of which nobody knows whether they count.
+    doubted: set[int] = field(default_factory=set)
+    #: Acks that are on the disk.
+    safe: set[int] = field(default_factory=set)
+
+    def committed(self) -> tuple[int, int]:
+        low, high = self.base
+        while low in self.acked:
+            low += 1
+        high = max(high, low)
+        while high in self.acked or high in self.doubted:
+            high += 1
+        return low, high
+
+    def doubt(self, offsets: set[int]) -> None:
+        self.doubted |= offsets
+        self.acked -= offsets
 
 
 @dataclass(eq=False)
@@ -26,6 +56,10 @@ class Reader:
     filters: tuple[str, ...] = ()
     got: list[tuple[int, int]] = field(default_factory=list)
     over: bool = False
+    #: Of one that has a name.
+    position: Position | None = None
+    #: True if another one took its name, so that the broker has to cancel it.
+    replaced: bool = False
     #: Messages of later steps have to come to it.
     channel_step: int = 0
 
@@ -42,7 +76,14 @@ class Reader:
             raise Broken(
                 f"{self.log.name}: reader {self.tag} got offset {offset} before its start {self.start}"
             )
+        exact = not (self.got or self.filters or self.log.compacts or self.log.retains)
+        if exact and offset > self.start[1]:
+            raise Broken(
+                f"{self.log.name}: reader {self.tag} begins at offset {offset}, behind its start {self.start}"
+            )
         self.log.see(offset, number)
+        if self.position is not None and not self.got and not self.replaced:
+            self.position.base = (offset, offset)
         self.got.append((offset, number))
 
 
@@ -59,6 +100,8 @@ class Log:
     seen: dict[int, int] = field(default_factory=dict)
     readers: list[Reader] = field(default_factory=list)
     remembered: dict[str, Presence] = field(default_factory=dict)
+    #: Positions of readers by name.
+    names: dict[str, Position] = field(default_factory=dict)
     certain: bool = True
 
     kind = "stream"
@@ -66,6 +109,57 @@ class Log:
     @property
     def compacts(self) -> bool:
         return bool(self.arguments.get("x-stream-compaction"))
+
+    @property
+    def retains(self) -> bool:
+        """True if it does not keep everything."""
+        return "x-max-length-bytes" in self.arguments
+
+    def may_be_compacted(self, entry: Copy) -> bool:
+        """True if it is a tombstone, or a later message has its key."""
+        key = entry.message.headers.get("x-stream-key")
+        if not self.compacts or key is None:
+            return False
+        behind = self.entries[self.entries.index(entry) + 1 :] if entry in self.entries else []
+        return entry.message.size == 0 or any(
+            copy.message.headers.get("x-stream-key") == key for copy in behind
+        )
+
+    def may_be_gone(self, message: Message) -> bool:
+        """True if compaction or retention may have removed it."""
+        return any(
+            entry.message is message and (self.may_be_compacted(entry) or not self.kept(entry))
+            for entry in self.entries
+        )
+
+    def kept(self, entry: Copy) -> bool:
+        """True if retention can't have deleted it: not so much came after it."""
+        if not self.retains:
+            return True
+        behind = self.entries[self.entries.index(entry) :]
+        size = sum(copy.message.size + OVERHEAD_BYTES for copy in behind)
+        return bool(size < self.arguments["x-max-length-bytes"] - SEGMENT_BYTES)
+
+    def take_name(self, reader: Reader, name: str, default: tuple[int, int]) -> None:
+        """A reader continues where the name is, and takes it from another one."""
+        position = self.names.get(name)
+        if position is None:
+            position = Position(default)
+        for other in self.readers:
+            if other.position is position and not other.over:
+                other.over = other.replaced = True
+        # Acks after a gap are forgotten.
+        reader.position = self.names[name] = Position(position.committed())
+        reader.start = reader.position.base
+
+    def acked(self, reader: Reader, offset: int) -> None:
+        if reader.position is None:
+            return
+        if self.vhost.broker.nodes > 1:
+            # It is an entry of the log, which another node may not have yet.
+            reader.position.doubted.add(offset)
+        elif not reader.replaced:
+            reader.position.acked.add(offset)
 
     def see(self, offset: int, number: int) -> None:
         known = self.seen.setdefault(offset, number)
@@ -78,21 +172,40 @@ class Log:
         if len(others) > sum(copy.presence is not None for copy in copies):
             raise Broken(f"{self.name}: message {number} is there twice, at the offsets {others}")
         for copy in copies:
+            if copy.choice is not None and (wrong := copy.choice.see(copy, self.name)):
+                raise Broken(f"{copy} {wrong}")
             copy.presence = Presence.SURE
             copy.arrived = copy.arrived if copy.arrived is not None else self.vhost.step
+
+    def crash(self) -> None:
+        """The only node was killed, and is up again."""
+        for reader in self.readers:
+            reader.over = True
+        for position in self.names.values():
+            position.doubt(position.acked - position.safe)
+        for entry in self.entries:
+            if entry.presence is not Presence.SURE:
+                entry.presence = Presence.MAYBE
+                identity = entry.message.headers.get("x-deduplication-id")
+                if identity in self.remembered:
+                    self.remembered[identity] = Presence.MAYBE
 
     def count(self) -> tuple[int, int]:
         """Fewest and most messages in it."""
         return sum(copy.presence is Presence.SURE for copy in self.entries), len(self.entries)
 
     def owed(self) -> list[str]:
-        out = []
+        out = [
+            f"{self.name}: the name of reader {reader.tag} was taken, and it is not cancelled"
+            for reader in self.readers
+            if reader.replaced and reader.tag in reader.channel.readers
+        ]
         for reader in self.readers:
             if reader.over or not reader.spare or self.compacts:
                 continue
             got = {number for _, number in reader.got}
             # Where it began is certain only if it began with the first message.
-            if reader.start == (0, 0):
+            if reader.start == (0, 0) and not self.retains:
                 due = [copy for copy in self.entries if copy.presence is Presence.SURE]
             else:
                 due = [
@@ -101,7 +214,7 @@ class Log:
                     if copy.presence is Presence.SURE and copy.sent > reader.channel_step
                 ]
             for copy in due:
-                if copy.message.number not in got and self.passes(reader, copy):
+                if copy.message.number not in got and self.passes(reader, copy) and self.kept(copy):
                     out.append(f"{self.name}: reader {reader.tag} waits for {copy}")
         return out
 
@@ -117,13 +230,16 @@ class Log:
         if self.compacts:
             self._verify_compacted(numbers)
         else:
-            if [offset for offset, _ in whole] != list(range(len(whole))):
+            first = whole[0][0] if whole and self.retains else 0
+            if [offset for offset, _ in whole] != list(range(first, first + len(whole))):
                 raise Broken(f"{self.name}: offsets have gaps: {[offset for offset, _ in whole]}")
             missing = [
-                c for c in self.entries if c.presence is Presence.SURE and c.message.number not in numbers
+                c
+                for c in self.entries
+                if c.presence is not Presence.MAYBE and c.message.number not in numbers and self.kept(c)
             ]
             if missing:
-                raise Broken(f"{self.name}: confirmed and lost: {missing}")
+                raise Broken(f"{self.name}: lost: {missing}")
         at = {number: index for index, number in enumerate(numbers)}
         present = [copy for copy in self.entries if copy.message.number in at]
         for one, two in zip(present, present[1:], strict=False):
@@ -133,7 +249,7 @@ class Log:
             self._verify_reader(reader, whole)
 
     def _verify_reader(self, reader: Reader, whole: list[tuple[int, int]]) -> None:
-        if not reader.got or self.compacts:
+        if not reader.got or self.compacts or self.retains:
             return
         by_number = {copy.message.number: copy for copy in self.entries}
         first, last = reader.got[0][0], reader.got[-1][0]
@@ -146,7 +262,7 @@ class Log:
 
     def _verify_compacted(self, numbers: list[int]) -> None:
         """Folded by key, what is there has to be the same as all that was ever published."""
-        if any(copy.presence is not Presence.SURE for copy in self.entries):
+        if any(copy.presence is Presence.MAYBE for copy in self.entries):
             return
         right = _folded(self.entries)
         found = _folded(

@@ -65,7 +65,8 @@ class Topology(Letters):
         if kind != "classic" and (not durable or exclusive or auto_delete):
             codes.add(PRECONDITION_FAILED)
         if kind == "stream-group" and not self.streams_of(arguments["x-stream"]):
-            codes.add(NOT_FOUND)
+            there = arguments["x-stream"] in self.exchanges
+            codes.add(PRECONDITION_FAILED if there else NOT_FOUND)
         if queue is not None:
             if self.locked(queue, channel.session):
                 codes.add(RESOURCE_LOCKED)
@@ -138,7 +139,9 @@ class Topology(Letters):
                 )
             if not self.broker.exact_counts:
                 low, high = 0, len(queue.entries if isinstance(queue, Log) else queue.copies + queue.past)
-            if not low <= count <= high and not (isinstance(queue, Log) and queue.compacts):
+            if not low <= count <= high and not (
+                isinstance(queue, Log) and (queue.compacts or queue.retains)
+            ):
                 right = str(low) if low == high else f"{low} to {high}"
                 raise Broken(f"{queue.name} has {count} messages where {right} is right")
             if isinstance(queue, Queue):
@@ -179,7 +182,13 @@ class Topology(Letters):
         elif if_empty:
             low, high = queue.count()
             if isinstance(queue, Queue) and queue.kind == "stream-group":
-                low = 0 if low else high
+                # Its lag has what members hold, and acks that are not in its log yet.
+                # What retention deletes does not count.
+                low = sum(
+                    copy.held and copy.presence is Presence.SURE and self._is_kept(copy)
+                    for copy in queue.copies
+                )
+                high = sum(not copy.gone or not copy.safe for copy in queue.copies)
             if low:
                 codes = {PRECONDITION_FAILED}
             elif high:
@@ -214,6 +223,12 @@ class Topology(Letters):
         for consumer in list(queue.consumers):
             consumer.channel.consumers.pop(consumer.tag, None)
         queue.consumers.clear()
+        if queue.settings.dead_letter_strategy == "at-least-once":
+            # Letters that their queues have not confirmed are in the queue, and go with it.
+            for copy in (*queue.copies, *queue.past):
+                for letter in copy.letters:
+                    if letter.arrived is None and letter.presence is Presence.COMING:
+                        letter.presence = Presence.MAYBE
         for copy in queue.copies:
             if copy.ready and copy.may_have_expired(self.now):
                 # It may have been dead-lettered before.
@@ -253,6 +268,10 @@ class Topology(Letters):
                     copy.presence = Presence.MAYBE
 
         return success(purged)
+
+    def _is_kept(self, copy: Copy) -> bool:
+        log = self.queues.get(copy.lane)
+        return not isinstance(log, Log) or not log.retains
 
     def _in_its_stream(self, queue: Queue, copy: Copy) -> bool:
         log = self.queues.get(copy.lane)
@@ -350,6 +369,21 @@ class Topology(Letters):
 
     def bind(self, channel: Channel, binding: Binding) -> Promise:
         codes = self._binding_codes(channel, binding)
+        if binding.kind == "queue" and not channel.session.user.may("read", binding.destination):
+            exchange = self.exchanges.get(binding.source)
+            if (
+                exchange is not None
+                and exchange.kind == "x-super-stream"
+                and isinstance(self.queues.get(binding.destination), Log)
+                and any(
+                    isinstance(group, Queue)
+                    and group.kind == "stream-group"
+                    and group.arguments["x-stream"] == binding.source
+                    for group in self.queues.values()
+                )
+            ):
+                # Its members would read it for this user.
+                codes.add(ACCESS_REFUSED)
         if binding.kind == "queue" and not codes:
             queue = self.queues[binding.destination]
             if queue.kind == "stream-group":
@@ -360,13 +394,11 @@ class Topology(Letters):
         def bound(_: Any) -> None:
             if binding not in self.bindings:
                 self.bindings.append(binding)
+                self.exchanges[binding.source].chosen = {}
                 self.binders[binding.source, binding.destination] = channel.session.user.name
                 self._into_groups(binding)
 
-        # Whether a stream may become a partition without the permission to read it is not said; only that
-        # nobody reads it then.
-        unread = binding.kind == "queue" and not channel.session.user.may("read", binding.destination)
-        return Promise(frozenset({OK, ACCESS_REFUSED} if unread else {OK}), bound)
+        return success(bound)
 
     def _into_groups(self, binding: Binding) -> None:
         """Groups read a partition that is added later from its first message on."""
@@ -412,6 +444,8 @@ class Topology(Letters):
             return
         self.bindings.remove(binding)
         source = self.exchanges.get(binding.source)
+        if source is not None:
+            source.chosen = {}
         if (
             source is not None
             and source.auto_delete

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tests.model.spec import settings
 from tests.model.spec.channels import Session
-from tests.model.spec.messages import Presence
+from tests.model.spec.messages import NEVER, Choice, Copy, Presence
 from tests.model.spec.promises import (
     Broken,
 )
@@ -19,6 +19,17 @@ from tests.model.spec.streams import Log
 class Vhost(Publishes):
     def lose_session(self, session: Session, *, certain: bool) -> None:
         """A fault, or the client itself, cut the connection: what was on its way is in doubt."""
+        self.struck = self.step
+        if not certain:
+            # The broker may notice it late, and what expires in an exclusive queue dies before.
+            for queue in self.queues.values():
+                if isinstance(queue, Queue) and queue.owner is session:
+                    self.vanishing.append(queue.name)
+                    for copy in queue.copies:
+                        if copy.expiry is not None and not copy.gone:
+                            copy.held = False
+                            self.dead_letter(queue, copy, "expired", certain=False)
+        returned: list[Copy] = []
         for channel in list(session.channels.values()):
             for publishing in channel.unconfirmed.values():
                 for queue, copy in publishing.copies:
@@ -29,13 +40,15 @@ class Vhost(Publishes):
                     for entry in log.entries:
                         if entry.message is publishing.message and entry.arrived is None:
                             entry.presence = Presence.MAYBE
-            returned = [held.copy for held in channel.unacked.values() if held.copy is not None]
-            self.close_channel(channel)
-            for copy in returned:
-                if not certain and not copy.gone:
-                    copy.presence = min(copy.presence, Presence.COMING)
-                    copy.returns = (max(0, copy.returns[0] - 1), copy.returns[1])
+            for consumer in channel.consumers.values():
+                if not certain and self.broker.nodes > 1:
+                    consumer.queue.shaken = True
+            returned += [held.copy for held in channel.unacked.values() if held.copy is not None]
         self.close_session(session)
+        for copy in returned:
+            if not certain and not copy.gone:
+                copy.presence = min(copy.presence, Presence.COMING)
+                copy.returns = (max(0, copy.returns[0] - 1), copy.returns[1])
 
     def set_policy(self, policy: settings.Policy, *, operator: bool = False) -> None:
         policies = self.operator_policies if operator else self.policies
@@ -74,12 +87,21 @@ class Vhost(Publishes):
         out: list[str] = []
         for each in self.queues.values():
             out += each.owed()
+            if isinstance(each, Queue):
+                out += [
+                    f"{each.name}: {consumer.tag} may not read all streams, and is a member"
+                    for consumer in each.consumers
+                    if self.unread_by(consumer.channel.session.user, each)
+                ]
         return out
 
     def settle_step(self) -> None:
         passed_over, self.passed_over = self.passed_over, []
         for queue, better, worse in passed_over:
-            if better in queue.consumers and better.spare and worse in queue.consumers and not queue.shaken:
+            # A queue learns late that a consumer of another node has room.
+            near = self.broker.nodes == 1 or better.channel.session.node == queue.node
+            there = better in queue.consumers and better.spare and worse in queue.consumers
+            if near and there and not queue.shaken:
                 raise Broken(
                     f"{queue.name}: {worse.tag} got a message while {better.tag}, which has a higher priority, had room"
                 )
@@ -87,15 +109,37 @@ class Vhost(Publishes):
             if isinstance(each, Queue):
                 each.settle_step()
 
+    def must_be_somewhere(self, choice: Choice) -> bool:
+        """True if one of the copies has to be there: none was dropped, refused, or lost in a fault."""
+        return (
+            choice.step > self.struck
+            and not choice.refused
+            and len(choice.copies) > 1
+            and all(
+                copy.arrived is not None
+                and not (copy.gone or copy.doomed or copy.repeated)
+                and not copy.may_have_expired(self.now)
+                for copy in choice.copies
+            )
+        )
+
     def vouched(self) -> None:
         """All that has happened so far is on the disk."""
         for queue in self.queues.values():
             if isinstance(queue, Queue):
                 for copy in (*queue.copies, *queue.past):
-                    copy.safe = copy.safe or copy.gone
+                    copy.safe, copy.stored = copy.safe or copy.gone, True
+            else:
+                for position in queue.names.values():
+                    position.safe |= position.acked
+                for entry in queue.entries:
+                    if entry.presence is Presence.COMING:
+                        entry.presence = Presence.SURE
+                        entry.arrived = entry.arrived if entry.arrived is not None else self.step
 
-    def crashed(self, sessions: list[Session]) -> None:
-        """The only node was killed, and is up again."""
+    def crashed(self, sessions: list[Session], *, orderly: bool) -> None:
+        """The only node was killed or stopped, and is up again."""
+        self.struck = self.step
         for queue in self.queues.values():
             if isinstance(queue, Queue):
                 for copy in (*queue.copies, *queue.past):
@@ -125,8 +169,7 @@ class Vhost(Publishes):
             session.channels.clear()
         for queue in list(self.queues.values()):
             if isinstance(queue, Log):
-                for reader in queue.readers:
-                    reader.over = True
+                queue.crash()
             elif not queue.durable or queue.owner is not None:
                 queue.consumers.clear()
                 # What clients held came back first, if the stop was an orderly one.
@@ -136,16 +179,38 @@ class Vhost(Publishes):
                 queue.trim(certain=False)
                 # Its bindings are not there any more, which deletes no exchange.
                 self.bindings = [b for b in self.bindings if (b.kind, b.destination) != ("queue", queue.name)]
+                for exchange in self.exchanges.values():
+                    exchange.chosen = {}
                 self.remove_queue(queue)
             else:
                 # An orderly stop takes the consumers away first, and such a queue goes with the last one.
                 queue.certain = not (queue.auto_delete and queue.consumers)
                 for copy in queue.copies:
                     copy.vague = copy.vague or not queue.certain
+                for copy in queue.copies if queue.kind == "stream-group" else ():
+                    copy.stored = copy.stored or self._in_its_stream(queue, copy)
+                # In an orderly stop what clients held comes back first, and may be too much.
+                returned = [copy for copy in queue.copies if copy.held]
+                for copy in returned:
+                    copy.held = False
+                queue.trim(certain=False)
+                for copy in returned:
+                    copy.held = not copy.gone
+                again = orderly and bool(queue.consumers)
                 queue.crash()
+                self.leave_together(queue, again=again)
+                for copy in queue.line() if queue.kind == "stream-group" else ():
+                    log = self.queues.get(copy.lane)
+                    if isinstance(log, Log) and log.may_be_gone(copy.message):
+                        copy.presence = Presence.MAYBE
                 # What clients held came back, or will, and may have been too much.
                 queue.trim(certain=False)
                 queue.used()
+        for queue in self.queues.values():
+            for copy in queue.copies if isinstance(queue, Queue) else ():
+                if copy.doomed and not copy.gone and all(each.gone_at == NEVER for each in copy.letters):
+                    # Its transient letters are lost, and it may die again.
+                    copy.letters, copy.doomed = [], False
         for exchange in list(self.exchanges.values()):
             if not exchange.durable:
                 self._remove_exchange(exchange)

@@ -1,0 +1,310 @@
+"""What happens at one moment of a program, such as a fault."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.model.drawing.clients import LEASE_MS, SHORT_MS
+from tests.model.drawing.declarations import Declarations
+from tests.model.programs import Step
+
+
+class Moments(Declarations):
+    def _body_step(self) -> Any:
+        return self.chance.choices(
+            [
+                self._publish,
+                self._consume,
+                self._settle,
+                self._get,
+                self._count,
+                self._wait,
+                self._bind_or_not,
+                self._cancel,
+            ],
+            [10, 5, 7, 3, 3, 2, 1, 1],
+        )[0]
+
+    def _specials(self, count: int) -> list[tuple[int, Any]]:
+        """The choices that happen at one moment, such as a fault."""
+        out: list[tuple[int, Any]] = []
+        row = self.row
+        if row["policy"] != "none":
+            at = self.chance.randint(0, count)
+            out.append((at, self._policy))
+            if self.chance.random() < 0.4:
+                out.append((self.chance.randint(at, count), lambda: self.add("clear_policy", name="p")))
+        if row["deletion"] != "none":
+            out.append((self.chance.randint(count // 2, count), self._deletion))
+        if row["fault"] != "none":
+            at = self.chance.randint(count // 3, count)
+            out.append((at, self._fault))
+        if row["permission"] != "all":
+            out.append((self.chance.randint(0, count // 2), self._permission))
+        if row["compaction"] == "yes":
+            out.append((self.chance.randint(0, count), self._compacted))
+        if row["retention"] == "yes":
+            out.append((self.chance.randint(0, count), self._much))
+        if row["dead-letter"] == "retry":
+            # Before consumers take what has to come back.
+            out.append((0, self._retry))
+        if row["limit"] != "none":
+            out.append((self.chance.randint(0, count // 2), self._limit))
+        return sorted(out, key=lambda pair: -pair[0])
+
+    def _before_fault(self) -> None:
+        """Messages that wait, and some that are acked: a restart must keep the one and not the other."""
+        self._publish()
+        if self.log:
+            self._consume()
+        for client in (1, 2, 0):
+            if self.chance.random() < 0.6:
+                self.add(
+                    "settle",
+                    client=client,
+                    channel=self.chance.choice([5, 6]),
+                    how="ack",
+                    multiple=True,
+                    count=0,
+                )
+        if not self.log:
+            messages = [self._message() for _ in range(3)]
+            if self.row["priority"] != "none":
+                # Not in the order in which they have to come after a restart.
+                for message, priority in zip(messages, (1, 5, 0), strict=True):
+                    message["priority"] = priority
+            self.add(
+                "publish", client=1, channel=2, exchange="", key=self.queue, messages=messages, wait=True
+            )
+
+    def _alarm(self, kind: str) -> None:
+        key = "s" if self.kind == "group" else self.queue
+        meanwhile = [
+            {"op": "settle", "client": 2, "channel": channel, "how": "ack", "multiple": True}
+            for channel in (5, 6)
+        ]
+        self.add(
+            "alarm",
+            kind=kind,
+            client=1,
+            channel=2,
+            exchange="",
+            key=key,
+            messages=[self._message() for _ in range(2)],
+            meanwhile=meanwhile,
+        )
+
+    def _much(self) -> None:
+        """More than a stream with retention keeps."""
+        for _ in range(4):
+            messages = [self._message() for _ in range(10)]
+            self.add("publish", client=0, channel=2, exchange="", key="s", messages=messages, wait=True)
+
+    def _retry(self) -> None:
+        """A message is rejected, comes back from the dead-letter exchange, and is rejected again."""
+        messages = [self._message() | {"expiration": None} for _ in range(2)]
+        self.add("publish", client=0, channel=2, exchange="", key="q0", messages=messages, wait=True)
+        for _ in range(3):
+            self.add("get", client=1, channel=8, queue="q0", count=4)
+            self.add("settle", client=1, channel=8, how="discard", multiple=True, count=0)
+        self.add("get", client=1, channel=8, queue="dead", count=4)
+
+    def _fault(self) -> None:
+        kind = self.row["fault"]
+        if kind in ("memory", "disk", "full disk"):
+            self._alarm(kind)
+            return
+        self._before_fault()
+        vouch = kind != "kill at once"
+        kind = kind.removesuffix(" at once")
+        node = self.chance.choice(["n1", "n2", "n3"]) if self.nodes > 1 else "n1"
+        name = "s" if self.log else "q0"
+        self.add(
+            "fault", kind=kind, node=node, vouch=vouch, queue=name, by_s=self.chance.choice([-7200, 7200])
+        )
+        if self.nodes > 1:
+            for _ in range(self.chance.randint(0, 4)):
+                self._body_step()()
+            if kind not in ("transfer", "entry"):
+                self.add("heal")
+        for _ in range(self.chance.randint(1, 4)):
+            self._body_step()()
+
+    def _policy(self) -> None:
+        chosen = self.row["policy"]
+        definitions: dict[str, dict[str, Any]] = {
+            "length": {"max-length": 2},
+            "ttl": {"message-ttl": SHORT_MS},
+            "dead-letter": {"dead-letter-exchange": "dlx"},
+            "overflow": {"max-length": 2, "overflow": "reject-publish"},
+            "expires": {"expires": LEASE_MS},
+            "alternate": {"alternate-exchange": "amq.fanout"},
+            "operator": {"max-length": 2},
+        }
+        definition = definitions[chosen]
+        apply_to = "exchanges" if chosen == "alternate" else "queues"
+        pattern = "^x" if chosen == "alternate" else "^q"
+        if chosen == "alternate":
+            self.add("bind", client=0, source="amq.fanout", destination="q1", key="")
+        self.add(
+            "policy",
+            name="p",
+            pattern=pattern,
+            apply_to=apply_to,
+            definition=definition,
+            operator=chosen == "operator",
+        )
+
+    def _deletion(self) -> None:
+        chosen, client = self.row["deletion"], self.chance.randrange(2)
+        queue = "q0" if self.kind != "stream" else self.queue
+        if chosen == "purge":
+            self.add("purge", client=client, queue=queue)
+        elif chosen == "exchange":
+            name = {"default": "dlx", "super": "s"}.get(self.row["exchange"], "x")
+            self.add("delete_exchange", client=client, exchange=name, if_unused=self.chance.random() < 0.3)
+        elif chosen == "unbind":
+            bound = [s for s in self.steps if s["op"] == "bind" and s["source"] == "x"]
+            for step in bound[:2]:
+                self._unbound(step)
+        else:
+            if self.chance.random() < 0.5:
+                self._publish()
+            self.add(
+                "delete",
+                client=client,
+                queue=queue,
+                if_empty=chosen == "if-empty",
+                if_unused=chosen == "if-unused",
+            )
+            if self.chance.random() < 0.5 and self.kind != "stream":
+                self._declare_main()
+                self._publish()
+
+    def _permission(self) -> None:
+        patterns = {
+            "no read": [".*", ".*", "^$"],
+            "no write": [".*", "^$", ".*"],
+            "no configure": ["^$", ".*", ".*"],
+        }
+        self.add("permissions", user="u", permissions=patterns[self.row["permission"]])
+        queue = self.queue
+        steps: list[Step] = [
+            {"op": "get", "queue": queue},
+            {"op": "publish", "exchange": "", "key": queue, "messages": [self._message()]},
+            {
+                "op": "declare",
+                "queue": "q9",
+                "kind": "classic",
+                "arguments": {"x-dead-letter-exchange": "amq.fanout"},
+            },
+            {
+                "op": "declare",
+                "queue": "g9",
+                "kind": "stream-group",
+                "arguments": {"x-stream": "s", "x-stream-offset": "first"},
+            },
+            {"op": "consume", "queue": queue, "tag": "u1"},
+            {"op": "purge", "queue": "q1"},
+            {"op": "bind", "source": "amq.fanout", "destination": "q1", "key": ""},
+            {
+                "op": "exchange",
+                "exchange": "x9",
+                "kind": "fanout",
+                "arguments": {"alternate-exchange": "amq.fanout"},
+            },
+            {"op": "delete", "queue": "q1"},
+        ]
+        if self.row["permission"] == "no read" and self.row["kind"] == "group":
+            self._secret()
+        for step in self.chance.sample(steps, 4):
+            if step["op"] == "declare" and step["kind"] == "stream-group" and self.kind != "group":
+                continue
+            self.add(step.pop("op"), client=2, **step)
+
+    def _secret(self) -> None:
+        """A user who may not read a stream adds it to a super stream that a group of his reads."""
+        self.add("exchange", client=0, exchange="ms", kind="x-super-stream")
+        self.add("declare", client=0, queue="ok", kind="stream")
+        self.add("declare", client=0, queue="hidden", kind="stream")
+        self.add("publish", client=0, channel=2, exchange="", key="hidden", messages=[self._message()])
+        self.add("permissions", user="u", permissions=[".*", ".*", "^(ms|ok|g7)$"])
+        self.add("bind", client=2, source="ms", destination="ok", key="0")
+        self.add(
+            "declare",
+            client=2,
+            queue="g7",
+            kind="stream-group",
+            arguments={"x-stream": "ms", "x-stream-offset": "first"},
+        )
+        self.add("bind", client=2, source="ms", destination="hidden", key="1")
+        self.add("qos", client=2, channel=9, count=5)
+        self.add("consume", client=2, channel=9, queue="g7", tag="secret")
+        self.add("wait", ms=200)
+        self.add("permissions", user="u", permissions=[".*", ".*", "^$"])
+
+    def _unbound(self, bind: Step) -> None:
+        """What a client has published before is published again, with the same frames, at once and later."""
+        key = {"#": "k", "k.#": "k", "*.a": "k.a", "k.*": "k.a"}.get(bind["key"], bind["key"])
+        publish: Step = {"exchange": "x", "key": key or "k", "wait": True}
+        clients = [(1, 2), (0, 2)]
+        for client, channel in clients * 2:
+            self.add("publish", client=client, channel=channel, messages=[self._message()], **publish)
+        self.add("unbind", **{name: value for name, value in bind.items() if name != "op"})
+        for client, channel in clients * 2:
+            self.add("publish", client=client, channel=channel, messages=[self._message()], **publish)
+
+    def _connections(self) -> None:
+        """One more than there may be, before and after another one is closed."""
+        self.add("limit", what="connections", value=self.chance.choice([0, 1]))
+        for client in (3, 4):
+            self.add("connect", client=client)
+        self.add("close", client=self.chance.choice([1, 2, 3]), how="close")
+        for client in (3, 4):
+            self.add("connect", client=client)
+        self.add("limit", what="connections", value=-1)
+
+    def _limit(self) -> None:
+        if self.row["limit"] == "connections":
+            self._connections()
+            return
+        if self.row["limit"] == "channels":
+            self.add("limit", what="channels", user="u", value=self.chance.choice([1, 2]))
+            for channel in (5, 6, 7):
+                self.add("count", client=2, channel=channel, queue="q1")
+            return
+        self.add("limit", what="queues", value=self.chance.randint(3, 5))
+        for i in range(3):
+            self.add(
+                "declare",
+                client=0,
+                channel=4,
+                queue=f"more{i}",
+                kind=self.chance.choice(["classic", "quorum", "stream"]),
+            )
+        self.add(
+            "exchange",
+            client=0,
+            channel=4,
+            exchange="ss",
+            kind="x-super-stream",
+            arguments={"x-partitions": 3},
+        )
+
+    def _compacted(self) -> None:
+        """A key is deleted, and enough comes after that for a pass over full segments."""
+        keyed = [self._message() | {"headers": {"x-stream-key": "gone"}, "size": size} for size in (100, 0)]
+        for message in keyed:
+            self.add("publish", client=0, channel=2, exchange="", key="s", messages=[message])
+            filler = [self._message() | {"size": 100} for _ in range(12)]
+            self.add("publish", client=0, channel=2, exchange="", key="s", messages=filler)
+        self.add("wait", ms=1_300)
+        self.add(
+            "publish",
+            client=0,
+            channel=2,
+            exchange="",
+            key="s",
+            messages=[self._message() | {"size": 100} for _ in range(12)],
+        )
+        self.add("wait", ms=700)

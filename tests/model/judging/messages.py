@@ -1,0 +1,185 @@
+"""Steps that publish, consume and settle."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pamqp.base
+from pamqp import commands
+
+from tests.model.client import publish_frames
+from tests.model.judging.declaring import Declaring
+from tests.model.programs import Step
+from tests.model.spec.channels import Channel
+from tests.model.spec.messages import Message, Presence
+from tests.model.spec.queues import Queue
+
+
+class Messages(Declaring):
+    def _do_publish(self, step: Step) -> None:
+        number, channel = self._channel(step)
+        client = self.clients[number]
+        data = []
+        for each in step["messages"]:
+            message = message_of(step, each)
+            self.model.publish(
+                channel, message, mandatory=step.get("mandatory", False), awaited=step.get("wait", True)
+            )
+            data.append(frames_of(channel.number, message, mandatory=step.get("mandatory", False)))
+            if channel.closing:
+                break
+        client.write(b"".join(data))
+        self._arrived(number, channel)
+
+    def _arrived(self, number: int, channel: Channel) -> None:
+        """Without confirms, an answer behind the publishes says that they are there."""
+        if channel.closing or channel.transactional or channel.confirming:
+            return
+        self._flush(number)
+        if not self.model.broker.prompt:
+            return
+        self.model.now = time.monotonic()
+        for queue in self.model.queues.values():
+            if isinstance(queue, Queue):
+                for copy in queue.copies:
+                    if copy.sent == self.model.step:
+                        queue.arrived(copy)
+            else:
+                for entry in queue.entries:
+                    if entry.arrived is None and entry.presence is Presence.COMING:
+                        entry.arrived = self.model.step
+
+    def _do_large(self, step: Step) -> None:
+        """Many messages, to queues in turn."""
+        number, channel = self._channel(step)
+        data = []
+        for at in range(step["count"]):
+            message = Message(step["number"] + at, 20, "", step["keys"][at % len(step["keys"])])
+            self.model.publish(channel, message)
+            data.append(frames_of(channel.number, message))
+        self.clients[number].write(b"".join(data))
+        if not channel.transactional:
+            self._flush(number)
+
+    def _do_qos(self, step: Step) -> None:
+        number, channel = self._channel(step)
+        promise = self.model.qos(channel, step["count"], step.get("global", False))
+        method = commands.Basic.Qos(prefetch_count=step["count"], global_=step.get("global", False))
+        self._call(number, channel.number, method, commands.Basic.QosOk, promise)
+
+    def _do_consume(self, step: Step) -> None:
+        number, channel = self._channel(step)
+        arguments = dict(step.get("arguments", {}))
+        flags = {"no_ack": step.get("no_ack", False), "exclusive": step.get("exclusive", False)}
+        promise = self.model.consume(channel, step["queue"], step["tag"], arguments=arguments, **flags)
+        method = commands.Basic.Consume(
+            queue=step["queue"], consumer_tag=step["tag"], arguments=arguments, **flags
+        )
+        self._call(number, channel.number, method, commands.Basic.ConsumeOk, promise)
+
+    def _do_cancel(self, step: Step) -> None:
+        number, channel = self._channel(step)
+        promise = self.model.cancel(channel, step["tag"])
+        self._call(
+            number,
+            channel.number,
+            commands.Basic.Cancel(consumer_tag=step["tag"]),
+            commands.Basic.CancelOk,
+            promise,
+        )
+
+    def _do_get(self, step: Step) -> None:
+        for _ in range(step.get("count", 1)):
+            number, channel = self._channel(step)
+            no_ack = step.get("no_ack", False)
+            promise = self.model.get(channel, step["queue"], no_ack=no_ack)
+            method = commands.Basic.Get(queue=step["queue"], no_ack=no_ack)
+            answer = self._call(
+                number, channel.number, method, (commands.Basic.GetOk, commands.Basic.GetEmpty), promise
+            )
+            if not isinstance(answer, commands.Basic.GetOk):
+                return
+
+    def _do_settle(self, step: Step) -> None:
+        number, channel = self._channel(step)
+        tags = sorted(channel.unacked)
+        chosen = (
+            (tags[-step["count"] :] if step.get("newest") else tags[: step["count"]])
+            if step.get("count")
+            else tags
+        )
+        if not chosen:
+            return
+        multiple = step.get("multiple", False)
+        for tag in [chosen[-1]] if multiple else chosen:
+            self.model.settle(channel, step["how"], tag, multiple)
+            if step["how"] == "ack":
+                method: pamqp.base.Frame = commands.Basic.Ack(tag, multiple)
+            elif multiple:
+                method = commands.Basic.Nack(tag, multiple, step["how"] == "requeue")
+            else:
+                method = commands.Basic.Reject(tag, step["how"] == "requeue")
+            self.clients[number].send(channel.number, method)
+        self._flush(number)
+
+    def _do_unknown_tag(self, step: Step) -> None:
+        number, channel = self._channel(step)
+        self.model.settle(channel, "ack", 1 << 40, False)
+        self.clients[number].send(channel.number, commands.Basic.Ack(1 << 40, False))
+
+    def _do_recover(self, step: Step) -> None:
+        number, channel = self._channel(step)
+        if channel.transactional:
+            return
+        promise = self.model.recover(channel)
+        self._call(number, channel.number, commands.Basic.Recover(True), commands.Basic.RecoverOk, promise)
+
+    def _do_close(self, step: Step) -> None:
+        """A client closes a channel, or its connection, or just goes."""
+        number = step["client"]
+        session, client = self.sessions.get(number), self.clients.get(number)
+        if session is None or client is None:
+            return
+        how = step["how"]
+        if how == "channel":
+            channel = session.channels.get(step.get("channel", 1))
+            if channel is None:
+                return
+            # Before the answer: what it held may come to another channel first.
+            self.model.close_channel(channel)
+            client.send(channel.number, commands.Channel.Close(200, "bye", 0, 0))
+            self._await(client, channel.number, commands.Channel.CloseOk)
+            return
+        if how == "close":
+            client.close()
+        else:
+            client.abort()
+        del self.clients[number], self.sessions[number]
+        self.model.lose_session(session, certain=how == "close" and self.model.broker.prompt)
+
+
+def message_of(step: Step, each: dict[str, Any]) -> Message:
+    return Message(
+        each["number"],
+        each.get("size", 20),
+        step["exchange"],
+        step["key"],
+        each.get("priority"),
+        each.get("expiration"),
+        each.get("persistent", True),
+        dict(each.get("headers", {})),
+    )
+
+
+def frames_of(channel: int, message: Message, *, mandatory: bool = False) -> bytes:
+    properties = commands.Basic.Properties(
+        message_id=str(message.number),
+        delivery_mode=2 if message.persistent else 1,
+        priority=message.priority,
+        expiration=None if message.expiration_ms is None else str(message.expiration_ms),
+        headers=message.headers or None,
+    )
+    return publish_frames(
+        channel, message.exchange, message.key, message.body, properties, mandatory=mandatory
+    )
