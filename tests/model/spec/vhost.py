@@ -200,8 +200,8 @@ class Vhost(Publishes):
                 queue.crash()
                 self.leave_together(queue, again=again)
                 for copy in queue.line() if queue.kind == "stream-group" else ():
-                    log = self.queues.get(copy.lane)
-                    if isinstance(log, Log) and log.may_be_gone(copy.message):
+                    source = self.queues.get(copy.lane)
+                    if isinstance(source, Log) and source.may_be_gone(copy.message):
                         copy.presence = Presence.MAYBE
                 # What clients held came back, or will, and may have been too much.
                 queue.trim(certain=False)
