@@ -26,11 +26,12 @@ run: .venv/run ## Start a broker: AMQP on 127.0.0.1:5672, management on 127.0.0.
 
 test: test-suite test-conformance ## Run all tests, and the conformance suite against mqd
 
-check: .venv/test ## Check format, lint, types and the direction of imports
+check: .venv/test ## Check format, lint, types, and who imports whom
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q -p no:cacheprovider tests/test_circles.py
 
 bench: .venv/test ## Measure mqd and RabbitMQ side by side (ARGS=--quick takes two minutes)
 	$(COMPILE) && "$$bin"/python -m benchmarks $(ARGS)

@@ -110,6 +110,7 @@ INTERPRETED = {
     # Compiled code would not see that what a container does is overridden.
     "quorum_queue/empty.py",
     # Seldom run, and long.
+    "amqp_server/broker/declared/argument_table.py",
     "amqp_server/broker/topology/policies.py",
     "quorum_queue/cluster/snapshots/lost_entries.py",
     "quorum_queue/cluster/snapshots/transfer.py",

@@ -29,9 +29,10 @@ from amqp_server.broker.alarms import Alarms
 from amqp_server.broker.broker import Broker
 from amqp_server.broker.dead_letter import DeadLetterSender
 from amqp_server.broker.declared.operations import PutUser, PutVhost, SetPermission
-from amqp_server.broker.hosts import Hosts, LocalHosts
+from amqp_server.broker.hosts import LocalHosts
 from amqp_server.broker.recovery import recovery, stored_queue_time
 from amqp_server.broker.timers import Timers
+from amqp_server.broker.topology.parts import Hosts
 from amqp_server.build import BUILD
 from amqp_server.clock import SystemClock
 from amqp_server.cluster.errors import ClusterError, StartAgain
@@ -66,7 +67,7 @@ from persistence.environment import MARKS_FILE, Environment
 from persistence.errors import CommitFailed, PersistenceError, StoreCorrupt
 from persistence.journal import Journal, SpillJournal
 from persistence.replica_logs.logs import Groups
-from persistence.streams.retention import Limits
+from persistence.streams.retention import RetentionLimits
 from persistence.streams.store import StreamStore
 from quorum_queue.boundary import Boundary, Fatal
 from quorum_queue.local_host import NodeServices
@@ -228,7 +229,7 @@ class Node:
             options=StreamOptions(
                 segment_bytes=config.stream_segment_bytes,
                 segment_bytes_min=config.stream_segment_bytes_min,
-                limits=Limits(
+                limits=RetentionLimits(
                     age_ms(config.stream_max_age) if config.stream_max_age else None,
                     config.stream_max_bytes or None,
                 ),
@@ -403,7 +404,7 @@ class Node:
                 await reset_administrator(
                     self.broker, self.commits, config.reset_administrator, first_password(config)
                 )
-            turn.run(self.broker.declare_event_exchange)
+            turn.run(self.broker.topology.declare_event_exchange)
             async with trio.open_nursery() as serving:
                 serving.start_soon(self.server.run)
                 serving.start_soon(self._shovel)

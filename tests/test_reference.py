@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from amqp_server.broker.declared.argument_table import ARGUMENTS, ROWS, Argument
+from amqp_server.broker.declared.arguments import QueueArguments, parse_queue_arguments
+from amqp_server.broker.declared.policy import EXCHANGE_KEYS
 from amqp_server.broker.declared.queue_types import QUEUE_TYPES
 from amqp_server.config import Config
+from amqp_server.errors import PreconditionFailed
 from amqp_server.management.serving.endpoints import ENDPOINTS
 from amqp_server.mqctl.command import mqctl
 from amqp_server.reference import arguments
@@ -62,17 +66,44 @@ def test_every_path_is_there() -> None:
     assert "`configure` string (required); `write` string (required); `read` string (required)" in page
 
 
-def test_types_take_the_arguments_that_the_page_says() -> None:
-    def row(name: str) -> list[str]:
-        return [arguments.taken(name, each) for each in QUEUE_TYPES.values()]
+def _declared(row: Argument, queue_type: str) -> str:
+    """What a declare with an example of the argument comes to."""
+    least = {"x-queue-type": queue_type}
+    if QUEUE_TYPES[queue_type].is_group:
+        least["x-stream"] = "s"
+    table: dict[str, object] = {**least}
+    if row.needs:
+        table[row.needs] = ARGUMENTS[row.needs].example
 
+    def parsed(table: dict[str, object]) -> QueueArguments:
+        return parse_queue_arguments("q", "/", table, durable=True, exclusive=False, auto_delete=False)
+
+    try:
+        return "ignored" if parsed(table | {row.name: row.example}) == parsed(table) else "yes"
+    except PreconditionFailed:
+        return "406"
+
+
+@pytest.mark.parametrize("queue_type", QUEUE_TYPES)
+@pytest.mark.parametrize("row", [row for row in ROWS if row.example is not None], ids=lambda row: row.name)
+def test_a_declare_does_with_each_argument_what_the_page_says(row: Argument, queue_type: str) -> None:
+    assert arguments.taken(row, queue_type) == _declared(row, queue_type)
+
+
+def test_every_row_of_the_table_is_there() -> None:
+    lines = PAGES["arguments.md"].splitlines()
     assert [*QUEUE_TYPES] == ["classic", "quorum", "stream", "stream-group"]
-    assert row("x-max-priority") == ["yes", "406", "406", "406"]
-    assert row("x-delivery-limit") == ["406", "yes", "406", "yes"]
-    assert row("x-stream-compression") == ["ignored", "ignored", "yes", "406"]
-    assert row("x-stream-tombstone-age") == ["ignored", "ignored", "yes", "406"]
-    assert row("x-stream") == ["ignored", "ignored", "ignored", "yes"]
-    assert row("x-dead-letter-routing-key") == ["yes", "yes", "406", "yes"]
+    for row in ROWS:
+        there = " | ".join(arguments.taken(row, each) for each in QUEUE_TYPES)
+        assert f"| `{row.name}` | {there} | {row.values} | {row.text} |" in lines
+        if row.policy is not None:
+            assert any(line.startswith(f"| `{row.policy_key}` | `{row.name}` | ") for line in lines)
+    for key in EXCHANGE_KEYS:
+        assert f"| `{key}` | `{key}` | exchanges | no | – |" in lines
+    # Written by hand, as a look at the table from outside.
+    assert "| `x-delivery-limit` | 406 | yes | 406 | yes | integer; below 0: none |" in PAGES["arguments.md"]
+    assert "| `x-stream` | ignored | ignored | ignored | yes | name |" in PAGES["arguments.md"]
+    assert "| `expires` | `x-expires` | classic, quorum | yes | quorum |" in lines
 
 
 def test_every_argument_of_the_code_is_there() -> None:

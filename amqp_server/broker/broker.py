@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator
 from functools import partial
 
 from amqp_server.broker.access.access import Access
 from amqp_server.broker.alarms import Alarms
-from amqp_server.broker.declared.operations import (
-    DeclareExchange,
-    DeleteVhost,
-    Operation,
-    PutVhost,
-    ReplaceHash,
-)
-from amqp_server.broker.declared.records import ExchangeRecord, encoded
+from amqp_server.broker.declared.operations import DeleteVhost, Operation, PutVhost, ReplaceHash
 from amqp_server.broker.declared.vhosts import Vhosts
-from amqp_server.broker.hosts import Hosts
 from amqp_server.broker.in_parts.changed_streams import ChangedStreams
+from amqp_server.broker.in_parts.closed_sessions import ClosedSessions
 from amqp_server.broker.in_parts.deletion_in_parts import DELETIONS, Dismantling, parts_of
 from amqp_server.broker.in_parts.firehose import Firehose
 from amqp_server.broker.in_parts.host_parts import HostParts
@@ -26,38 +18,26 @@ from amqp_server.broker.in_parts.lost_consumers import LostConsumers
 from amqp_server.broker.in_parts.orphaned_queues import OrphanedQueues
 from amqp_server.broker.memo import MemoBudget
 from amqp_server.broker.metadata import Metadata
+from amqp_server.broker.object_counts import ObjectCounts
 from amqp_server.broker.recovery.failures import Failures
 from amqp_server.broker.recovery.stored_queue_time import TimeNotes
 from amqp_server.broker.reply import Replies
 from amqp_server.broker.timers import Timers
-from amqp_server.broker.topology.events import EVENT, INTERNAL, Events
+from amqp_server.broker.topology.events import INTERNAL, Events
 from amqp_server.broker.topology.operator_settings import Runtime
+from amqp_server.broker.topology.parts import BrokerParts, Hosts
 from amqp_server.broker.topology.queue import Queue
 from amqp_server.broker.topology.replication import Done, LocalReplication, Replication
 from amqp_server.broker.topology.sessions import BrokerSession, Sessions
 from amqp_server.broker.topology.topology import Topology
-from amqp_server.broker.topology.vhost import VHost
-from amqp_server.broker.traffic import Ended
+from amqp_server.broker.topology.vhost import VHost, vhost_of
 from amqp_server.config import Config
-from amqp_server.errors import ResourceError
 from amqp_server.logs import LineLimit
 from amqp_server.turn import Turn
 from quorum_queue.clock import Clock
 from quorum_queue.deleted_host import DeletedHost
 from quorum_queue.local_host import NodeServices
 from quorum_queue.steps import Steps
-
-
-class Counts:
-    """Numbers of all objects, for the limits of the configuration; and the counts of ended ones."""
-
-    __slots__ = ("bindings", "channels", "declared_bytes", "ended", "exchanges", "queues")
-
-    def __init__(self) -> None:
-        self.bindings = self.channels = self.exchanges = self.queues = 0
-        #: Memory of queues, exchanges, bindings and consumers; see amqp_server.broker.declared_memory.
-        self.declared_bytes = 0
-        self.ended = Ended()
 
 
 class Broker:
@@ -90,8 +70,6 @@ class Broker:
         self.lost_consumers = LostConsumers(turn)
         self.changed_streams = ChangedStreams(turn)
         self.orphaned_queues = OrphanedQueues(turn, self.propose)
-        #: Stands in for the hosts of deleted queues.
-        self.deleted_host = DeletedHost(turn)
         #: Generation of routes: raised by each change that may affect where a message goes, or whether it may
         #: go there.
         self.generation = 0
@@ -102,23 +80,56 @@ class Broker:
         #: None if events are turned off.
         self.events: Events | None = None
         if config.event_exchange_vhost:
-            self.events = Events(self, config.event_exchange_vhost, config.event_waiting_max)
-        self.counts = Counts()
-        self._declared_bytes_max = config.declared_budget_bytes
+            self.events = Events(
+                turn,
+                clock,
+                alarms,
+                self.vhosts,
+                node=config.node,
+                vhost=config.event_exchange_vhost,
+                waiting_max=config.event_waiting_max,
+                frame_max=config.frame_max_bytes,
+            )
+        self.counts = ObjectCounts(config.declared_budget_bytes)
         self.sessions = Sessions()
-        self.runtime = Runtime(self)
+        self.runtime = Runtime(config, metadata, turn, self.vhosts, self.sessions.counted)
         self.log_limit = LineLimit(config.log_lines_max)
         self.memo = MemoBudget(config.memo_bytes_max, self._forget_memos)
         self.replies = Replies()
-        self.topology = Topology(self)
-        self.replication: Replication = replication or LocalReplication(config.node, self.topology)
+        local = LocalReplication(config.node)
+        self.replication: Replication = replication or local
         self.failures = Failures(config, clock, timers, hosts)
         self.time_notes = TimeNotes(metadata, services.queue_time, clock, timers, services.commits)
+        self.closed_sessions = ClosedSessions(turn, self.sessions)
+        self.parts = BrokerParts(
+            config=config,
+            metadata=metadata,
+            clock=clock,
+            turn=turn,
+            timers=timers,
+            access=self.access,
+            counts=self.counts,
+            vhost_records=self.vhost_records,
+            vhosts=self.vhosts,
+            events=self.events,
+            runtime=self.runtime,
+            replication=self.replication,
+            hosts=hosts,
+            host_parts=self.host_parts,
+            changed_streams=self.changed_streams,
+            lost_consumers=self.lost_consumers,
+            failures=self.failures,
+            deleted_host=DeletedHost(turn),
+            propose=self.propose,
+            changed=self.changed,
+            generation=self._generation,
+            exclusive_declared=self.exclusive_declared,
+            exclusive_gone=self.exclusive_gone,
+        )
+        self.topology = Topology(self.parts, self.sessions, self.closed_sessions)
+        local.topology = self.topology
         #: The reason that sessions know why publishers are blocked.
         self._blocked = ""
-        #: Sessions that are to be closed, in order, with the reasons.
-        self._to_close: deque[tuple[BrokerSession, str]] = deque()
-        self._closings = Steps(turn, self._close_sessions, "connections could not be closed")
         self._forgettings = Steps(turn, self._forget_each_memo, "memos could not be cleared")
         self._tellings = Steps(turn, self._tell_of_alarm, "clients could not be told of an alarm")
         alarms.subscribe(lambda: turn.run(self._tell_sessions))
@@ -126,6 +137,9 @@ class Broker:
     def changed(self) -> None:
         """The topology or a permission has changed: memos that depend on it are invalid."""
         self.generation += 1
+
+    def _generation(self) -> int:
+        return self.generation
 
     def _permissions_changed(self, vhost: str) -> None:
         """Members of consumer groups may no longer be permitted to read the groups' streams."""
@@ -163,15 +177,6 @@ class Broker:
 
     # -- changes ---------------------------------------------------------------------------------------------
 
-    def check_declared(self, weight: int) -> None:
-        """Check that something of this weight may be declared. Raises ResourceError."""
-        most = self._declared_bytes_max
-        if self.counts.declared_bytes + weight > most:
-            raise ResourceError(
-                f"queues, exchanges, bindings and consumers use {self.counts.declared_bytes} bytes of memory; "
-                f"{weight} more exceed declared_bytes_max ({most})"
-            )
-
     def propose(self, operation: Operation, done: Done | None = None, user: str = INTERNAL) -> None:
         """Propose a change that was checked here, on behalf of this user; see replication.Replication."""
         propose = self.replication.propose
@@ -181,7 +186,7 @@ class Broker:
             parts = parts_of(self.vhosts, operation)
             if parts is not None:
                 if isinstance(operation, DeleteVhost):
-                    self.close_sessions_of(operation.name)
+                    self.closed_sessions.of_vhost(operation.name)
                 Dismantling(self.turn, propose, parts, operation, done).begin()
                 return
         propose(operation, done)
@@ -194,24 +199,9 @@ class Broker:
         finally:
             replication.user = before
 
-    def close_sessions_of(self, vhost: str) -> None:
-        """Close the connections of a vhost that is being deleted."""
-        self.close_sessions(
-            [each for each in self.sessions if each.vhost is not None and each.vhost.name == vhost],
-            f"vhost '{vhost}' is deleted",
-        )
-
     def close_sessions(self, sessions: Iterable[BrokerSession], reason: str) -> None:
         """Close these connections, as many in each turn as it has time for."""
-        self._to_close.extend([(session, reason) for session in sessions])
-        self._closings.begin()
-
-    def _close_sessions(self) -> Iterator[None]:
-        while self._to_close:
-            session, reason = self._to_close.popleft()
-            if self.sessions.get(session.number) is session:
-                self.turn.contain(session, session.force_close, reason)
-                yield
+        self.closed_sessions.close(sessions, reason)
 
     def exclusive_declared(self, queue: Queue) -> None:
         """An exclusive queue was declared. Delete it if its session has ended meanwhile."""
@@ -233,10 +223,7 @@ class Broker:
 
     def vhost(self, name: str) -> VHost:
         """Return the topology of a vhost that exists."""
-        vhost = self.vhosts.get(name)
-        if vhost is None:
-            vhost = self.vhosts[name] = VHost(self, name)
-        return vhost
+        return vhost_of(self.parts, name)
 
     def add_vhost(
         self, name: str, description: str = "", tags: tuple[str, ...] = (), default_queue_type: str = ""
@@ -252,18 +239,6 @@ class Broker:
         self.vhost_records.require(name)
         self.propose(DeleteVhost(name))
 
-    def declare_event_exchange(self) -> None:
-        """Declare the exchange for events, if events are on and its vhost exists. In a cluster any node may
-        do that: it is an ordinary exchange.
-        """
-        vhost = None if self.events is None else self.vhosts.get(self.events.vhost)
-        if vhost is not None and vhost.router.get(EVENT) is None:
-            self.propose(
-                DeclareExchange(
-                    ExchangeRecord(vhost.name, EVENT, "topic", False, True, encoded({}), durable=True)
-                )
-            )
-
     def replace_hash(self, user: str, before: str, after: str) -> None:
         """A user has logged in with a hash from RabbitMQ: replace it by a hash of mqd."""
         if self.topology.takes_parameters:
@@ -274,4 +249,4 @@ class Broker:
             yield from vhost.queues.values()
 
 
-__all__ = ["Broker", "Counts"]
+__all__ = ["Broker"]

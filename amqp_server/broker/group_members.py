@@ -26,7 +26,7 @@ logger = logging.getLogger("mqd.groups")
 def check(group: Queue, access: str) -> None:
     """Check that a user may read all streams of a group. Raises AccessRefused, AnswerAwaited."""
     vhost = group.vhost
-    permissions = vhost.broker.access.permissions
+    permissions = vhost.parts.access.permissions
     for stream in consumer_groups.streams_of(vhost, group.parsed.stream):
         permissions.check(access, vhost.name, "queue", stream.name, "read")
 
@@ -39,7 +39,7 @@ def check_members(group: Queue) -> None:
 
 def _check(group: Queue, streams: Iterable[Queue]) -> None:
     vhost = group.vhost
-    broker, permissions = vhost.broker, vhost.broker.access.permissions
+    parts, permissions = vhost.parts, vhost.parts.access.permissions
     names = [each.name for each in streams]
     #: Members of one user get one answer: a stream that it may not read, or none.
     refused: dict[str, str] = {}
@@ -67,7 +67,7 @@ def _check(group: Queue, streams: Iterable[Queue]) -> None:
             group.host.submit(("detach", key, True))
             group.consumer_lost(key)
     for one in awaited.values():
-        one.begin(partial(broker.turn.run, _again, group, one))
+        one.begin(partial(parts.turn.run, _again, group, one))
 
 
 def _again(group: Queue, awaited: AnswerAwaited) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from amqp_server.broker.declared.arguments import QueueArguments
 from amqp_server.broker.declared.records import MARKS, MarksRecord
@@ -14,7 +14,7 @@ from amqp_server.broker.recovery import stored_queues
 from amqp_server.broker.topology import consumer_groups
 from amqp_server.streams.consumer_groups.local_host import ConsumerGroupHost
 from amqp_server.streams.local_host import StreamHost, StreamServices
-from persistence.streams.retention import Limits
+from persistence.streams.retention import RetentionLimits
 from quorum_queue import deduplication_journal
 from quorum_queue.failed_host import FailedHost
 from quorum_queue.local_host import LocalHost, NodeServices
@@ -25,54 +25,9 @@ if TYPE_CHECKING:
     from amqp_server.broker.topology.queue import Queue, Target
 
 
-class Hosts(Protocol):
-    """Given to the broker's constructor."""
-
-    def make(self, queue: Queue, machine: Machine | None) -> Host:
-        """Return the host of a queue. `machine` is the recovered machine of a queue that runs here, if there
-        is one.
-        """
-
-    def place(self, parsed: QueueArguments) -> tuple[str, ...]:
-        """Choose the nodes of a new queue, its leader first; an unreplicated queue has none."""
-
-    def place_all(self, parsed: QueueArguments, count: int) -> list[tuple[str, ...]]:
-        """Choose the nodes of `count` new queues that belong together, spread over all nodes."""
-
-    def expect(self, queue: Queue) -> None:
-        """This queue is declared; `make` or `gone` is called for it in a later step."""
-
-    def changed(self, queue: Queue) -> None:
-        """The queue's members have changed; it may need another host."""
-
-    def configure(self, queue: Queue) -> None:
-        """The queue's settings have changed; see Queue.effective."""
-
-    def gone(self, queue: Queue) -> None:
-        """The queue is deleted; its host has been closed."""
-
-    def leader(self, queue: Queue) -> str:
-        """Return the leader of a replicated queue as far as this node knows; empty if there is none."""
-
-    def absent_home(self, queue: Queue) -> str:
-        """Return the home node of the queue if it cannot be reached; otherwise an empty string."""
-
-    def reply(self, token: str) -> Target | None:
-        """Return the target for direct replies to a client of another reachable node; see broker.reply."""
-
-    def stop(self, queue: Queue, reason: str) -> None:
-        """The queue's host has failed: end it, keep the stored data, and let another host replace it."""
-
-    def is_stopped(self, queue: Queue) -> bool:
-        """Return whether the queue failed on this node and is stopped here."""
-
-    def revive(self, queue: Queue, attempt: int, done: Callable[[], None]) -> None:
-        """Restart a stopped queue from its stored data; call back when it serves."""
-
-
-def limits_of(queue: Queue) -> Limits:
+def limits_of(queue: Queue) -> RetentionLimits:
     """Return the retention limits of a stream."""
-    return Limits(queue.effective.max_age_ms, queue.effective.max_length_bytes)
+    return RetentionLimits(queue.effective.max_age_ms, queue.effective.max_length_bytes)
 
 
 class LocalHosts:
@@ -237,4 +192,4 @@ def failure_text(queue: Queue) -> str:
     return f"queue '{queue.name}' in vhost '{queue.vhost.name}' has failed on this node and is stopped"
 
 
-__all__ = ["Hosts", "LocalHosts", "failure_text", "limits_of"]
+__all__ = ["LocalHosts", "failure_text", "limits_of"]

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
+from amqp_server.broker.declared.operations import Room
 from amqp_server.errors import PreconditionFailed
 from quorum_queue.machine import versions
 
@@ -19,48 +18,40 @@ if TYPE_CHECKING:
     from amqp_server.broker.topology.vhost import VHost
 
 
-class Room(msgspec.Struct, frozen=True, array_like=True):
-    """The limits of the node that proposes a declaration, for all objects of the cluster."""
-
-    queues: int
-    exchanges: int
-    bindings: int
-
-
 def room_of(vhost: VHost) -> Room:
     """Return the limits of this node."""
-    config = vhost.broker.config
+    config = vhost.parts.config
     return Room(config.queues_max, config.exchanges_max, config.bindings_max)
 
 
 def told_room(vhost: VHost) -> Room | None:
     """Return the limits for an operation; None while a node of the cluster does not know them."""
-    return room_of(vhost) if vhost.broker.replication.version >= versions.ROOM else None
+    return room_of(vhost) if vhost.parts.replication.version >= versions.ROOM else None
 
 
 def queues_refused(vhost: VHost, name: str, room: Room, count: int = 1) -> str | None:
     """Return the error if the vhost or the cluster has no room for `count` more queues, in RabbitMQ's words.
     `name` is that of the queue, or of the super stream.
     """
-    broker = vhost.broker
-    limit = broker.runtime.limits.queues_of_vhost(vhost.name)
+    parts = vhost.parts
+    limit = parts.runtime.limits.queues_of_vhost(vhost.name)
     if 0 <= limit < len(vhost.queues) + count:
         return f"cannot declare queue '{name}': queue limit in vhost '{vhost.name}' ({limit}) is reached"
-    if broker.counts.queues + count > room.queues:
+    if parts.counts.queues + count > room.queues:
         return f"cannot declare queue '{name}': queue limit in cluster ({room.queues}) is reached"
     return None
 
 
 def exchanges_refused(vhost: VHost, name: str, room: Room) -> str | None:
     """Return the error if the cluster has no room for another exchange, in RabbitMQ's words."""
-    if vhost.broker.counts.exchanges < room.exchanges:
+    if vhost.parts.counts.exchanges < room.exchanges:
         return None
     return f"cannot declare exchange '{name}' in vhost '{vhost.name}': exchange limit of {room.exchanges} is reached"
 
 
 def bindings_refused(vhost: VHost, source: str, room: Room, count: int = 1) -> str | None:
     """Return the error if the cluster has no room for `count` more bindings."""
-    if vhost.broker.counts.bindings + count <= room.bindings:
+    if vhost.parts.counts.bindings + count <= room.bindings:
         return None
     return f"cannot bind to exchange '{source}' in vhost '{vhost.name}': binding limit of {room.bindings} is reached"
 
@@ -82,7 +73,6 @@ def check(refused: str | None) -> None:
 
 
 __all__ = [
-    "Room",
     "bindings_refused",
     "check",
     "exchanges_refused",

@@ -75,7 +75,7 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
     check_owner(channel, queue)
     check_home(channel, queue)
     arguments: dict[str, object] = dict(method.arguments or {})
-    channel.broker.check_declared(declared_memory.of_consumer(arguments))
+    channel.broker.counts.check_declared(declared_memory.of_consumer(arguments))
     if queue.type.is_stream:
         _check_stream_consumer(channel, method, queue, arguments)
     elif queue.type.is_group:
@@ -119,7 +119,7 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
         def attached(refused: str | None) -> None:
             if refused is None and not channel.closed and not subscription.revoked:
                 subscription.attached = True
-                connection.consumer_event(subscription, created=True)
+                connection.consumer_event(channel.number, subscription, created=True)
                 if not method.nowait:
                     # Sent here and not after `attach`, because deliveries follow at once.
                     channel.send(commands.Basic.ConsumeOk(tag))
@@ -394,8 +394,8 @@ def tx_commit(channel: Channel, method: commands.Tx.Commit) -> None:
         if refused is not None:
             raise Unavailable(refused.text)
         channel.connection.synced()
-        if transaction.partial:
-            transaction.partial = False
+        if transaction.origin.partial:
+            transaction.origin.partial = False
             raise PreconditionFailed("partial tx completion")
         channel.send(commands.Tx.CommitOk())
 
@@ -403,7 +403,7 @@ def tx_commit(channel: Channel, method: commands.Tx.Commit) -> None:
         """All queues have the messages: apply the acks now. If a queue refused, the channel closes, and its
         deliveries are requeued.
         """
-        if refused is not None or transaction.partial:
+        if refused is not None or transaction.origin.partial:
             committed(refused)
         else:
             _commit(channel, transaction, _answered, committed)
@@ -456,7 +456,7 @@ def _answered(
     channel: Channel, transaction: Transaction, hosts: list[Recipient], done: Callable[..., None]
 ) -> None:
     """Call `done` when all hosts have answered, and all messages that chose their level of confirmation."""
-    answers = transaction.take_answers()
+    answers = transaction.origin.take_answers()
     if answers is None:
         _barriers(hosts, done)
         return

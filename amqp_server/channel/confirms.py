@@ -9,7 +9,7 @@ from amqp_server.channel.connection import Outbox
 from amqp_server.turn import Turn
 
 if TYPE_CHECKING:
-    from amqp_server.channel.tx import Answers, Transaction
+    from amqp_server.channel.commit_answers import CommitAnswers, CommitOrigin
 
 _FRAME = struct.Struct(">BHIHHQBB")
 _ACK, _NACK = 80, 120
@@ -212,7 +212,7 @@ class Copies:
     __slots__ = ("_first", "_left", "_origin", "_refused")
 
     def __init__(
-        self, origin: Confirms | Lane | Transaction | Answers, first: int, count: int, targets: int
+        self, origin: Confirms | Lane | CommitOrigin | CommitAnswers, first: int, count: int, targets: int
     ) -> None:
         self._origin = origin
         self._first = first

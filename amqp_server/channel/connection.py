@@ -14,12 +14,10 @@ if TYPE_CHECKING:
     from amqp_server.broker.broker import Broker
     from amqp_server.broker.declared.operations import Operation
     from amqp_server.broker.topology.queue import Target
-    from amqp_server.channel.channel import Channel
-    from amqp_server.channel.subscription import Subscription
     from amqp_server.wire.intake import Publisher
 
 
-class Client(Protocol):
+class ChannelClient(Protocol):
     """The client at the other end; see amqp_server.connection.client."""
 
     username: str
@@ -31,7 +29,7 @@ class Client(Protocol):
         """True if the client announced this capability."""
 
 
-class Limits(Protocol):
+class FrameLimits(Protocol):
     frame_max: int
 
 
@@ -63,6 +61,17 @@ class ReadingHalf(Protocol):
         """Stop counting them."""
 
 
+class Consuming(Protocol):
+    """A consumer, for events about it; see amqp_server.channel.subscription."""
+
+    tag: str
+    queue: Queue
+    no_ack: bool
+    exclusive: bool
+    prefetch: int
+    arguments: dict[str, object]
+
+
 class Connection(Protocol):
     """See amqp_server.connection.session."""
 
@@ -73,9 +82,9 @@ class Connection(Protocol):
     exclusive_queues: dict[Queue, None]
 
     @property
-    def client(self) -> Client: ...
+    def client(self) -> ChannelClient: ...
     @property
-    def limits(self) -> Limits: ...
+    def limits(self) -> FrameLimits: ...
     @property
     def outbox(self) -> Outbox: ...
     @property
@@ -92,11 +101,11 @@ class Connection(Protocol):
     def synced(self) -> None:
         """Later answers wait until all changes so far are on disk."""
 
-    def close_channel(self, channel: Channel, error: SoftError, where: tuple[int, int]) -> None:
+    def close_channel(self, channel: object, error: SoftError, where: tuple[int, int]) -> None:
         """Close a channel because of an error in the method with this class and method id."""
 
-    def consumer_event(self, subscription: Subscription, *, created: bool) -> None:
-        """A consumer was created or removed."""
+    def consumer_event(self, channel: int, consumer: Consuming, *, created: bool) -> None:
+        """A consumer of the channel with this number was created or removed."""
 
     def copies_wait(self) -> None:
         """The connection's consumers get no messages until copies for the firehose are made; see

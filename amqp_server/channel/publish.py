@@ -11,7 +11,7 @@ from pamqp import commands
 from amqp_server.broker.access.http_permissions import AnswerAwaited
 from amqp_server.broker.access.permissions import ITSELF
 from amqp_server.broker.dead_letter import carbon_copies, parse_head
-from amqp_server.broker.declared.arguments import TIME_MS_MAX
+from amqp_server.broker.declared.argument_checks import TIME_MS_MAX
 from amqp_server.broker.reply import PSEUDO_QUEUE
 from amqp_server.broker.routing_view import RoutingView
 from amqp_server.broker.topology.consumer_groups import refuse_publish
@@ -33,8 +33,9 @@ from quorum_queue.ports import Preparing, Recipient
 
 if TYPE_CHECKING:
     from amqp_server.broker.topology.queue import Queue, Target
-    from amqp_server.channel.channel import Assembly, Channel
-    from amqp_server.channel.tx import Transaction
+    from amqp_server.channel.assembly import Assembly
+    from amqp_server.channel.channel import Channel
+    from amqp_server.channel.commit_answers import CommitOrigin
 
 #: A wide publish goes to this many queues, or makes this many copies of messages, before the turn may end.
 PART_QUEUES = 64
@@ -165,7 +166,11 @@ class _Resolver:
         found = vhost.router.route_at_once(
             self._route.exchange, self._route.routing_key, view, vhost.next_nonce()
         )
-        return None if found is None else self.learn(payload, found, queues_of(channel, found), current=True)
+        return (
+            None
+            if found is None
+            else self.learn(payload, found, queues_of(channel.vhost, found), current=True)
+        )
 
     def learn(
         self, payload: bytes, found: Route, queues: tuple[Queue, ...], *, current: bool
@@ -192,7 +197,7 @@ class _Resolver:
         channel, mine, queues = self._channel, self._route, found.queues
         route = self._by_queues.get(queues)
         if route is None:
-            route = derived(mine, channel.connection.incoming.targets(queues_of(channel, found)))
+            route = derived(mine, channel.connection.incoming.targets(queues_of(channel.vhost, found)))
             remembered = channel.connection.incoming.remembered
             if len(self._by_queues) >= RESOLVED_MAX:
                 remembered(-RESOLVED_BYTES * len(self._by_queues))
@@ -252,8 +257,8 @@ def slow_segment(channel: Channel, assembly: Assembly) -> Segment:
     if copies:
         keys = [route.routing_key, *copies]
         if route.exchange:
-            found = route_of(channel, assembly, route.exchange, keys, RoutingView(properties))
-            target = derived(route, queues_of(channel, found))
+            found = route_of(channel, channel.vhost, assembly, route.exchange, keys, RoutingView(properties))
+            target = derived(route, queues_of(channel.vhost, found))
         else:
             target = derived(route, _named(channel, keys))
     elif route.resolve is not None:
@@ -288,8 +293,10 @@ def _resolved(
         known = resolver(payload)
         if known is not None:
             return known
-    found = route_of(channel, assembly, route.exchange, [route.routing_key], RoutingView(properties))
-    queues = queues_of(channel, found)
+    found = route_of(
+        channel, channel.vhost, assembly, route.exchange, [route.routing_key], RoutingView(properties)
+    )
+    queues = queues_of(channel.vhost, found)
     # If the topology has changed meanwhile, only this message goes this way.
     current = assembly.walked_at == channel.broker.generation
     if current and found.depends is Depends.KEY:
@@ -392,14 +399,14 @@ def _check_topics(channel: Channel, exchange: str, keys: list[str]) -> None:
         raise awaited[0].with_(awaited[1:])
 
 
-def publish(segment: Segment, transaction: Transaction | None = None) -> Sequence[Recipient]:
+def publish(segment: Segment, commit: CommitOrigin | None = None) -> Sequence[Recipient]:
     """Hand the messages of a segment to the queues, which apply them at the end of the turn; return their
     hosts.
     """
-    targets, origin, first = begin_publish(segment, transaction)
+    targets, origin, first = begin_publish(segment, commit)
     channel: Channel = segment.route.publisher
     if channel.vhost.tracing:
-        for _ in trace_publish(segment) or ():
+        for _ in trace_publish(channel, segment) or ():
             pass
     return _give(segment, targets, origin, first)
 
@@ -410,7 +417,7 @@ def publish_in_parts(segment: Segment) -> Iterator[object] | None:
     """
     targets, origin, first = begin_publish(segment, None)
     channel: Channel = segment.route.publisher
-    copies = trace_publish(segment) if channel.vhost.tracing else None
+    copies = trace_publish(channel, segment) if channel.vhost.tracing else None
     if copies is not None:
         return chain(copies, hand_over(segment, targets, origin, first))
     if has_large(segment):
@@ -421,7 +428,7 @@ def publish_in_parts(segment: Segment) -> Iterator[object] | None:
     return None
 
 
-def begin_publish(segment: Segment, transaction: Transaction | None) -> tuple[list[Target], Any, int]:
+def begin_publish(segment: Segment, commit: CommitOrigin | None) -> tuple[list[Target], Any, int]:
     """Number the messages; return the targets that get them, the origin that wants their answers, and the
     first number.
     """
@@ -430,8 +437,8 @@ def begin_publish(segment: Segment, transaction: Transaction | None) -> tuple[li
     contents = segment.contents
     count = len(contents)
     origin: Any
-    confirms: Confirms | Lane | Transaction | None
-    origin = confirms = channel.confirms if transaction is None else transaction
+    confirms: Confirms | Lane | CommitOrigin | None
+    origin = confirms = channel.confirms if commit is None else commit
     mix = segment.mix
     if mix is not None and channel.confirms is not None:
         if mix.answers is None:
@@ -455,10 +462,10 @@ def begin_publish(segment: Segment, transaction: Transaction | None) -> tuple[li
                 confirms = None
         if confirms is not None:
             confirms.confirmed(first, first + count - 1)
-    if transaction is not None and targets and segment.attributes.confirm_level != MAJORITY:
-        origin = transaction.await_answers(count)
+    if commit is not None and targets and segment.attributes.confirm_level != MAJORITY:
+        origin = commit.await_answers(count)
     # To a transaction each refusal matters at once: answers of other queues may come after the commit.
-    if confirms is not None and len(targets) > 1 and origin is not transaction:
+    if confirms is not None and len(targets) > 1 and origin is not commit:
         return targets, Copies(origin, first, count, len(targets)), first
     return targets, origin, first
 
@@ -467,7 +474,7 @@ def _return_in_order(
     channel: Channel,
     answers: Confirms,
     segment: Segment,
-    confirms: Confirms | Lane | Transaction | None,
+    confirms: Confirms | Lane | CommitOrigin | None,
     first: int,
 ) -> None:
     """Return unroutable messages behind the answers to earlier ones, as far as these have come.

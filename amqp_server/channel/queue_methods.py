@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from pamqp import base, commands
 
 from amqp_server.broker import declared_memory
+from amqp_server.broker.declared.argument_table import not_replicated
 from amqp_server.broker.declared.arguments import Declaration, equivalence_error
 from amqp_server.broker.declared.operations import DeclareQueue, DeleteQueue
-from amqp_server.broker.declared.queue_types import not_replicated
 from amqp_server.broker.declared.records import QueueRecord, encoded
 from amqp_server.broker.reply import PSEUDO_QUEUE
 from amqp_server.broker.room import told_room
@@ -236,7 +236,7 @@ def _declare(channel: Channel, method: commands.Queue.Declare) -> None:
     if parsed.type.is_group:
         for stream in consumer_groups.check(vhost, name, parsed):
             permissions.check(connection.client.access, vhost.name, "queue", stream.name, "read")
-    broker.check_declared(declared_memory.of_queue(arguments))
+    broker.counts.check_declared(declared_memory.of_queue(arguments))
     replication = broker.replication
     if parsed.type.is_stream and not replication.has_streams:
         raise NotImplemented_(

@@ -7,7 +7,7 @@ clients have theirs; its publisher waits, so the order of its messages stays.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from amqp_server.broker.awaited import Awaited
 from amqp_server.errors import PreconditionFailed
@@ -16,14 +16,26 @@ from exchanges.router import AT_ONCE, Route, RoutingTooLong, Walk
 from quorum_queue.steps import in_later_steps
 
 if TYPE_CHECKING:
+    from amqp_server.broker.broker import Broker
     from amqp_server.broker.topology.queue import Queue
-    from amqp_server.channel.channel import Assembly, Channel
+    from amqp_server.broker.topology.vhost import VHost
+    from amqp_server.channel.assembly import Assembly
+    from amqp_server.channel.connection import Connection
+
+
+class Publishing(Protocol):
+    """The channel of a message, which waits for its route."""
+
+    connection: Connection
+    broker: Broker
+    closing: bool
+    closed: bool
 
 
 class RouteAwaited(Awaited):
     """The route of a message is not known yet."""
 
-    def __init__(self, channel: Channel, walk: Walk, size: int) -> None:
+    def __init__(self, channel: Publishing, walk: Walk, size: int) -> None:
         super().__init__()
         self._channel = channel
         self._walk = walk
@@ -51,12 +63,17 @@ class RouteAwaited(Awaited):
 
 
 def route_of(
-    channel: Channel, assembly: Assembly, exchange: str, keys: Sequence[str], view: Message | None
+    channel: Publishing,
+    vhost: VHost,
+    assembly: Assembly,
+    exchange: str,
+    keys: Sequence[str],
+    view: Message | None,
 ) -> Route:
     """Route a complete message. Raises RouteAwaited if that takes long: the next call with the same message
     continues. Raises PreconditionFailed if it takes too long.
     """
-    walk, vhost = assembly.walk, channel.vhost
+    walk = assembly.walk
     if walk is None:
         walk = assembly.walk = vhost.router.begin(exchange, keys, view, vhost.next_nonce())
         assembly.walked_at = channel.broker.generation
@@ -72,9 +89,9 @@ def route_of(
     return walk.route
 
 
-def queues_of(channel: Channel, route: Route) -> tuple[Queue, ...]:
+def queues_of(vhost: VHost, route: Route) -> tuple[Queue, ...]:
     """Return the queues of a route. Some may have been deleted while it was found."""
-    queues = channel.vhost.queues
+    queues = vhost.queues
     found = [queues.get(name) for name in route.queues]
     return tuple([queue for queue in found if queue is not None])
 

@@ -8,7 +8,7 @@ it.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from amqp_server.broker.dead_letter import carbon_copies, parse_head
 from amqp_server.wire import content, frames, tables
@@ -18,7 +18,9 @@ from exchanges.router import AT_ONCE, NOWHERE, RoutingTooLong, walked
 from quorum_queue.machine.run import Attributes, Run
 
 if TYPE_CHECKING:
-    from amqp_server.channel.channel import Channel
+    from amqp_server.broker.broker import Broker
+    from amqp_server.broker.topology.vhost import VHost
+    from amqp_server.channel.connection import Connection
     from amqp_server.wire.intake import Mix, Segment
 
 TRACE = "amq.rabbitmq.trace"
@@ -26,13 +28,19 @@ TRACE = "amq.rabbitmq.trace"
 COPIES_AT_ONCE: Final = 16
 
 
-def trace_publish(segment: Segment) -> Iterator[None] | None:
+class Traced(Protocol):
+    """The channel whose messages are copied; callers ask before whether its vhost is traced."""
+
+    connection: Connection
+    broker: Broker
+    vhost: VHost
+    number: int
+
+
+def trace_publish(channel: Traced, segment: Segment) -> Iterator[None] | None:
     """Copy messages that are handed to their queues. Return an iterator that makes some copies at each step;
-    None if no queue is bound for them.
+    None if another segment makes the copies of these.
     """
-    channel: Channel = segment.route.publisher
-    if not channel.vhost.tracing:
-        return None
     if segment.mix is None:
         return _in_parts(_copies_of(channel, segment, 0, len(segment.contents)))
     # The first segment of messages that alternate between queues makes the copies for all of them.
@@ -45,7 +53,7 @@ def _in_parts(copies: Iterator[None]) -> Iterator[None]:
             yield
 
 
-def _copies_of_mix(channel: Channel, mix: Mix) -> Iterator[None]:
+def _copies_of_mix(channel: Traced, mix: Mix) -> Iterator[None]:
     """Copy messages that alternate between queues."""
     told = [0] * len(mix.lanes)
     for index in range(0, len(mix.turns), 2):
@@ -54,7 +62,7 @@ def _copies_of_mix(channel: Channel, mix: Mix) -> Iterator[None]:
         told[lane] = stop
 
 
-def _copies_of(channel: Channel, segment: Segment, start: int, stop: int) -> Iterator[None]:
+def _copies_of(channel: Traced, segment: Segment, start: int, stop: int) -> Iterator[None]:
     route, queues = segment.route, channel.vhost.queues
     routed = [each.name for each in route.targets if not each.deleted or each.name in queues]
     for index in range(start, stop):
@@ -69,7 +77,7 @@ def _copies_of(channel: Channel, segment: Segment, start: int, stop: int) -> Ite
         yield
 
 
-def trace_run(channel: Channel, queue: str, run: Run) -> Iterator[None]:
+def trace_run(channel: Traced, queue: str, run: Run) -> Iterator[None]:
     """Copy messages that a client gets. Return an iterator that makes some copies at each step."""
     if run.contents is None or channel.vhost.router.route_at_once(TRACE, f"deliver.{queue}") == NOWHERE:
         return iter(())
@@ -82,13 +90,13 @@ def trace_run(channel: Channel, queue: str, run: Run) -> Iterator[None]:
     return _in_parts(_copies_of_delivered(channel, queue, told))
 
 
-def trace_frames(channel: Channel, queue: str, data: bytes) -> Iterator[None]:
+def trace_frames(channel: Traced, queue: str, data: bytes) -> Iterator[None]:
     """Copy messages of a stream that a client gets; `data` has the frames."""
     return _in_parts(_copies_of_delivered(channel, queue, _deliveries(data)))
 
 
 def _copies_of_delivered(
-    channel: Channel, queue: str, told: Iterable[tuple[str, str, bool, bytes]]
+    channel: Traced, queue: str, told: Iterable[tuple[str, str, bool, bytes]]
 ) -> Iterator[None]:
     """Yield exchange, routing key, redelivered, and the content's frames of each message."""
     targets = yield from _targets(channel, f"deliver.{queue}")
@@ -97,7 +105,7 @@ def _copies_of_delivered(
         yield
 
 
-def _targets(channel: Channel, key: str) -> Generator[None, None, tuple[str, ...]]:
+def _targets(channel: Traced, key: str) -> Generator[None, None, tuple[str, ...]]:
     """Return the queues for copies with this key, after some steps if their route is long."""
     router = channel.vhost.router
     found = router.route_at_once(TRACE, key)
@@ -128,7 +136,7 @@ def _deliveries(data: bytes) -> Iterator[tuple[str, str, bool, bytes]]:
 
 
 def _deliver(
-    channel: Channel,
+    channel: Traced,
     targets: tuple[str, ...],
     queue: str,
     exchange: str,
@@ -143,7 +151,7 @@ def _deliver(
 
 
 def _send(
-    channel: Channel,
+    channel: Traced,
     targets: tuple[str, ...],
     key: str,
     exchange: str,

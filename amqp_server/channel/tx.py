@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from amqp_server.channel.commit_answers import CommitOrigin
 from amqp_server.channel.publish import begin_publish, hand_over, publish
 from amqp_server.channel.tracing import trace_publish
 from amqp_server.channel.unacked import Piece, joined
@@ -37,38 +38,6 @@ PART_MESSAGES_MAX = 2_048
 PART_BYTES_MAX = 256 * 1024
 
 
-class Answers:
-    """Origin of a commit's publishes that chose their confirm level: commit-ok waits for their answers."""
-
-    __slots__ = ("_left", "_then", "_transaction")
-
-    def __init__(self, transaction: Transaction) -> None:
-        self._transaction = transaction
-        self._left = 0
-        self._then: Callable[[], None] | None = None
-
-    def expect(self, count: int) -> None:
-        """Expect this many more answers, one for each message."""
-        self._left += count
-
-    def confirmed(self, first: int, last: int) -> None:
-        self._left -= last - first + 1
-        if not self._left and self._then is not None:
-            then, self._then = self._then, None
-            then()
-
-    def refused(self, first: int, last: int) -> None:
-        self._transaction.refused(first, last)
-        self.confirmed(first, last)
-
-    def when_complete(self, then: Callable[[], None]) -> None:
-        """Call `then` when all answers have arrived; all publishes have been handed over."""
-        if self._left:
-            self._then = then
-        else:
-            then()
-
-
 class Transaction:
     """Publishes and acks of a channel in tx mode since its last commit."""
 
@@ -80,13 +49,11 @@ class Transaction:
         self.published_bytes = self._last_bytes = 0
         #: (settle, return or discard; the deliveries)
         self.settlements: list[tuple[str, list[Piece]]] = []
-        self._numbered_count = self._part_count = 0
+        #: Takes the answers of the queues to the publishes, and says whether they refused any.
+        self.origin = CommitOrigin()
+        self._part_count = 0
         #: The last acks are joined when they have more pieces than this.
         self._join_from = JOIN_FROM
-        #: True if queues have refused messages of the current commit (x-overflow=reject-publish), or acks
-        #: came too late.
-        self.partial = False
-        self._answers: Answers | None = None
 
     @property
     def published_count(self) -> int:
@@ -97,31 +64,6 @@ class Transaction:
     def settled_count(self) -> int:
         """Acks that wait for the commit."""
         return sum(piece.high - piece.low + 1 for _, pieces in self.settlements for piece in pieces)
-
-    # A transaction is an origin of publishes, like Confirms, but only refusals matter to it.
-
-    def number(self, count: int) -> int:
-        first = self._numbered_count + 1
-        self._numbered_count += count
-        return first
-
-    def confirmed(self, first: int, last: int) -> None:
-        pass
-
-    def refused(self, first: int, last: int) -> None:
-        self.partial = True
-
-    def await_answers(self, count: int) -> Answers:
-        """Return the origin of this many messages; the commit waits for their answers."""
-        if self._answers is None:
-            self._answers = Answers(self)
-        self._answers.expect(count)
-        return self._answers
-
-    def take_answers(self) -> Answers | None:
-        """Return the answers that the commit waits for, if any; all its publishes have been handed over."""
-        answers, self._answers = self._answers, None
-        return answers
 
     @property
     def part_count(self) -> int:
@@ -209,7 +151,7 @@ class Transaction:
             self._unfinished.finished += 1
         hosts: dict[Recipient, None] = {}
         for segment in segments:
-            found = publish(segment, self)
+            found = publish(segment, self.origin)
             if segment.attributes.confirm_level != LEADER:
                 hosts.update(dict.fromkeys(found))
         for verb, pieces in settlements:
@@ -223,7 +165,7 @@ class Transaction:
             if not host.can_settle(piece.holder.key, piece.low):
                 # A delivery that is acked too late is in the queue again: the client must not believe that it
                 # is acked.
-                self.partial = True
+                self.origin.partial = True
         self._channel.settle(verb, pieces)
 
     def commit_in_parts(
@@ -237,8 +179,9 @@ class Transaction:
             self._unfinished.finished += 1
         given = 0
         for segment in segments:
-            targets, origin, first = begin_publish(segment, self)
-            yield from trace_publish(segment) or ()
+            targets, origin, first = begin_publish(segment, self.origin)
+            if self._channel.vhost.tracing:
+                yield from trace_publish(self._channel, segment) or ()
             weight = max(len(targets), len(segment.contents) * PARTS_AT_ONCE // PART_MESSAGES_MAX)
             for found in hand_over(segment, targets, origin, first):
                 _hold(found, held)

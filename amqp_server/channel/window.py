@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from quorum_queue.machine.consumers import UNLIMITED
 
 if TYPE_CHECKING:
     from amqp_server.broker.topology.queue import Queue
     from amqp_server.channel.connection import Connection
-    from amqp_server.channel.subscription import Subscription
     from quorum_queue.ports import Host
 
 #: Consumers that get the new limit before the turn may end.
 TOLD_MAX = 256
+
+
+class Windowed(Protocol):
+    """A consumer of the channel."""
+
+    queue: Queue
+    key: Any
 
 
 class ChannelWindow:
@@ -41,7 +47,7 @@ class ChannelWindow:
     def __init__(
         self,
         connection: Connection,
-        subscriptions: Mapping[str, Subscription],
+        subscriptions: Mapping[str, Windowed],
         consumed: Mapping[Queue, int],
     ) -> None:
         """`subscriptions` are the channel's current subscriptions (a live mapping), and `consumed` their
@@ -60,7 +66,7 @@ class ChannelWindow:
         #: The last limit sent to queues that cannot look at the window.
         self._told = 0
         #: Consumers that have not got the new limit yet.
-        self._untold: list[Subscription] = []
+        self._untold: list[Windowed] = []
 
     def room(self) -> int:
         if self._closed:

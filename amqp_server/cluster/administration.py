@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from amqp_server.broker.declared.operations import DeleteQueue, NodeDown, Operation, SetMembers
-from amqp_server.broker.topology.replication import Done
-from amqp_server.broker.topology.topology import Result
+from amqp_server.broker.topology.replication import Done, Result
 from amqp_server.cluster.api_questions import Answerer, Unanswered
 from amqp_server.cluster.readiness import obstacle
 from amqp_server.cluster.topology_group import GROUP, Proposal, PutNode, RemoveNode
 from amqp_server.config import parse_address
 from amqp_server.errors import NotFound, PreconditionFailed, Unavailable
-from amqp_server.streams.consumer_groups.member_host import ReplicatedGroupHost
-from amqp_server.streams.members.host import StreamGroupHost
+from amqp_server.streams.consumer_groups.member_host import ConsumerGroupMemberHost
+from amqp_server.streams.members.host import StreamMemberHost
 from amqp_server.turn import Turn
 from exchanges.stable_hash import stable_hash
 from quorum_queue.cluster.replica_group import Group
@@ -189,7 +188,7 @@ class Administration:
                 "leader": self._cluster.hosts.leader(queue),
                 "members": [],
             }
-        if isinstance(host, StreamGroupHost):
+        if isinstance(host, StreamMemberHost):
             return (
                 told
                 | self._group(host.group)
@@ -202,7 +201,7 @@ class Administration:
                     "consumers": host.consumer_count,
                 }
             )
-        if isinstance(host, ReplicatedGroupHost):
+        if isinstance(host, ConsumerGroupMemberHost):
             group = host.replica.group
             return (
                 told

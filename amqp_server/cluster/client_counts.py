@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from amqp_server.broker.topology.limits import Limits
+from amqp_server.broker.topology.limits import OperatorLimits
 from amqp_server.broker.topology.sessions import Counts, Sessions
 from amqp_server.turn import Turn
 from quorum_queue.cluster import frames
@@ -37,7 +37,7 @@ class ClientsWord(msgspec.Struct, frozen=True, array_like=True):
 class ClientCounts:
     """See amqp_server.turn.Gatherer."""
 
-    def __init__(self, links: Links, turn: Turn, sessions: Sessions, limits: Limits) -> None:
+    def __init__(self, links: Links, turn: Turn, sessions: Sessions, limits: OperatorLimits) -> None:
         self._links = links
         self._turn = turn
         self._sessions = sessions

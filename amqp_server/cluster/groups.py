@@ -25,8 +25,8 @@ from quorum_queue.raft.messages import EMPTY, MEMBERS, PASSED_OVER
 
 if TYPE_CHECKING:
     from amqp_server.broker.topology.queue import Queue
-    from amqp_server.streams.consumer_groups.member_host import ReplicatedGroupHost
-    from amqp_server.streams.members.host import StreamGroupHost
+    from amqp_server.streams.consumer_groups.member_host import ConsumerGroupMemberHost
+    from amqp_server.streams.members.host import StreamMemberHost
 
 logger = logging.getLogger("mqd.cluster")
 
@@ -117,7 +117,7 @@ class Groups:
 
     def open(
         self,
-        host: GroupHost | StreamGroupHost | ReplicatedGroupHost,
+        host: GroupHost | StreamMemberHost | ConsumerGroupMemberHost,
         queue: Queue,
         *,
         late: bool = False,

@@ -19,9 +19,9 @@ from amqp_server.cluster.membership.roster import Roster
 from amqp_server.cluster.topology_group import GROUP
 from amqp_server.cluster.topology_progress import TopologyProgress
 from amqp_server.config import Config
-from amqp_server.streams.consumer_groups.member_host import ReplicatedGroupHost
+from amqp_server.streams.consumer_groups.member_host import ConsumerGroupMemberHost
 from amqp_server.streams.local_host import StreamServices
-from amqp_server.streams.members.host import StreamGroupHost
+from amqp_server.streams.members.host import StreamMemberHost
 from amqp_server.streams.members.requests import Asks
 from amqp_server.streams.remote_host import Publisher, StreamRemoteHost
 from quorum_queue.cluster.connectivity import Reach
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from quorum_queue.cluster.replica_group import Group
 
 #: A member of the Raft group of a queue.
-MemberHost = GroupHost | StreamGroupHost | ReplicatedGroupHost
+MemberHost = GroupHost | StreamMemberHost | ConsumerGroupMemberHost
 RemoteHostT = TypeVar("RemoteHostT", bound=RemoteHost)
 
 
@@ -97,7 +97,7 @@ class ClusterHosts:
         """Return the host to use: until a stream's member that has lost its disk is filled, other members
         serve the stream.
         """
-        if isinstance(host, StreamGroupHost) and host.group.core.amnesiac:
+        if isinstance(host, StreamMemberHost) and host.group.core.amnesiac:
             queue.host = served = self._remote_host(queue)
             self._move_here(queue, host)
             return served
@@ -141,7 +141,7 @@ class ClusterHosts:
             remote.configure(queue.settings)
         if grouped is not None:
             grouped.configure(queue.settings)
-            if isinstance(grouped, StreamGroupHost):
+            if isinstance(grouped, StreamMemberHost):
                 grouped.limit(limits_of(queue), queue.effective.segment_bytes)
         if remote is None and grouped is None:
             self._local.configure(queue)
@@ -151,7 +151,7 @@ class ClusterHosts:
         if self._dropped_unclaimed:
             return
         self._dropped_unclaimed = True
-        kept = [queue_id for queue_id, host in self.grouped.items() if isinstance(host, StreamGroupHost)]
+        kept = [queue_id for queue_id, host in self.grouped.items() if isinstance(host, StreamMemberHost)]
         self.streams.store.keep([*kept, *self.stopped], lambda queue_id: index_of(queue_id) <= applied)
 
     def host_of(self, queue_id: int) -> Host | None:
@@ -226,9 +226,9 @@ class ClusterHosts:
         self.grouped[queue.queue_id] = host
         return host
 
-    def _stream_group_host(self, queue: Queue, *, late: bool) -> StreamGroupHost:
+    def _stream_group_host(self, queue: Queue, *, late: bool) -> StreamMemberHost:
         groups = self._groups
-        host = StreamGroupHost(
+        host = StreamMemberHost(
             queue,
             queue.queue_id,
             self.streams,
@@ -244,9 +244,9 @@ class ClusterHosts:
         self.grouped[queue.queue_id] = host
         return host
 
-    def _consumer_group_host(self, queue: Queue, *, late: bool) -> ReplicatedGroupHost:
+    def _consumer_group_host(self, queue: Queue, *, late: bool) -> ConsumerGroupMemberHost:
         groups = self._groups
-        host = ReplicatedGroupHost(
+        host = ConsumerGroupMemberHost(
             queue,
             queue.queue_id,
             self._services,
@@ -392,7 +392,7 @@ class ClusterHosts:
                 queue.host = after
                 moving.hand_over(after)
 
-        if not isinstance(after, StreamGroupHost):
+        if not isinstance(after, StreamMemberHost):
             moving.drain(answered)
             return
 
@@ -445,7 +445,7 @@ class ClusterHosts:
             before.resume()
             return
         after = queue.host = self._remote_host(queue)
-        if isinstance(before, DeferredHost | StreamGroupHost | StreamRemoteHost):
+        if isinstance(before, DeferredHost | StreamMemberHost | StreamRemoteHost):
             handing: Any = before
             handing.hand_over(after, failed=True)
 

@@ -10,7 +10,7 @@ import msgspec
 import trio
 
 from amqp_server.broker.broker import Broker
-from amqp_server.broker.topology.topology import Result
+from amqp_server.broker.topology.replication import Result
 from amqp_server.cluster import direct_replies
 from amqp_server.cluster.administration import Administration
 from amqp_server.cluster.api_questions import Questions

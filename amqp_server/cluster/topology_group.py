@@ -31,7 +31,8 @@ from amqp_server.broker.declared.operations import (
 )
 from amqp_server.broker.declared.records import DEDUPLICATION_PRODUCERS, ExchangeRecord, QueueRecord
 from amqp_server.broker.topology.events import INTERNAL
-from amqp_server.broker.topology.topology import Result, Topology
+from amqp_server.broker.topology.replication import Result
+from amqp_server.broker.topology.topology import Topology
 from amqp_server.cluster.membership.roster import LAST_BATCH, NOTHING_GIVEN_UP, GivenUpEntries, Roster
 from quorum_queue.boundary import Fatal
 from quorum_queue.machine import versions

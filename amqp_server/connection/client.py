@@ -70,7 +70,7 @@ class Client:
         return self.capabilities.get(capability, False)
 
 
-class Limits:
+class AgreedLimits:
     """Limits agreed by connection.tune and tune-ok."""
 
     __slots__ = ("channel_max", "frame_max", "heartbeat_s")

@@ -13,10 +13,10 @@ from amqp_server.connection import handshake
 from amqp_server.connection.state import State
 
 if TYPE_CHECKING:
-    from amqp_server.connection.session import Session
+    from amqp_server.connection.served import Served
 
 
-def _start_ok(session: Session, method: commands.Connection.StartOk, payload: bytes) -> None:
+def _start_ok(session: Served, method: commands.Connection.StartOk, payload: bytes) -> None:
     session.login = handshake.start_ok(session, method, _sasl_response(payload))
     session.state = State.AUTHENTICATING
 
@@ -29,27 +29,27 @@ def _sasl_response(payload: bytes) -> bytes:
     return payload[offset + 4 : offset + 4 + size]
 
 
-def _tune_ok(session: Session, method: commands.Connection.TuneOk, payload: bytes) -> None:
+def _tune_ok(session: Served, method: commands.Connection.TuneOk, payload: bytes) -> None:
     handshake.tune_ok(session, method)
     session.state = State.OPENING
 
 
-def _open(session: Session, method: commands.Connection.Open, payload: bytes) -> None:
+def _open(session: Served, method: commands.Connection.Open, payload: bytes) -> None:
     handshake.open_vhost(session, method)
     session.opened()
 
 
-def _update_secret(session: Session, method: commands.Connection.UpdateSecret, payload: bytes) -> None:
+def _update_secret(session: Served, method: commands.Connection.UpdateSecret, payload: bytes) -> None:
     # The secret as bytes, like the response of a login.
     secret = payload[8 : 8 + int.from_bytes(payload[4:8], "big")]
     session.update_secret(secret.decode(errors="replace"))
 
 
-def _close(session: Session, method: commands.Connection.Close, payload: bytes) -> None:
+def _close(session: Served, method: commands.Connection.Close, payload: bytes) -> None:
     session.closed_by_client()
 
 
-CONNECTION: dict[type[base.Frame], tuple[State, Callable[[Session, Any, bytes], None]]] = {
+CONNECTION: dict[type[base.Frame], tuple[State, Callable[[Served, Any, bytes], None]]] = {
     commands.Connection.StartOk: (State.STARTING, _start_ok),
     commands.Connection.TuneOk: (State.TUNING, _tune_ok),
     commands.Connection.Open: (State.OPENING, _open),

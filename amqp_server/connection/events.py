@@ -9,15 +9,15 @@ from amqp_server.broker.topology.event_headers import pid
 if TYPE_CHECKING:
     from amqp_server.broker.topology.events import Events
     from amqp_server.channel.channel import Channel
-    from amqp_server.channel.subscription import Subscription
-    from amqp_server.connection.session import Session
+    from amqp_server.channel.connection import Consuming
+    from amqp_server.connection.served import Served
 
 
-def _pid(session: Session, channel: int = 0) -> str:
+def _pid(session: Served, channel: int = 0) -> str:
     return pid(session.broker.replication.node, session.number, channel)
 
 
-def _wanted(session: Session) -> Events | None:
+def _wanted(session: Served) -> Events | None:
     """Return the events if any are wanted. Clients within the node open no connection, so they cause no
     events.
     """
@@ -25,7 +25,7 @@ def _wanted(session: Session) -> Events | None:
     return events if events is not None and session.is_open and events.wanted else None
 
 
-def _place(session: Session) -> dict[str, object]:
+def _place(session: Served) -> dict[str, object]:
     """Address and login of a client."""
     client = session.client
     there, _, here = client.name.partition(" -> ")
@@ -42,7 +42,7 @@ def _place(session: Session) -> dict[str, object]:
     }
 
 
-def logged_in(session: Session, user: str, reason: str = "") -> None:
+def logged_in(session: Served, user: str, reason: str = "") -> None:
     """A login was accepted, or refused for a reason."""
     events = session.broker.events
     if events is None or not events.wanted:
@@ -56,7 +56,7 @@ def logged_in(session: Session, user: str, reason: str = "") -> None:
         events.tell("user.authentication.success", told)
 
 
-def opened(session: Session) -> None:
+def opened(session: Served) -> None:
     events, client = _wanted(session), session.client
     if events is None:
         return
@@ -80,7 +80,7 @@ def opened(session: Session) -> None:
     events.tell("connection.created", told)
 
 
-def closed(session: Session) -> None:
+def closed(session: Served) -> None:
     events, client = _wanted(session), session.client
     if events is not None:
         told: dict[str, object] = {
@@ -93,7 +93,7 @@ def closed(session: Session) -> None:
         events.tell("connection.closed", told)
 
 
-def channel_opened(session: Session, channel: Channel) -> None:
+def channel_opened(session: Served, channel: Channel) -> None:
     events, client = _wanted(session), session.client
     if events is not None:
         told: dict[str, object] = {
@@ -108,7 +108,7 @@ def channel_opened(session: Session, channel: Channel) -> None:
         events.tell("channel.created", told)
 
 
-def channel_closed(session: Session, channel: Channel) -> None:
+def channel_closed(session: Served, channel: Channel) -> None:
     events = _wanted(session)
     if events is not None:
         user = session.client.username
@@ -117,22 +117,22 @@ def channel_closed(session: Session, channel: Channel) -> None:
         )
 
 
-def consumer(session: Session, channel: Channel, subscription: Subscription, *, created: bool) -> None:
+def consumer(session: Served, channel: int, consumer: Consuming, *, created: bool) -> None:
     events = _wanted(session)
     if events is None:
         return
     told: dict[str, object] = {
-        "consumer_tag": subscription.tag,
-        "channel": _pid(session, channel.number),
-        "queue": subscription.queue.name,
-        "vhost": channel.vhost.name,
+        "consumer_tag": consumer.tag,
+        "channel": _pid(session, channel),
+        "queue": consumer.queue.name,
+        "vhost": consumer.queue.vhost.name,
         "user_who_performed_action": session.client.username,
     }
     if created:
         told |= {
-            "exclusive": subscription.exclusive,
-            "ack_required": not subscription.no_ack,
-            "prefetch_count": subscription.prefetch,
-            "arguments": subscription.arguments,
+            "exclusive": consumer.exclusive,
+            "ack_required": not consumer.no_ack,
+            "prefetch_count": consumer.prefetch,
+            "arguments": consumer.arguments,
         }
     events.tell("consumer.created" if created else "consumer.deleted", told)

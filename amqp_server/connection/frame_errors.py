@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from amqp_server.channel.channel import Assembly
+    from amqp_server.channel.assembly import Assembly
 
 
 def expected(assembly: Assembly) -> str:

@@ -17,7 +17,7 @@ from amqp_server.errors import NotAllowed
 from amqp_server.wire.frames import FRAME_BYTES_MIN
 
 if TYPE_CHECKING:
-    from amqp_server.connection.session import Session
+    from amqp_server.connection.served import Served
 
 #: Objects for longer texts of clients, and for larger sets of capabilities, are not shared between clients.
 SHARED_LENGTH_MAX = 64
@@ -39,7 +39,7 @@ CAPABILITIES: dict[str, object] = {
 }
 
 
-def server_properties(session: Session) -> dict[str, object]:
+def server_properties(session: Served) -> dict[str, object]:
     config = session.config
     return {
         "capabilities": dict(CAPABILITIES),
@@ -53,7 +53,7 @@ def server_properties(session: Session) -> dict[str, object]:
     }
 
 
-def start(session: Session) -> None:
+def start(session: Served) -> None:
     """Answer the protocol header."""
     mechanisms: tuple[str, ...] = sasl.MECHANISMS
     if session.client.certificate_name is not None:
@@ -63,7 +63,7 @@ def start(session: Session) -> None:
     )
 
 
-def start_ok(session: Session, method: commands.Connection.StartOk, response: bytes) -> sasl.Credentials:
+def start_ok(session: Served, method: commands.Connection.StartOk, response: bytes) -> sasl.Credentials:
     """Return the client's credentials. Raises CommandInvalid, SyntaxError_."""
     properties = method.client_properties or {}
     session.client.properties = _shared(properties)
@@ -105,12 +105,12 @@ def _shared(table: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def tune(session: Session) -> None:
+def tune(session: Served) -> None:
     config = session.config
     session.send(commands.Connection.Tune(config.channel_max, config.frame_max_bytes, config.heartbeat_s))
 
 
-def tune_ok(session: Session, method: commands.Connection.TuneOk) -> None:
+def tune_ok(session: Served, method: commands.Connection.TuneOk) -> None:
     """Take the agreed limits. Raises NotAllowed for limits above those offered."""
     config = session.config
     _check("frame_max", method.frame_max, FRAME_BYTES_MIN, config.frame_max_bytes)
@@ -129,7 +129,7 @@ def _check(field: str, value: int, least: int, most: int) -> None:
         raise NotAllowed(f"negotiated {field} = {value} is higher than the maximum allowed value ({most})")
 
 
-def open_vhost(session: Session, method: commands.Connection.Open) -> None:
+def open_vhost(session: Served, method: commands.Connection.Open) -> None:
     """Open a vhost. Raises NotAllowed if it does not exist or if the user may not open it."""
     broker = session.broker
     broker.vhost_records.check_open(method.virtual_host)

@@ -16,7 +16,8 @@ from pamqp import commands
 from amqp_server.broker.awaited import Awaited
 from amqp_server.broker.memo import Memo
 from amqp_server.channel import publish
-from amqp_server.channel.channel import LARGE_BODY_BYTES, Assembly, Channel
+from amqp_server.channel.assembly import LARGE_BODY_BYTES, Assembly
+from amqp_server.channel.channel import Channel
 from amqp_server.channel.unfinished_count import Unfinished
 from amqp_server.connection.frame_errors import expected, first_octets, octets
 from amqp_server.connection.state import State

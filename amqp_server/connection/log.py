@@ -17,7 +17,7 @@ from amqp_server.connection.state import State
 from amqp_server.errors import AMQPError, ConnectionForced, LoginRefused, NotFound
 
 if TYPE_CHECKING:
-    from amqp_server.connection.session import Session
+    from amqp_server.connection.served import Served
 
 logger = logging.getLogger("mqd.connection")
 
@@ -34,14 +34,14 @@ HANDSHAKE_TIMEOUT = "handshake_timeout"
 _OCTETS = re.compile(r"<<.*>>", re.DOTALL)
 
 
-def _about(session: Session) -> str:
+def _about(session: Served) -> str:
     """Return `<0.7.0> (127.0.0.1:1234 -> 127.0.0.1:5672 - name`; the caller adds more and the bracket."""
     client = session.client
     given = f" - {client.given_name}" if client.given_name else ""
     return f"<0.{session.number}.0> ({client.name}{given}"
 
 
-def _where(session: Session) -> str:
+def _where(session: Served) -> str:
     """Return `, vhost: '/', user: 'guest'`, as far as known."""
     if not session.client.username:
         return ""
@@ -49,12 +49,12 @@ def _where(session: Session) -> str:
     return f", vhost: '{vhost}', user: '{session.client.username}'"
 
 
-def _state(session: Session) -> str:
+def _state(session: Served) -> str:
     return "starting" if session.state is State.AUTHENTICATING else session.state.value
 
 
 def _log(
-    session: Session, level: int, kind: str, text: str, lines_max: int | None = None, **fields: Any
+    session: Served, level: int, kind: str, text: str, lines_max: int | None = None, **fields: Any
 ) -> None:
     if not logger.isEnabledFor(level):
         return
@@ -75,7 +75,7 @@ def operation(where: tuple[int, int]) -> str:
     return "none" if method is None else str(getattr(method, "name", "none")).lower()
 
 
-def accepting(session: Session) -> None:
+def accepting(session: Served) -> None:
     """Log the connection when its first bytes have arrived, so that a probe that only connects leaves no
     line.
     """
@@ -83,7 +83,7 @@ def accepting(session: Session) -> None:
     _log(session, logging.INFO, kind, f"{kind} {_about(session)})")
 
 
-def bad_header(session: Session, data: bytes) -> None:
+def bad_header(session: Served, data: bytes) -> None:
     text = f"closing AMQP connection {_about(session)}): bad_header {data[:8]!r}"
     if is_hello(data):
         text += ": the client uses TLS, but this listener does not: let the client connect to that of --amqps"
@@ -91,7 +91,7 @@ def bad_header(session: Session, data: bytes) -> None:
     session.client.ended = True
 
 
-def named(session: Session) -> None:
+def named(session: Served) -> None:
     """Log that the client has given its connection a name."""
     name = session.client.properties.get("connection_name")
     if not isinstance(name, str) or not name:
@@ -102,7 +102,7 @@ def named(session: Session) -> None:
     session.client.given_name = name
 
 
-def login_refused(session: Session, user: str, reason: str) -> None:
+def login_refused(session: Served, user: str, reason: str) -> None:
     refused = f"{session.client.mechanism} login refused"
     text = (
         f"Error on AMQP connection {_about(session)}, state: starting): {refused}: user '{user}' - {reason}"
@@ -110,7 +110,7 @@ def login_refused(session: Session, user: str, reason: str) -> None:
     _log(session, logging.ERROR, refused, text, user=user)
 
 
-def secret_refused(session: Session, reason: str) -> None:
+def secret_refused(session: Served, reason: str) -> None:
     text = (
         f"Error on AMQP connection {_about(session)}{_where(session)}, state: {_state(session)}): "
         f"Secret update was refused for user '{session.client.username}': {reason}"
@@ -118,12 +118,12 @@ def secret_refused(session: Session, reason: str) -> None:
     _log(session, logging.ERROR, "Secret update was refused", text)
 
 
-def secret_updated(session: Session) -> None:
+def secret_updated(session: Served) -> None:
     text = f"connection {_about(session)}): user '{session.client.username}' updated secret"
     _log(session, logging.INFO, "updated secret", text)
 
 
-def opened(session: Session) -> None:
+def opened(session: Served) -> None:
     vhost = "" if session.vhost is None else session.vhost.name
     text = (
         f"connection {_about(session)}): user '{session.client.username}' authenticated and granted access "
@@ -132,7 +132,7 @@ def opened(session: Session) -> None:
     _log(session, logging.INFO, "authenticated and granted access", text)
 
 
-def failed(session: Session, channel: int, error: AMQPError, where: tuple[int, int]) -> None:
+def failed(session: Served, channel: int, error: AMQPError, where: tuple[int, int]) -> None:
     """Log that the connection is closed because of an error."""
     if isinstance(error, LoginRefused):
         # `login_refused` logs more.
@@ -151,7 +151,7 @@ def failed(session: Session, channel: int, error: AMQPError, where: tuple[int, i
     _log(session, level, "connection exception", text)
 
 
-def channel_failed(session: Session, channel: int, error: AMQPError, where: tuple[int, int]) -> None:
+def channel_failed(session: Served, channel: int, error: AMQPError, where: tuple[int, int]) -> None:
     text = (
         f"Channel error on connection {_about(session)}{_where(session)}), channel {channel}: "
         f"operation {operation(where)} caused a channel exception {error.name.lower()}: {error.text}"
@@ -161,7 +161,7 @@ def channel_failed(session: Session, channel: int, error: AMQPError, where: tupl
     _log(session, level, "channel exception", text, channel=channel)
 
 
-def closing(session: Session, reason: str = "") -> None:
+def closing(session: Served, reason: str = "") -> None:
     """Log the end of a connection, once; with a reason if it was not closed in order."""
     client = session.client
     if client.ended:

@@ -9,18 +9,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from amqp_server.channel.channel import Channel
-    from amqp_server.connection.session import Session
+    from amqp_server.turn import Turn, TurnSession
 
 
 class Suspension:
     """One suspended method. Meanwhile the session handles no later frame."""
 
-    __slots__ = ("_answer", "_session", "_then", "channel", "raw", "waiting", "where")
+    __slots__ = ("_answer", "_session", "_then", "_turn", "channel", "raw", "waiting", "where")
 
     def __init__(
-        self, session: Session, channel: Channel | None, where: tuple[int, int], then: Callable[..., None]
+        self,
+        turn: Turn,
+        session: TurnSession,
+        channel: Channel | None,
+        where: tuple[int, int],
+        then: Callable[..., None],
     ) -> None:
         """`channel` is None for a method of the connection."""
+        self._turn = turn
         self._session = session
         self._then = then
         self._answer: tuple[Any, ...] | None = None
@@ -43,7 +49,7 @@ class Suspension:
         if self._answer is None:
             self._answer = answer
             if self.waiting:
-                self._session.turn.answered(self._session)
+                self._turn.answered(self._session)
 
     def finish(self) -> None:
         """Run the rest of the method. Raises AMQPError."""

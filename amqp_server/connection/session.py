@@ -18,12 +18,13 @@ from amqp_server.broker.access.http_permissions import RemoteGrant
 from amqp_server.broker.access.token_permissions import Token
 from amqp_server.broker.awaited import Awaited
 from amqp_server.broker.memo import Memo
-from amqp_server.broker.topology.topology import Result
+from amqp_server.broker.topology.replication import Result
 from amqp_server.channel import publish
-from amqp_server.channel.channel import Assembly, Channel, ChannelsEnd, are_many
+from amqp_server.channel.assembly import Assembly
+from amqp_server.channel.channel import Channel, ChannelsEnd, are_many
 from amqp_server.config import Config
 from amqp_server.connection import events, handshake, log
-from amqp_server.connection.client import Client, Limits
+from amqp_server.connection.client import AgreedLimits, Client
 from amqp_server.connection.dispatch import CHANNEL, CONNECTION
 from amqp_server.connection.frame_errors import expected, octets
 from amqp_server.connection.incoming import KINDS, Incoming
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
     from amqp_server.broker.declared.operations import Operation
     from amqp_server.broker.topology.queue import Queue
     from amqp_server.broker.topology.vhost import VHost
-    from amqp_server.channel.subscription import Subscription
+    from amqp_server.channel.connection import Consuming
 
 logger = logging.getLogger("mqd.connection")
 
@@ -110,7 +111,7 @@ class Session:
         self.outbox = outbox
         self._edge: Edge = edge
         self.client = Client(peer, name, broker.clock.wall_ms())
-        self.limits = Limits(self.config.handshake_frame_bytes_max)
+        self.limits = AgreedLimits(self.config.handshake_frame_bytes_max)
         self.number = broker.sessions.next_number()
         self.state = State.HEADER
         self.closing_since_ms = self.client.connected_at_ms
@@ -297,7 +298,7 @@ class Session:
                 except Awaited as awaited:
                     self.wait(awaited, channel, where, partial(self._dispatch, channel, method))
 
-        self.suspended = suspension = Suspension(self, channel, where, caught_up)
+        self.suspended = suspension = Suspension(self.turn, self, channel, where, caught_up)
         suspension.waiting = True
         self.broker.replication.catch_up(suspension.answer)
 
@@ -388,7 +389,7 @@ class Session:
         call this as their last action.
         """
         assert self._handling is not None
-        suspension = Suspension(self, *self._handling, then)
+        suspension = Suspension(self.turn, self, *self._handling, then)
         begin(suspension.answer)
         if not suspension.answered:
             self.turn.apply()
@@ -434,7 +435,7 @@ class Session:
                 raise
             awaited.settle()
 
-        self.suspended = suspension = Suspension(self, channel, where, answered)
+        self.suspended = suspension = Suspension(self.turn, self, channel, where, answered)
         suspension.waiting = True
         awaited.begin(suspension.answer)
 
@@ -532,7 +533,7 @@ class Session:
 
     def tuned(self, frame_max: int, channel_max: int, heartbeat_s: int) -> None:
         """The limits were agreed."""
-        self.limits = Limits(frame_max, channel_max, heartbeat_s)
+        self.limits = AgreedLimits(frame_max, channel_max, heartbeat_s)
         username = self.client.username.encode()
         self.incoming.publisher.forget()
         self.incoming.publisher = Publisher(
@@ -635,14 +636,15 @@ class Session:
             grant.forgotten()
             self.incoming.forget_memos()
 
-    def consumer_event(self, subscription: Subscription, *, created: bool) -> None:
-        """A consumer was created or removed."""
-        events.consumer(self, subscription.channel, subscription, created=created)
+    def consumer_event(self, channel: int, consumer: Consuming, *, created: bool) -> None:
+        """A consumer of the channel with this number was created or removed."""
+        events.consumer(self, channel, consumer, created=created)
 
     # -- end -------------------------------------------------------------------------------------------------
 
-    def close_channel(self, channel: Channel, error: SoftError, where: tuple[int, int]) -> None:
+    def close_channel(self, channel: object, error: SoftError, where: tuple[int, int]) -> None:
         """Close a channel because of an error; frames for it are skipped until the client has answered."""
+        assert isinstance(channel, Channel)
         self.incoming.flush_segments(whole=True)
         if channel.tx is not None:
             # Publishes of a transaction that an alarm holds back are rolled back with the rest.

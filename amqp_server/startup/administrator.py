@@ -11,7 +11,7 @@ from amqp_server.broker.access.permissions import Permission
 from amqp_server.broker.access.users import ADMINISTRATOR, hashed
 from amqp_server.broker.broker import Broker
 from amqp_server.broker.declared.operations import Operation, PutUser, SetPermission
-from amqp_server.broker.topology.topology import Result
+from amqp_server.broker.topology.replication import Result
 from persistence.commits.commit import Commit
 from quorum_queue.ports import Refused
 

@@ -8,20 +8,37 @@ which its consumer begins. All consumers that come while one question is in prog
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from amqp_server.streams.layout.consumer_start import Start
 from amqp_server.streams.stream_consumer import StreamConsumer
-from amqp_server.streams.taking_over import refuse
 from quorum_queue.ports import Turn
 
 if TYPE_CHECKING:
-    from amqp_server.streams.members.host import StreamGroupHost
     from amqp_server.streams.services import StreamServices
+    from quorum_queue.cluster.replica_group import Group
 
 #: Time until the question is asked again after no majority has answered, ms.
 RETRY_MS: Final = 500
 NO_MAJORITY: Final = "no majority of the stream's members answers: try again"
+
+
+class BeginningHost(Protocol):
+    """The member's host; see amqp_server.streams.members.readers."""
+
+    group: Group
+
+    @property
+    def ended(self) -> object: ...
+    @property
+    def missing_count(self) -> int: ...
+    @property
+    def committed_offset(self) -> int: ...
+
+    def has_begun(self, consumer: StreamConsumer) -> None: ...
+    def begin_at(self, consumer: StreamConsumer, start: Start, stop: int = -1) -> None: ...
+    def refuses(self, consumer: StreamConsumer, why: str) -> bool: ...
+    def failed(self, error: Exception) -> None: ...
 
 
 class _Beginning:
@@ -36,7 +53,7 @@ class _Beginning:
 
 
 class Beginnings:
-    def __init__(self, host: StreamGroupHost, services: StreamServices, turn: Turn) -> None:
+    def __init__(self, host: BeginningHost, services: StreamServices, turn: Turn) -> None:
         self._host = host
         self._services = services
         self._turn = turn
@@ -117,10 +134,8 @@ class Beginnings:
         if host.ended:
             return
         for consumer, each in list(self._waiting.items()):
-            # One whose client has consume-ok, on another host, waits on.
-            if each.stop < 0 and each.deadline_ms <= now and consumer.key in host.asking.attaching:
-                del self._waiting[consumer]
-                refuse(host, consumer.key, NO_MAJORITY)
+            if each.stop < 0 and each.deadline_ms <= now and host.refuses(consumer, NO_MAJORITY):
+                self._waiting.pop(consumer, None)
         due = [each.deadline_ms for each in self._waiting.values() if each.deadline_ms > now]
         if due:
             self._services.timers.wake(self, min(due))

@@ -29,7 +29,7 @@ from persistence.errors import CorruptRecord
 from persistence.streams import batch as batches
 from persistence.streams.batch import HEAD_BYTES, Damaged
 from persistence.streams.log import Lost, Stored
-from persistence.streams.retention import Limits, due_ms, outdated
+from persistence.streams.retention import RetentionLimits, due_ms, outdated
 from quorum_queue.host import DELETED, Key, answer_publishes
 from quorum_queue.machine.machine import ENQUEUES, Command
 from quorum_queue.machine.settings import Settings
@@ -56,7 +56,7 @@ class StreamHost(StreamReaders):
         queue: Hosted,
         queue_id: int,
         services: StreamServices,
-        limits: Limits,
+        limits: RetentionLimits,
         segment_bytes: int | None,
         settings: Settings,
         codec: str | None = None,
@@ -98,9 +98,9 @@ class StreamHost(StreamReaders):
     def _copies(self) -> Copies:
         return NoCopies()
 
-    def _limits_of(self, limits: Limits) -> Limits:
+    def _limits_of(self, limits: RetentionLimits) -> RetentionLimits:
         default = self._services.options.limits
-        return Limits(
+        return RetentionLimits(
             default.max_age_ms if limits.max_age_ms is None else limits.max_age_ms,
             default.max_bytes if limits.max_bytes is None else limits.max_bytes,
         )
@@ -108,7 +108,7 @@ class StreamHost(StreamReaders):
     def configure(self, settings: Settings) -> None:
         self._settings = settings
 
-    def limit(self, limits: Limits, segment_bytes: int | None) -> None:
+    def limit(self, limits: RetentionLimits, segment_bytes: int | None) -> None:
         """Set the retention limits, and the maximum size of new segments."""
         self._limits = self._limits_of(limits)
         self._log.segment_bytes = self._services.options.segment_size(segment_bytes)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from amqp_server.streams.layout.named_offsets import Progress
 
 
-class Named:
+class NamedConsumer:
     """A consumer with a name."""
 
     __slots__ = ("began", "misses", "name", "owner", "progress", "sent")
@@ -83,7 +83,7 @@ class NodeNames:
         #: True if the notes in progress have no effect when there is no place.
         self._refused = False
         self._serial = 0
-        self.by_key: dict[Key, Named] = {}
+        self.by_key: dict[Key, NamedConsumer] = {}
         #: Consumers with notes to send; and consumers whose notes are in progress.
         self._unsent: dict[Key, None] = {}
         self._under_way: list[Key] | None = None
@@ -93,7 +93,7 @@ class NodeNames:
     def add(self, key: Key, name: str, progress: Progress) -> None:
         """Add a consumer that wants a name."""
         self._serial += 1
-        self.by_key[key] = Named(name, f"{self._prefix}/{self._serial}", progress)
+        self.by_key[key] = NamedConsumer(name, f"{self._prefix}/{self._serial}", progress)
         self._unsent[key] = None
 
     def adopt(self, other: NodeNames) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from quorum_queue.machine.attributes import ALL, LEADER, MAJORITY
 
 if TYPE_CHECKING:
-    from amqp_server.streams.members.host import StreamGroupHost
+    from amqp_server.streams.members.host import StreamMemberHost
 
 
 class Publish(NamedTuple):
@@ -25,7 +25,7 @@ class Publish(NamedTuple):
 class Publishes:
     """Publishes to one stream, in order."""
 
-    def __init__(self, host: StreamGroupHost) -> None:
+    def __init__(self, host: StreamMemberHost) -> None:
         self._host = host
         self._waiting: list[Publish] = []
 

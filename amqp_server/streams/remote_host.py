@@ -28,7 +28,7 @@ from amqp_server.streams.taking_over import begin_named, lose_name, refuse, take
 from persistence.streams import batch as batches
 from persistence.streams.batch import Batch, Damaged
 from persistence.streams.log import READ_BYTES, Lost
-from persistence.streams.retention import Limits
+from persistence.streams.retention import RetentionLimits
 from persistence.streams.segment import batches_of
 from quorum_queue.cluster import frames
 from quorum_queue.cluster.frames import StreamWord
@@ -101,7 +101,7 @@ class StreamRemoteHost(StreamHost):
         #: Time of the last answer about names, and whether a question is in progress.
         self._names_told_ms = 0
         self._asks_for_names = False
-        super().__init__(queue, queue_id, services, Limits(), None, settings)
+        super().__init__(queue, queue_id, services, RetentionLimits(), None, settings)
         self._node_names = NodeNames(
             f"{publisher.place}/away",
             services.options.names_max,

@@ -9,7 +9,7 @@ from amqp_server.streams.layout.consumer_start import Start
 from amqp_server.streams.layout.deliver import BatchReader
 from amqp_server.streams.layout.named_offsets import Progress
 from persistence.streams.batch import Batch
-from persistence.streams.log import Place, Wanted
+from persistence.streams.log import SegmentPlace, Wanted
 from quorum_queue.host import Key
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class StreamConsumer:
         #: The current batch, the batches that were read ahead, and where the next read continues.
         self.reader: BatchReader | None = None
         self.ahead: deque[Batch] = deque()
-        self.place: Place | None = None
+        self.place: SegmentPlace | None = None
         self.reading = False
         #: Increased when the result of the current read is no longer wanted.
         self.reads = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from amqp_server.streams.compacting import Compaction
 from persistence.streams.compression import NONE
-from persistence.streams.retention import Limits
+from persistence.streams.retention import RetentionLimits
 
 
 class StreamOptions:
@@ -31,7 +31,7 @@ class StreamOptions:
         *,
         segment_bytes: int = 500_000_000,
         segment_bytes_min: int = 1,
-        limits: Limits | None = None,
+        limits: RetentionLimits | None = None,
         flush_batches: int = 128,
         flush_bytes: int = 1 << 20,
         flush_ms: int = 5_000,
@@ -54,7 +54,7 @@ class StreamOptions:
         self.segment_bytes = segment_bytes
         self.segment_bytes_min = segment_bytes_min
         #: For streams declared without limits.
-        self.limits = limits or Limits()
+        self.limits = limits or RetentionLimits()
         self.flush_batches = flush_batches
         self.flush_bytes = flush_bytes
         self.flush_ms = flush_ms

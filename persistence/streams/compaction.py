@@ -30,7 +30,7 @@ from typing import Protocol
 
 from persistence.streams import batch as batches
 from persistence.streams.batch import COUNT_MAX, Batch, Shape
-from persistence.streams.log import Ended, Place, Segment, StreamLog
+from persistence.streams.log import Ended, Segment, SegmentPlace, StreamLog
 from persistence.streams.rewritten import Rewritten
 
 #: A batch is closed when it has so many bytes; so many are written at once.
@@ -229,7 +229,7 @@ def _is_rewritten(
 
     base, stop = group[0].base, group[-1].stop
     writer = _Writer(base, codec, write)
-    place: Place | None = None
+    place: SegmentPlace | None = None
     offset, gone = base, 0
     while offset < stop:
         read = log.read(offset, place)

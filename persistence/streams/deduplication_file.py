@@ -34,7 +34,7 @@ _PIECE = struct.Struct(">II")
 _CRC = struct.Struct(">I")
 
 
-class Named(NamedTuple):
+class NamedBatch(NamedTuple):
     """The names in one batch."""
 
     stop: int
@@ -67,7 +67,7 @@ class NamesFile:
         #: Batches between these offsets, and bytes of the file.
         self._batches = self._size = 0
 
-    def open(self, named_from: Callable[[int], Iterable[Named]]) -> None:
+    def open(self, named_from: Callable[[int], Iterable[NamedBatch]]) -> None:
         """Read the file, and the missing names from the log."""
         self._read()
         self._note(named_from(self._stop))
@@ -90,7 +90,7 @@ class NamesFile:
             self._keeper.restore([])
         self._covered, self._size = self._stop, len(data)
 
-    def add(self, batches: Sequence[Named]) -> None:
+    def add(self, batches: Sequence[NamedBatch]) -> None:
         """These batches are in the log now. Raises OSError only if the whole append can be tried again."""
         self._note(batches)
         if self._batches > max(BATCHES, self._size // BYTES_A_BATCH):
@@ -100,7 +100,7 @@ class NamesFile:
                 # The log has the names. On a full disk, do not write another file.
                 logger.warning("%s was not written: %s", self._directory / NAME, error)
 
-    def _note(self, batches: Iterable[Named]) -> None:
+    def _note(self, batches: Iterable[NamedBatch]) -> None:
         for batch in batches:
             # A repeated write has been added before.
             if batch.stop > self._stop:

@@ -36,7 +36,7 @@ from persistence.streams import batch as batches
 from persistence.streams import index
 from persistence.streams.batch import HEAD_BYTES, Damaged
 from persistence.streams.compression import NONE
-from persistence.streams.deduplication_file import Keeper, Named, NamesFile
+from persistence.streams.deduplication_file import Keeper, NamedBatch, NamesFile
 from persistence.streams.files import FULL, Files
 from persistence.streams.index import Entry
 from persistence.streams.mending import Mending
@@ -51,10 +51,10 @@ from persistence.streams.segment import (
     SEGMENT,
     Ended,
     Lost,
-    Place,
     Raw,
     Read,
     Segment,
+    SegmentPlace,
     Stored,
     Wanted,
     Where,
@@ -62,7 +62,7 @@ from persistence.streams.segment import (
     compacted_stem,
     heads_of,
 )
-from persistence.streams.segment_files import Window
+from persistence.streams.segment_files import FileWindow
 from persistence.streams.summaries import Summaries
 
 logger = logging.getLogger("mqd.streams")
@@ -141,19 +141,19 @@ class StreamLog(SegmentReader):
             self._names.open(self._named_from)
         return found.lost
 
-    def _named_from(self, offset: int) -> Iterator[Named]:
+    def _named_from(self, offset: int) -> Iterator[NamedBatch]:
         """Yield the names in all readable batches from an offset on."""
         for segment in self.segments:
             if segment.stop <= offset:
                 continue
             path = self.path(segment.where, SEGMENT)
-            window = Window(self.files, path, segment.size)
+            window = FileWindow(self.files, path, segment.size)
             position = self.position(segment, offset)
             for at, head, _ in self.heads(segment.where, position, segment.base, segment.size, whole=False):
                 if head.base >= offset:
                     meta = window.take(at + HEAD_BYTES, head.meta_bytes, 4096)
                     try:
-                        yield Named(head.stop, head.time_ms, batches.decode_names(head, meta))
+                        yield NamedBatch(head.stop, head.time_ms, batches.decode_names(head, meta))
                     except Damaged as error:
                         logger.warning("%s: %s", path, error)
 
@@ -202,7 +202,7 @@ class StreamLog(SegmentReader):
         self.writing, self.stop = writing, stored[-1].stop
         self.segments = tuple(segments)
         if self._names is not None:
-            self._names.add([Named(each.stop, each.time_ms, each.names) for each in stored])
+            self._names.add([NamedBatch(each.stop, each.time_ms, each.names) for each in stored])
 
     def _write(self, segment: Segment, writing: Writing, stored: list[Stored]) -> Writing:
         """Write the batches at the end of a segment, and return the segment with them."""
@@ -456,7 +456,7 @@ __all__ = [
     "READ_BYTES",
     "Ended",
     "Lost",
-    "Place",
+    "SegmentPlace",
     "Raw",
     "Read",
     "Segment",

@@ -19,7 +19,7 @@ from persistence.streams.segment import (
     heads_of,
     spaced,
 )
-from persistence.streams.segment_files import Window
+from persistence.streams.segment_files import FileWindow
 
 if TYPE_CHECKING:
     from persistence.streams.log import StreamLog
@@ -103,7 +103,7 @@ class Mending:
         theirs.
         """
         new = self._log.rewritten(low, stop)
-        window = Window(self._log.files, self._log.path(segment.where, SEGMENT), segment.size)
+        window = FileWindow(self._log.files, self._log.path(segment.where, SEGMENT), segment.size)
         parts: list[list[bytes]] = []
         size = 0
         for at, head in found:

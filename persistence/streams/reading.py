@@ -15,8 +15,8 @@ from persistence.streams import index
 from persistence.streams.batch import HEAD_BYTES, Batch, Damaged, Head
 from persistence.streams.files import Files
 from persistence.streams.indexed import IndexedSegments
-from persistence.streams.segment import READ_BYTES, SEGMENT, Lost, Place, Raw, Read, Segment, Wanted
-from persistence.streams.segment_files import Window
+from persistence.streams.segment import READ_BYTES, SEGMENT, Lost, Raw, Read, Segment, SegmentPlace, Wanted
+from persistence.streams.segment_files import FileWindow
 
 logger = logging.getLogger("mqd.streams")
 
@@ -39,7 +39,7 @@ class SegmentReader(IndexedSegments):
         #: The offset after the last message on this disk.
         self.stop = 0
 
-    def read(self, offset: int, place: Place | None = None, wanted: Wanted | None = None) -> Read:
+    def read(self, offset: int, place: SegmentPlace | None = None, wanted: Wanted | None = None) -> Read:
         """Read some batches, beginning with the one that has this offset or else with the first one after it.
 
         Returns nothing at the end of the log, or if no filter matched for a long part; `place` says where to
@@ -50,7 +50,7 @@ class SegmentReader(IndexedSegments):
         while True:
             segment = self.segment_of(offset)
             if segment is None:
-                return Read([], Place(-1, 0, offset), lost, read_bytes)
+                return Read([], SegmentPlace(-1, 0, offset), lost, read_bytes)
             if offset < segment.base:
                 offset, place = segment.base, None
             path = self.path(segment.where, SEGMENT)
@@ -62,7 +62,7 @@ class SegmentReader(IndexedSegments):
                     offset,
                 ):
                     span = self.span(segment, offset)
-                    place = Place(segment.base, span.start, offset, segment.stem)
+                    place = SegmentPlace(segment.base, span.start, offset, segment.stem)
                     end = min(span.start + READ_BYTES + index.SPACING_BYTES, segment.size)
                     seek_bytes = _bytes_of(span.start, span.end or end)
                 reading = _Reading(self.files, path, segment, place, wanted, seek_bytes)
@@ -205,7 +205,7 @@ class SegmentReader(IndexedSegments):
         """Raises FileNotFoundError."""
         path = self.path(segment.where, SEGMENT)
         start = self.position(segment, offset)
-        window = Window(self.files, path, segment.size)
+        window = FileWindow(self.files, path, segment.size)
         parts: list[bytes] = []
         size, expected = 0, offset
         for at, head, sound in self.heads(segment.where, start, segment.base, segment.size, whole=True):
@@ -235,7 +235,7 @@ class _Reading:
         files: Files,
         path: Path,
         segment: Segment,
-        place: Place,
+        place: SegmentPlace,
         wanted: Wanted | None,
         seek_bytes: int = 0,
     ) -> None:
@@ -243,7 +243,7 @@ class _Reading:
         are enough.
         """
         self._path = path
-        self._window = Window(files, path, segment.size)
+        self._window = FileWindow(files, path, segment.size)
         self._segment = segment
         self._position, self._offset = place.position, place.offset
         #: The next batch has this offset or a later one.
@@ -253,7 +253,7 @@ class _Reading:
         self._found: list[Batch] = []
         self._lost: list[Lost] = []
 
-    def run(self, next_head: Callable[[Window, int, int, int], int]) -> Read:
+    def run(self, next_head: Callable[[FileWindow, int, int, int], int]) -> Read:
         """`next_head` finds the next batch after damage; see SegmentFiles.next_head."""
         size = passed = 0
         # A batch that no filter matches need not be read.
@@ -289,7 +289,7 @@ class _Reading:
             self._expected = head.stop
         self._keep_no_more(size)
         segment = self._segment
-        place = Place(segment.base, self._position, self._offset, segment.stem)
+        place = SegmentPlace(segment.base, self._position, self._offset, segment.stem)
         return Read(self._found, place, self._lost, self._window.read_bytes)
 
     def _keep_no_more(self, size: int) -> None:

@@ -15,14 +15,14 @@ class Segment(Protocol):
         """Time of its last batch."""
 
 
-class Limits(NamedTuple):
+class RetentionLimits(NamedTuple):
     """None is no limit."""
 
     max_age_ms: int | None = None
     max_bytes: int | None = None
 
 
-def outdated(segments: Sequence[Segment], limits: Limits, now_ms: int) -> int:
+def outdated(segments: Sequence[Segment], limits: RetentionLimits, now_ms: int) -> int:
     """Return how many segments, from the oldest on, have to be deleted.
 
     The last one is deleted by age only: the size limit always keeps the segment that is being written. An
@@ -42,7 +42,7 @@ def outdated(segments: Sequence[Segment], limits: Limits, now_ms: int) -> int:
     return gone
 
 
-def due_ms(segments: Sequence[Segment], limits: Limits) -> int | None:
+def due_ms(segments: Sequence[Segment], limits: RetentionLimits) -> int | None:
     """Return when the oldest segment has to be deleted because of its age; None for never."""
     if limits.max_age_ms is None or not segments or not segments[0].size:
         return None

@@ -69,7 +69,7 @@ class Stored(NamedTuple):
     names: Sequence[bytes] = ()
 
 
-class Place(NamedTuple):
+class SegmentPlace(NamedTuple):
     """The position where a reader continues: valid as long as it continues at this offset."""
 
     base: int
@@ -103,7 +103,7 @@ class Read(NamedTuple):
     """The result of a read: neighbouring batches, and the position where the next read continues."""
 
     batches: list[Batch]
-    place: Place
+    place: SegmentPlace
     lost: list[Lost]
     #: Bytes that were read for it: more than those of the batches if the read ended within a batch.
     read_bytes: int

@@ -13,7 +13,7 @@ from persistence.streams.index import Entry
 from persistence.streams.segment import INDEX, READ_BYTES, SEGMENT, Where, spaced
 
 
-class Window:
+class FileWindow:
     """Reads a file ahead, for a walk from its front to its end."""
 
     def __init__(self, files: Files, path: Path, size: int) -> None:
@@ -70,7 +70,7 @@ class SegmentFiles:
 
         After a damaged head it searches for the next sound one. `ahead`: bytes that are read at once.
         """
-        window = Window(self.files, self.path(where, SEGMENT), size)
+        window = FileWindow(self.files, self.path(where, SEGMENT), size)
         while position + HEAD_BYTES <= size:
             try:
                 head = batches.decode_head(window.take(position, HEAD_BYTES, ahead))
@@ -92,7 +92,7 @@ class SegmentFiles:
             expected = head.stop
             position += head.size
 
-    def next_head(self, window: Window, position: int, expected: int, size: int) -> int:
+    def next_head(self, window: FileWindow, position: int, expected: int, size: int) -> int:
         """Search from a position on for the head of a batch with the offset `expected` or a later one; return
         its position, below zero if there is none.
         """

@@ -49,7 +49,7 @@ class Breaks:
         return sum(at_ms >= since_ms for at_ms in self._at_ms.get(node, ()))
 
 
-class Told:
+class PeerReports:
     """A peer's reports about its links in the present session."""
 
     __slots__ = ("breaks", "leads", "linked", "restored_ms")
@@ -88,7 +88,7 @@ class Reach:
         self._clock = clock
         self._leads = leads
         #: Linked peers that understand REACH, with their reports.
-        self._told: dict[str, Told] = {}
+        self._told: dict[str, PeerReports] = {}
         #: This node's last report to them.
         self._said: dict[str, ReachWord] = {}
         self._breaks = Breaks()
@@ -102,7 +102,7 @@ class Reach:
         self._told.pop(peer, None)
         self._said.pop(peer, None)
         if frames.REACH_FEATURE in features:
-            self._told[peer] = Told()
+            self._told[peer] = PeerReports()
         self.tell()
 
     def link_down(self, peer: str) -> None:
@@ -217,7 +217,7 @@ class Reach:
             gain += self._reaches(peer, told, member) - here
         return gain
 
-    def _reaches(self, peer: str, told: Told, node: str) -> bool:
+    def _reaches(self, peer: str, told: PeerReports, node: str) -> bool:
         flaps = told.breaks.count(node, self._clock.monotonic_ms() - self.options.steady_ms) >= FLAPS
         return self.linked(peer, node) and not flaps
 

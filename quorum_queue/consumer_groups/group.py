@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from quorum_queue.consumer_groups.partition import Partition, Span
 from quorum_queue.consumer_groups.sharing import share
-from quorum_queue.machine.consumers import UNLIMITED, Window
+from quorum_queue.machine.consumers import UNLIMITED, PrefetchWindow
 from quorum_queue.machine.effects import Reason
 
 Key = tuple[Any, ...]
@@ -75,7 +75,7 @@ class Member:
         *,
         prefetch: int = 0,
         no_ack: bool = False,
-        window: Window | None = None,
+        window: PrefetchWindow | None = None,
         sink: Any = None,
         paused: bool = False,
         channel: Key | None = None,

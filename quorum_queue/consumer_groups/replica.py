@@ -112,7 +112,7 @@ class Applied:
         self.forgotten: list[int] = []
 
 
-class Replica:
+class GroupReplica:
     """One member's copy of a group."""
 
     __slots__ = (
@@ -530,7 +530,9 @@ class Replica:
         return encode_state(state)
 
     @classmethod
-    def restore(cls, data: bytes | memoryview, delivery_limit: int | None, *, dead_letters: bool) -> Replica:
+    def restore(
+        cls, data: bytes | memoryview, delivery_limit: int | None, *, dead_letters: bool
+    ) -> GroupReplica:
         """Build a replica from what `snapshot` returned. Raises CodecError."""
         state = decode_state(data)
         replica = cls(delivery_limit, dead_letters=dead_letters)
@@ -604,4 +606,4 @@ def _restored(group: Group, saved: MemberState, *, limited: bool) -> Member:
     return member
 
 
-__all__ = ["AHEAD_MAX", "Applied", "Death", "Handed", "Replica"]
+__all__ = ["AHEAD_MAX", "Applied", "Death", "Handed", "GroupReplica"]

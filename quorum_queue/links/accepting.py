@@ -10,7 +10,7 @@ import trio
 
 from quorum_queue.links.accept import accept_all
 from quorum_queue.links.crowd import Crowd
-from quorum_queue.links.handshake import Hello, Refused, Standing
+from quorum_queue.links.handshake import Hello, PeerRefused, Standing
 from quorum_queue.links.handshake_io import Greeter
 from quorum_queue.links.ports import LinkOptions, Wire
 from quorum_queue.links.rate_limited_log import SeldomLog
@@ -84,7 +84,7 @@ class Accepting:
             if greeted is not None:
                 self._sessions.addresses[greeted[0].name] = source
                 await self._sessions.authenticated(wire, *greeted)
-        except Refused as refused:
+        except PeerRefused as refused:
             self._refused(where, refused)
         except (*LOST, trio.TooSlowError) as error:
             text = str(error) or type(error).__name__
@@ -102,20 +102,20 @@ class Accepting:
                 greeted = await self._greeter.accept(wire, lambda hello: self._opened(wire, source, hello))
             self._leave(wire)
             return greeted
-        except (Refused, *LOST, trio.TooSlowError):
+        except (PeerRefused, *LOST, trio.TooSlowError):
             raise
         except Exception:
             logger.exception("link from %s: internal error", where)
             return None
 
-    def _refused(self, where: str, refused: Refused) -> None:
+    def _refused(self, where: str, refused: PeerRefused) -> None:
         level, sort = (logging.WARNING, "suspect") if refused.suspect else (logging.INFO, "refused")
         self._log.write(level, sort, "", f"link from {where} refused: {refused}")
 
     def _opened(self, wire: Wire, source: str, hello: Hello) -> None:
         pair = self._sessions.pairs.get(hello.name)
         if (pair is None or pair.address is None) and not self._sessions.events.admits(hello.name):
-            raise Refused(f"{hello.name!r} is not among the peers of this node", suspect=True)
+            raise PeerRefused(f"{hello.name!r} is not among the peers of this node", suspect=True)
         if wire in self.strangers or wire in self.neighbours:
             self._leave(wire)
             self._crowd(self.greeted, wire, source)

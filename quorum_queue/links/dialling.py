@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import trio
 
-from quorum_queue.links.handshake import Refused
+from quorum_queue.links.handshake import PeerRefused
 from quorum_queue.links.handshake_io import Greeter
 from quorum_queue.links.ports import LinkOptions, Peer, Wire
 from quorum_queue.links.rate_limited_log import SeldomLog
@@ -73,7 +73,7 @@ class Dialling:
                     await self._secure(wire)
                 hello, standing = await self._greeter.dial(wire, peer.name)
             await self._sessions.authenticated(wire, hello, standing)
-        except Refused as refused:
+        except PeerRefused as refused:
             if pair.session is None:
                 level, sort = (logging.WARNING, "suspect") if refused.suspect else (logging.INFO, "refused")
                 self._log.write(level, sort, peer.name, f"no link to {where}: {refused}")
@@ -102,4 +102,4 @@ class Dialling:
         try:
             await wire.handshake()
         except ssl.SSLError as error:
-            raise Refused(f"TLS: {error}", suspect=True) from None
+            raise PeerRefused(f"TLS: {error}", suspect=True) from None

@@ -41,7 +41,7 @@ _STANDING = struct.Struct(">Q?")
 _LENGTH = struct.Struct(">I")
 
 
-class Refused(Exception):
+class PeerRefused(Exception):
     """The other side is refused. The text is only for our own log, not for the wire."""
 
     def __init__(self, text: str, *, suspect: bool = False) -> None:
@@ -113,7 +113,7 @@ class Dialler:
         reader.nonce_and_end()
         _verify(self._keys.answer, before, message)
         if hello.name != self._to:
-            raise Refused(f"it answers as {hello.name!r}", suspect=True)
+            raise PeerRefused(f"it answers as {hello.name!r}", suspect=True)
         return (
             _sealed(self._keys.finish, before + _framed(message), _head(FINISH) + _standing(standing)),
             hello,
@@ -135,13 +135,13 @@ class Acceptor:
         reader.nonce_and_end()
         _verify(self._keys.open, b"", message, hello.name)
         if cluster != self._cluster:
-            raise Refused(
+            raise PeerRefused(
                 f"it is {hello.name!r} of the cluster {cluster!r}, not {self._cluster!r}", suspect=True
             )
         if to != self._hello.name:
-            raise Refused(f"{hello.name!r} looks for {to!r} at this address", suspect=True)
+            raise PeerRefused(f"{hello.name!r} looks for {to!r} at this address", suspect=True)
         if hello.name == to:
-            raise Refused(f"it claims to be {to!r}, which is this node", suspect=True)
+            raise PeerRefused(f"it claims to be {to!r}, which is this node", suspect=True)
         self._before = _framed(message)
         return hello
 
@@ -207,7 +207,7 @@ def _verify(key: bytes, before: bytes, message: bytes, claimed: str = "") -> Non
     body, mac = message[:-MAC_BYTES], message[-MAC_BYTES:]
     if not hmac.compare_digest(hmac.digest(key, before + _framed(body), "sha256"), mac):
         who = f"it claims to be {claimed!r}, but " if claimed else ""
-        raise Refused(
+        raise PeerRefused(
             f"{who}its proof of the cluster secret is wrong: do both nodes have the same secret?",
             suspect=True,
         )
@@ -218,18 +218,20 @@ class _Reader:
 
     def __init__(self, message: bytes, kind: int) -> None:
         if len(message) > MESSAGE_BYTES_MAX or len(message) < _HEAD.size + MAC_BYTES:
-            raise Refused("it does not speak this protocol")
+            raise PeerRefused("it does not speak this protocol")
         magic, protocol, found = _HEAD.unpack_from(message)
         if magic != MAGIC or found != kind:
-            raise Refused("it does not speak this protocol")
+            raise PeerRefused("it does not speak this protocol")
         if protocol != PROTOCOL:
-            raise Refused(f"it speaks version {protocol} of the link protocol, not {PROTOCOL}", suspect=True)
+            raise PeerRefused(
+                f"it speaks version {protocol} of the link protocol, not {PROTOCOL}", suspect=True
+            )
         self._body, self._at = message[:-MAC_BYTES], _HEAD.size
 
     def _take(self, count: int) -> bytes:
         part = self._body[self._at : self._at + count]
         if len(part) != count:
-            raise Refused("a message of the handshake is cut short")
+            raise PeerRefused("a message of the handshake is cut short")
         self._at += count
         return part
 
@@ -237,7 +239,7 @@ class _Reader:
         try:
             return self._take(self._take(1)[0]).decode()
         except UnicodeDecodeError:
-            raise Refused("a name in the handshake is not UTF-8") from None
+            raise PeerRefused("a name in the handshake is not UTF-8") from None
 
     def hello(self) -> Hello:
         name, identity = self.text(), self.text()
@@ -253,4 +255,4 @@ class _Reader:
 
     def end(self) -> None:
         if self._at != len(self._body):
-            raise Refused("a message of the handshake is too long")
+            raise PeerRefused("a message of the handshake is too long")

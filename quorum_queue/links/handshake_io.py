@@ -13,7 +13,7 @@ from quorum_queue.links.handshake import (
     Dialler,
     Hello,
     Keys,
-    Refused,
+    PeerRefused,
     Standing,
 )
 from quorum_queue.links.ports import Wire
@@ -44,7 +44,7 @@ class Greeter:
             answer = await read_message(wire)
         except EndedError:
             # A dying process resets the connection; this peer has read our message, and closed.
-            raise Refused(
+            raise PeerRefused(
                 "it closed the connection without an answer: its cluster secret or cluster name differs, or "
                 f"{self.hello.name!r} is not among its peers",
                 suspect=True,
@@ -68,7 +68,7 @@ async def read_message(wire: Wire) -> bytes:
     """Raises Refused, OSError."""
     (size,) = HEAD.unpack(await _exactly(wire, HEAD.size))
     if size > MESSAGE_BYTES_MAX:
-        raise Refused("it does not speak this protocol")
+        raise PeerRefused("it does not speak this protocol")
     return bytes(await _exactly(wire, size))
 
 

@@ -9,7 +9,7 @@ from time import monotonic
 import trio
 
 from quorum_queue.links.framing import FrameReader
-from quorum_queue.links.handshake import Hello, Refused, Standing
+from quorum_queue.links.handshake import Hello, PeerRefused, Standing
 from quorum_queue.links.handshake_io import read_message, write_message
 from quorum_queue.links.open_sessions import OpenSessions
 from quorum_queue.links.ports import Events, LinkOptions, Peer, Poll, Wire
@@ -95,7 +95,7 @@ class LinkSessions:
         """
         refusal = self.events.refusal(hello)
         if refusal:
-            raise Refused(refusal, suspect=True)
+            raise PeerRefused(refusal, suspect=True)
         pair = self.pair(hello.name)
         if decides(self.node, hello.name):
             adopted_as = await self._offer(pair, wire, hello, standing)
@@ -112,7 +112,7 @@ class LinkSessions:
     async def _expect_start(self, wire: Wire, hello: Hello) -> None:
         with trio.fail_after(self._options.dead_ms / 1000):
             if await read_message(wire) != START:
-                raise Refused(f"{hello.name!r} breaks the protocol")
+                raise PeerRefused(f"{hello.name!r} breaks the protocol")
 
     async def _offer(self, pair: Pair, wire: Wire, hello: Hello, standing: Standing) -> int | None:
         """Say START if this connection is to be the session; return the number under which the peer adopted
@@ -132,7 +132,7 @@ class LinkSessions:
                 await write_message(wire, START)
                 message = await read_message(wire)
                 if len(message) != ADOPTED.size:
-                    raise Refused(f"{hello.name!r} breaks the protocol")
+                    raise PeerRefused(f"{hello.name!r} breaks the protocol")
                 (adopted_as,) = ADOPTED.unpack(message)
             return adopted_as if pair.candidate is candidate else None
         finally:
@@ -203,8 +203,8 @@ class LinkSessions:
                     session.keep_alive()
 
 
-def _another(hello: Hello) -> Refused:
-    return Refused(f"another {hello.name!r} has a session already", suspect=True)
+def _another(hello: Hello) -> PeerRefused:
+    return PeerRefused(f"another {hello.name!r} has a session already", suspect=True)
 
 
 def _pass_over(new: Hello, old: Hello) -> int | None:

@@ -32,7 +32,7 @@ class Keeper:
 NO_KEEPER: Final = Keeper()
 
 
-class Window(Protocol):
+class PrefetchWindow(Protocol):
     """Prefetch that several consumers share: the channel-wide prefetch of `basic.qos global=true`."""
 
     def room(self) -> int: ...
@@ -137,7 +137,7 @@ class Consumer:
         prefetch: int = 0,
         priority: int = 0,
         exclusive: bool = False,
-        window: Window | None = None,
+        window: PrefetchWindow | None = None,
         sink: Any = None,
         channel: Any = None,
         window_limit: int = 0,

@@ -85,7 +85,7 @@ class Applied:
         #: True if the queue was sealed by this entry, by any node or again.
         self.sealed = False
         #: Dead letters that the leader sends. At least once: until ("dead_lettered", …) is applied; a new
-        #: leader finds the remaining ones in `Replica.dead_lettering`.
+        #: leader finds the remaining ones in `QueueReplica.dead_lettering`.
         self.dead_letters: list[tuple[Run, Reason]] = []
         #: Messages that left the queue for good.
         self.settled: list[Run] = []
@@ -100,7 +100,7 @@ class Applied:
         self.wake_at: int | None = None
 
 
-class Replica:
+class QueueReplica:
     """One member's copy of a queue."""
 
     __slots__ = ("applied", "batches", "gap", "locations", "machine", "now_ms")
@@ -238,7 +238,7 @@ class Replica:
         return View(self.machine, Own(self.applied, self.now_ms, batches, gap), self.locations)
 
     @classmethod
-    def restore(cls, data: bytes | memoryview) -> Replica:
+    def restore(cls, data: bytes | memoryview) -> QueueReplica:
         """Build a replica from what `snapshot` returned. Raises CodecError."""
         reading = Reading(data)
         while reading.go_on():
@@ -246,7 +246,7 @@ class Replica:
         return cls.of(reading)
 
     @classmethod
-    def of(cls, reading: Reading) -> Replica:
+    def of(cls, reading: Reading) -> QueueReplica:
         """Build a replica from a snapshot that was read."""
         machine, own = reading.machine, reading.own
         replica = cls(machine.settings)
@@ -308,7 +308,7 @@ __all__ = [
     "Bodies",
     "DecodedEntry",
     "Member",
-    "Replica",
+    "QueueReplica",
     "bodies_of",
     "contents_of",
     "decode_entry",

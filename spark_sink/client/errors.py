@@ -44,5 +44,5 @@ class Blocked(AmqpError):
     """The broker takes no publishes: it is short of memory or disk."""
 
 
-class Refused(AmqpError):
+class MessagesRefused(AmqpError):
     """Messages came back, or were nacked."""

@@ -19,8 +19,8 @@ from spark_sink.client.errors import (
     ConnectionClosed,
     ConnectionLost,
     LoginRefused,
+    MessagesRefused,
     NoAnswer,
-    Refused,
 )
 from spark_sink.client.login import Login
 from spark_sink.client.window import Returned, Window
@@ -178,7 +178,7 @@ class Publisher:
 
     def check_refused(self) -> None:
         if self.window.returned or self.window.nacked or self._nacked_rows:
-            raise Refused(self._refusal())
+            raise MessagesRefused(self._refusal())
 
     def _refusal(self) -> str:
         if self.window.returned:

@@ -13,7 +13,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from spark_sink.arrow import nulls
 from spark_sink.client.connection import Connection
-from spark_sink.client.errors import AmqpError, ChannelClosed, Refused
+from spark_sink.client.errors import AmqpError, ChannelClosed, MessagesRefused
 from spark_sink.client.publisher import Publisher, Terms, connect, returned_text
 from spark_sink.client.window import Returned
 from spark_sink.options import SinkOptions
@@ -248,10 +248,10 @@ class _LedgerRun(_Run):
             connection.open_channel()
             ledger.begin()
             ledger.commit(replace(marker, refused=None), timeout_ms)
-            raise Refused(f"a queue rejected rows of the transaction (x-overflow): {error}") from None
+            raise MessagesRefused(f"a queue rejected rows of the transaction (x-overflow): {error}") from None
         if returned := publisher.window.returned:
             ledger.commit(replace(marker, refused=self._rows_of(returned)), timeout_ms)
-            raise Refused(returned_text(returned))
+            raise MessagesRefused(returned_text(returned))
 
     def _rows_of(self, returned: list[Returned]) -> tuple[int, ...] | None:
         prefix = self.task.id_prefix
@@ -272,7 +272,7 @@ class _LedgerRun(_Run):
     ) -> int:
         """The batch was committed before; only rows that reached no queue are left to send."""
         if marker.refused is None:
-            raise Refused(
+            raise MessagesRefused(
                 f"an attempt before this one has committed batch {marker.batch} of {self.task.producer}, and the broker "
                 "took only a part of it, which cannot be told from the rest. Make room in the queue, see what is missing, "
                 f"and delete the queue '{ledger.queue}' to write the whole partition again"
@@ -336,7 +336,7 @@ class _BrokerRun(_Run):
             publisher = self.publisher(connection, confirms=True)
             try:
                 return self._send(publisher, encoder, batches, ledger, sorted(sent_anew))
-            except Refused:
+            except MessagesRefused:
                 publisher.settle()
                 refused = sent_anew | self._rows_refused(publisher)
                 raise

@@ -87,7 +87,7 @@ def test_memory_budget_follows_the_limit() -> None:
     [("0", 0), ("131072", 131_072), ("128 KiB", 131_072), ("16m", 16 << 20), ("2GB", 2 * 10**9)]
     + [(wrong, None) for wrong in ("", "-1", "1.5k", "1 parsec", "k", "²")],
 )
-def test_bytes(text: str, amount: int | None) -> None:
+def test_an_amount_of_bytes_has_a_unit_or_none(text: str, amount: int | None) -> None:
     assert parse_bytes(text) == amount
 
 
@@ -96,5 +96,5 @@ def test_bytes(text: str, amount: int | None) -> None:
     [("127.0.0.1:0", ("127.0.0.1", 0)), ("[::1]:5672", ("::1", 5672)), ("host:1", ("host", 1))]
     + [(wrong, None) for wrong in ("", ":", ":5672", "host:", "host:x", "host:²", "::1:5672", "h:123456")],
 )
-def test_address(text: str, address: tuple[str, int] | None) -> None:
+def test_an_address_is_a_host_and_a_port(text: str, address: tuple[str, int] | None) -> None:
     assert parse_address(text) == address

@@ -9,9 +9,9 @@ import random
 from pathlib import Path
 from typing import Any
 
+from amqp_server.broker.declared.argument_table import ROWS
 from amqp_server.management.request.call import MAY
 from amqp_server.management.serving.endpoints import ANYBODY, ENDPOINTS
-from amqp_server.reference.arguments import QUEUES
 
 DESCRIPTION = Path(__file__).parents[2] / "docs" / "openapi.json"
 #: These would end the run: the node stops, leaves the others, or blocks its publishers.
@@ -42,7 +42,7 @@ FORBIDDEN = ("401", "413", "414", "415", "429", "503")
 LIMITS = ["max-connections", "max-queues", "max-channels"]
 #: Values that get further than most: fields of bodies, by the name of the schema.
 TYPES = ["direct", "fanout", "topic", "headers", "x-consistent-hash", "x-super-stream"]
-QUEUE_ARGUMENTS = {name: one.example for name, one in QUEUES.items() if one.example is not None}
+QUEUE_ARGUMENTS = {row.name: row.example for row in ROWS if row.example is not None}
 POLICY: dict[str, Any] = {
     "type": "object",
     "required": ["pattern", "definition"],

@@ -378,9 +378,9 @@ def _rollback() -> None:
 
 @bug("queues-max-passed")
 def _queues_max() -> None:
-    from amqp_server.broker.topology.limits import Limits
+    from amqp_server.broker.topology.limits import OperatorLimits
 
-    _replace(Limits, "check_queue", lambda check: lambda self, vhost, name, count: None)
+    _replace(OperatorLimits, "check_queue", lambda check: lambda self, vhost, name, count: None)
 
 
 @bug("read-not-asked-by-groups")

@@ -15,7 +15,7 @@ from quorum_queue.machine.machine import Command
 from quorum_queue.machine.replicated import (
     Applied,
     Member,
-    Replica,
+    QueueReplica,
     decode_entry,
     encode_batch,
     encode_entry,
@@ -197,7 +197,7 @@ def told(applied: Applied) -> dict[str, Any]:
 
 def digests(seed: int, entries: int) -> list[str]:
     random = Random(seed)
-    replica = Replica(random_settings(random))
+    replica = QueueReplica(random_settings(random))
     found = []
     for index, entry in enumerate(random_log(random, entries), 1):
         replica.apply(index, decode_entry(entry), ("n1", 1))

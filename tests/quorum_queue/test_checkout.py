@@ -25,7 +25,9 @@ def held(checkout: Checkout) -> dict[int, int]:
 
 
 @given(delivered, st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=12))
-def test_take(runs: list[tuple[int, int, int]], takes: list[tuple[int, int]]) -> None:
+def test_deliveries_are_taken_by_ranges_of_ids(
+    runs: list[tuple[int, int, int]], takes: list[tuple[int, int]]
+) -> None:
     checkout = Checkout()
     model: dict[int, int] = {}
     next_id, next_seq = 0, 1

@@ -98,7 +98,7 @@ def test_a_damaged_batch_is_refused_or_read(written: list[Run], data: st.DataObj
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes(payload: bytes) -> None:
+def test_any_bytes_are_decoded_or_an_error(payload: bytes) -> None:
     for form in (payload, bytes([codec.VERSION]) + len(payload).to_bytes(4, "big") + payload):
         with contextlib.suppress(codec.CodecError):
             codec.decode_heads(form, 1)
@@ -106,7 +106,7 @@ def test_any_bytes(payload: bytes) -> None:
             codec.decode_contents(form)
 
 
-def test_another_version() -> None:
+def test_another_version_is_refused() -> None:
     payload = encoded([Run(range(1), [b"x"], b"")], 1)
     with pytest.raises(codec.CodecError, match="version 99, this mqd reads version"):
         codec.decode_heads(b"\x63" + payload[1:], 1)

@@ -385,7 +385,7 @@ def test_of_a_sequence_only_the_last_is_written() -> None:
     assert sum(record.count for record in records) == 1
 
 
-def test_names() -> None:
+def test_a_long_id_is_hashed_and_no_name_looks_like_another() -> None:
     long = b"x" * 500
     assert len(id_of(long)) < 50
     assert id_of(long) != id_of(long + b"x")

@@ -17,7 +17,7 @@ from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.dedup import SEQUENCE_MAX, Sequence, id_of, sequence_of
 from quorum_queue.machine.entries import MEMO_MAX, decode_entry, encode_batch, encode_entry
 from quorum_queue.machine.machine import Command
-from quorum_queue.machine.replicated import Replica
+from quorum_queue.machine.replicated import QueueReplica
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
 from tests.quorum_queue.entry_log import random_log
@@ -187,7 +187,7 @@ def test_a_damaged_entry_is_refused_or_applied(random: Random, data: st.DataObje
     stop every node.
     """
     log = random_log(random, 4)
-    replica = Replica(Settings(delivery_limit=2, max_length=9, deduplication_window_ms=9))
+    replica = QueueReplica(Settings(delivery_limit=2, max_length=9, deduplication_window_ms=9))
     for index, entry in enumerate(log, 1):
         damaged = bytearray(entry)
         damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= data.draw(st.integers(1, 255))
@@ -198,11 +198,11 @@ def test_a_damaged_entry_is_refused_or_applied(random: Random, data: st.DataObje
         except CodecError:
             decoded = decode_entry(entry)
         replica.apply(index, decoded, ("n1", 1))
-    assert Replica.restore(replica.snapshot()).digest() == replica.digest()
+    assert QueueReplica.restore(replica.snapshot()).digest() == replica.digest()
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes(data: bytes) -> None:
+def test_any_bytes_are_decoded_or_an_error(data: bytes) -> None:
     for form in (data, encode_entry(0, [data])):
         with contextlib.suppress(CodecError):
             decode_entry(form)
@@ -253,7 +253,7 @@ def test_what_is_remembered_is_bounded() -> None:
     assert max(len(names) for *_, names in entries._named) <= entries.MEMO_BYTES_MAX
 
 
-def test_another_version() -> None:
+def test_another_version_is_refused() -> None:
     with pytest.raises(CodecError, match="version 99, this mqd reads version"):
         decode_entry(b"\x63" + bytes(8))
 

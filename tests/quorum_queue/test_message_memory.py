@@ -13,7 +13,7 @@ from quorum_queue.machine import versions
 from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.entries import decode_entry, encode_batch, encode_entry
 from quorum_queue.machine.machine import Machine, Meta
-from quorum_queue.machine.replicated import Replica
+from quorum_queue.machine.replicated import QueueReplica
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
 
@@ -80,7 +80,7 @@ def test_a_message_of_a_classic_queue(make: Make, persistent: bool) -> None:
 @pytest.mark.parametrize(("make", "per_entry"), [(plain, 100), (with_ttl, 1), (with_all, 1), (with_all, 100)])
 def test_a_message_of_a_quorum_queue(make: Make, per_entry: int) -> None:
     """Its body is in the log."""
-    replica, count = Replica(Settings(keeps_all=True)), 20_000
+    replica, count = QueueReplica(Settings(keeps_all=True)), 20_000
     replica.machine.version = versions.NEWEST
     for index in range(1, count // per_entry + 1):
         commands = [
@@ -91,6 +91,6 @@ def test_a_message_of_a_quorum_queue(make: Make, per_entry: int) -> None:
         replica.apply(index, decode_entry(entry), ("n2", 1))
     assert replica.machine.ready.count == count
     assert bytes_each(replica, count) <= PAGED_OUT
-    restored = Replica.restore(replica.snapshot())
+    restored = QueueReplica.restore(replica.snapshot())
     assert restored.machine.ready.count == count
     assert bytes_each(restored, count) <= PAGED_OUT

@@ -19,7 +19,7 @@ from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.machine import Command
 from quorum_queue.machine.replicated import (
     Applied,
-    Replica,
+    QueueReplica,
     contents_of,
     decode_entry,
     encode_batch,
@@ -40,7 +40,7 @@ class Log:
     """A replica, and the entries that it has applied."""
 
     def __init__(self, declared: Settings | None = None) -> None:
-        self.replica = Replica(declared or Settings(keeps_all=True))
+        self.replica = QueueReplica(declared or Settings(keeps_all=True))
         self.entries: list[bytes] = [b""]
         self.numbers: dict[tuple[str, int], int] = {}
         self.now_ms = 0
@@ -95,8 +95,8 @@ def test_two_processes_reach_the_same_state() -> None:
 @settings(deadline=None, max_examples=120)
 @given(st.integers(0, 1 << 32).map(Random), st.integers(1, 12))
 def test_a_snapshot_at_every_split(random: Random, entries: int) -> None:
-    original = Replica(random_settings(random))
-    copies: list[Replica] = []
+    original = QueueReplica(random_settings(random))
+    copies: list[QueueReplica] = []
     for index, data in enumerate(random_log(random, entries), 1):
         effects = told(original.apply(index, decode_entry(data), OWN))
         digest = original.digest()
@@ -105,7 +105,7 @@ def test_a_snapshot_at_every_split(random: Random, entries: int) -> None:
             assert copy.digest() == digest
             assert copy.machine.ready.bytes == original.machine.ready.bytes
             assert copy.locations.pinned() == original.locations.pinned()
-        restored = Replica.restore(original.snapshot())
+        restored = QueueReplica.restore(original.snapshot())
         assert restored.digest() == digest
         copies.append(restored)
 
@@ -116,7 +116,7 @@ def test_every_message_has_a_place_until_it_is_settled(random: Random, entries: 
     """Messages that are ready, held or waiting for their dead letters' targets are found; every other entry
     is released, once.
     """
-    replica = Replica(random_settings(random))
+    replica = QueueReplica(random_settings(random))
     log = [b"", *random_log(random, entries)]
     had_messages: set[int] = set()
     released: set[int] = set()
@@ -141,7 +141,7 @@ def test_every_message_has_a_place_until_it_is_settled(random: Random, entries: 
         assert had_messages == expected | released
 
 
-def check_bodies(replica: Replica, log: list[bytes], run: Run) -> None:
+def check_bodies(replica: QueueReplica, log: list[bytes], run: Run) -> None:
     assert run.contents is None
     assert run.sizes is not None
     found = replica.find(run.seqs)
@@ -158,7 +158,7 @@ def test_every_node_is_told_its_own_part(random: Random, entries: int) -> None:
     log = random_log(random, entries)
     named = {(batch.node, batch.incarnation) for data in log for batch in decode_entry(data).batches}
     members = sorted({*named, OWN})
-    replicas = {member: Replica(declared) for member in members}
+    replicas = {member: QueueReplica(declared) for member in members}
     held: set[tuple[Any, int, int]] = set()
     numbers: dict[str, tuple[int, int]] = {}
     taken: dict[tuple[str, int], list[int]] = {}
@@ -186,7 +186,7 @@ def test_every_node_is_told_its_own_part(random: Random, entries: int) -> None:
             assert all(key[:2] == member for key in applied.consumers_gone + applied.got_nothing)
 
 
-def held_by_consumers(replica: Replica) -> set[tuple[Any, int, int]]:
+def held_by_consumers(replica: QueueReplica) -> set[tuple[Any, int, int]]:
     """Return (key, delivery id, position) of all messages that are handed out."""
     return {
         (consumer.key, first + offset, seq)
@@ -321,7 +321,7 @@ def test_a_window_limits_each_of_its_consumers() -> None:
     assert consumer.checkout.count == 5
     log.apply(("window", KEY, 7), ("prefetch", KEY, 6))
     assert consumer.checkout.count == 6
-    assert Replica.restore(log.replica.snapshot()).machine.consumers.by_key[FULL_KEY].own_prefetch == 6
+    assert QueueReplica.restore(log.replica.snapshot()).machine.consumers.by_key[FULL_KEY].own_prefetch == 6
 
 
 def test_consumers_of_one_channel_get_messages_in_order() -> None:
@@ -340,7 +340,7 @@ def test_delivery_ids_go_on_where_the_node_says() -> None:
     assert [first_id for _, _, first_id in applied.deliveries] == [40]
 
 
-def test_gets() -> None:
+def test_gets_take_a_message_and_leave_no_consumer() -> None:
     log = Log()
     log.apply(enqueue(b"one", b"two"))
     applied = log.apply(("get", Consumer(KEY)), ("get", Consumer((1, 1, None, True), no_ack=True)))
@@ -363,7 +363,7 @@ def test_time_never_goes_back() -> None:
     log.now_ms = 500
     log.apply(enqueue(b"y"))
     assert log.replica.now_ms == 1000
-    restored = Replica.restore(log.replica.snapshot())
+    restored = QueueReplica.restore(log.replica.snapshot())
     assert restored.now_ms == 1000
     assert restored.machine.due_ms == 1010
     expired = log.apply_entry([], now_ms=1010)
@@ -396,7 +396,7 @@ def test_one_message_that_nobody_settles_pins_its_own_entry() -> None:
     log.apply(enqueue(b"next"))
     assert len(log.replica.locations) == 2
     assert log.replica.find(range(101, 102)) == [(52, range(1))]
-    for replica in (log.replica, Replica.restore(log.replica.snapshot())):
+    for replica in (log.replica, QueueReplica.restore(log.replica.snapshot())):
         with pytest.raises(KeyError):
             replica.find(range(100, 101 + 1))
         with pytest.raises(KeyError):
@@ -421,7 +421,7 @@ def test_a_dead_letter_is_held_until_its_targets_have_it() -> None:
     assert [content for run, _ in applied.dead_letters for content in log.bodies(run)] == [b"a", b"b"]
     assert applied.settled == []
     log.apply(("settle", KEY, 2, 2))
-    restored = Replica.restore(log.replica.snapshot())
+    restored = QueueReplica.restore(log.replica.snapshot())
     assert [(list(run.seqs), reason) for run, reason in restored.dead_lettering] == [
         ([1], "rejected"),
         ([2], "rejected"),
@@ -441,7 +441,7 @@ def test_what_a_queue_is_built_on_is_not_configured() -> None:
 
 
 def test_entries_come_in_order() -> None:
-    replica = Replica(Settings())
+    replica = QueueReplica(Settings())
     replica.apply(5, decode_entry(encode_entry(0, [])), OWN)
     with pytest.raises(ValueError, match="entry 5 comes after entry 5"):
         replica.apply(5, decode_entry(encode_entry(0, [])), OWN)
@@ -449,9 +449,9 @@ def test_entries_come_in_order() -> None:
 
 @given(st.integers(0, 1 << 32).map(Random), st.data())
 def test_a_damaged_snapshot_is_refused(random: Random, data: st.DataObject) -> None:
-    replica = Replica(random_settings(random))
+    replica = QueueReplica(random_settings(random))
     for index, entry in enumerate(random_log(random, 5), 1):
         replica.apply(index, decode_entry(entry), OWN)
     state = replica.snapshot()
     with pytest.raises(CodecError):
-        Replica.restore(state[: data.draw(st.integers(0, len(state) - 1))])
+        QueueReplica.restore(state[: data.draw(st.integers(0, len(state) - 1))])

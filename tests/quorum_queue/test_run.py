@@ -96,7 +96,7 @@ def runs(draw: st.DrawFn, first: int | None = None) -> Run:
 
 
 @given(runs(), st.data())
-def test_take(run: Run, data: st.DataObject) -> None:
+def test_a_run_is_cut_in_two(run: Run, data: st.DataObject) -> None:
     before = plain(run)
     if len(run) == 1:
         return
@@ -118,7 +118,7 @@ def test_every_deals_all_out(run: Run, turns: int) -> None:
 
 
 @given(runs())
-def test_singles(run: Run) -> None:
+def test_a_run_falls_into_single_messages(run: Run) -> None:
     before = plain(run)
     singles = run.singles()
     assert [message for single in singles for message in plain(single)] == before
@@ -126,7 +126,7 @@ def test_singles(run: Run) -> None:
 
 
 @given(st.data())
-def test_absorb(data: st.DataObject) -> None:
+def test_a_run_absorbs_the_next_one_if_it_is_alike(data: st.DataObject) -> None:
     run = data.draw(runs(first=data.draw(st.integers(1, 5))))
     later = data.draw(runs(first=run.seqs.stop + data.draw(st.sampled_from([0, 0, 0, 1]))))
     before, more = plain(run), plain(later)
@@ -156,7 +156,7 @@ def without_frame(message: Plain) -> Plain:
 
 
 @given(st.lists(st.binary(max_size=5), min_size=PACKED_LENGTH_MIN, max_size=40), st.binary(max_size=3))
-def test_packed_contents(contents: list[bytes], prefix: bytes) -> None:
+def test_packed_contents_keep_their_common_beginning_once(contents: list[bytes], prefix: bytes) -> None:
     contents = [prefix + content for content in contents]
 
     def packed() -> Run:
@@ -189,7 +189,7 @@ def test_few_or_large_contents_are_not_packed() -> None:
 
 
 @given(runs(), st.integers(4, 10))
-def test_deadlines(run: Run, limit: int) -> None:
+def test_a_run_knows_how_many_messages_are_over(run: Run, limit: int) -> None:
     dues = [due for *_, due, _, _ in plain(run)]
     is_over = [due is not None and due <= limit for due in dues]
     assert run.over(limit) == (is_over.index(False) if False in is_over else len(run))
@@ -198,7 +198,7 @@ def test_deadlines(run: Run, limit: int) -> None:
 
 
 @given(runs())
-def test_uniform(run: Run) -> None:
+def test_a_run_falls_into_parts_of_one_kind(run: Run) -> None:
     parts = list(run.uniform())
     assert [message for part in parts for message in plain(part)] == plain(run)
     assert all(part.kinds is None for part in parts)
@@ -215,7 +215,7 @@ def test_the_table_of_kinds_has_an_end() -> None:
 
 
 @given(runs())
-def test_paging(run: Run) -> None:
+def test_a_run_leaves_memory_and_comes_back(run: Run) -> None:
     before = plain(run)
     if run.contents is None:
         assert run.page_out() == 0

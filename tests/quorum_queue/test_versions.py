@@ -16,7 +16,7 @@ from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.entries import decode_entry, encode_batch, encode_entry
 from quorum_queue.machine.letters import SOURCES_MAX, STRETCHES_KEPT, STRETCHES_MAX, Letter, Letters
 from quorum_queue.machine.machine import DROPS_MAX, Machine, Meta
-from quorum_queue.machine.replicated import Applied, Replica
+from quorum_queue.machine.replicated import Applied, QueueReplica
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
 from quorum_queue.machine.snapshots import snapshot
@@ -136,10 +136,10 @@ def test_what_is_newer_is_refused_with_a_clear_text() -> None:
     batch = b"".join(encode_batch("n1", 1, 1, [("version", newer)]))
     with pytest.raises(CodecError, match=f"has version {newer}, this mqd knows {versions.NEWEST}"):
         decode_entry(encode_entry(0, [batch]))
-    replica = Replica(Settings())
+    replica = QueueReplica(Settings())
     replica.machine.version = newer
     with pytest.raises(CodecError, match=f"has version {newer}, this mqd reads versions up to"):
-        Replica.restore(replica.snapshot())
+        QueueReplica.restore(replica.snapshot())
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ sys.stdout.buffer.write(replica.snapshot())
 
 @pytest.mark.parametrize("wheel", WHEELS, ids=lambda wheel: wheel.name)
 def test_the_last_release_reads_the_first_version_and_we_read_what_it_writes(wheel: Any) -> None:
-    replica = Replica(Settings(message_ttl_ms=1000, dead_letter=True, dead_letter_at_least_once=True))
+    replica = QueueReplica(Settings(message_ttl_ms=1000, dead_letter=True, dead_letter_at_least_once=True))
 
     def entry(number: int) -> bytes:
         commands = [("enqueue", message(b"%d" % number), 1, number), ("tick",), ("touch",)]
@@ -188,7 +188,7 @@ def test_the_last_release_reads_the_first_version_and_we_read_what_it_writes(whe
     )
     assert done.returncode == 0, done.stderr.decode()
     replica.apply(3, decode_entry(entry(3)), ("n9", 1))
-    assert Replica.restore(done.stdout).digest() == replica.digest()
+    assert QueueReplica.restore(done.stdout).digest() == replica.digest()
 
 
 @pytest.mark.parametrize("version", [versions.DROPS - 1, versions.DROPS])
@@ -197,7 +197,7 @@ def test_very_many_messages_are_dropped_by_several_entries(version: int, why: st
     count = 2 * DROPS_MAX + 10
     declared = Settings(message_ttl_ms=1000) if why == "expired" else Settings()
     lower = {"maxlen": replace(declared, max_length=3), "bytes": replace(declared, max_length_bytes=3)}
-    replica = Replica(declared)
+    replica = QueueReplica(declared)
     replica.machine.version = version
     index = 0
 

@@ -12,7 +12,7 @@ import pytest
 
 from conformance_tests.ports import free_port
 from spark_sink.client.connection import Connection
-from spark_sink.client.errors import AmqpError, Refused
+from spark_sink.client.errors import AmqpError, MessagesRefused
 from spark_sink.options import BadOption, sink_options
 from spark_sink.sink.ledger import LEDGER
 from spark_sink.sink.target import mechanism
@@ -101,7 +101,7 @@ def test_rows_that_a_full_queue_refused_are_not_taken_for_written(
         try:
             write(one, task, batches(bodies()))
             break
-        except Refused as refused:
+        except MessagesRefused as refused:
             assert "nacked" in str(refused)
             refusals += 1
             assert refusals < 10
@@ -118,7 +118,9 @@ def test_a_row_whose_queue_comes_late(
     late = name("late")
     keys = [queue, late, queue, late, queue]
     one = plan(mqd_url, "broker", queue)
-    with pytest.raises(Refused, match=f"'{task.application}/7/3/1' came back .and 1 more.|312 NO_ROUTE"):
+    with pytest.raises(
+        MessagesRefused, match=f"'{task.application}/7/3/1' came back .and 1 more.|312 NO_ROUTE"
+    ):
         write(one, task, batches(bodies(5), routing_key=keys))
     assert mqd_peer.count(f"{LEDGER}{task.producer}") == 1
     mqd_peer.queue(late, x_deduplication=True)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from spark_sink.client.connection import Connection
-from spark_sink.client.errors import AmqpError, ChannelClosed, ConnectFailed, LoginRefused, Refused
+from spark_sink.client.errors import AmqpError, ChannelClosed, ConnectFailed, LoginRefused, MessagesRefused
 from spark_sink.options import sink_options
 from spark_sink.sink.encoder import BadRow
 from spark_sink.sink.ledger import LEDGER, Ledger
@@ -152,7 +152,8 @@ def test_a_row_that_no_queue_takes_fails_the_task(
 ) -> None:
     keys = [queue] * 9 + ["nowhere"]
     with pytest.raises(
-        Refused, match=f"'{task.application}/7/3/9' came back from .*routing key 'nowhere'.*312 NO_ROUTE"
+        MessagesRefused,
+        match=f"'{task.application}/7/3/9' came back from .*routing key 'nowhere'.*312 NO_ROUTE",
     ):
         write(plan(url, mechanism, queue), task, batches(bodies(10), routing_key=keys))
 
@@ -163,7 +164,7 @@ def test_the_retry_of_a_ledger_writes_only_what_came_back(
     late = name("late")
     keys = [queue] * 9 + [late]
     for _ in range(2):
-        with pytest.raises(Refused, match=late):
+        with pytest.raises(MessagesRefused, match=late):
             write(plan(url, "ledger", queue), task, batches(bodies(10), routing_key=keys))
     peer.queue(late)
     for _ in range(2):
@@ -182,7 +183,7 @@ def test_rows_that_nobody_wants_are_dropped_without_mandatory(
 
 def test_a_full_queue_that_rejects_fails_the_task(url: str, peer: Peer, name: Name, task: Task) -> None:
     full = peer.queue(name(), x_max_length=5, x_overflow="reject-publish")
-    with pytest.raises(Refused, match=r"nacked \d+ messages, the first of them row \d"):
+    with pytest.raises(MessagesRefused, match=r"nacked \d+ messages, the first of them row \d"):
         write(plan(url, "confirm", full), task, batches(bodies(100)))
 
 
@@ -191,7 +192,7 @@ def test_a_full_queue_within_a_transaction_is_never_taken_for_written(
 ) -> None:
     full = peer.queue(name(), x_max_length=5, x_overflow="reject-publish")
     for text in ("a queue rejected rows of the transaction", "took only a part of it"):
-        with pytest.raises(Refused, match=text):
+        with pytest.raises(MessagesRefused, match=text):
             write(plan(url, "ledger", full), task, batches(bodies(100)))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from amqp_server.broker.access.http_permissions import Answers
+from amqp_server.broker.access.http_permissions import BackendAnswers
 from amqp_server.broker.access.permissions import Permissions
 from amqp_server.broker.access.users import Users
 from amqp_server.broker.metadata import Metadata
@@ -27,10 +27,10 @@ class Access:
             login_memory_entries_max=config.login_memory_entries_max,
         )
         #: Answers of the HTTP backend; the edge of the connections asks it.
-        self.answers: Answers | None = None
+        self.answers: BackendAnswers | None = None
         if HTTP_BACKEND in config.auth_backends:
             cache_ms = int(1000 * config.auth_http_cache_s)
-            self.answers = Answers(clock.monotonic_ms, cache_ms, config.auth_http_cache_entries_max)
+            self.answers = BackendAnswers(clock.monotonic_ms, cache_ms, config.auth_http_cache_entries_max)
         self.permissions = Permissions(
             metadata,
             changed=changed,

@@ -56,7 +56,7 @@ class AnswerAwaited(Awaited):
         self._grant.settle()
 
 
-class Answers:
+class BackendAnswers:
     """Answers of the other server, each kept while it is valid. All clients share them."""
 
     def __init__(self, now_ms: Callable[[], int], cache_ms: int, entries_max: int) -> None:
@@ -91,7 +91,7 @@ class RemoteGrant:
     AnswerAwaited.
     """
 
-    def __init__(self, answers: Answers, user: str, scopes: Sequence[str]) -> None:
+    def __init__(self, answers: BackendAnswers, user: str, scopes: Sequence[str]) -> None:
         """`scopes` begin with ASKED and the address of the client."""
         self._answers = answers
         self._user = user

@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from amqp_server.broker.access.http_permissions import ASKED, Answers, RemoteGrant
+from amqp_server.broker.access.http_permissions import ASKED, BackendAnswers, RemoteGrant
 from amqp_server.broker.access.token_permissions import KEY_MARK, Grant
 from amqp_server.broker.metadata import Metadata, decode, encode
 from amqp_server.broker.pattern import InvalidPattern, Matches, compile_permission
@@ -68,7 +68,7 @@ class Permissions:
         pattern_bytes_max: int = 4_096,
         match_ms: int = 10,
         match_total_ms: int = 100,
-        answers: Answers | None = None,
+        answers: BackendAnswers | None = None,
     ) -> None:
         """`changed` is called after each change: decisions by the old permissions become invalid. `answers`
         are those of the HTTP backend, if there is one.

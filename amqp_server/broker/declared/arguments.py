@@ -5,32 +5,25 @@ parses the arguments of stored queues again at each start, so arguments that wer
 acceptable.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
 
+from amqp_server.broker.declared.argument_checks import Check, Invalid, InvalidType
+from amqp_server.broker.declared.argument_table import (
+    ARGUMENTS,
+    CHECKED_FIRST,
+    COMPARED,
+    REFUSED,
+    TAKEN,
+)
 from amqp_server.broker.declared.queue_types import CLASSIC, QUEUE_TYPES, QueueType
-from amqp_server.config import age_ms
 from amqp_server.errors import PreconditionFailed
 from amqp_server.streams.layout.consumer_start import NEXT, Start, parse_start
-from amqp_server.streams.layout.keys import HEADER, ROUTING_KEY
-from amqp_server.wire.frames import SHORT_STRING_MAX
 from exchanges.field import erlang_term, token, type_name
-from persistence.streams.compression import CODECS
 
 NO_TYPES: Mapping[str, str] = {}
-
-# Ten years, RabbitMQ's limit for times.
-TIME_MS_MAX = 315_360_000_000
-PRIORITY_MAX = 255
-# Maximum number of ids that one queue can remember: about 250 MB.
-DEDUPLICATION_COUNT_MAX = 1_000_000
-
-EXCHANGE_CHARACTERS_MAX = 255
-# RabbitMQ's largest segment of a stream, and its bounds of a filter's size.
-SEGMENT_BYTES_MAX = 3_000_000_000
-FILTER_BYTES = range(16, 256)
 
 #: Maximum number of sets of arguments that are shared between queues.
 SHARED_MAX = 1024
@@ -83,201 +76,6 @@ class QueueArguments:
         return QUEUE_TYPES[self.queue_type]
 
 
-class _Invalid(Exception):
-    """The reason, as RabbitMQ prints it after the colon."""
-
-
-def _integer(value: object, type: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or type == "timestamp":
-        raise _Invalid(f'"expected integer, got {type}"')
-    return value
-
-
-def _natural(value: object, type: str) -> int:
-    number = _integer(value, type)
-    if number < 0:
-        raise _Invalid(f"{{value_negative,{number}}}")
-    return number
-
-
-def _time_ms(value: object, type: str) -> int:
-    number = _natural(value, type)
-    if number > TIME_MS_MAX:
-        raise _Invalid(f"{{value_too_large,{number}}}")
-    return number
-
-
-def _lease_ms(value: object, type: str) -> int:
-    return _above_zero(_time_ms(value, type))
-
-
-def _group_size(value: object, type: str) -> int:
-    return _above_zero(_natural(value, type))
-
-
-def _above_zero(number: int) -> int:
-    if not number:
-        raise _Invalid("{value_zero,0}")
-    return number
-
-
-def _priority(value: object, type: str) -> int:
-    number = _natural(value, type)
-    if number > PRIORITY_MAX:
-        raise _Invalid(f"{{max_value_exceeded,{number}}}")
-    return number
-
-
-def _deduplication_count(value: object, type: str) -> int:
-    number = _above_zero(_natural(value, type))
-    if number > DEDUPLICATION_COUNT_MAX:
-        raise _Invalid(f"{{value_too_large,{number}}}")
-    return number
-
-
-def _version(value: object, type: str) -> int:
-    number = _natural(value, type)
-    if number not in (1, 2):
-        raise _Invalid(f"\"unsupported queue version '{number}'\"")
-    return number
-
-
-def _boolean(value: object, type: str) -> bool:
-    if not isinstance(value, bool):
-        raise _Invalid(f"{{unacceptable_type,{type}}}")
-    return value
-
-
-def _text(value: object, type: str) -> str:
-    if not isinstance(value, str):
-        raise _Invalid(f"{{unacceptable_type,{type}}}")
-    return value
-
-
-def _max_age_ms(value: object, type: str) -> int:
-    """A whole number above zero, and one of Y, M, D, h, m, s."""
-    try:
-        return age_ms(_text(value, type))
-    except ValueError:
-        raise _Invalid("invalid_max_age") from None
-
-
-def _tombstone_age_ms(value: object, type: str) -> int:
-    try:
-        return age_ms(_text(value, type))
-    except ValueError:
-        raise _Invalid("invalid_tombstone_age") from None
-
-
-def _compaction(value: object, type: str) -> str:
-    """The source of the key for compaction: `key`, or `header:NAME`."""
-    text = _text(value, type)
-    name = text.removeprefix(HEADER) if text.startswith(HEADER) else ""
-    if text != ROUTING_KEY and not 0 < len(name.encode()) <= SHORT_STRING_MAX:
-        raise _Invalid(f"\"expected key or header:NAME, got '{text[:300]}'\"")
-    return text
-
-
-def _segment_bytes(value: object, type: str) -> int:
-    size = _above_zero(_natural(value, type))
-    if size > SEGMENT_BYTES_MAX:
-        # RabbitMQ's text, which differs from its others.
-        raise PreconditionFailed("Exceeded max value for x-stream-max-segment-size-bytes")
-    return size
-
-
-def _stream(value: object, type: str) -> str:
-    name = _text(value, type)
-    if not 0 < len(name.encode()) <= SHORT_STRING_MAX:
-        raise _Invalid(f"\"expected the name of a stream, got '{name[:100]}'\"")
-    return name
-
-
-def _filter_bytes(value: object, type: str) -> int:
-    size = _natural(value, type)
-    if size not in FILTER_BYTES:
-        raise _Invalid(f"{{value_out_of_range,{size},{FILTER_BYTES.start},{FILTER_BYTES.stop - 1}}}")
-    return size
-
-
-def _one_of(*choices: str, otherwise: str) -> Callable[[object, str], str]:
-    def check(value: object, type: str) -> str:
-        text = _text(value, type)
-        if text not in choices:
-            raise _Invalid(otherwise.format(text))
-        return text
-
-    return check
-
-
-# Argument, field, check, in RabbitMQ's order.
-_CHECKS: tuple[tuple[str, str, Callable[[object, str], object]], ...] = (
-    ("x-expires", "expires_ms", _lease_ms),
-    ("x-message-ttl", "message_ttl_ms", _time_ms),
-    ("x-dead-letter-routing-key", "dead_letter_routing_key", _text),
-    (
-        "x-dead-letter-strategy",
-        "dead_letter_strategy",
-        _one_of("at-most-once", "at-least-once", otherwise="invalid_dlx_strategy"),
-    ),
-    ("x-max-length", "max_length", _natural),
-    ("x-max-length-bytes", "max_length_bytes", _natural),
-    ("x-max-in-memory-length", "max_in_memory_length", _natural),
-    ("x-max-in-memory-bytes", "max_in_memory_bytes", _natural),
-    ("x-max-priority", "max_priority", _priority),
-    (
-        "x-overflow",
-        "overflow",
-        _one_of("drop-head", "reject-publish", "reject-publish-dlx", otherwise="invalid_overflow"),
-    ),
-    (
-        "x-queue-mode",
-        "queue_mode",
-        _one_of("default", "lazy", otherwise="\"unsupported queue mode '{}'\""),
-    ),
-    ("x-queue-version", "queue_version", _version),
-    ("x-single-active-consumer", "single_active_consumer", _boolean),
-    ("x-quorum-initial-group-size", "initial_group_size", _group_size),
-    ("x-quorum-target-group-size", "target_group_size", _group_size),
-    (
-        "x-queue-leader-locator",
-        "leader_locator",
-        _one_of("client-local", "balanced", "random", "least-leaders", otherwise="invalid_queue_locator_arg"),
-    ),
-    ("x-max-age", "max_age_ms", _max_age_ms),
-    ("x-stream-max-segment-size-bytes", "segment_bytes", _segment_bytes),
-    ("x-stream-filter-size-bytes", "filter_bytes", _filter_bytes),
-    (
-        "x-stream-compression",
-        "compression",
-        _one_of(*CODECS, otherwise="\"unsupported compression '{}'\""),
-    ),
-    ("x-stream-compaction", "compaction", _compaction),
-    ("x-stream-tombstone-age", "tombstone_age_ms", _tombstone_age_ms),
-    ("x-initial-cluster-size", "initial_group_size", _group_size),
-    # RabbitMQ 3.10 takes any value here, and ignores one that is no integer.
-    ("x-delivery-limit", "delivery_limit", _integer),
-    # Arguments that RabbitMQ does not have.
-    ("x-stream", "stream", _stream),
-    ("x-consumer-timeout", "consumer_timeout_ms", _lease_ms),
-    ("x-deduplication", "deduplication", _boolean),
-    ("x-deduplication-window-ms", "deduplication_window_ms", _lease_ms),
-    ("x-deduplication-count", "deduplication_count", _deduplication_count),
-)
-#: Checks that differ for streams.
-_STREAM_CHECKS: dict[str, Callable[[object, str], object]] = {
-    # A stream with a limit of 0 would keep nothing.
-    "x-max-length-bytes": lambda value, type: _above_zero(_natural(value, type)),
-}
-#: Arguments of streams. Other types accept and ignore them, like any unknown argument.
-_STREAMS_ONLY = frozenset(
-    {"x-stream-filter-size-bytes", "x-stream-compression", "x-stream-compaction", "x-stream-tombstone-age"}
-)
-#: Arguments of groups, which other types ignore.
-_GROUPS_ONLY = frozenset({"x-stream", "x-consumer-timeout"})
-_queue_type = _one_of(*QUEUE_TYPES, otherwise="\"unsupported queue type '{}'\"")
-
-
 def parse_queue_arguments(
     name: str,
     vhost: str,
@@ -298,42 +96,40 @@ def parse_queue_arguments(
         return _shared(QueueArguments())
     place = f"queue '{name}' in vhost '{vhost}'"
 
-    def checked(argument: str, check: Callable[[object, str], object]) -> object:
+    def refused(argument: str, reason: object) -> PreconditionFailed:
+        return PreconditionFailed(f"invalid arg '{argument}' for {place}: {reason}")
+
+    def checked(argument: str, check: Check) -> object:
         value = arguments[argument]
+        kind = types.get(argument) or type_name(value)
         try:
-            return check(value, types.get(argument) or type_name(value))
-        except _Invalid as invalid:
-            raise PreconditionFailed(f"invalid arg '{argument}' for {place}: {invalid}") from None
+            return check(value, kind)
+        except Invalid as invalid:
+            raise refused(argument, invalid) from None
+        except InvalidType:
+            raise PreconditionFailed(f"invalid type '{kind}' for arg '{argument}' in {place}") from None
 
     values: dict[str, Any] = {}
-    if "x-dead-letter-exchange" in arguments:
-        values["dead_letter_exchange"] = _dead_letter_exchange(arguments, types, place)
-    if "x-queue-type" in arguments:
-        values["queue_type"] = checked("x-queue-type", _queue_type)
+    for name in CHECKED_FIRST:
+        row = ARGUMENTS[name]
+        if name in arguments and row.check is not None:
+            values[row.field] = checked(name, row.check)
     queue_type = QUEUE_TYPES[values.setdefault("queue_type", default_type)]
-    unsupported = queue_type.unsupported
-    for argument, attribute, check in _CHECKS:
-        if argument not in arguments or argument in unsupported:
+    for row in TAKEN[queue_type.name]:
+        check = (row.stream_check if queue_type.is_stream else None) or row.check
+        if row.name not in arguments or check is None:
             continue
-        if queue_type.is_stream:
-            check = _STREAM_CHECKS.get(argument, check)
-        elif argument in _STREAMS_ONLY:
-            continue
-        if argument in _GROUPS_ONLY and not queue_type.is_group:
-            continue
-        values[attribute] = checked(argument, check)
-        if attribute == "tombstone_age_ms" and "compaction" not in values:
-            raise PreconditionFailed(f"invalid arg '{argument}' for {place}: tombstone_age_but_no_compaction")
-        if attribute == "dead_letter_routing_key" and "dead_letter_exchange" not in values:
-            raise PreconditionFailed(f"invalid arg '{argument}' for {place}: routing_key_but_no_dlx_defined")
+        values[row.field] = checked(row.name, check)
+        if row.needs and row.needs not in arguments:
+            raise refused(row.name, row.needs_reason)
     for argument in arguments:  # in the client's order, as RabbitMQ does
-        if argument in unsupported:
+        if argument in REFUSED[queue_type.name]:
             raise PreconditionFailed(
                 f"invalid arg '{argument}' for {place} of queue type rabbit_{queue_type.name}_queue"
             )
     if queue_type.is_group:
         if "stream" not in values:
-            raise PreconditionFailed(f"invalid arg 'x-stream' for {place}: a group needs a stream")
+            raise refused("x-stream", "a group needs a stream")
         values["start"] = parse_start(arguments, types, place)
     if queue_type.always_durable:
         _check_durable(place, durable=durable, exclusive=exclusive, auto_delete=auto_delete)
@@ -344,16 +140,6 @@ def parse_queue_arguments(
 def _shared(parsed: QueueArguments) -> QueueArguments:
     """Return the same object for all queues with equal arguments: thousands may have the same arguments."""
     return parsed
-
-
-def _dead_letter_exchange(arguments: Mapping[str, object], types: Mapping[str, str], place: str) -> str:
-    argument = "x-dead-letter-exchange"
-    value = arguments[argument]
-    if not isinstance(value, str):
-        type = types.get(argument) or type_name(value)
-        raise PreconditionFailed(f"invalid type '{type}' for arg '{argument}' in {place}")
-    # No exchange has a longer name, and parsed arguments are kept for other queues (see _shared).
-    return value[: EXCHANGE_CHARACTERS_MAX + 1]
 
 
 def _check_durable(place: str, *, durable: bool, exclusive: bool, auto_delete: bool) -> None:
@@ -402,7 +188,7 @@ def equivalence_error(
     compared: tuple[str, ...] = ("alternate-exchange", *more)
     if kind == "queue":
         told = current.arguments.get("x-queue-type", current.queue_type)
-        compared = QUEUE_TYPES.get(str(told), CLASSIC).compared
+        compared = COMPARED.get(str(told), COMPARED["classic"])
     for argument in compared:
         found = _difference(argument, received, current)
         if found is not None:

@@ -1,7 +1,7 @@
 """Changes of the topology as data: a node proposes them, and all nodes apply them in the same order.
 
 The proposer has checked the operation, limits included. When it is applied, only conditions that may have
-changed in between are checked again; limits of declarations are among these (see room).
+changed in between are checked again; limits of declarations are among these (see amqp_server.broker.room).
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from amqp_server.broker.access.users import User
 from amqp_server.broker.declared.parameters import ParameterRecord
 from amqp_server.broker.declared.records import BindingRecord, ExchangeRecord, QueueRecord
 from amqp_server.broker.declared.vhosts import VhostRecord
-from amqp_server.broker.room import Room
 
 #: First byte of each encoded operation, raised when the meaning of one changes.
 OPERATION_VERSION = 1
@@ -21,6 +20,14 @@ OPERATION_VERSION = 1
 
 class UnreadableOperation(ValueError):
     """The bytes are no operation that this version of the broker knows."""
+
+
+class Room(msgspec.Struct, frozen=True, array_like=True):
+    """The limits of the node that proposes a declaration, for all objects of the cluster."""
+
+    queues: int
+    exchanges: int
+    bindings: int
 
 
 class PutVhost(msgspec.Struct, frozen=True, array_like=True, tag=1):

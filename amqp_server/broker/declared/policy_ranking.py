@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
+from amqp_server.broker.declared.policy import Policy
 from amqp_server.broker.pattern import Matches
-
-if TYPE_CHECKING:
-    from amqp_server.broker.topology.policies import Policy
 
 
 class Ranked:

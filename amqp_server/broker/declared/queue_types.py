@@ -1,11 +1,10 @@
-"""The types of queues, with their rules and hosts. To add a type, add an object here."""
+"""The types of queues, with their rules. To add a type, add an object here, and say in the rows of
+`argument_table` which arguments it takes; all others it refuses.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-
-from quorum_queue.machine import versions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,11 +12,6 @@ class QueueType:
     """One type of queue."""
 
     name: str
-    #: Arguments that other types know and this one does not. An argument that no type knows is accepted and
-    #: ignored.
-    unsupported: frozenset[str]
-    #: Arguments that a second declare must repeat, in the order in which RabbitMQ compares them.
-    compared: tuple[str, ...]
     #: True if queues of this type are durable, neither exclusive nor auto-delete, and keep messages of every
     #: delivery mode.
     always_durable: bool
@@ -47,37 +41,6 @@ CLASSIC = QueueType(
     delivery_limit=None,
     at_least_once=False,
     leased_by_passive_declare=True,
-    unsupported=frozenset(
-        {
-            "x-dead-letter-strategy",
-            "x-max-in-memory-length",
-            "x-max-in-memory-bytes",
-            "x-quorum-initial-group-size",
-            "x-quorum-target-group-size",
-            "x-delivery-limit",
-            "x-max-age",
-            "x-stream-max-segment-size-bytes",
-            "x-initial-cluster-size",
-            "x-queue-leader-locator",
-        }
-    ),
-    compared=(
-        "x-expires",
-        "x-message-ttl",
-        "x-dead-letter-exchange",
-        "x-dead-letter-routing-key",
-        "x-max-length",
-        "x-max-length-bytes",
-        "x-max-priority",
-        "x-overflow",
-        "x-queue-mode",
-        "x-queue-version",
-        "x-single-active-consumer",
-        "x-queue-type",
-        "x-deduplication",
-        "x-deduplication-window-ms",
-        "x-deduplication-count",
-    ),
 )
 QUORUM = QueueType(
     name="quorum",
@@ -87,36 +50,6 @@ QUORUM = QueueType(
     at_least_once=True,
     # RabbitMQ does not ask the members of a quorum queue for a passive declare, so its lease runs on.
     leased_by_passive_declare=False,
-    unsupported=frozenset(
-        {
-            "x-max-priority",
-            "x-queue-mode",
-            "x-queue-version",
-            "x-max-age",
-            "x-stream-max-segment-size-bytes",
-            "x-initial-cluster-size",
-        }
-    ),
-    compared=(
-        "x-dead-letter-exchange",
-        "x-dead-letter-routing-key",
-        "x-dead-letter-strategy",
-        "x-expires",
-        "x-max-length",
-        "x-max-length-bytes",
-        "x-max-in-memory-length",
-        "x-max-in-memory-bytes",
-        "x-overflow",
-        "x-single-active-consumer",
-        "x-queue-type",
-        "x-quorum-initial-group-size",
-        "x-delivery-limit",
-        "x-message-ttl",
-        "x-queue-leader-locator",
-        "x-deduplication",
-        "x-deduplication-window-ms",
-        "x-deduplication-count",
-    ),
 )
 
 STREAM = QueueType(
@@ -127,41 +60,6 @@ STREAM = QueueType(
     at_least_once=False,
     leased_by_passive_declare=False,
     is_stream=True,
-    unsupported=frozenset(
-        {
-            "x-message-ttl",
-            "x-expires",
-            "x-dead-letter-exchange",
-            "x-dead-letter-routing-key",
-            "x-dead-letter-strategy",
-            "x-max-length",
-            "x-max-in-memory-length",
-            "x-max-in-memory-bytes",
-            "x-max-priority",
-            "x-overflow",
-            "x-queue-mode",
-            "x-queue-version",
-            "x-single-active-consumer",
-            "x-delivery-limit",
-            "x-quorum-initial-group-size",
-            "x-quorum-target-group-size",
-        }
-    ),
-    compared=(
-        "x-max-length-bytes",
-        "x-queue-type",
-        "x-max-age",
-        "x-stream-max-segment-size-bytes",
-        "x-stream-filter-size-bytes",
-        "x-initial-cluster-size",
-        "x-queue-leader-locator",
-        "x-stream-compression",
-        "x-stream-compaction",
-        "x-stream-tombstone-age",
-        "x-deduplication",
-        "x-deduplication-window-ms",
-        "x-deduplication-count",
-    ),
 )
 
 GROUP = QueueType(
@@ -174,51 +72,7 @@ GROUP = QueueType(
     at_least_once=False,
     leased_by_passive_declare=False,
     is_group=True,
-    unsupported=(CLASSIC.unsupported | QUORUM.unsupported | STREAM.unsupported)
-    - {"x-dead-letter-exchange", "x-dead-letter-routing-key", "x-delivery-limit"}
-    | {
-        "x-max-length-bytes",
-        "x-deduplication",
-        "x-deduplication-window-ms",
-        "x-deduplication-count",
-        "x-stream-filter-size-bytes",
-        "x-stream-compression",
-        "x-stream-compaction",
-        "x-stream-tombstone-age",
-    },
-    compared=(
-        "x-queue-type",
-        "x-stream",
-        "x-stream-offset",
-        "x-dead-letter-exchange",
-        "x-dead-letter-routing-key",
-        "x-delivery-limit",
-        "x-consumer-timeout",
-    ),
 )
-
-#: Prefixes of arguments that change how a stream keeps messages.
-_STREAM_ARGUMENTS = ("x-stream-", "x-deduplication")
-#: Arguments that streams in a cluster support, with the first version of the cluster that does.
-_REPLICATED_SINCE = {
-    "x-stream-max-segment-size-bytes": versions.STREAMS,
-    "x-stream-filter-size-bytes": versions.STREAMS,
-    "x-stream-compression": versions.SUPER_STREAMS,
-    "x-stream-compaction": versions.SUPER_STREAMS,
-    "x-stream-tombstone-age": versions.SUPER_STREAMS,
-    "x-deduplication": versions.SUPER_STREAMS,
-    "x-deduplication-window-ms": versions.SUPER_STREAMS,
-    "x-deduplication-count": versions.SUPER_STREAMS,
-}
-
-
-def not_replicated(arguments: Iterable[str], version: int) -> str | None:
-    """Return the first of a stream's arguments that a cluster of this version does not support."""
-    for name in sorted(arguments):
-        if name.startswith(_STREAM_ARGUMENTS) and _REPLICATED_SINCE.get(name, version + 1) > version:
-            return name
-    return None
-
 
 #: Queue types by name, as in x-queue-type.
 QUEUE_TYPES: dict[str, QueueType] = {each.name: each for each in (CLASSIC, QUORUM, STREAM, GROUP)}

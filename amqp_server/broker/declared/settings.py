@@ -16,7 +16,7 @@ DEDUPLICATION_COUNT = 100_000
 @lru_cache(maxsize=SHARED_MAX)
 def effective_settings(parsed: QueueArguments, producers: int = DEDUPLICATION_PRODUCERS) -> Settings:
     """Return the machine's settings, with the number of producers that the queue's record has. `parsed` are
-    the declared arguments, or those joined with the queue's policies (see policies.joined).
+    the declared arguments, or those joined with the queue's policies (see policy.joined).
 
     A new host gets these settings. A group's machine takes its settings from snapshot and log: if those
     differ, as after a change of version, the leader submits `configure`.

@@ -20,9 +20,8 @@ from amqp_server.broker.declared.operations import (
     Operation,
     Unbind,
 )
-from amqp_server.broker.topology.replication import Done
+from amqp_server.broker.topology.replication import Done, Result
 from amqp_server.broker.topology.super_streams import has_partitions, partitions_of
-from amqp_server.broker.topology.topology import Result
 from amqp_server.broker.topology.vhost import binding_of
 from amqp_server.turn import Turn
 from quorum_queue.ports import Refused

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 TOLD_MAX = 24
 
 
-class Told(Protocol):
+class LostConsumer(Protocol):
     key: Any
 
     def queue_gone(self) -> None: ...
@@ -29,7 +29,7 @@ class LostConsumers:
 
     def __init__(self, turn: Turn) -> None:
         #: Subscriptions of each queue that have not been told yet, the next one last.
-        self._queues: deque[tuple[Queue, list[Told]]] = deque()
+        self._queues: deque[tuple[Queue, list[LostConsumer]]] = deque()
         #: Called when all subscriptions of a queue are told.
         self._waiting: dict[Queue, list[Callable[[], None]]] = {}
         # Consumer groups are queues themselves, and this gives them work.
@@ -40,7 +40,7 @@ class LostConsumers:
             enough=turn.is_full,
         )
 
-    def tell(self, queue: Queue, subscriptions: list[Told]) -> None:
+    def tell(self, queue: Queue, subscriptions: list[LostConsumer]) -> None:
         """Tell these subscriptions that the queue is deleted, now or soon; not those that end before."""
         subscriptions.reverse()
         self._queues.append((queue, subscriptions))
@@ -65,7 +65,7 @@ class LostConsumers:
                     continue
                 count += 1
                 subscription = left.pop()
-                known: Told | None = queue.subscriptions.get(subscription.key)
+                known: LostConsumer | None = queue.subscriptions.get(subscription.key)
                 if known is subscription:
                     del queue.subscriptions[subscription.key]
                     subscription.queue_gone()

@@ -8,8 +8,7 @@ from functools import partial
 
 from amqp_server.broker.declared.operations import Operation
 from amqp_server.broker.topology.queue import Queue
-from amqp_server.broker.topology.replication import Done
-from amqp_server.broker.topology.topology import Result
+from amqp_server.broker.topology.replication import Done, Result
 from amqp_server.turn import Turn
 from quorum_queue.ports import Refused
 from quorum_queue.steps import Steps

@@ -18,7 +18,7 @@ from quorum_queue.errors import Unreadable
 from quorum_queue.ports import Timers
 
 if TYPE_CHECKING:
-    from amqp_server.broker.hosts import Hosts
+    from amqp_server.broker.topology.parts import Hosts
     from amqp_server.broker.topology.queue import Queue
 
 logger = logging.getLogger("mqd.queue")

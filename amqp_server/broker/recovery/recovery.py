@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import msgspec
 
 from amqp_server.broker.declared.arguments import QueueArguments, parse_queue_arguments
+from amqp_server.broker.declared.policy import joined
 from amqp_server.broker.declared.records import (
     BINDINGS,
     EXCHANGES,
@@ -23,7 +24,6 @@ from amqp_server.broker.declared.settings import effective_settings
 from amqp_server.broker.metadata import decode, encode
 from amqp_server.broker.recovery import stored_queues
 from amqp_server.broker.recovery.stored_queues import RecoveredQueue
-from amqp_server.broker.topology.policies import joined
 from amqp_server.wire import tables
 from quorum_queue.machine.machine import Machine
 from quorum_queue.machine.settings import Settings

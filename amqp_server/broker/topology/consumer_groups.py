@@ -29,7 +29,7 @@ def check(vhost: VHost, name: str, parsed: QueueArguments) -> list[Queue]:
     """Return the streams of a new group. Raises NotFound, PreconditionFailed, NotImplemented_."""
     stream = parsed.stream
     place = f"consumer group '{name}' in vhost '{vhost.name}'"
-    if not vhost.broker.replication.has_groups:
+    if not vhost.parts.replication.has_groups:
         raise NotImplemented_(f"{place} needs a cluster whose nodes all run this version of mqd")
     queue = vhost.queues.get(stream)
     if queue is not None and not queue.type.is_stream:
@@ -69,7 +69,7 @@ def feeds_groups(vhost: VHost, source: str, kind: str, destination: str) -> bool
 
 def options_of(queue: Queue) -> GroupOptions:
     """Return the declared options of a group."""
-    parsed, config = queue.parsed, queue.vhost.broker.config
+    parsed, config = queue.parsed, queue.vhost.parts.config
     limit = parsed.delivery_limit
     timeout_ms = parsed.consumer_timeout_ms
     return GroupOptions(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from amqp_server.broker.declared.parameters import (
     OPERATOR_POLICY,
@@ -11,12 +11,9 @@ from amqp_server.broker.declared.parameters import (
     VHOST_LIMITS,
     ParameterRecord,
 )
-from amqp_server.broker.declared.records import ExchangeRecord
+from amqp_server.broker.declared.records import ExchangeRecord, QueueRecord
 from amqp_server.wire import tables
 from exchanges.binding import Binding
-
-if TYPE_CHECKING:
-    from amqp_server.broker.topology.queue import Queue
 
 
 def pid(node: str, connection: int, channel: int = 0) -> str:
@@ -46,15 +43,16 @@ def of_binding(binding: Binding) -> dict[str, object]:
     }
 
 
-def of_queue(queue: Queue) -> dict[str, object]:
+def of_queue(record: QueueRecord, type: str, arguments: Mapping[str, object]) -> dict[str, object]:
+    """`type` is the queue's type, and `arguments` are those of the record."""
     return {
-        "name": queue.name,
-        "type": f"rabbit_{queue.type.name}_queue",
-        "durable": queue.durable,
-        "auto_delete": queue.record.auto_delete,
-        "exclusive": queue.exclusive,
-        "owner_pid": pid(queue.record.node, queue.record.owner) if queue.exclusive else "",
-        "arguments": dict(queue.arguments),
+        "name": record.name,
+        "type": f"rabbit_{type}_queue",
+        "durable": record.durable,
+        "auto_delete": record.auto_delete,
+        "exclusive": record.exclusive,
+        "owner_pid": pid(record.node, record.owner) if record.exclusive else "",
+        "arguments": dict(arguments),
     }
 
 

@@ -12,17 +12,17 @@ import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
+from amqp_server.broker.alarms import Alarms
+from amqp_server.turn import Turn
 from amqp_server.wire import content, tables
 from amqp_server.wire.content import Properties
 from amqp_server.wire.frames import FRAME_BYTES_MIN, SHORT_STRING_MAX, short_string
-from exchanges.router import AT_ONCE, RoutingTooLong, Walk
+from exchanges.router import AT_ONCE, Router, RoutingTooLong, Walk
+from quorum_queue.clock import Clock
 from quorum_queue.machine.run import Attributes, Run
-
-if TYPE_CHECKING:
-    from amqp_server.broker.broker import Broker
-    from amqp_server.broker.topology.vhost import VHost
+from quorum_queue.ports import Host
 
 logger = logging.getLogger("mqd.events")
 
@@ -35,12 +35,43 @@ ACTING: ContextVar[str] = ContextVar("acting", default=INTERNAL)
 _PERSISTENT: Final = bytes((2,))
 
 
+class Bound(Protocol):
+    """A queue that may be bound to the exchange."""
+
+    host: Host
+
+
+class Home(Protocol):
+    """The vhost with the exchange."""
+
+    router: Router
+
+    @property
+    def queues(self) -> Mapping[str, Bound]: ...
+
+
 class Events:
     """See amqp_server.turn.Gatherer."""
 
-    def __init__(self, broker: Broker, vhost: str, waiting_max: int) -> None:
-        self._broker = broker
+    def __init__(
+        self,
+        turn: Turn,
+        clock: Clock,
+        alarms: Alarms,
+        vhosts: Mapping[str, Home],
+        *,
+        node: str,
+        vhost: str,
+        waiting_max: int,
+        frame_max: int,
+    ) -> None:
+        self._turn = turn
+        self._clock = clock
+        self._raised = alarms
+        self._vhosts = vhosts
+        self._node = node
         self.vhost = vhost
+        self._frame_max = frame_max
         self._waiting_max = waiting_max
         #: The user whose change is being applied; None: another node has proposed it, and publishes the
         #: event.
@@ -56,7 +87,7 @@ class Events:
     @property
     def wanted(self) -> bool:
         """True if anything is bound to the exchange."""
-        vhost = self._broker.vhosts.get(self.vhost)
+        vhost = self._vhosts.get(self.vhost)
         return vhost is not None and vhost.router.in_use(EVENT)
 
     def changed(self, key: str, headers: Mapping[str, object]) -> None:
@@ -71,24 +102,22 @@ class Events:
         if len(self._waiting) >= self._waiting_max:
             self._left_out += 1
             return
-        self._waiting.append((key, headers, self._broker.clock.wall_ms()))
-        self._broker.turn.gather(self)
+        self._waiting.append((key, headers, self._clock.wall_ms()))
+        self._turn.gather(self)
 
     def alarms_changed(self) -> None:
         """Publish events for alarms that were raised and cleared since the last call."""
-        broker = self._broker
-        before, now = self._alarms, broker.alarms.names()
+        before, now = self._alarms, self._raised.names()
         self._alarms = now
         if not self.wanted:
             return
-        node = broker.replication.node
         for key, names, others in (("alarm.set", now, before), ("alarm.cleared", before, now)):
             for name in names:
                 if name not in others:
-                    self.tell(key, {"source": name, "node": node})
+                    self.tell(key, {"source": name, "node": self._node})
 
     def flush(self) -> None:
-        turn = self._broker.turn
+        turn = self._turn
         if not turn.is_left(self):
             turn.contain(self, self._publish_all)
 
@@ -98,7 +127,7 @@ class Events:
         self._walk = None
 
     def _publish_all(self) -> None:
-        waiting, turn = self._waiting, self._broker.turn
+        waiting, turn = self._waiting, self._turn
         while waiting:
             if self._publish_some(*waiting[0]):
                 waiting.popleft()
@@ -112,7 +141,7 @@ class Events:
 
     def _publish_some(self, key: str, headers: Mapping[str, object], now_ms: int) -> bool:
         """Publish an event; False if its route is still looked for."""
-        vhost = self._broker.vhosts.get(self.vhost)
+        vhost = self._vhosts.get(self.vhost)
         if vhost is None:
             return True
         if self._walk is None:
@@ -127,7 +156,7 @@ class Events:
 
     def _publish(
         self,
-        vhost: VHost,
+        vhost: Home,
         key: str,
         headers: Mapping[str, object],
         now_ms: int,
@@ -143,7 +172,7 @@ class Events:
             }
         )
         header = properties.encode(0)
-        frame_max = self._broker.config.frame_max_bytes
+        frame_max = self._frame_max
         framed = content.build(header, b"", 1, frame_max)
         small = len(header) + 8 <= FRAME_BYTES_MIN
         attributes = Attributes(True, 0, None, 1, FRAME_BYTES_MIN if small else frame_max)

@@ -7,21 +7,19 @@ cluster tell each other how many connections and channels they have; see amqp_se
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
 
 from amqp_server.broker.declared.parameters import GLOBAL, USER_LIMITS, VHOST_LIMITS, Parameters
-from amqp_server.broker.topology.sessions import CHANNELS_OF, IN_VHOST, OF_USER
 from amqp_server.errors import NotAllowed
 from exchanges.field import erlang_term
-
-if TYPE_CHECKING:
-    from amqp_server.broker.topology.sessions import Sessions
 
 #: Name of the parameter with the limits of a vhost.
 LIMITS = "limits"
 CONNECTIONS, QUEUES, CHANNELS = "max-connections", "max-queues", "max-channels"
 OF_VHOSTS = frozenset({CONNECTIONS, QUEUES})
 OF_USERS = frozenset({CONNECTIONS, CHANNELS})
+
+#: Kinds of counts: connections per user, connections per vhost, channels per user. A user is an identity.
+OF_USER, IN_VHOST, CHANNELS_OF = range(3)
 
 Values = dict[str, int]
 
@@ -41,11 +39,12 @@ def problem(values: object, known: Collection[str], title: str) -> str | None:
     return None
 
 
-class Limits:
+class OperatorLimits:
     """Checks the limits, with RabbitMQ's errors."""
 
-    def __init__(self, sessions: Sessions, parameters: Parameters) -> None:
-        self._sessions = sessions
+    def __init__(self, counted: Callable[[int, str], int], parameters: Parameters) -> None:
+        """`counted` returns a count over all nodes; see Sessions.counted."""
+        self._counted = counted
         self._parameters = parameters
         self._known: dict[tuple[str, str, str], Values] = {}
         self._any: bool | None = None
@@ -88,19 +87,19 @@ class Limits:
         broker's own users.
         """
         limit = self.of_vhost(vhost).get(CONNECTIONS, -1)
-        if 0 <= limit <= self._sessions.counted(IN_VHOST, vhost):
+        if 0 <= limit <= self._counted(IN_VHOST, vhost):
             raise NotAllowed(
                 f"access to vhost '{vhost}' refused for user '{user}': connection limit ({limit}) is reached"
             )
         limit = self.of_user(identity).get(CONNECTIONS, -1)
-        if 0 <= limit <= self._sessions.counted(OF_USER, identity):
+        if 0 <= limit <= self._counted(OF_USER, identity):
             raise NotAllowed(
                 f"connection refused for user '{user}': user connection limit ({limit}) is reached"
             )
 
     def check_channel(self, user: str, identity: str) -> None:
         limit = self.of_user(identity).get(CHANNELS, -1)
-        if 0 <= limit <= self._sessions.counted(CHANNELS_OF, identity):
+        if 0 <= limit <= self._counted(CHANNELS_OF, identity):
             raise NotAllowed(
                 f"number of channels opened for user '{user}' has reached the maximum allowed user limit of ({limit})"
             )

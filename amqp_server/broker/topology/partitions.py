@@ -51,7 +51,7 @@ class Partitions:
         self.ready: list[Partition] = []
         #: The topology's generation when the first partition was prepared: policies or the vhost may change
         #: later.
-        self.generation = vhost.broker.generation
+        self.generation = vhost.parts.generation()
         #: The arguments of the last partition, and their parsed form: the next one has the same arguments.
         self._arguments = b""
         self._parsed: QueueArguments | None = None

@@ -7,18 +7,41 @@ theirs.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
 
+from amqp_server.broker.declared.policy import EXCHANGE
+from amqp_server.broker.declared.policy_ranking import Ranked
+from amqp_server.broker.declared.queue_types import QueueType
 from amqp_server.broker.pattern import Matches
+from amqp_server.turn import Turn
+from exchanges.router import Router
 from quorum_queue.steps import Steps
 
-if TYPE_CHECKING:
-    from amqp_server.broker.broker import Broker
-    from amqp_server.broker.declared.policy_ranking import Ranked
 
-#: Kind of exchanges, among the types of queues.
-EXCHANGE = "exchange"
+class Follower(Protocol):
+    """A queue."""
+
+    name: str
+    type: QueueType
+    deleted: bool
+
+    def apply_policies(self) -> None:
+        """Look for its policies again."""
+
+    def failed(self, error: Exception) -> None:
+        """See amqp_server.turn.Unit."""
+
+
+class Followers(Protocol):
+    """A vhost: its exchanges and queues follow the policies."""
+
+    router: Router
+
+    @property
+    def queues(self) -> Mapping[str, Follower]: ...
+
+    def apply_exchange_policies(self, exchange: str) -> None: ...
 
 
 class _Round:
@@ -48,12 +71,13 @@ class PolicyChanges:
     behind it.
     """
 
-    __slots__ = ("_broker", "_rounds", "_walk")
+    __slots__ = ("_rounds", "_turn", "_vhosts", "_walk")
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, turn: Turn, vhosts: Mapping[str, Followers]) -> None:
+        self._turn = turn
+        self._vhosts = vhosts
         self._rounds: deque[_Round] = deque()
-        self._walk = Steps(broker.turn, self._walk_rounds, "policies could not be applied")
+        self._walk = Steps(turn, self._walk_rounds, "policies could not be applied")
 
     def add(self, vhost: str, changed: list[Ranked]) -> None:
         """Add policies that were set, with their former versions."""
@@ -84,7 +108,7 @@ class PolicyChanges:
 
     def _steps(self, round: _Round) -> Iterator[None]:
         """Look at the existing exchanges and queues, one in each step."""
-        vhost = self._broker.vhosts.get(round.vhost)
+        vhost = self._vhosts.get(round.vhost)
         if vhost is None:
             return
         if EXCHANGE in round.changes:
@@ -94,5 +118,5 @@ class PolicyChanges:
                 yield
         for queue in list(vhost.queues.values()):
             if round.touches(queue.type.name, queue.name) and not queue.deleted:
-                self._broker.turn.contain(queue, queue.apply_policies)
+                self._turn.contain(queue, queue.apply_policies)
             yield

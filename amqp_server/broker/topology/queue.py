@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from amqp_server.broker.declared.arguments import QueueArguments
 from amqp_server.broker.declared.operations import DeleteQueue
+from amqp_server.broker.declared.policy import NO_POLICY, AppliedPolicies, joined
 from amqp_server.broker.declared.queue_types import QueueType
 from amqp_server.broker.declared.records import QueueRecord
 from amqp_server.broker.declared.settings import effective_settings
-from amqp_server.broker.topology.policies import NO_POLICY, Applied, joined
+from amqp_server.broker.topology.event_headers import of_queue
 from amqp_server.broker.traffic import Traffic
 from quorum_queue.empty import NO_DICT
 from quorum_queue.machine.seal import EXPIRED, SEALED, UNUSED, Sealed
@@ -72,7 +73,7 @@ class Queue:
         record: QueueRecord,
         parsed: QueueArguments,
         arguments: Mapping[str, object],
-        policies: Applied = NO_POLICY,
+        policies: AppliedPolicies = NO_POLICY,
     ) -> None:
         self.vhost = vhost
         self.record = record
@@ -126,19 +127,22 @@ class Queue:
 
     def apply_policies(self) -> None:
         """Apply changed policies."""
-        broker = self.vhost.broker
-        self.policies = broker.runtime.policies.of_queue(self.vhost.name, self.name, self.type)
+        parts = self.vhost.parts
+        self.policies = parts.runtime.policies.of_queue(self.vhost.name, self.name, self.type)
         effective = joined(self.parsed, self.policies.definition)
         if effective != self.effective:
             self.effective = effective
             # The current timer may be too late now.
             self._timer_set = False
-            broker.hosts.configure(self)
-            broker.changed()
+            parts.hosts.configure(self)
+            parts.changed()
+
+    def event_headers(self) -> dict[str, object]:
+        return of_queue(self.record, self.type.name, self.arguments)
 
     def owned_by(self, session_number: int) -> bool:
         """True if this is an exclusive queue of the session with this number on this node."""
-        record, replication = self.record, self.vhost.broker.replication
+        record, replication = self.record, self.vhost.parts.replication
         return (
             record.exclusive
             and record.owner == session_number
@@ -161,11 +165,11 @@ class Queue:
         """The host at the queue's home reports a use. See quorum_queue.ports.Hosted."""
         expires_ms = self.effective.expires_ms
         if expires_ms is not None:
-            broker = self.vhost.broker
-            self.last_used_ms = broker.clock.monotonic_ms()
+            parts = self.vhost.parts
+            self.last_used_ms = parts.clock.monotonic_ms()
             if not self._timer_set:
                 self._timer_set = True
-                broker.timers.wake(self, self.last_used_ms + expires_ms)
+                parts.timers.wake(self, self.last_used_ms + expires_ms)
 
     def subscribe(self, key: Any, subscription: Any) -> None:
         """Note a subscription of this node."""
@@ -178,7 +182,7 @@ class Queue:
         # Consumers that are not attached yet get separate answers.
         lost = [subscription for subscription in self.subscriptions.values() if subscription.attached]
         if lost:
-            self.vhost.broker.lost_consumers.tell(self, lost)
+            self.vhost.parts.lost_consumers.tell(self, lost)
 
     def consumer_lost(self, key: Any) -> None:
         """A consumer here lost its place in the queue and did not get it back."""
@@ -198,16 +202,16 @@ class Queue:
         expires_ms = self.effective.expires_ms
         if self.deleted or expires_ms is None or self.host.consumer_count:
             return
-        broker = self.vhost.broker
-        if self.members and broker.hosts.leader(self) != broker.replication.node:
+        parts = self.vhost.parts
+        if self.members and parts.hosts.leader(self) != parts.replication.node:
             # Only the leader knows of all uses; this node was the leader once.
             return
         ends_at = self.last_used_ms + expires_ms
-        if broker.clock.monotonic_ms() >= ends_at:
+        if parts.clock.monotonic_ms() >= ends_at:
             self.host.seal(EXPIRED, self._has_expired)
         else:
             self._timer_set = True
-            broker.timers.wake(self, ends_at)
+            parts.timers.wake(self, ends_at)
 
     def _has_expired(self, found: Sealed | Refused) -> None:
         if not isinstance(found, Sealed) or found.outcome != SEALED:
@@ -216,7 +220,7 @@ class Queue:
 
     def host_failed(self, error: Exception) -> None:
         """The queue's host raised: stop the queue on this node, and restart it from its stored data."""
-        self.vhost.broker.failures.add(self, error)
+        self.vhost.parts.failures.add(self, error)
 
     def failed(self, error: Exception) -> None:
         """The queue's host could not be made. See amqp_server.turn.Unit."""
@@ -269,7 +273,7 @@ class Queue:
             else:
                 done(found)
 
-        knows_seals = self.vhost.broker.replication.version >= SEALS
+        knows_seals = self.vhost.parts.replication.version >= SEALS
         (host.seal if knows_seals else host.seal_here)(condition, answered)
 
     def sealed(self) -> None:
@@ -278,7 +282,7 @@ class Queue:
     def delete(self) -> None:
         """Delete the queue; no caller waits for the result."""
         if not self.deleted:
-            self.vhost.broker.propose(self.deletion)
+            self.vhost.parts.propose(self.deletion)
 
     @property
     def deletion(self) -> DeleteQueue:

@@ -8,13 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from amqp_server.broker.declared.operations import DeclareQueue, DeclareSuperStream, Operation
 from amqp_server.broker.topology.events import INTERNAL
-from amqp_server.broker.topology.topology import Result, Topology
 from quorum_queue.machine import versions
 from quorum_queue.ports import Refused
+
+
+class Result(NamedTuple):
+    """Outcome of an operation; the same on every node."""
+
+    #: True if there was anything to change.
+    changed: bool
+    #: Error text for the client, if the operation could not be done.
+    error: str = ""
+
 
 Done = Callable[[Result | Refused], None]
 
@@ -64,6 +73,16 @@ class Replication(Protocol):
         """
 
 
+class Applies(Protocol):
+    """The topology of this node; see broker.topology."""
+
+    def next_queue_id(self) -> int: ...
+
+    def prepare(self, index: int, operation: DeclareSuperStream, then: Callable[[], object]) -> None: ...
+
+    def apply(self, index: int, operation: Operation, user: str | None = None) -> Result: ...
+
+
 class LocalReplication:
     """Replication for a node without a cluster."""
 
@@ -74,16 +93,17 @@ class LocalReplication:
     version = versions.NEWEST
     incarnation = 0
 
-    def __init__(self, node: str, topology: Topology) -> None:
+    def __init__(self, node: str) -> None:
         self.node = node
         self.user = INTERNAL
-        self._topology = topology
+        #: Set by the broker.
+        self.topology: Applies
 
     def propose(self, operation: Operation, done: Done | None = None) -> None:
         declares = isinstance(operation, (DeclareQueue, DeclareSuperStream))
-        index = self._topology.next_queue_id() if declares else 0
+        index = self.topology.next_queue_id() if declares else 0
         if isinstance(operation, DeclareSuperStream):
-            self._topology.prepare(index, operation, partial(self._apply, index, operation, done, self.user))
+            self.topology.prepare(index, operation, partial(self._apply, index, operation, done, self.user))
         else:
             self._apply(index, operation, done, self.user)
 
@@ -91,6 +111,6 @@ class LocalReplication:
         done(True)
 
     def _apply(self, index: int, operation: Operation, done: Done | None, user: str) -> None:
-        result = self._topology.apply(index, operation, user)
+        result = self.topology.apply(index, operation, user)
         if done is not None:
             done(result)

@@ -6,19 +6,18 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from typing import TYPE_CHECKING, Protocol
 
+from amqp_server.broker.topology.limits import CHANNELS_OF, IN_VHOST, OF_USER
+
 if TYPE_CHECKING:
     from amqp_server.broker.topology.queue import Queue
     from amqp_server.broker.topology.vhost import VHost
 
 
-#: Kinds of counts: connections per user, connections per vhost, channels per user. A user is an identity.
-OF_USER, IN_VHOST, CHANNELS_OF = range(3)
-
 #: Counts by kind and by name of the user or the vhost.
 Counts = dict[tuple[int, str], int]
 
 
-class Client(Protocol):
+class SessionClient(Protocol):
     name: str
     username: str
     identity: str
@@ -28,7 +27,7 @@ class BrokerSession(Protocol):
     """The broker's view of a connection; see amqp_server.connection.session."""
 
     @property
-    def client(self) -> Client: ...
+    def client(self) -> SessionClient: ...
 
     number: int
     vhost: VHost | None

@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from amqp_server.broker import declared_memory, room
+from amqp_server.broker.declared import argument_table
+from amqp_server.broker.declared.argument_table import not_replicated
 from amqp_server.broker.declared.arguments import QueueArguments
 from amqp_server.broker.declared.operations import DeclareSuperStream
-from amqp_server.broker.declared.queue_types import STREAM, not_replicated
+from amqp_server.broker.declared.queue_types import STREAM
 from amqp_server.broker.declared.records import BindingRecord, ExchangeRecord, QueueRecord, encoded
 from amqp_server.errors import NotFound, NotImplemented_, PreconditionFailed
 from amqp_server.wire import tables
@@ -33,7 +35,7 @@ MARK = "x-super-stream"
 #: Arguments of the exchange itself, which its partitions do not get.
 _OWN = (PARTITIONS, "alternate-exchange", MARK)
 #: Arguments that a second declare must repeat.
-COMPARED = (PARTITIONS, *STREAM.compared)
+COMPARED = (PARTITIONS, *argument_table.COMPARED[STREAM.name])
 
 
 def has_partitions(exchange: Exchange | None) -> bool:
@@ -77,7 +79,7 @@ def place_of(vhost: VHost, name: str) -> str:
 
 def check_count(vhost: VHost, name: str, count: object, types: Mapping[str, str]) -> int:
     """Check and return x-partitions. Raises PreconditionFailed."""
-    most = vhost.broker.config.super_stream_partitions_max
+    most = vhost.parts.config.super_stream_partitions_max
     kind = types.get(PARTITIONS) or type_name(count)
     place = place_of(vhost, name)
     if not isinstance(count, int) or isinstance(count, bool) or kind == "timestamp":
@@ -91,7 +93,7 @@ def check_count(vhost: VHost, name: str, count: object, types: Mapping[str, str]
 
 def check_known(vhost: VHost, name: str) -> None:
     """Raise NotImplemented_ in a cluster that may have nodes that do not know super streams."""
-    if not vhost.broker.replication.has_super_streams:
+    if not vhost.parts.replication.has_super_streams:
         raise NotImplemented_(
             f"exchange '{name}' in vhost '{vhost.name}' is a super stream, which needs a cluster whose "
             "nodes all run this version of mqd"
@@ -143,7 +145,7 @@ def _operation(
     types: Mapping[str, str],
     numbers: range,
 ) -> DeclareSuperStream:
-    broker, name = vhost.broker, exchange.name
+    parts, name = vhost.parts, exchange.name
     check_known(vhost, name)
     if len(partition_name(name, numbers[-1]).encode()) > SHORT_STRING_MAX:
         raise PreconditionFailed(
@@ -159,18 +161,18 @@ def _operation(
         types=types,
         default_type=STREAM.name,
     )
-    unknown = not_replicated(told, broker.replication.version) if broker.replication.clustered else None
+    unknown = not_replicated(told, parts.replication.version) if parts.replication.clustered else None
     if unknown is not None:
         raise NotImplemented_(f"streams in a cluster do not support '{unknown}': {place_of(vhost, name)}")
     taken = first_taken(vhost, name, numbers)
     if taken is not None:
         raise PreconditionFailed(taken)
     room.check(room.super_stream_refused(vhost, name, room.room_of(vhost), len(numbers)))
-    broker.check_declared(
+    parts.counts.check_declared(
         len(numbers) * (declared_memory.of_queue(told) + declared_memory.of_binding("", {ORDER: 0}))
     )
     table = tables.encode(told)
-    placed = broker.hosts.place_all(parsed, len(numbers))
+    placed = parts.hosts.place_all(parsed, len(numbers))
     records = tuple(
         QueueRecord(
             vhost.name,
@@ -179,10 +181,10 @@ def _operation(
             False,
             table,
             type=parsed.queue_type,
-            node="" if members else broker.replication.node,
+            node="" if members else parts.replication.node,
             members=members,
             leader=members[0] if members else "",
-            deduplication_producers=broker.config.deduplication_producers_max,
+            deduplication_producers=parts.config.deduplication_producers_max,
         )
         for number, members in zip(numbers, placed, strict=True)
     )

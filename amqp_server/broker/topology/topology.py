@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -18,18 +18,20 @@ from amqp_server.broker.access.users import last_administrator
 from amqp_server.broker.declared import operations
 from amqp_server.broker.declared.operations import Operation
 from amqp_server.broker.declared.parameters import GLOBAL, TRACING, USER_LIMITS, ParameterRecord
-from amqp_server.broker.declared.records import BindingRecord, QueueRecord
+from amqp_server.broker.declared.records import BindingRecord, ExchangeRecord, QueueRecord, encoded
 from amqp_server.broker.metadata import Metadata, decode, encode
 from amqp_server.broker.topology import super_streams
 from amqp_server.broker.topology.event_headers import of_parameter
+from amqp_server.broker.topology.events import EVENT
 from amqp_server.broker.topology.partitions import Partitions
+from amqp_server.broker.topology.replication import Result
 from amqp_server.broker.topology.topology_snapshot import (
     TopologyRecords,
     TopologyView,
     all_of,
     decoded,
 )
-from amqp_server.broker.topology.vhost import binding_of
+from amqp_server.broker.topology.vhost import binding_of, vhost_of
 from exchanges.router import InvalidArgument, UnknownExchangeType
 from quorum_queue.boundary import Fatal
 from quorum_queue.machine import versions
@@ -37,8 +39,10 @@ from quorum_queue.queue_ids import index_of, is_partition
 from quorum_queue.steps import in_steps
 
 if TYPE_CHECKING:
-    from amqp_server.broker.broker import Broker
+    from amqp_server.broker.in_parts.closed_sessions import ClosedSessions
+    from amqp_server.broker.topology.parts import BrokerParts
     from amqp_server.broker.topology.queue import Queue
+    from amqp_server.broker.topology.sessions import Sessions
     from amqp_server.broker.topology.vhost import VHost
 
 #: Metadata of a node of a cluster: the last index that its records contain, and an index that they lack
@@ -46,22 +50,15 @@ if TYPE_CHECKING:
 TABLE, APPLIED, LACKS = "topology", "applied", "lacks"
 
 
-class Result(NamedTuple):
-    """Outcome of an operation; the same on every node."""
-
-    #: True if there was anything to change.
-    changed: bool
-    #: Error text for the client, if the operation could not be done.
-    error: str = ""
-
-
 class _Applied(msgspec.Struct, frozen=True):
     index: int
 
 
 class Topology:
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, parts: BrokerParts, sessions: Sessions, closed: ClosedSessions) -> None:
+        self._parts = parts
+        self._sessions = sessions
+        self._closed = closed
         #: Index of the operation that was applied last.
         self.applied = 0
         #: Index of an operation that this node has not applied, because no node can read it any more; else 0.
@@ -89,7 +86,7 @@ class Topology:
 
         Raises Fatal on any error: half a change leaves an unknown state.
         """
-        events = self._broker.events
+        events = self._parts.events
         before = None if events is None else events.user
         try:
             if events is not None:
@@ -117,7 +114,7 @@ class Topology:
             return
         partitions = self._ready[index] = Partitions(vhost, index, operation)
         # The step that makes them visible comes last, in a turn that has time for it.
-        in_steps(self._broker.turn, partitions.steps(), "a super stream could not be declared", then)
+        in_steps(self._parts.turn, partitions.steps(), "a super stream could not be declared", then)
 
     def unprepare(self, index: int) -> None:
         """Drop the preparation for this index: the log has another operation there."""
@@ -126,7 +123,7 @@ class Topology:
     def lack(self, index: int) -> None:
         """Note that the operation with this index is given up, and is missing in the records."""
         self.lacks = index
-        self._broker.metadata.put(TABLE, LACKS, encode(_Applied(index)))
+        self._parts.metadata.put(TABLE, LACKS, encode(_Applied(index)))
 
     def came_to(self, index: int) -> None:
         """Note that the records contain the log up to this index."""
@@ -134,12 +131,12 @@ class Topology:
 
     def _note(self, index: int) -> None:
         self.applied = index
-        if self._broker.replication.clustered:
-            note_applied(self._broker.metadata, self.applied)
+        if self._parts.replication.clustered:
+            note_applied(self._parts.metadata, self.applied)
 
     def recovered(self) -> None:
         """The records on disk were read: note which operations are in them."""
-        for stored, value in self._broker.metadata.items(TABLE):
+        for stored, value in self._parts.metadata.items(TABLE):
             index = decode(TABLE, stored, value, _Applied).index
             if stored == APPLIED:
                 self.applied = index
@@ -148,39 +145,52 @@ class Topology:
 
     def _tell(self, key: str, **headers: object) -> None:
         """Publish an event for a change; see amqp_server.broker.topology.events."""
-        events = self._broker.events
+        events = self._parts.events
         if events is not None:
             events.changed(key, headers)
 
     def _tell_parameter(self, what: str, record: ParameterRecord) -> None:
-        if self._broker.events is not None:
+        if self._parts.events is not None:
             for key, headers in of_parameter(record, what):
                 self._tell(key, **headers)
+
+    def declare_event_exchange(self) -> None:
+        """Declare the exchange for events, if events are on and its vhost exists. In a cluster any node may
+        do that: it is an ordinary exchange.
+        """
+        events = self._parts.events
+        vhost = None if events is None else self._parts.vhosts.get(events.vhost)
+        if vhost is not None and vhost.router.get(EVENT) is None:
+            self._parts.propose(
+                operations.DeclareExchange(
+                    ExchangeRecord(vhost.name, EVENT, "topic", False, True, encoded({}), durable=True)
+                )
+            )
 
     # -- vhosts and users ------------------------------------------------------------------------------------
 
     def _put_vhost(self, index: int, operation: operations.PutVhost) -> Result:
         record = operation.record
-        new = self._broker.vhost_records.store(record)
-        self._broker.vhost(record.name)
+        new = self._parts.vhost_records.store(record)
+        vhost_of(self._parts, record.name)
         if new:
             self._tell("vhost.created", name=record.name, description=record.description, tags=[*record.tags])
-            if self._broker.events is not None and record.name == self._broker.events.vhost:
-                self._broker.declare_event_exchange()
+            if self._parts.events is not None and record.name == self._parts.events.vhost:
+                self.declare_event_exchange()
         return Result(new)
 
     def _delete_vhost(self, index: int, operation: operations.DeleteVhost) -> Result:
-        broker, name = self._broker, operation.name
-        if name not in broker.vhost_records:
+        parts, name = self._parts, operation.name
+        if name not in parts.vhost_records:
             return Result(False)
-        broker.vhost_records.delete(name)
-        broker.access.permissions.clear_vhost(name)
-        broker.close_sessions_of(name)
-        vhost = broker.vhosts.pop(name, None)
+        parts.vhost_records.delete(name)
+        parts.access.permissions.clear_vhost(name)
+        self._closed.of_vhost(name)
+        vhost = parts.vhosts.pop(name, None)
         if vhost is not None:
             vhost.close()
-        broker.runtime.parameters.clear_vhost(name)
-        broker.runtime.parameters.clear(GLOBAL, TRACING, name)
+        parts.runtime.parameters.clear_vhost(name)
+        parts.runtime.parameters.clear(GLOBAL, TRACING, name)
         self._tell("vhost.deleted", name=name)
         return Result(True)
 
@@ -190,21 +200,21 @@ class Topology:
         return self._version >= versions.PARAMETERS
 
     def _put_parameter(self, index: int, operation: operations.PutParameter) -> Result:
-        record, broker = operation.record, self._broker
-        if record.vhost and record.vhost not in broker.vhost_records:
+        record, parts = operation.record, self._parts
+        if record.vhost and record.vhost not in parts.vhost_records:
             return Result(False, f"Virtual host '{record.vhost}' does not exist")
         self._tell_parameter("set", record)
-        return Result(broker.runtime.parameters.store(record))
+        return Result(parts.runtime.parameters.store(record))
 
     def _clear_parameter(self, index: int, operation: operations.ClearParameter) -> Result:
         vhost, component, name = operation.vhost, operation.component, operation.name
-        record = self._broker.runtime.parameters.get(vhost, component, name)
+        record = self._parts.runtime.parameters.get(vhost, component, name)
         if record is not None:
             self._tell_parameter("cleared", record)
-        return Result(self._broker.runtime.parameters.clear(vhost, component, name))
+        return Result(self._parts.runtime.parameters.clear(vhost, component, name))
 
     def _put_user(self, index: int, operation: operations.PutUser) -> Result:
-        user, users = operation.user, self._broker.access.users
+        user, users = operation.user, self._parts.access.users
         if not (operation.forced or user.administers) and self._must_stay(user.name):
             return Result(False, last_administrator(user.name))
         before = users.get(user.name)
@@ -218,59 +228,59 @@ class Topology:
         return Result(before is None)
 
     def _delete_user(self, index: int, operation: operations.DeleteUser) -> Result:
-        broker, name = self._broker, operation.name
-        if broker.access.users.get(name) is None:
+        parts, name = self._parts, operation.name
+        if parts.access.users.get(name) is None:
             return Result(False)
         if not operation.forced and self._must_stay(name):
             return Result(False, last_administrator(name))
-        for permission in broker.access.permissions.of_user(name):
+        for permission in parts.access.permissions.of_user(name):
             self._tell("permission.deleted", user=name, vhost=permission.vhost)
-        broker.access.permissions.clear_user(name)
-        broker.runtime.parameters.clear(GLOBAL, USER_LIMITS, name)
-        broker.access.users.delete(name)
+        parts.access.permissions.clear_user(name)
+        parts.runtime.parameters.clear(GLOBAL, USER_LIMITS, name)
+        parts.access.users.delete(name)
         self._tell("user.deleted", name=name)
-        broker.close_sessions(
-            [session for session in broker.sessions if session.client.identity == name],
+        self._closed.close(
+            [session for session in self._sessions if session.client.identity == name],
             f"user '{name}' is deleted",
         )
         return Result(True)
 
     def _replace_hash(self, index: int, operation: operations.ReplaceHash) -> Result:
         return Result(
-            self._broker.access.users.replace_hash(operation.user, operation.before, operation.after)
+            self._parts.access.users.replace_hash(operation.user, operation.before, operation.after)
         )
 
     def _must_stay(self, name: str) -> bool:
         # Checked here and not by the proposer: two nodes may delete one administrator each at the same time.
-        return self._version >= versions.ADMINISTRATOR and self._broker.access.users.is_last_administrator(
+        return self._version >= versions.ADMINISTRATOR and self._parts.access.users.is_last_administrator(
             name
         )
 
     def _set_permission(self, index: int, operation: operations.SetPermission) -> Result:
-        permission, broker = operation.permission, self._broker
-        if broker.access.users.get(permission.user) is None or permission.vhost not in broker.vhost_records:
+        permission, parts = operation.permission, self._parts
+        if parts.access.users.get(permission.user) is None or permission.vhost not in parts.vhost_records:
             return Result(False)
-        new = broker.access.permissions.get(permission.user, permission.vhost) is None
-        broker.access.permissions.store(permission)
+        new = parts.access.permissions.get(permission.user, permission.vhost) is None
+        parts.access.permissions.store(permission)
         self._tell("permission.created", **msgspec.structs.asdict(permission))
         return Result(new)
 
     def _clear_permission(self, index: int, operation: operations.ClearPermission) -> Result:
-        known = self._broker.access.permissions.get(operation.user, operation.vhost) is not None
-        self._broker.access.permissions.clear(operation.user, operation.vhost)
+        known = self._parts.access.permissions.get(operation.user, operation.vhost) is not None
+        self._parts.access.permissions.clear(operation.user, operation.vhost)
         if known:
             self._tell("permission.deleted", user=operation.user, vhost=operation.vhost)
         return Result(known)
 
     def _set_topic_permission(self, index: int, operation: operations.SetTopicPermission) -> Result:
-        permission, broker = operation.permission, self._broker
-        if broker.access.users.get(permission.user) is None or permission.vhost not in broker.vhost_records:
+        permission, parts = operation.permission, self._parts
+        if parts.access.users.get(permission.user) is None or permission.vhost not in parts.vhost_records:
             return Result(False)
         self._tell("topic.permission.created", **msgspec.structs.asdict(permission))
-        return Result(broker.access.permissions.store_topic(permission))
+        return Result(parts.access.permissions.store_topic(permission))
 
     def _clear_topic_permission(self, index: int, operation: operations.ClearTopicPermission) -> Result:
-        permissions = self._broker.access.permissions
+        permissions = self._parts.access.permissions
         known = permissions.clear_topic(operation.user, operation.vhost, operation.exchange)
         if known:
             exchange = {"exchange": operation.exchange} if operation.exchange else {}
@@ -280,7 +290,7 @@ class Topology:
     # -- exchanges and bindings ------------------------------------------------------------------------------
 
     def _vhost(self, name: str) -> VHost | None:
-        return self._broker.vhost(name) if name in self._broker.vhost_records else None
+        return vhost_of(self._parts, name) if name in self._parts.vhost_records else None
 
     def _declare_exchange(self, index: int, operation: operations.DeclareExchange) -> Result:
         vhost = self._vhost(operation.record.vhost)
@@ -397,7 +407,7 @@ class Topology:
         return Result(True)
 
     def _node_down(self, index: int, operation: operations.NodeDown) -> Result:
-        for vhost in list(self._broker.vhosts.values()):
+        for vhost in list(self._parts.vhosts.values()):
             vhost.node_down(operation.node, operation.incarnation)
         return Result(True)
 
@@ -409,10 +419,10 @@ class Topology:
 
     def view(self) -> TopologyView:
         """Return a view of the current topology, to be encoded in parts; later changes are not in it."""
-        broker = self._broker
-        vhosts = [vhost for vhost in broker.vhosts.values() if vhost.name in broker.vhost_records]
+        parts = self._parts
+        vhosts = [vhost for vhost in parts.vhosts.values() if vhost.name in parts.vhost_records]
         return TopologyView(
-            broker,
+            parts,
             self.applied,
             exchanges=all_of(vhost.exchange_records() for vhost in vhosts),
             queues=all_of(vhost.queue_records() for vhost in vhosts),
@@ -429,7 +439,7 @@ class Topology:
         """Call `then` with a snapshot of the current state, in a later turn if this one has no time."""
         view = self.view()
         in_steps(
-            self._broker.turn,
+            self._parts.turn,
             view.steps(),
             "a snapshot of the topology could not be made",
             lambda: then(view.finish()),
@@ -453,7 +463,7 @@ class Topology:
                 records.read_part()
                 yield
 
-        in_steps(self._broker.turn, steps(), "a snapshot of the topology could not be read")
+        in_steps(self._parts.turn, steps(), "a snapshot of the topology could not be read")
 
     def restore(self, snapshot: bytes) -> None:
         """Change this node's topology to that of the snapshot, with as few changes as possible. Raises
@@ -474,43 +484,43 @@ class Topology:
         self._note(state.applied)
         if self.lacks:
             self.lack(0)
-        self._broker.changed()
+        self._parts.changed()
 
     def _restore_users(self, state: TopologyRecords) -> None:
-        broker = self._broker
+        parts = self._parts
         vhosts = {record.name: record for record in state.vhosts}
         users = {user.name: user for user in state.users}
         permissions = {(each.user, each.vhost): each for each in state.permissions}
-        for known in list(broker.vhost_records):
+        for known in list(parts.vhost_records):
             if known.name not in vhosts:
                 self._delete_vhost(0, operations.DeleteVhost(known.name))
         for record in vhosts.values():
-            if broker.vhost_records.get(record.name) != record:
+            if parts.vhost_records.get(record.name) != record:
                 self._put_vhost(0, operations.PutVhost(record))
-        for user in list(broker.access.users):
+        for user in list(parts.access.users):
             if user.name not in users:
                 self._delete_user(0, operations.DeleteUser(user.name, forced=True))
         for user in users.values():
-            if broker.access.users.get(user.name) != user:
-                broker.access.users.store(user)
-        for permission in broker.access.permissions.all():
+            if parts.access.users.get(user.name) != user:
+                parts.access.users.store(user)
+        for permission in parts.access.permissions.all():
             if (permission.user, permission.vhost) not in permissions:
-                broker.access.permissions.clear(permission.user, permission.vhost)
+                parts.access.permissions.clear(permission.user, permission.vhost)
         for permission in permissions.values():
-            if broker.access.permissions.get(permission.user, permission.vhost) != permission:
-                broker.access.permissions.store(permission)
+            if parts.access.permissions.get(permission.user, permission.vhost) != permission:
+                parts.access.permissions.store(permission)
         parameters = {record.key: record for record in state.parameters}
-        for parameter in broker.runtime.parameters:
+        for parameter in parts.runtime.parameters:
             if parameter.key not in parameters:
-                broker.runtime.parameters.clear(*parameter.key)
+                parts.runtime.parameters.clear(*parameter.key)
         for parameter in parameters.values():
-            broker.runtime.parameters.store(parameter)
+            parts.runtime.parameters.store(parameter)
         topics = dict.fromkeys(state.topic_permissions)
-        for topic in broker.access.permissions.topics():
+        for topic in parts.access.permissions.topics():
             if topic not in topics:
-                broker.access.permissions.clear_topic(topic.user, topic.vhost, topic.exchange)
+                parts.access.permissions.clear_topic(topic.user, topic.vhost, topic.exchange)
         for topic in topics:
-            broker.access.permissions.store_topic(topic)
+            parts.access.permissions.store_topic(topic)
 
     def _remove_the_gone(self, state: TopologyRecords) -> dict[BindingRecord, None]:
         """Remove objects that are not in the snapshot; return the bindings that stay."""
@@ -518,7 +528,7 @@ class Topology:
         exchanges = dict.fromkeys(state.exchanges)
         bindings = dict.fromkeys(state.bindings)
         there: dict[BindingRecord, None] = {}
-        for vhost in list(self._broker.vhosts.values()):
+        for vhost in list(self._parts.vhosts.values()):
             for queue in list(vhost.queues.values()):
                 record = queues.get(queue.queue_id)
                 if record is None or (record.vhost, record.name) != (vhost.name, queue.name):
@@ -532,14 +542,14 @@ class Topology:
                 else:
                     vhost.remove_binding(binding)
         # Others may have been deleted with an auto-delete exchange whose last binding was removed.
-        return there if len(there) == self._broker.counts.bindings else {}
+        return there if len(there) == self._parts.counts.bindings else {}
 
     def _add_the_missing(self, state: TopologyRecords, there: dict[BindingRecord, None]) -> None:
-        broker = self._broker
+        parts = self._parts
         for exchange in state.exchanges:
-            broker.vhost(exchange.vhost).put_exchange(exchange)
+            vhost_of(parts, exchange.vhost).put_exchange(exchange)
         for record in state.queues:
-            vhost = broker.vhost(record.vhost)
+            vhost = vhost_of(parts, record.vhost)
             queue = vhost.queues.get(record.name)
             if queue is None:
                 unknown = index_of(record.queue_id) > self.applied
@@ -549,7 +559,7 @@ class Topology:
         for binding in state.bindings:
             if binding in there:
                 continue
-            broker.vhost(binding.vhost).put_binding(binding)
+            vhost_of(parts, binding.vhost).put_binding(binding)
 
 
 def _places(record: QueueRecord) -> tuple[object, ...]:

@@ -28,7 +28,7 @@ from amqp_server.broker.declared.records import (
 from amqp_server.broker.declared.vhosts import VhostRecord
 
 if TYPE_CHECKING:
-    from amqp_server.broker.broker import Broker
+    from amqp_server.broker.topology.parts import BrokerParts
 
 #: First byte of a snapshot.
 SNAPSHOT_VERSION = 1
@@ -68,25 +68,25 @@ class TopologyState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TopologyView:
-    """These exchanges, queues and bindings, and the vhosts, users and permissions that the broker has now.
+    """These exchanges, queues and bindings, and the vhosts, users and permissions of now.
 
     The iterables are read later: they must not show changes made in the meantime.
     """
 
     def __init__(
         self,
-        broker: Broker,
+        parts: BrokerParts,
         applied: int,
         *,
         exchanges: Iterable[ExchangeRecord],
         queues: Iterable[QueueRecord],
         bindings: Iterable[BindingRecord],
     ) -> None:
-        access, runtime = broker.access, broker.runtime
+        access, runtime = parts.access, parts.runtime
         self._applied = applied
         #: Iterators in the order of TopologyState.
         self._left: list[Iterator[msgspec.Struct]] = [
-            iter(list(broker.vhost_records)),
+            iter(list(parts.vhost_records)),
             iter(list(access.users)),
             iter(list(access.permissions.all())),
             iter(exchanges),

@@ -30,7 +30,7 @@ from amqp_server.broker.declared.records import (
     shared_table,
 )
 from amqp_server.broker.metadata import encode
-from amqp_server.broker.topology.event_headers import of_binding, of_exchange, of_queue
+from amqp_server.broker.topology.event_headers import of_binding, of_exchange
 from amqp_server.broker.topology.queue import Queue
 from amqp_server.broker.topology.super_streams import has_partitions, partitions_of
 from amqp_server.broker.traffic import Traffic
@@ -44,8 +44,8 @@ from quorum_queue.machine.machine import Machine
 from quorum_queue.ports import Host
 
 if TYPE_CHECKING:
-    from amqp_server.broker.broker import Broker
     from amqp_server.broker.topology.partitions import Partitions
+    from amqp_server.broker.topology.parts import BrokerParts
 
 #: Maximum number of words # in a topic binding key on any node, for any configuration.
 TOPIC_HASHES_MAX = 64
@@ -53,10 +53,10 @@ _NO_GROUPS: Mapping[str, Queue] = {}
 
 
 class VHost:
-    """The topology of one virtual host. Every change raises the broker's generation."""
+    """The topology of one virtual host. Every change raises the generation of the topology."""
 
-    def __init__(self, broker: Broker, name: str) -> None:
-        self.broker = broker
+    def __init__(self, parts: BrokerParts, name: str) -> None:
+        self.parts = parts
         self.name = name
         self.queues: dict[str, Queue] = {}
         #: The queues that are consumer groups.
@@ -67,8 +67,8 @@ class VHost:
             self.queues.__contains__,
             vhost=name,
             any_words_max=TOPIC_HASHES_MAX,
-            alternates_max=broker.config.alternates_max,
-            steps_max=broker.config.routing_steps_max,
+            alternates_max=parts.config.alternates_max,
+            steps_max=parts.config.routing_steps_max,
         )
         self.router.predeclare()
         for exchange in list(self.router.exchanges()):
@@ -88,18 +88,18 @@ class VHost:
 
     def look_at_tracing(self) -> None:
         """Tracing may have been turned on or off."""
-        self.tracing = self.broker.runtime.parameters.get(GLOBAL, TRACING, self.name) is not None
+        self.tracing = self.parts.runtime.parameters.get(GLOBAL, TRACING, self.name) is not None
 
     @property
     def default_queue_type(self) -> str:
-        record = self.broker.vhost_records.get(self.name)
-        return (record.default_queue_type if record else "") or self.broker.config.default_queue_type
+        record = self.parts.vhost_records.get(self.name)
+        return (record.default_queue_type if record else "") or self.parts.config.default_queue_type
 
     def _kept(self, *, durable: bool) -> bool:
         """True if a record is stored. Transient records are stored only in a cluster, where other nodes rely
         on them.
         """
-        return durable or self.broker.replication.clustered
+        return durable or self.parts.replication.clustered
 
     # -- routing ---------------------------------------------------------------------------------------------
 
@@ -112,7 +112,7 @@ class VHost:
     def check_exchange(self, name: str, arguments: Mapping[str, object]) -> None:
         """Check that one more exchange is allowed. Raises PreconditionFailed, ResourceError."""
         room.check(room.exchanges_refused(self, name, room.room_of(self)))
-        self.broker.check_declared(declared_memory.of_exchange(arguments))
+        self.parts.counts.check_declared(declared_memory.of_exchange(arguments))
 
     def put_exchange(self, record: ExchangeRecord) -> bool:
         """Make an exchange; return whether it is new. Raises UnknownExchangeType, InvalidArgument."""
@@ -120,15 +120,15 @@ class VHost:
             return False
         self.restore_exchange(record)
         if self._kept(durable=record.durable):
-            self.broker.metadata.put(EXCHANGES, key(self.name, record.name), encode(record))
-        self.broker.changed()
-        if self.broker.events is not None:
+            self.parts.metadata.put(EXCHANGES, key(self.name, record.name), encode(record))
+        self.parts.changed()
+        if self.parts.events is not None:
             self._changed("exchange.created", of_exchange(record))
         return True
 
     def _changed(self, key: str, headers: Mapping[str, object]) -> None:
         """An object of the vhost was made or deleted, but not by recovery."""
-        events = self.broker.events
+        events = self.parts.events
         if events is not None:
             events.changed(key, {**headers, "vhost": self.name})
 
@@ -145,9 +145,9 @@ class VHost:
         )
         if record.node:
             self._exchange_homes[record.name] = record.node, record.incarnation
-        self.broker.counts.exchanges += 1
+        self.parts.counts.exchanges += 1
         weight = declared_memory.of_exchange(arguments)
-        self.broker.counts.declared_bytes += weight
+        self.parts.counts.declared_bytes += weight
         if arguments:
             self._exchange_weights[record.name] = weight
         self._apply_policies(record.name)
@@ -155,13 +155,13 @@ class VHost:
     def apply_exchange_policies(self, exchange: str) -> None:
         """Apply changed policies to an exchange, if it still exists."""
         if self.router.get(exchange) is not None and self._apply_policies(exchange):
-            self.broker.changed()
+            self.parts.changed()
 
     def _apply_policies(self, exchange: str) -> bool:
         """Give an exchange that was declared without an alternate exchange that of its policy. Return True if
         the alternate has changed.
         """
-        definition = self.broker.runtime.policies.of_exchange(self.name, exchange).definition
+        definition = self.parts.runtime.policies.of_exchange(self.name, exchange).definition
         return self.router.set_alternate(exchange, definition.get("alternate-exchange"))
 
     def remove_exchange(self, name: str) -> bool:
@@ -175,14 +175,14 @@ class VHost:
         self._forget_bindings(removed)
         self._exchange_gone(name)
         self._exchanges_gone(also)
-        self.broker.changed()
+        self.parts.changed()
         return True
 
     def _exchange_gone(self, name: str) -> None:
         self._exchange_homes.pop(name, None)
-        self.broker.counts.exchanges -= 1
-        self.broker.counts.declared_bytes -= self._exchange_weights.pop(name, declared_memory.EXCHANGE)
-        self.broker.metadata.delete(EXCHANGES, key(self.name, name))
+        self.parts.counts.exchanges -= 1
+        self.parts.counts.declared_bytes -= self._exchange_weights.pop(name, declared_memory.EXCHANGE)
+        self.parts.metadata.delete(EXCHANGES, key(self.name, name))
         self._changed("exchange.deleted", {"name": name})
 
     def _exchanges_gone(self, names: list[str]) -> None:
@@ -218,16 +218,16 @@ class VHost:
 
     def check_binding(self, binding: Binding) -> None:
         """Check a new binding. Raises InvalidArgument, PreconditionFailed, ResourceError."""
-        broker = self.broker
+        parts = self.parts
         room.check(room.bindings_refused(self, binding.source, room.room_of(self)))
-        broker.check_declared(declared_memory.of_binding(binding.routing_key, binding.arguments))
+        parts.counts.check_declared(declared_memory.of_binding(binding.routing_key, binding.arguments))
         source = self.router.get(binding.source)
         if source is not None and source.type == "topic":
-            count, most = binding.routing_key.split(".").count("#"), broker.config.topic_hashes_max
+            count, most = binding.routing_key.split(".").count("#"), parts.config.topic_hashes_max
             if count > most:
                 raise InvalidArgument(f"binding key has {count} '#' words, at most {most} are allowed")
             again = source.matcher.any_words_again if isinstance(source.matcher, TopicMatcher) else 0
-            most = broker.config.topic_extra_hashes_max
+            most = parts.config.topic_extra_hashes_max
             more = pattern_words(binding.routing_key).count("#") - 1
             if more > 0 and again + more > most:
                 raise InvalidArgument(
@@ -255,9 +255,9 @@ class VHost:
         if binding is None:
             return False
         if self._kept(durable=self._is_durable(binding)):
-            self.broker.metadata.put(BINDINGS, record.key, encode(record))
-        self.broker.changed()
-        if self.broker.events is not None:
+            self.parts.metadata.put(BINDINGS, record.key, encode(record))
+        self.parts.changed()
+        if self.parts.events is not None:
             self._changed("binding.created", of_binding(binding))
         return True
 
@@ -274,10 +274,8 @@ class VHost:
         binding = Binding(source.name, found.name, _kind(record), key, shared_table(record.arguments))
         if not self.router.bind(binding):
             return None
-        self.broker.counts.bindings += 1
-        self.broker.counts.declared_bytes += declared_memory.of_binding(
-            binding.routing_key, binding.arguments
-        )
+        self.parts.counts.bindings += 1
+        self.parts.counts.declared_bytes += declared_memory.of_binding(binding.routing_key, binding.arguments)
         if not of_many:
             self.streams_changed(binding.source)
         return binding
@@ -288,7 +286,7 @@ class VHost:
         if removed:
             self._forget_bindings(removed)
             self._exchanges_gone(also)
-            self.broker.changed()
+            self.parts.changed()
         return bool(removed)
 
     def _is_durable(self, binding: Binding) -> bool:
@@ -302,15 +300,15 @@ class VHost:
         return destination is not None and destination.durable
 
     def _forget_bindings(self, bindings: list[Binding]) -> None:
-        self.broker.counts.bindings -= len(bindings)
-        self.broker.counts.declared_bytes -= sum(
+        self.parts.counts.bindings -= len(bindings)
+        self.parts.counts.declared_bytes -= sum(
             [declared_memory.of_binding(binding.routing_key, binding.arguments) for binding in bindings]
         )
         for source in {binding.source for binding in bindings} if self.groups else ():
             self.streams_changed(source)
         for binding in bindings:
-            self.broker.metadata.delete(BINDINGS, self.binding_record(binding).key)
-            if self.broker.events is not None:
+            self.parts.metadata.delete(BINDINGS, self.binding_record(binding).key)
+            if self.parts.events is not None:
                 self._changed("binding.deleted", of_binding(binding))
 
     def binding_records(self) -> Iterator[BindingRecord]:
@@ -363,22 +361,22 @@ class VHost:
             return False
         queue = self.restore_queue(record, None, unknown=unknown, of_many=of_many)
         if self._begins_here(record):
-            self.broker.counts.ended.queues_created += 1
+            self.parts.counts.ended.queues_created += 1
         self._store_queue(queue)
-        if self.broker.events is not None:
-            self._changed("queue.created", of_queue(queue))
+        if self.parts.events is not None:
+            self._changed("queue.created", queue.event_headers())
         if record.exclusive:
-            self.broker.exclusive_declared(queue)
-        self.broker.changed()
+            self.parts.exclusive_declared(queue)
+        self.parts.changed()
         return True
 
     def _begins_here(self, record: QueueRecord) -> bool:
         """True on the only node that counts this declaration or deletion of a queue."""
-        return (record.leader or record.node) == self.broker.replication.node
+        return (record.leader or record.node) == self.parts.replication.node
 
     def _store_queue(self, queue: Queue) -> None:
         if self._kept(durable=queue.durable and not queue.exclusive):
-            self.broker.metadata.put(QUEUES, key(self.name, queue.name), encode(queue.record))
+            self.parts.metadata.put(QUEUES, key(self.name, queue.name), encode(queue.record))
 
     def restore_queue(
         self,
@@ -396,13 +394,13 @@ class VHost:
         if queue.type.is_group:
             self.groups[queue.name] = queue
             self._groups_over.setdefault(queue.parsed.stream, {})[queue.name] = queue
-        self.broker.counts.queues += 1
-        self.broker.counts.declared_bytes += declared_memory.of_queue(queue.arguments)
+        self.parts.counts.queues += 1
+        self.parts.counts.declared_bytes += declared_memory.of_queue(queue.arguments)
         if of_many:
-            self.broker.hosts.expect(queue)
-            self.broker.host_parts.begin(queue, partial(self._make_host, queue, None))
+            self.parts.hosts.expect(queue)
+            self.parts.host_parts.begin(queue, partial(self._make_host, queue, None))
         else:
-            self.broker.turn.contain(queue, self._make_host, queue, machine)
+            self.parts.turn.contain(queue, self._make_host, queue, machine)
         if queue.type.is_stream:
             self.streams_changed(queue.name)
         return queue
@@ -423,15 +421,15 @@ class VHost:
                 auto_delete=record.auto_delete,
                 default_type=record.type,
             )
-        policies = self.broker.runtime.policies.of_queue(self.name, record.name, parsed.type)
+        policies = self.parts.runtime.policies.of_queue(self.name, record.name, parsed.type)
         queue = Queue(self, record, parsed, arguments, policies)
         queue.unknown = unknown
         return queue
 
     def put_partitions(self, partitions: Partitions) -> None:
         """Make the partitions of a super stream and bind them; their hosts are made in parts."""
-        broker, ready, queues = self.broker, partitions.finish(), list[Queue]()
-        again = broker.generation != partitions.generation
+        parts, ready, queues = self.parts, partitions.finish(), list[Queue]()
+        again = parts.generation() != partitions.generation
         for each in ready:
             queue = each.queue
             if again:
@@ -440,26 +438,26 @@ class VHost:
             queues.append(queue)
             self.queues[queue.name] = queue
             if self._begins_here(queue.record):
-                broker.counts.ended.queues_created += 1
-            broker.metadata.put(QUEUES, each.queue_key, each.queue_stored)
-            broker.hosts.expect(queue)
+                parts.counts.ended.queues_created += 1
+            parts.metadata.put(QUEUES, each.queue_key, each.queue_stored)
+            parts.hosts.expect(queue)
             self.router.bind(each.binding)
-            broker.counts.declared_bytes += declared_memory.of_queue(queue.arguments)
-            broker.counts.declared_bytes += declared_memory.of_binding(
+            parts.counts.declared_bytes += declared_memory.of_queue(queue.arguments)
+            parts.counts.declared_bytes += declared_memory.of_binding(
                 each.binding.routing_key, each.binding.arguments
             )
-            broker.metadata.put(BINDINGS, each.binding_key, each.binding_stored)
-        broker.counts.queues += len(ready)
-        broker.counts.bindings += len(ready)
+            parts.metadata.put(BINDINGS, each.binding_key, each.binding_stored)
+        parts.counts.queues += len(ready)
+        parts.counts.bindings += len(ready)
         for queue in queues:
-            broker.host_parts.begin(queue, partial(self._make_host, queue, None))
+            parts.host_parts.begin(queue, partial(self._make_host, queue, None))
         self.streams_changed(partitions.exchange)
         for queue in queues:
             self.streams_changed(queue.name)
-        broker.changed()
-        if broker.events is not None:
+        parts.changed()
+        if parts.events is not None:
             for queue, each in zip(queues, ready, strict=True):
-                self._changed("queue.created", of_queue(queue))
+                self._changed("queue.created", queue.event_headers())
                 self._changed("binding.created", of_binding(each.binding))
 
     def streams_changed(self, name: str) -> None:
@@ -468,26 +466,26 @@ class VHost:
         """
         groups = self._groups_over.get(name, _NO_GROUPS)
         if groups:
-            self.broker.changed_streams.tell(groups.values())
+            self.parts.changed_streams.tell(groups.values())
 
     def is_read_by_groups(self, name: str) -> bool:
         """True if consumer groups read the stream or the exchange of this name."""
         return name in self._groups_over
 
     def _make_host(self, queue: Queue, machine: Machine | None) -> None:
-        queue.host = self.broker.hosts.make(queue, machine)
+        queue.host = self.parts.hosts.make(queue, machine)
 
     def set_members(
         self, queue: Queue, members: tuple[str, ...], leader: str, founders: tuple[str, ...]
     ) -> None:
         """Change the nodes of a replicated queue; see QueueRecord."""
-        self.broker.host_parts.begun(queue)
+        self.parts.host_parts.begun(queue)
         queue.record = msgspec.structs.replace(
             queue.record, members=members, leader=leader, founders=founders
         )
         self._store_queue(queue)
         # Routes name queues, so they stay valid when a queue moves.
-        self.broker.turn.contain(queue, self.broker.hosts.changed, queue)
+        self.parts.turn.contain(queue, self.parts.hosts.changed, queue)
 
     def remove_queue(self, queue: Queue, *, of_many: bool = False) -> None:
         """Delete a queue with its messages, and tell its consumers.
@@ -497,48 +495,48 @@ class VHost:
         if queue.deleted:
             return
         queue.deleted = True
-        broker = self.broker
+        parts = self.parts
         if self._begins_here(queue.record):
-            broker.counts.ended.queues_deleted += 1
-        broker.counts.ended.published += queue.published
+            parts.counts.ended.queues_deleted += 1
+        parts.counts.ended.published += queue.published
         if queue.traffic is not None:
-            broker.counts.ended.by_type.setdefault(queue.type.name, Traffic()).add(queue.traffic)
+            parts.counts.ended.by_type.setdefault(queue.type.name, Traffic()).add(queue.traffic)
         del self.queues[queue.name]
         if self.groups.pop(queue.name, None) is not None:
             over = self._groups_over[queue.parsed.stream]
             del over[queue.name]
             if not over:
                 del self._groups_over[queue.parsed.stream]
-        broker.counts.queues -= 1
-        broker.counts.declared_bytes -= declared_memory.of_queue(queue.arguments)
+        parts.counts.queues -= 1
+        parts.counts.declared_bytes -= declared_memory.of_queue(queue.arguments)
         removed, also = self.router.remove_queue(queue.name)
         self._forget_bindings(removed)
         self._exchanges_gone(also)
         if self._kept(durable=queue.durable and not queue.exclusive):
-            broker.metadata.delete(QUEUES, key(self.name, queue.name))
+            parts.metadata.delete(QUEUES, key(self.name, queue.name))
         if of_many:
-            broker.host_parts.close(queue, partial(self._close_host, queue, queue.host))
+            parts.host_parts.close(queue, partial(self._close_host, queue, queue.host))
         else:
             self._close_host(queue, queue.host)
-        broker.failures.forget(queue)
+        parts.failures.forget(queue)
         # Forget the timer: a lease may last for years.
-        broker.timers.forget(queue)
+        parts.timers.forget(queue)
         if queue.subscriptions:
-            broker.lost_consumers.tell(queue, list(queue.subscriptions.values()))
+            parts.lost_consumers.tell(queue, list(queue.subscriptions.values()))
         if queue.exclusive:
-            broker.exclusive_gone(queue)
+            parts.exclusive_gone(queue)
         # Host and queue refer to each other: without this, only the garbage collector would free them, with
         # all their messages.
-        queue.host = broker.deleted_host
+        queue.host = parts.deleted_host
         if queue.type.is_stream:
             self.streams_changed(queue.name)
-        broker.changed()
+        parts.changed()
         self._changed("queue.deleted", {"name": queue.name})
 
     def _close_host(self, queue: Queue, host: Host) -> None:
         host.close()
-        self.broker.hosts.gone(queue)
-        self.broker.timers.forget(host)
+        self.parts.hosts.gone(queue)
+        self.parts.timers.forget(host)
 
     def queue_records(self) -> Iterator[QueueRecord]:
         """Return the records of the current queues."""
@@ -587,3 +585,11 @@ def binding_of(record: BindingRecord) -> Binding:
 
 def _kind(record: BindingRecord) -> DestinationKind:
     return "queue" if record.kind == "queue" else "exchange"
+
+
+def vhost_of(parts: BrokerParts, name: str) -> VHost:
+    """Return the topology of a vhost that exists."""
+    vhost = parts.vhosts.get(name)
+    if vhost is None:
+        vhost = parts.vhosts[name] = VHost(parts, name)
+    return vhost

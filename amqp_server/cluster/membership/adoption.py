@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 import trio
 
-from amqp_server.broker.declared.queue_types import not_replicated
+from amqp_server.broker.declared.argument_table import not_replicated
 from amqp_server.broker.declared.records import (
     BINDINGS,
     EXCHANGES,
@@ -43,11 +43,10 @@ from amqp_server.cluster.errors import ClusterError
 from amqp_server.cluster.membership.membership import Directory, Founded, drop_copies
 from amqp_server.cluster.membership.zones import Zones
 from amqp_server.cluster.topology_group import GROUP, first_state
-from amqp_server.streams.consumer_groups.partition_position import Place, PlaceError
+from amqp_server.streams.consumer_groups.partition_position import PartitionPlace, PlaceError
 from amqp_server.streams.consumer_groups.partition_position import decode as decode_place
 from amqp_server.streams.layout.named_offsets import Names
-from amqp_server.streams.members.replica import Kept
-from amqp_server.streams.members.replica import Replica as StreamReplica
+from amqp_server.streams.members.replica import Kept, StreamReplica
 from persistence.errors import CorruptRecord
 from persistence.replica_logs.record import ENTRY_BYTES_MAX
 from persistence.streams import batch as batches
@@ -56,11 +55,11 @@ from persistence.streams.deduplication_file import Keeper
 from persistence.streams.log import Lost, Stored, StreamLog
 from quorum_queue.cluster.snapshots.state import pack_state
 from quorum_queue.consumer_groups.partition import Partition, Span
-from quorum_queue.consumer_groups.replica import Replica as GroupReplica
+from quorum_queue.consumer_groups.replica import GroupReplica
 from quorum_queue.machine import codec, versions
 from quorum_queue.machine.entries import encode_batch, encode_entry
 from quorum_queue.machine.machine import Machine
-from quorum_queue.machine.replicated import Replica
+from quorum_queue.machine.replicated import QueueReplica
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.snapshots.snapshot import sizes_of
 from quorum_queue.queue_ids import index_of
@@ -169,7 +168,7 @@ class Adoption:
         drop_copies(self._store)
         yield
         now_ms = self._broker.services.queue_time.now_ms()
-        replicas: dict[int, Replica] = {}
+        replicas: dict[int, QueueReplica] = {}
         for record, _, machine in moving:
             copy = _Copy(self._store, self._journal, record, machine, self._node, now_ms)
             yield from copy.steps()
@@ -300,7 +299,7 @@ class Adoption:
         slots, marks = stored.slots.get(record.queue_id, []), self._broker.services.marks
         for number, data in sorted(found.annotations.items()) if found is not None else ():
             try:
-                place: Place = decode_place(data)
+                place: PartitionPlace = decode_place(data)
             except PlaceError as error:
                 logger.error(
                     "consumer group '%s': the offset of partition %d is lost, so the group starts there as a new "
@@ -330,7 +329,7 @@ class Adoption:
     def _convert(
         self,
         records: list[QueueRecord],
-        replicas: Mapping[int, Replica],
+        replicas: Mapping[int, QueueReplica],
         states: Mapping[int, bytes],
     ) -> None:
         """Convert the directory into a member's directory, in one transaction."""
@@ -352,7 +351,7 @@ class Adoption:
             store.snapshot(queue_id, 1, TERM, packed)
             self._journal.drop(queue_id)
         view = TopologyView(
-            broker,
+            broker.parts,
             began_at,
             exchanges=[decode(EXCHANGES, *row, ExchangeRecord) for row in metadata.items(EXCHANGES)],
             queues=records,
@@ -378,7 +377,7 @@ class _Copy:
         node: str,
         now_ms: int,
     ) -> None:
-        self.replica = Replica(machine.settings)
+        self.replica = QueueReplica(machine.settings)
         self.replica.machine = machine
         # The other nodes may run an earlier version.
         machine.version = versions.FIRST

@@ -21,7 +21,7 @@ from urllib.parse import urlencode, urlsplit
 
 import trio
 
-from amqp_server.broker.access.http_permissions import ASKED, Answers, Question
+from amqp_server.broker.access.http_permissions import ASKED, BackendAnswers, Question
 from amqp_server.broker.access.token_permissions import Token
 from amqp_server.broker.access.users import UserRefused, checked_name, checked_tags, is_loopback
 from amqp_server.connection.login.http_client import body_of, quiet, reason, streamed
@@ -70,7 +70,7 @@ class _Address:
 
 
 class HttpBackend:
-    def __init__(self, config: Config, answers: Answers, log_limit: LineLimit) -> None:
+    def __init__(self, config: Config, answers: BackendAnswers, log_limit: LineLimit) -> None:
         self._config = config
         self._answers = answers
         self._log_limit = log_limit

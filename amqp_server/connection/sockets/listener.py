@@ -27,7 +27,7 @@ from amqp_server.connection.sockets.handshake_failures import explained
 from amqp_server.connection.sockets.poller import Poller
 from amqp_server.connection.sockets.proxy_protocol import (
     BadProxyHeader,
-    Place,
+    HostPort,
     Proxies,
     ProxyHeader,
     plain_host,
@@ -234,8 +234,8 @@ class Server:
         tls: Tls | None = None,
     ) -> None:
         """Serve a connection from now on. Raises OSError."""
-        peer = proxy.client or Place(*sock.getpeername()[:2])
-        here = proxy.here or Place(*sock.getsockname()[:2])
+        peer = proxy.client or HostPort(*sock.getpeername()[:2])
+        here = proxy.here or HostPort(*sock.getsockname()[:2])
         host = plain_host(peer.host)
         name = f"{host}:{peer.port} -> {plain_host(here.host)}:{here.port}"
         transport = Transport(self, wire, host, name, place)
@@ -264,7 +264,7 @@ class Server:
             ours.setblocking(False)
             # A loopback address, so that users who may only log in from this machine can log in.
             self._within += 1
-            proxy = ProxyHeader(0, Place(WITHIN, self._within), Place(name, 0))
+            proxy = ProxyHeader(0, HostPort(WITHIN, self._within), HostPort(name, 0))
             self._begin(ours, ClientWire(ours), place, proxy, user or NODE_NAME, user or ITSELF)
         except OSError:
             self._gone(ours, place)

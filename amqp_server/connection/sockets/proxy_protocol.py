@@ -25,7 +25,7 @@ class BadProxyHeader(Exception):
     """A proxy has sent something that is no header."""
 
 
-class Place(NamedTuple):
+class HostPort(NamedTuple):
     """An address and a port."""
 
     host: str
@@ -37,8 +37,8 @@ class ProxyHeader(NamedTuple):
     size: int
     #: The client, and the address that it connected to; None if the proxy connects for itself, or does not
     #: know them.
-    client: Place | None = None
-    here: Place | None = None
+    client: HostPort | None = None
+    here: HostPort | None = None
 
 
 def parse_header(data: bytes, most: int) -> ProxyHeader | None:
@@ -68,8 +68,8 @@ def _version_1(data: bytes) -> ProxyHeader | None:
     if len(words) != 6 or words[1] not in ("TCP4", "TCP6"):
         raise BadProxyHeader("the line does not name a protocol, two addresses and two ports")
     version = 4 if words[1] == "TCP4" else 6
-    client = Place(_address(words[2], version), _port(words[4]))
-    return ProxyHeader(end + 2, client, Place(_address(words[3], version), _port(words[5])))
+    client = HostPort(_address(words[2], version), _port(words[4]))
+    return ProxyHeader(end + 2, client, HostPort(_address(words[3], version), _port(words[5])))
 
 
 def _address(text: str, version: int) -> str:
@@ -111,8 +111,8 @@ def _version_2(data: bytes, most: int) -> ProxyHeader | None:
     # Ignore the details that follow.
     return ProxyHeader(
         size,
-        Place(_from_bytes(data[16 : 16 + width]), int.from_bytes(data[ports : ports + 2], "big")),
-        Place(_from_bytes(data[16 + width : ports]), int.from_bytes(data[ports + 2 : ports + 4], "big")),
+        HostPort(_from_bytes(data[16 : 16 + width]), int.from_bytes(data[ports : ports + 2], "big")),
+        HostPort(_from_bytes(data[16 + width : ports]), int.from_bytes(data[ports + 2 : ports + 4], "big")),
     )
 
 

@@ -10,7 +10,7 @@ from amqp_server.broker.broker import Broker
 from amqp_server.broker.declared.operations import ClearParameter, Operation, PutParameter
 from amqp_server.broker.declared.parameters import ParameterRecord
 from amqp_server.broker.topology.events import ACTING
-from amqp_server.broker.topology.topology import Result
+from amqp_server.broker.topology.replication import Result
 from amqp_server.errors import NotFound, Unavailable
 from amqp_server.management.changes.answers import answers_of
 from quorum_queue.ports import Refused

@@ -17,6 +17,7 @@ from pamqp import base, commands
 from amqp_server.broker.access.password import InvalidPasswordHash, from_rabbitmq
 from amqp_server.broker.access.permissions import ITSELF, InvalidPermission
 from amqp_server.broker.access.users import UserRefused, checked_name, checked_tags, hashed
+from amqp_server.broker.declared.argument_table import not_replicated
 from amqp_server.broker.declared.parameters import (
     GLOBAL,
     OPERATOR_POLICY,
@@ -26,10 +27,10 @@ from amqp_server.broker.declared.parameters import (
     VHOST_LIMITS,
     ParameterRefused,
 )
-from amqp_server.broker.declared.queue_types import CLASSIC, QUEUE_TYPES, QueueType, not_replicated
+from amqp_server.broker.declared.policy import KEYS
+from amqp_server.broker.declared.queue_types import CLASSIC, QUEUE_TYPES, QueueType
 from amqp_server.broker.declared.vhosts import VhostRefused
 from amqp_server.broker.topology.limits import LIMITS, OF_USERS, problem
-from amqp_server.broker.topology.policies import KEYS
 from amqp_server.broker.topology.super_streams import PARTITIONS
 from amqp_server.errors import AMQPError
 from amqp_server.management.changes.internal_session import Direct

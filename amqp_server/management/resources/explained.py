@@ -12,7 +12,7 @@ import trio
 
 from amqp_server.broker.broker import Broker
 from amqp_server.broker.decisions import decisions_of
-from amqp_server.broker.topology.policies import KEYS, Applied
+from amqp_server.broker.declared.policy import KEYS, AppliedPolicies
 from amqp_server.broker.topology.queue import Queue
 from amqp_server.management.changes.answers import ANSWER_S, answers_of
 from quorum_queue.cluster.replica_group import Group
@@ -64,7 +64,7 @@ def settings_of(queue: Queue) -> list[Setting]:
     return found
 
 
-def _origin(name: str, value: Any, declared: Any, applied: Applied) -> tuple[str, str] | None:
+def _origin(name: str, value: Any, declared: Any, applied: AppliedPolicies) -> tuple[str, str] | None:
     """Return which policy a value comes from; None if it comes from no policy."""
     if name not in applied.definition or (declared is not None and value == declared):
         return None

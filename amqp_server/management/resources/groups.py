@@ -22,7 +22,7 @@ from amqp_server.management.request.columns import Column, Read, Row, Table
 from amqp_server.management.request.listing import Ahead, listing
 from amqp_server.management.request.other_nodes import ask_others
 from amqp_server.streams.consumer_groups.local_host import ConsumerGroupHost
-from amqp_server.streams.consumer_groups.member_host import ReplicatedGroupHost
+from amqp_server.streams.consumer_groups.member_host import ConsumerGroupMemberHost
 from amqp_server.streams.consumer_groups.member_reading import end_of
 from amqp_server.streams.consumer_groups.requests import InUse
 from amqp_server.streams.layout.consumer_start import NEXT, Start
@@ -176,9 +176,9 @@ class GroupReads:
 
     def partitions(self, queue: Queue) -> Sequence[Any]:
         host, found = queue.host, self._found(queue)
-        if not isinstance(host, ConsumerGroupHost | ReplicatedGroupHost):
+        if not isinstance(host, ConsumerGroupHost | ConsumerGroupMemberHost):
             return "on other nodes" if queue.members else "failed", 0, 0, None
-        known = isinstance(host, ReplicatedGroupHost) and not host.replica.known
+        known = isinstance(host, ConsumerGroupMemberHost) and not host.replica.known
         return (
             "running" if found or known else "stream is gone",
             len(found),
@@ -214,11 +214,11 @@ def groups_of(broker: Broker, vhost: str) -> list[Queue]:
 
 def keeps(queue: Queue) -> bool:
     """Return whether this node has a copy of a group."""
-    return isinstance(queue.host, ConsumerGroupHost | ReplicatedGroupHost)
+    return isinstance(queue.host, ConsumerGroupHost | ConsumerGroupMemberHost)
 
 
 def leads(queue: Queue) -> bool:
-    return isinstance(queue.host, ReplicatedGroupHost) and queue.host.group.is_leader
+    return isinstance(queue.host, ConsumerGroupMemberHost) and queue.host.group.is_leader
 
 
 def _own(broker: Broker) -> tuple[str, int]:
@@ -255,7 +255,7 @@ def _connection(broker: Broker, queue: Queue, key: Key) -> str:
 def members_of(broker: Broker, queue: Queue) -> dict[Key, dict[str, Any]]:
     """Return the members of a group that this node has a copy of, by their keys."""
     host = queue.host
-    if not isinstance(host, ConsumerGroupHost | ReplicatedGroupHost):
+    if not isinstance(host, ConsumerGroupHost | ConsumerGroupMemberHost):
         return {}
     return {
         each.key: {
@@ -291,7 +291,7 @@ async def reset_group(
     start = parse_to(to)
     place = f"consumer group '{queue.name}' in vhost '{queue.vhost.name}'"
     host = queue.host
-    if not isinstance(host, ConsumerGroupHost | ReplicatedGroupHost):
+    if not isinstance(host, ConsumerGroupHost | ConsumerGroupMemberHost):
         if queue.members:
             raise Unavailable(f"this node is not a member of {place}: ask one of {', '.join(queue.members)}")
         raise Unavailable(f"{place} has failed on this node")
@@ -317,7 +317,7 @@ async def reset_group(
 
 async def _propose(
     broker: Broker,
-    host: ConsumerGroupHost | ReplicatedGroupHost,
+    host: ConsumerGroupHost | ConsumerGroupMemberHost,
     found: list[tuple[Place, int]],
     place: str,
     *,
@@ -366,7 +366,7 @@ async def _look_up(broker: Broker, place: Place, start: Start) -> int:
     return answer
 
 
-def _group_of(host: ConsumerGroupHost | ReplicatedGroupHost) -> Group:
+def _group_of(host: ConsumerGroupHost | ConsumerGroupMemberHost) -> Group:
     return host.group if isinstance(host, ConsumerGroupHost) else host.replica.group
 
 
@@ -374,7 +374,7 @@ def _places(host: Host) -> list[Place]:
     """Return the partitions of a group, in order."""
     if isinstance(host, ConsumerGroupHost):
         return [Place(each.partition, each.stream.host, each.stream.name) for each in host.readers]
-    if not isinstance(host, ReplicatedGroupHost):
+    if not isinstance(host, ConsumerGroupMemberHost):
         return []
     streams = host.stream_hosts()
     partitions = sorted(host.replica.group.partitions.values(), key=lambda each: each.number)

@@ -38,7 +38,7 @@ from amqp_server.management.request.listing import listing
 
 if TYPE_CHECKING:
     from amqp_server.broker.broker import Broker
-    from amqp_server.broker.topology.topology import Result
+    from amqp_server.broker.topology.replication import Result
 
 #: Bytes of a password that nobody knows.
 RANDOM_PASSWORD_BYTES = 32

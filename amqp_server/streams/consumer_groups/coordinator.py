@@ -17,7 +17,7 @@ from quorum_queue.host import Key
 from quorum_queue.ports import Refused
 
 if TYPE_CHECKING:
-    from amqp_server.streams.consumer_groups.member_host import ReplicatedGroupHost
+    from amqp_server.streams.consumer_groups.member_host import ConsumerGroupMemberHost
 
 
 class Coordinator:
@@ -28,7 +28,7 @@ class Coordinator:
 
     def __init__(
         self,
-        host: ReplicatedGroupHost,
+        host: ConsumerGroupMemberHost,
         streams: Callable[[], list[Any]],
         has_heard_of: Callable[[int], bool],
     ) -> None:

@@ -18,7 +18,7 @@ from quorum_queue.machine.letters import Letter
 from quorum_queue.machine.run import Run
 
 if TYPE_CHECKING:
-    from amqp_server.streams.consumer_groups.member_host import ReplicatedGroupHost
+    from amqp_server.streams.consumer_groups.member_host import ConsumerGroupMemberHost
 
 _SENT: Final = object()
 
@@ -48,7 +48,7 @@ class Letters:
     #: For mypyc; see `let_go`.
     __deletable__ = ("host",)
 
-    def __init__(self, host: ReplicatedGroupHost, services: NodeServices) -> None:
+    def __init__(self, host: ConsumerGroupMemberHost, services: NodeServices) -> None:
         self.host = host
         self._services = services
         self._readings = Readings(host, "group letters")

@@ -9,7 +9,7 @@ from quorum_queue.consumer_groups.replica import Handed
 from quorum_queue.host import Key
 
 if TYPE_CHECKING:
-    from amqp_server.streams.consumer_groups.member_host import ReplicatedGroupHost
+    from amqp_server.streams.consumer_groups.member_host import ConsumerGroupMemberHost
 
 
 class Deliveries:
@@ -18,7 +18,7 @@ class Deliveries:
     #: For mypyc; see `let_go`.
     __deletable__ = ("_host",)
 
-    def __init__(self, host: ReplicatedGroupHost) -> None:
+    def __init__(self, host: ConsumerGroupMemberHost) -> None:
         self._host = host
         #: Takers of messages, by their keys on this node.
         self.takers: dict[Key, Taker] = {}

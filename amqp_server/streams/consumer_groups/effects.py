@@ -15,7 +15,7 @@ from quorum_queue.cluster.queues import events
 from quorum_queue.cluster.queues.guests import Guest
 from quorum_queue.cluster.queues.member_host import UNKNOWN
 from quorum_queue.consumer_groups.entries import CodecError
-from quorum_queue.consumer_groups.replica import Applied, Replica
+from quorum_queue.consumer_groups.replica import Applied, GroupReplica
 from quorum_queue.errors import Unreadable
 from quorum_queue.host import Key
 from quorum_queue.local_host import NodeServices
@@ -29,7 +29,7 @@ _MOVED_UNKNOWN = Refused("it is not known whether the group was moved; try again
 
 
 class GroupEffects(GroupView):
-    """The part of the group's host that performs these effects. See ReplicatedGroupHost."""
+    """The part of the group's host that performs these effects. See ConsumerGroupMemberHost."""
 
     _services: NodeServices
     _requests: Requests
@@ -65,10 +65,10 @@ class GroupEffects(GroupView):
         self.replica = self._restored(state)
         self._keep_time()
 
-    def _restored(self, state: bytes) -> Replica:
+    def _restored(self, state: bytes) -> GroupReplica:
         options = self.options
         try:
-            return Replica.restore(state, options.delivery_limit, dead_letters=options.dead_letters)
+            return GroupReplica.restore(state, options.delivery_limit, dead_letters=options.dead_letters)
         except CodecError as error:
             raise Unreadable(f"its snapshot can't be read by this version of mqd: {error}") from None
 

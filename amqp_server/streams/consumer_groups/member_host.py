@@ -24,7 +24,7 @@ from amqp_server.streams.consumer_groups.member_reading import Due, Taker
 from amqp_server.streams.consumer_groups.options import RETRY_MS, GroupOptions
 from amqp_server.streams.consumer_groups.requests import InUse, Requests
 from amqp_server.streams.consumer_groups.stuck_members import MemberWatch
-from amqp_server.streams.consumer_groups.takers import Client, Getter
+from amqp_server.streams.consumer_groups.takers import ClientTaker, GetTaker
 from quorum_queue.cluster import read_index
 from quorum_queue.cluster.queues.deferred_host import DeferredHost
 from quorum_queue.cluster.replica_group import Foresee
@@ -37,7 +37,7 @@ from quorum_queue.consumer_groups.entries import (
     encode_entry,
 )
 from quorum_queue.consumer_groups.partition import UNKNOWN
-from quorum_queue.consumer_groups.replica import Replica
+from quorum_queue.consumer_groups.replica import GroupReplica
 from quorum_queue.errors import Unreadable
 from quorum_queue.host import Key, answer_publishes
 from quorum_queue.local_host import NodeServices
@@ -72,7 +72,7 @@ _ASKED = frozenset(
 )
 
 
-class ReplicatedGroupHost(GroupEffects):
+class ConsumerGroupMemberHost(GroupEffects):
     """The host of a consumer group, and the state machine of its Raft group."""
 
     single = False
@@ -100,7 +100,7 @@ class ReplicatedGroupHost(GroupEffects):
         self.queue_id = queue_id
         self.options = options
         self.replicas = replicas
-        self.replica = Replica(options.delivery_limit, dead_letters=options.dead_letters)
+        self.replica = GroupReplica(options.delivery_limit, dead_letters=options.dead_letters)
         self._services = services
         self._settings = settings
         self._streams = streams
@@ -206,12 +206,12 @@ class ReplicatedGroupHost(GroupEffects):
             return []
         if verb == "attach":
             consumer = command[1]
-            self._deliveries.takers[consumer.key] = Client(self, consumer)
+            self._deliveries.takers[consumer.key] = ClientTaker(self, consumer)
             return [("attach", consumer.key, _prefetch(consumer), consumer.next_id)]
         if verb == "get":
             consumer = command[1]
             takers = self._deliveries.takers
-            takers[consumer.key] = Getter(self, consumer, takers.get(consumer.key))
+            takers[consumer.key] = GetTaker(self, consumer, takers.get(consumer.key))
             return [("get", consumer.key, consumer.next_id)]
         if verb in ("window", "prefetch"):
             consumer = self._consumers.get(command[1])
@@ -513,4 +513,4 @@ def _prefetch(consumer: Consumer) -> int:
     return 0 if consumer.no_ack else consumer.prefetch
 
 
-__all__ = ["ReplicatedGroupHost"]
+__all__ = ["ConsumerGroupMemberHost"]

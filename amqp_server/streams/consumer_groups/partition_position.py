@@ -17,7 +17,7 @@ class PlaceError(ValueError):
     """The bytes are not in the format of this version of mqd."""
 
 
-class Place(msgspec.Struct, array_like=True):
+class PartitionPlace(msgspec.Struct, array_like=True):
     version: int
     stream_id: int
     cursor: int
@@ -25,16 +25,16 @@ class Place(msgspec.Struct, array_like=True):
     pending: list[tuple[int, int, int]]
 
 
-_decoder = msgspec.msgpack.Decoder(Place)
+_decoder = msgspec.msgpack.Decoder(PartitionPlace)
 
 
 def encode(stream_id: int, cursor: int, pending: Iterable[Span]) -> bytes:
     return msgspec.msgpack.encode(
-        Place(VERSION, stream_id, cursor, [(low, stop, attempts) for low, stop, attempts in pending])
+        PartitionPlace(VERSION, stream_id, cursor, [(low, stop, attempts) for low, stop, attempts in pending])
     )
 
 
-def decode(data: bytes) -> Place:
+def decode(data: bytes) -> PartitionPlace:
     """Decode a stored place. Raises PlaceError."""
     try:
         place = _decoder.decode(data)
@@ -45,4 +45,4 @@ def decode(data: bytes) -> Place:
     return place
 
 
-__all__ = ["VERSION", "Place", "PlaceError", "decode", "encode"]
+__all__ = ["VERSION", "PartitionPlace", "PlaceError", "decode", "encode"]

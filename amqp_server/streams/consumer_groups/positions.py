@@ -9,7 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 
-from amqp_server.streams.consumer_groups.partition_position import VERSION, Place, PlaceError, decode, encode
+from amqp_server.streams.consumer_groups.partition_position import (
+    VERSION,
+    PartitionPlace,
+    PlaceError,
+    decode,
+    encode,
+)
 from quorum_queue.consumer_groups.partition import Partition, Span
 from quorum_queue.local_host import NodeServices
 
@@ -35,7 +41,7 @@ class GroupPlaces:
         #: True if partitions have slots that are not stored yet.
         self._new_slots = False
         #: The stored places with the partitions' numbers, by the ids of the streams.
-        self._stored: dict[int, tuple[int, Place]] = {}
+        self._stored: dict[int, tuple[int, PartitionPlace]] = {}
         #: True if the group is not new: partitions that are added later are read from their first message on.
         self.known = False
         self._recover(name)
@@ -96,11 +102,11 @@ class GroupPlaces:
 
     # -- places ----------------------------------------------------------------------------------------------
 
-    def take(self, stream_id: int) -> tuple[int, Place | None]:
+    def take(self, stream_id: int) -> tuple[int, PartitionPlace | None]:
         """Take and return a partition's number and its stored place; -1 and None if nothing was stored."""
         return self._stored.pop(stream_id, (-1, None))
 
-    def resumed(self, number: int, place: Place) -> tuple[int, list[Span]]:
+    def resumed(self, number: int, place: PartitionPlace) -> tuple[int, list[Span]]:
         """Return the offset at which a partition continues, and the messages before it that were handed out
         and may come again.
         """

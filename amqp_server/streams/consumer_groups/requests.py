@@ -10,7 +10,7 @@ from quorum_queue.consumer_groups.entries import Command
 from quorum_queue.ports import Refused
 
 if TYPE_CHECKING:
-    from amqp_server.streams.consumer_groups.member_host import ReplicatedGroupHost
+    from amqp_server.streams.consumer_groups.member_host import ConsumerGroupMemberHost
 
 
 class InUse(NamedTuple):
@@ -25,7 +25,7 @@ class Requests:
     #: For mypyc; see `let_go`.
     __deletable__ = ("_host",)
 
-    def __init__(self, host: ReplicatedGroupHost) -> None:
+    def __init__(self, host: ConsumerGroupMemberHost) -> None:
         self._host = host
         #: Batch, verb, key or token.
         self._sent: list[tuple[int, str, Any]] = []

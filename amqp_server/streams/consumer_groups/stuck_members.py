@@ -15,14 +15,14 @@ from amqp_server.streams.consumer_groups.options import RETRY_MS
 from quorum_queue.consumer_groups.entries import encode_batch
 
 if TYPE_CHECKING:
-    from amqp_server.streams.consumer_groups.member_host import ReplicatedGroupHost
+    from amqp_server.streams.consumer_groups.member_host import ConsumerGroupMemberHost
 
 
 class MemberWatch:
     #: For mypyc; see `let_go`.
     __deletable__ = ("_host",)
 
-    def __init__(self, host: ReplicatedGroupHost) -> None:
+    def __init__(self, host: ConsumerGroupMemberHost) -> None:
         self._host = host
         #: When to check members, by this node's clock; below zero: never.
         self.at_ms = -1

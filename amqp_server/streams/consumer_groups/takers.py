@@ -16,15 +16,15 @@ from quorum_queue.machine.consumers import Consumer
 from quorum_queue.ports import Got
 
 if TYPE_CHECKING:
-    from amqp_server.streams.consumer_groups.member_host import ReplicatedGroupHost
+    from amqp_server.streams.consumer_groups.member_host import ConsumerGroupMemberHost
 
 
-class Client(Taker):
+class ClientTaker(Taker):
     """A consumer of this node, or of a node that uses this one."""
 
     __slots__ = ("_host", "_told", "no_ack", "sink")
 
-    def __init__(self, host: ReplicatedGroupHost, consumer: Consumer) -> None:
+    def __init__(self, host: ConsumerGroupMemberHost, consumer: Consumer) -> None:
         super().__init__(consumer.key)
         self._host = host
         self.sink: Any = consumer.sink
@@ -67,12 +67,12 @@ class Client(Taker):
             self._host.submit(("sent", self.key, stop))
 
 
-class Getter(Taker):
+class GetTaker(Taker):
     """A client that gets messages one by one."""
 
     __slots__ = ("_consumer", "_host")
 
-    def __init__(self, host: ReplicatedGroupHost, consumer: Consumer, before: Taker | None) -> None:
+    def __init__(self, host: ConsumerGroupMemberHost, consumer: Consumer, before: Taker | None) -> None:
         """`before` is the taker with which the client got messages until now."""
         super().__init__(consumer.key)
         self._host = host
@@ -99,4 +99,4 @@ class Getter(Taker):
         self._host.submit(("passed", stream_id, low, stop))
 
 
-__all__ = ["Client", "Getter"]
+__all__ = ["ClientTaker", "GetTaker"]

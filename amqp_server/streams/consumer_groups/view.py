@@ -10,24 +10,24 @@ from typing import Any
 from amqp_server.streams.consumer_groups.deliveries import Deliveries
 from amqp_server.streams.consumer_groups.member_reading import Stream, end_of
 from amqp_server.streams.consumer_groups.options import GroupOptions
-from amqp_server.streams.consumer_groups.takers import Client
+from amqp_server.streams.consumer_groups.takers import ClientTaker
 from amqp_server.streams.local_host import StreamHost
 from quorum_queue.cluster.queues.deferred_host import DeferredHost
 from quorum_queue.cluster.replica_group import Group
-from quorum_queue.consumer_groups.replica import Replica
+from quorum_queue.consumer_groups.replica import GroupReplica
 from quorum_queue.machine.settings import Settings
 from quorum_queue.ports import ConsumerState
 
 
 class GroupView(DeferredHost):
-    """The part of the group's host for operators. See ReplicatedGroupHost."""
+    """The part of the group's host for operators. See ConsumerGroupMemberHost."""
 
-    #: For mypyc; see ReplicatedGroupHost.closed.
+    #: For mypyc; see ConsumerGroupMemberHost.closed.
     __deletable__ = ("group",)
 
     group: Group
     options: GroupOptions
-    replica: Replica
+    replica: GroupReplica
     _settings: Settings
     #: Returns the current partitions of the topology.
     _streams: Callable[[], list[Any]]
@@ -81,7 +81,7 @@ class GroupView(DeferredHost):
         found: list[ConsumerState] = []
         for each in self.replica.group.members.values():
             taker = takers.get(each.key[2:]) if each.key[:2] == own else None
-            no_ack = isinstance(taker, Client) and taker.no_ack
+            no_ack = isinstance(taker, ClientTaker) and taker.no_ack
             found.append(ConsumerState(each.key, no_ack, False, each.prefetch, 0, bool(each.owned)))
         return found
 

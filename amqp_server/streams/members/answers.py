@@ -19,13 +19,13 @@ from quorum_queue.ports import Refused, Turn
 if TYPE_CHECKING:
     from amqp_server.streams.layout.encode import Encoded
     from amqp_server.streams.local_host import StreamServices
-    from amqp_server.streams.members.host import StreamGroupHost
+    from amqp_server.streams.members.host import StreamMemberHost
 
 
-class Answers:
+class MemberAnswers:
     """Answers the questions of other nodes; see Asks."""
 
-    def __init__(self, host: StreamGroupHost, services: StreamServices, turn: Turn) -> None:
+    def __init__(self, host: StreamMemberHost, services: StreamServices, turn: Turn) -> None:
         self._host = host
         self._services = services
         self._turn = turn
@@ -129,4 +129,4 @@ def stop_of(encoded: Encoded) -> int:
     return encoded.batch.stop
 
 
-__all__ = ["Answers", "stop_of"]
+__all__ = ["MemberAnswers", "stop_of"]

@@ -14,11 +14,11 @@ from quorum_queue.cluster import frames
 from quorum_queue.cluster.frames import StreamWord
 
 if TYPE_CHECKING:
-    from amqp_server.streams.members.host import StreamGroupHost
+    from amqp_server.streams.members.host import StreamMemberHost
 
 
 class MemberCopies:
-    def __init__(self, host: StreamGroupHost, asks: Asks) -> None:
+    def __init__(self, host: StreamMemberHost, asks: Asks) -> None:
         self._host = host
         self._asks = asks
 

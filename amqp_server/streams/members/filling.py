@@ -21,7 +21,7 @@ from quorum_queue.cluster.frames import StreamWord
 
 if TYPE_CHECKING:
     from amqp_server.streams.local_host import StreamServices
-    from amqp_server.streams.members.host import StreamGroupHost
+    from amqp_server.streams.members.host import StreamMemberHost
 
 logger = logging.getLogger("mqd.streams")
 
@@ -42,7 +42,7 @@ class Fill(NamedTuple):
 class Filling:
     """See above. All calls are on the loop's thread."""
 
-    def __init__(self, host: StreamGroupHost, services: StreamServices, asks: Asks) -> None:
+    def __init__(self, host: StreamMemberHost, services: StreamServices, asks: Asks) -> None:
         self._host = host
         self._services = services
         self._asks = asks

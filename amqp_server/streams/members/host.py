@@ -21,20 +21,20 @@ from amqp_server.streams.compacting import Compaction, Copies
 from amqp_server.streams.layout.consumer_start import Start
 from amqp_server.streams.layout.encode import Encoded, Encoder, begin_large
 from amqp_server.streams.local_host import StreamConsumer, StreamServices
-from amqp_server.streams.members.answers import Answers
+from amqp_server.streams.members.answers import MemberAnswers
 from amqp_server.streams.members.copies import MemberCopies
 from amqp_server.streams.members.entries import CodecError, Note, decode_entry, encode_batch, encode_entry
 from amqp_server.streams.members.filling import Fill, Filling
 from amqp_server.streams.members.log_trimming import Encoding, Stable
 from amqp_server.streams.members.named_offsets import LoggedNames
 from amqp_server.streams.members.readers import MemberReaders
-from amqp_server.streams.members.replica import Applied, Replica, decode_state
+from amqp_server.streams.members.replica import Applied, StreamReplica, decode_state
 from amqp_server.streams.members.requests import Asks, Done
 from amqp_server.streams.members.start_offset import Finding
 from amqp_server.streams.publishes import Publishes
 from amqp_server.streams.taking_over import take_over
 from persistence.streams.compression import NONE
-from persistence.streams.retention import Limits
+from persistence.streams.retention import RetentionLimits
 from quorum_queue.cluster import read_index
 from quorum_queue.cluster.frames import StreamWord
 from quorum_queue.cluster.queues.deferred_host import without_larger
@@ -54,7 +54,7 @@ from quorum_queue.raft.members import Members
 logger = logging.getLogger("mqd.streams")
 
 
-class StreamGroupHost(MemberReaders):
+class StreamMemberHost(MemberReaders):
     """The host of a stream, and the state machine of its group."""
 
     single = False
@@ -68,7 +68,7 @@ class StreamGroupHost(MemberReaders):
         queue: Hosted,
         queue_id: int,
         services: StreamServices,
-        limits: Limits,
+        limits: RetentionLimits,
         segment_bytes: int | None,
         settings: Settings,
         replicas: Replicas,
@@ -83,7 +83,7 @@ class StreamGroupHost(MemberReaders):
         self._sent_codec = codec or NONE
         #: The settings that the replica uses do not change.
         self._declared = settings
-        self.replica = Replica(settings)
+        self.replica = StreamReplica(settings)
         self._asks = asks
         self._own = replicas.own_in(queue_id)
         self._ahead_ms = -(1 << 62)
@@ -103,7 +103,7 @@ class StreamGroupHost(MemberReaders):
         super().__init__(queue, queue_id, services, limits, segment_bytes, settings, codec, compaction)
         self.finding = Finding(self, services, self._turn)
         self.beginnings = Beginnings(self, services, self._turn)
-        self._answers = Answers(self, services, self._turn)
+        self._answers = MemberAnswers(self, services, self._turn)
         self.names = LoggedNames(self, f"{self._own[0]}/{self._own[1]}", services.options.names_max)
         self._node_names = self.names.node_names
         asks.members[queue_id] = self
@@ -124,7 +124,7 @@ class StreamGroupHost(MemberReaders):
 
     def _restore(self, state: bytes) -> None:
         try:
-            self.replica = replica = Replica.restore(state, self._declared)
+            self.replica = replica = StreamReplica.restore(state, self._declared)
         except CodecError as error:
             raise Unreadable(f"its snapshot can't be read by this version of mqd: {error}") from None
         self._keep_time()
@@ -473,4 +473,4 @@ class StreamGroupHost(MemberReaders):
 def _told_nothing(result: object) -> None: ...
 
 
-__all__ = ["StreamGroupHost"]
+__all__ = ["StreamMemberHost"]

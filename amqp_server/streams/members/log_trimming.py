@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from amqp_server.streams.layout.deduplication import Taken
 from amqp_server.streams.layout.encode import Encoded
-from amqp_server.streams.members.replica import Replica, StreamState, encode_with, pieces_of
+from amqp_server.streams.members.replica import StreamReplica, StreamState, encode_with, pieces_of
 from quorum_queue.machine.settings import Settings
 from quorum_queue.ports import Turn
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Stable:
     """That entry and the state after it: a snapshot of the group."""
 
-    def __init__(self, replica: Replica, settings: Settings) -> None:
+    def __init__(self, replica: StreamReplica, settings: Settings) -> None:
         self.index = 0
         self.state = replica.state()
         #: Names that were taken up to that entry, and the times and names of batches behind it.
@@ -30,7 +30,7 @@ class Stable:
         #: Numbers of these batches: the next one, and the first one behind that entry.
         self.next = self._first = 0
 
-    def begin_with(self, replica: Replica) -> None:
+    def begin_with(self, replica: StreamReplica) -> None:
         """Begin at the replica's state: the segments have all messages up to here."""
         self.index, self.state = replica.applied, replica.state()
         if self._taken is not None and replica.taken is not None:

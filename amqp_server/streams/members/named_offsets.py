@@ -20,7 +20,7 @@ from quorum_queue.host import Key
 from quorum_queue.ports import Refused
 
 if TYPE_CHECKING:
-    from amqp_server.streams.members.host import StreamGroupHost
+    from amqp_server.streams.members.host import StreamMemberHost
 
 _names_decoder = msgspec.msgpack.Decoder(tuple[list[Note], list[str]])
 #: Decodes the state of names that a member tells.
@@ -28,7 +28,7 @@ kept_decoder = msgspec.msgpack.Decoder(dict[str, Kept])
 
 
 class LoggedNames:
-    def __init__(self, host: StreamGroupHost, owner: str, names_max: int) -> None:
+    def __init__(self, host: StreamMemberHost, owner: str, names_max: int) -> None:
         """`owner` identifies this node and its start."""
         self._host = host
         self.node_names = NodeNames(

@@ -14,7 +14,7 @@ from outcome import Error, Outcome
 from amqp_server.streams.beginnings import Beginnings
 from amqp_server.streams.layout.consumer_start import NAMES_FULL, Start
 from amqp_server.streams.layout.named_offsets import NAME_ABSENT, Progress
-from amqp_server.streams.members.answers import Answers
+from amqp_server.streams.members.answers import MemberAnswers
 from amqp_server.streams.members.entries import Note
 from amqp_server.streams.members.named_offsets import LoggedNames
 from amqp_server.streams.members.segments import MemberSegments
@@ -28,11 +28,11 @@ from quorum_queue.ports import Refused
 
 
 class MemberReaders(MemberSegments):
-    """The part of a member's host that serves consumers. See StreamGroupHost."""
+    """The part of a member's host that serves consumers. See StreamMemberHost."""
 
     finding: Finding
     names: LoggedNames
-    _answers: Answers
+    _answers: MemberAnswers
     #: Consumers that begin when this member has everything that was confirmed when they came.
     beginnings: Beginnings
     #: Consumers that begin at `first`, and wait until it is known where that is.
@@ -150,6 +150,13 @@ class MemberReaders(MemberSegments):
             self.has_begun(consumer)
             self._beginning[consumer] = start
             self.replicas.touch(self.group)
+
+    def refuses(self, consumer: StreamConsumer, why: str) -> bool:
+        """Refuse a consumer, unless its client has consume-ok, on another host: such a one waits on."""
+        if consumer.key not in self.asking.attaching:
+            return False
+        refuse(self, consumer.key, why)
+        return True
 
     def begin_at(self, consumer: StreamConsumer, start: Start, stop: int = -1) -> None:
         """Begin a consumer at `next`, `last` or a time: this member has everything from before it came. If

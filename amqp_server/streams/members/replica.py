@@ -90,7 +90,7 @@ _NEW = Kept(NO_OFFSET, "")
 _state_decoder = msgspec.msgpack.Decoder(StreamState)
 
 
-class Replica:
+class StreamReplica:
     """One member's copy of a stream, without the messages themselves."""
 
     __slots__ = (
@@ -265,7 +265,7 @@ class Replica:
         return encode_state(self.state(), self.taken)
 
     @classmethod
-    def restore(cls, data: bytes, settings: Settings | None = None) -> Replica:
+    def restore(cls, data: bytes, settings: Settings | None = None) -> StreamReplica:
         """Build a replica from what `snapshot` returned. Raises CodecError."""
         state = decode_state(data)
         replica = cls(settings)
@@ -325,7 +325,7 @@ def decode_state(data: bytes) -> StreamState:
 __all__ = [
     "Applied",
     "Kept",
-    "Replica",
+    "StreamReplica",
     "StreamState",
     "decode_state",
     "encode_state",

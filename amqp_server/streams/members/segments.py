@@ -19,7 +19,7 @@ from amqp_server.streams.members.answers import stop_of
 from amqp_server.streams.members.entries import Note
 from amqp_server.streams.members.filling import Filling
 from amqp_server.streams.members.log_trimming import Stable
-from amqp_server.streams.members.replica import Replica, StreamState
+from amqp_server.streams.members.replica import StreamReplica, StreamState
 from persistence.streams.log import Lost, Stored, StreamLog
 from persistence.streams.retention import outdated
 from quorum_queue.cluster.replica_group import Group
@@ -29,12 +29,12 @@ logger = logging.getLogger("mqd.streams")
 
 
 class MemberSegments(StreamHost):
-    """The part of a member's host that manages segments and tail. See StreamGroupHost."""
+    """The part of a member's host that manages segments and tail. See StreamMemberHost."""
 
     in_journal = False
     replicas: Replicas
     group: Group
-    replica: Replica
+    replica: StreamReplica
     filling: Filling
     _stable: Stable
     #: True if the log is open.

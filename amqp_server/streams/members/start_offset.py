@@ -13,13 +13,13 @@ from quorum_queue.ports import Turn
 
 if TYPE_CHECKING:
     from amqp_server.streams.local_host import StreamServices
-    from amqp_server.streams.members.host import StreamGroupHost
+    from amqp_server.streams.members.host import StreamMemberHost
 
 
 class Finding:
     """Searches the tail, and lets a thread search the segments."""
 
-    def __init__(self, host: StreamGroupHost, services: StreamServices, turn: Turn) -> None:
+    def __init__(self, host: StreamMemberHost, services: StreamServices, turn: Turn) -> None:
         self._host = host
         self._services = services
         self._turn = turn

@@ -34,7 +34,7 @@ from quorum_queue.machine.bodies import Bodies
 from quorum_queue.machine.codec import CodecError
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.machine import ENQUEUES
-from quorum_queue.machine.replicated import Applied, Replica
+from quorum_queue.machine.replicated import Applied, QueueReplica
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.seal import SEALED, Sealed
 from quorum_queue.machine.settings import Settings
@@ -98,9 +98,9 @@ class GroupHost(DeferredHost):
         self.queue_id = queue_id
         self.services = services
         self.replicas = replicas
-        self.replica = Replica(settings if declared is None else declared)
+        self.replica = QueueReplica(settings if declared is None else declared)
         #: A snapshot of another node that was read in parts, and its replica.
-        self.read: tuple[bytes, Replica] | None = None
+        self.read: tuple[bytes, QueueReplica] | None = None
         #: The wanted settings of the queue; the machine has the present ones.
         self._configured = settings
         self._own = replicas.own_in(queue_id)
@@ -430,12 +430,12 @@ class GroupHost(DeferredHost):
         if self.pending:
             self._turn.schedule(self)
 
-    def _restored(self, state: bytes) -> Replica:
+    def _restored(self, state: bytes) -> QueueReplica:
         """Return the replica of a snapshot, which may have been read before. Raises Unreadable."""
         if self.read is not None and self.read[0] == state:
             return self.read[1]
         try:
-            return Replica.restore(state)
+            return QueueReplica.restore(state)
         except CodecError as error:
             raise state_of.unreadable(error) from None
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from quorum_queue.errors import Unreadable
 from quorum_queue.machine.codec import CodecError
-from quorum_queue.machine.replicated import Replica
+from quorum_queue.machine.replicated import QueueReplica
 from quorum_queue.machine.snapshots import snapshot
 from quorum_queue.steps import in_steps
 
@@ -42,7 +42,7 @@ def _read(
     reading = snapshot.Reading(state)
     while not host.ended and wanted():
         if not _has_more(reading):
-            host.read = state, Replica.of(reading)
+            host.read = state, QueueReplica.of(reading)
             then()
             return
         yield

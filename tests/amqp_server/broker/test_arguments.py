@@ -5,15 +5,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from amqp_server.broker.declared.argument_table import CHECK_ORDER, CHECKED_FIRST, REFUSED, ROWS
 from amqp_server.broker.declared.arguments import (
     Declaration,
     QueueArguments,
     equivalence_error,
     parse_queue_arguments,
 )
+from amqp_server.broker.declared.policy import EXCHANGE_KEYS, KEYS
 from amqp_server.broker.declared.queue_types import QUEUE_TYPES
 from amqp_server.broker.declared.settings import effective_settings
 from amqp_server.errors import PreconditionFailed
+from amqp_server.management.definitions.for_rabbitmq import OWN_POLICY_KEYS
 
 Table = dict[str, object]
 STREAM: Table = {"x-queue-type": "stream"}
@@ -52,7 +55,7 @@ def refusal(
     return refused.value.text
 
 
-def test_no_arguments() -> None:
+def test_a_queue_without_arguments_has_the_defaults() -> None:
     assert parse({}) == QueueArguments()
     assert parse({}, durable=False, exclusive=True, auto_delete=True) == QueueArguments()
 
@@ -202,7 +205,7 @@ def test_what_nobody_knows_is_accepted(extra: Table) -> None:
         ({"x-initial-cluster-size": 0, **STREAM}, "{value_zero,0}"),
     ],
 )
-def test_invalid_values(arguments: Table, reason: str) -> None:
+def test_an_invalid_value_is_refused_in_rabbitmqs_words(arguments: Table, reason: str) -> None:
     argument = next(iter(arguments))
     assert refusal(arguments) == f"invalid arg '{argument}' for queue 'q' in vhost '/': {reason}"
 
@@ -211,11 +214,11 @@ def test_invalid_values(arguments: Table, reason: str) -> None:
     ("text", "age_ms"),
     [("1s", 1_000), ("2m", 120_000), ("2h", 7_200_000), ("14D", 1_209_600_000), ("1M", 2_592_000_000), ("1Y", 31_536_000_000)],
 )  # fmt: skip
-def test_ages(text: str, age_ms: int) -> None:
+def test_an_age_is_a_number_with_a_unit(text: str, age_ms: int) -> None:
     assert parse({"x-max-age": text, **STREAM}).max_age_ms == age_ms
 
 
-@pytest.mark.parametrize("argument", sorted(QUEUE_TYPES["stream"].unsupported))
+@pytest.mark.parametrize("argument", sorted(REFUSED["stream"]))
 def test_what_means_nothing_for_a_stream(argument: str) -> None:
     wanted = f"invalid arg '{argument}' for queue 'q' in vhost '/' of queue type rabbit_stream_queue"
     assert refusal({argument: "x" if "exchange" in argument else 5, **STREAM}) == wanted
@@ -480,7 +483,7 @@ def test_what_nobody_knows_is_not_compared(argument: str) -> None:
     assert exchange_difference(declaration(), declaration({argument: 1})) is None
 
 
-def test_queue_types() -> None:
+def test_another_queue_type_is_a_difference_and_the_default_is_none() -> None:
     plain, classic, quorum = declaration(), declaration({"x-queue-type": "classic"}), declaration(QUORUM)
     assert queue_difference(plain, classic) is None
     assert queue_difference(classic, plain) is None
@@ -535,7 +538,7 @@ def test_of_several_differences_rabbitmqs_first_is_told(received: Table, current
     assert difference.startswith(f"inequivalent arg '{first}'")
 
 
-def test_alternate_exchanges() -> None:
+def test_another_alternate_exchange_is_a_difference() -> None:
     none = declaration()
     one, other = declaration({"alternate-exchange": "a"}), declaration({"alternate-exchange": "b"})
     assert exchange_difference(one, one) is None
@@ -565,7 +568,44 @@ def test_alternate_exchanges() -> None:
         ({"x-deduplication": False, "x-deduplication-window-ms": 5, "x-deduplication-count": 7}, None, 7),
     ],
 )
-def test_deduplication(queue_type: str, asked: dict[str, object], window_ms: int | None, count: int) -> None:
+def test_a_window_or_a_count_turns_deduplication_on(
+    queue_type: str, asked: dict[str, object], window_ms: int | None, count: int
+) -> None:
     settings = effective_settings(parse({"x-queue-type": queue_type, **asked}))
     assert (settings.deduplication_window_ms, settings.deduplication_count) == (window_ms, count)
     assert settings.deduplicates is (window_ms is not None)
+
+
+# -- the table of arguments ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("queue_type", QUEUE_TYPES)
+def test_the_places_at_which_a_type_compares_its_arguments_are_numbered_without_gaps(queue_type: str) -> None:
+    places = sorted(row.types[queue_type] for row in ROWS if row.types.get(queue_type))
+    assert places == [*range(1, len(places) + 1)]
+    # The one that a second declare may leave out: RabbitMQ 3.10 does not know it.
+    left_out = {row.name for row in ROWS if row.types.get(queue_type) == 0}
+    assert left_out == ({"x-quorum-target-group-size"} if queue_type == "quorum" else set())
+
+
+def test_an_argument_is_one_row_and_a_field_of_the_parsed_arguments() -> None:
+    assert len({row.name for row in ROWS}) == len(ROWS)
+    assert {row.field for row in ROWS} == {*QueueArguments.__dataclass_fields__}
+    for row in ROWS:
+        assert {*row.types} | row.ignored <= QUEUE_TYPES.keys() and not row.types.keys() & row.ignored
+
+
+def test_the_order_of_checks_names_rows_and_every_argument_of_rabbitmq() -> None:
+    assert len({*CHECK_ORDER}) == len(CHECK_ORDER)
+    foreign = {row.name for row in ROWS if not row.own}
+    assert {*CHECK_ORDER, *CHECKED_FIRST} == foreign
+
+
+def test_keys_of_policies_are_those_of_arguments_and_one_of_exchanges() -> None:
+    of_queues = {row.policy_key for row in ROWS if row.policy is not None}
+    assert {*KEYS} - of_queues == {*EXCHANGE_KEYS} == {"alternate-exchange"}
+    assert all(bool(key.field) == (name in of_queues) for name, key in KEYS.items())
+
+
+def test_exports_for_rabbitmq_leave_out_the_keys_that_only_mqd_has() -> None:
+    assert {row.policy_key for row in ROWS if row.policy is not None and row.own} == OWN_POLICY_KEYS

@@ -11,7 +11,7 @@ from amqp_server.broker.declared.operations import Operation
 from amqp_server.broker.declared.records import BindingRecord, ExchangeRecord, QueueRecord, encoded
 from amqp_server.broker.declared.vhosts import VhostRecord
 from amqp_server.broker.in_parts.deletion_in_parts import PROPOSED_MAX
-from amqp_server.broker.topology.topology import Result
+from amqp_server.broker.topology.replication import Result
 from quorum_queue.ports import Refused
 from tests.amqp_server.broker.test_topology import Member
 from tests.work import steps

@@ -74,7 +74,7 @@ def test_the_exchange_comes_with_its_vhost() -> None:
         True,
         True,
     )
-    node.broker.declare_event_exchange()
+    node.broker.topology.declare_event_exchange()
     node.broker.delete_vhost("later")
     node.broker.add_vhost("other")
 

@@ -10,10 +10,11 @@ import pytest
 from pamqp import commands
 
 from amqp_server.broker.dead_letter import DeadLetterSender
+from amqp_server.broker.declared import argument_checks
 from amqp_server.broker.declared.operations import PutParameter
 from amqp_server.broker.recovery import recovery, stored_queues
 from amqp_server.broker.recovery.failures import PAUSE_FACTOR, PAUSE_MS, describe
-from amqp_server.broker.topology import policies, vhost
+from amqp_server.broker.topology import vhost
 from amqp_server.config import Config
 from persistence.journal import Journal
 from quorum_queue.machine.machine import Machine
@@ -233,7 +234,7 @@ def test_a_stored_routing_key_that_is_too_long_harms_nobody_when_a_message_expir
     peer.call(1, commands.Queue.Bind(queue="good", exchange="amq.fanout"))
     with monkeypatch.context() as earlier:
         earlier.setattr(vhost, "SHORT_STRING_MAX", 1000)
-        earlier.setattr(policies, "SHORT_STRING_MAX", 1000)
+        earlier.setattr(argument_checks, "SHORT_STRING_MAX", 1000)
         arguments = dict(declared)
         if by == "argument":
             arguments |= {f"x-{key}": value for key, value in dead_letters.items()}

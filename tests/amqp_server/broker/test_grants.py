@@ -26,7 +26,7 @@ from amqp_server.broker.access.token_permissions import Grant, Wildcard
         ("", ("",), ("x",)),
     ],
 )
-def test_wildcards(pattern: str, yes: tuple[str, ...], no: tuple[str, ...]) -> None:
+def test_a_star_stands_for_any_text(pattern: str, yes: tuple[str, ...], no: tuple[str, ...]) -> None:
     wildcard = Wildcard(pattern)
     assert all(map(wildcard.matches, yes)) and not any(map(wildcard.matches, no))
 
@@ -37,7 +37,7 @@ def test_wildcards_are_as_the_regular_expression(pattern: str, text: str) -> Non
     assert Wildcard(pattern).matches(text) == bool(re.fullmatch(expression, text))
 
 
-def test_grants() -> None:
+def test_a_grant_takes_the_scopes_that_it_understands() -> None:
     grant = Grant(
         [
             "read:%2F/orders-*",

@@ -8,6 +8,7 @@ import pytest
 
 from amqp_server.broker.in_parts.host_parts import ComingHost, HostParts
 from amqp_server.turn import Turn
+from tests.amqp_server.connection.node import exchange_parts
 from tests.amqp_server.streams.node import StreamNode
 from tests.amqp_server.streams.test_super_streams import declare, delete, opened, publish, read
 
@@ -15,10 +16,10 @@ PARTITIONS = 5
 
 
 @pytest.fixture
-def hurried(monkeypatch: pytest.MonkeyPatch) -> StreamNode:
+def hurried() -> StreamNode:
     """A node whose turns have time for one host each."""
     node = StreamNode(super_stream_partitions_max=PARTITIONS)
-    monkeypatch.setattr(node.broker, "host_parts", HostParts(cast(Turn, Hurried(node.turn))))
+    exchange_parts(node.broker, host_parts=HostParts(cast(Turn, Hurried(node.turn))))
     return node
 
 

@@ -13,11 +13,12 @@ from amqp_server.broker.broker import Broker
 from amqp_server.broker.declared.arguments import QueueArguments
 from amqp_server.broker.declared.operations import ClearParameter, DeleteVhost, PutParameter
 from amqp_server.broker.declared.parameters import OPERATOR_POLICY, POLICY, ParameterRefused
+from amqp_server.broker.declared.policy import APPLIES, AppliedPolicies, Policy, joined
 from amqp_server.broker.declared.queue_types import CLASSIC, GROUP, QUORUM, STREAM
 from amqp_server.broker.pattern import compile_policy
 from amqp_server.broker.recovery import recovery
 from amqp_server.broker.topology import policies
-from amqp_server.broker.topology.policies import APPLIES, Applied, Policies, Policy, joined
+from amqp_server.broker.topology.policies import Policies
 from amqp_server.config import Config
 from amqp_server.turn import Turn
 from persistence.journal import Journal
@@ -117,13 +118,16 @@ def test_the_smaller_value_of_policy_and_operator_policy_holds() -> None:
         named = {name.replace("_", "-"): value for name, value in definition.items()}
         return Policy("/", "p", "", "all", 0, named)
 
-    assert Applied(policy(max_length=2, overflow="drop-head"), policy(max_length=1)).definition == {
+    assert AppliedPolicies(policy(max_length=2, overflow="drop-head"), policy(max_length=1)).definition == {
         "max-length": 1,
         "overflow": "drop-head",
     }
-    assert Applied(policy(expires=2), policy(max_length=1)).definition == {"expires": 2, "max-length": 1}
-    assert Applied(None, policy(max_length=1)).definition == {"max-length": 1}
-    assert Applied().definition == {}
+    assert AppliedPolicies(policy(expires=2), policy(max_length=1)).definition == {
+        "expires": 2,
+        "max-length": 1,
+    }
+    assert AppliedPolicies(None, policy(max_length=1)).definition == {"max-length": 1}
+    assert AppliedPolicies().definition == {}
 
 
 def test_a_policy_is_for_types_of_queues_that_know_all_of_it(node: MemoryNode) -> None:
@@ -148,7 +152,7 @@ def test_a_policy_is_for_types_of_queues_that_know_all_of_it(node: MemoryNode) -
 
 
 @pytest.mark.parametrize("pattern", ["", "^q", "(?=q)q", "q$"])
-def test_patterns(node: MemoryNode, pattern: str) -> None:
+def test_the_empty_pattern_of_a_policy_matches_all(node: MemoryNode, pattern: str) -> None:
     """The empty pattern matches all, unlike that of a permission."""
     put(node.broker, "p", {"max-length": 1}, pattern)
     assert node.broker.runtime.policies.of_queue("/", "q", CLASSIC).policy is not None
@@ -356,7 +360,7 @@ def test_a_change_is_no_work_for_policies_and_queues_that_it_is_not_about(
         compiled.append(pattern)
         return compile_policy(pattern, *limits)
 
-    def of_queue(self: Policies, vhost: str, name: str, type: Any) -> Applied:
+    def of_queue(self: Policies, vhost: str, name: str, type: Any) -> AppliedPolicies:
         looked.append(name)
         return before(self, vhost, name, type)
 

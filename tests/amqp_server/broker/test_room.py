@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pamqp import base, commands
 
+from amqp_server.broker.declared.operations import Room
 from amqp_server.broker.declared.parameters import VHOST_LIMITS
-from amqp_server.broker.room import Room
 from amqp_server.broker.topology.limits import LIMITS, QUEUES
 from amqp_server.broker.topology.super_streams import growth
 from amqp_server.errors import PreconditionFailed
@@ -136,7 +136,7 @@ def test_queues_of_all_vhosts(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", EXCHANGE_WAYS)
-def test_exchanges(way: str) -> None:
+def test_the_limit_of_exchanges_holds_in_every_way_to_declare_one(way: str) -> None:
     node, peer = prepared(exchanges_max=2)
     text = refused(node, peer, EXCHANGE_WAYS[way])
     assert text == "cannot declare exchange 'new' in vhost '/': exchange limit of 2 is reached"
@@ -144,7 +144,7 @@ def test_exchanges(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", BINDING_WAYS)
-def test_bindings(way: str) -> None:
+def test_the_limit_of_bindings_holds_in_every_way_to_bind(way: str) -> None:
     node, peer = prepared(bindings_max=3)
     text = refused(node, peer, BINDING_WAYS[way])
     source = {"queue": "x", "exchange": "amq.direct"}.get(way, "new")
@@ -175,7 +175,9 @@ def grow(node: StreamNode) -> None:
         ),
     ],
 )
-def test_more_partitions(config: dict[str, Any], limit: int, text: str) -> None:
+def test_a_super_stream_grows_only_as_far_as_there_is_room(
+    config: dict[str, Any], limit: int, text: str
+) -> None:
     node, _ = prepared(**config)
     limit_queues(node, limit)
     with pytest.raises(PreconditionFailed) as info:

@@ -215,7 +215,7 @@ def test_damaged_hash_lets_nobody_in(metadata: Metadata) -> None:
     assert not users.verify("ann", "secret")
 
 
-def test_refusals(metadata: Metadata) -> None:
+def test_users_that_cannot_be_are_refused(metadata: Metadata) -> None:
     users = Users(metadata, users_max=1)
     users.add("ann", "secret")
     with pytest.raises(UserRefused, match="already exists"):

@@ -17,7 +17,7 @@ def test_vhosts_survive_a_restart(metadata: Metadata) -> None:
     assert again.require("v").description == "changed"
 
 
-def test_refusals(metadata: Metadata) -> None:
+def test_vhosts_that_cannot_be_are_refused(metadata: Metadata) -> None:
     vhosts = Vhosts(metadata, vhosts_max=1)
     vhosts.put("/")
     with pytest.raises(VhostRefused, match="vhosts_max"):

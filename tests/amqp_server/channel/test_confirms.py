@@ -119,7 +119,9 @@ def test_a_slow_queue_holds_up_nobody() -> None:
 
 
 @given(st.integers(1, 12), st.integers(2, 4), st.data())
-def test_copies(count: int, targets: int, data: st.DataObject) -> None:
+def test_a_message_is_confirmed_when_all_its_queues_have_taken_it(
+    count: int, targets: int, data: st.DataObject
+) -> None:
     """A message for several queues is taken when all of them have taken it; one refusal is enough to refuse
     it.
     """

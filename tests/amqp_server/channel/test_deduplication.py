@@ -41,7 +41,9 @@ def message(headers: dict[str, object] | None = None, body: bytes = b"body", **r
         ({"x-producer": "p", "x-sequence": 5, "x-deduplication-id": 7}, sequence_of(b"p", 5)),
     ],
 )
-def test_names(headers: dict[str, object] | None, expected: bytes | None) -> None:
+def test_a_name_comes_from_the_id_or_from_producer_and_sequence(
+    headers: dict[str, object] | None, expected: bytes | None
+) -> None:
     assert name_of(message(headers)) == expected
 
 

@@ -41,8 +41,7 @@ from amqp_server.cluster.topology_group import GROUP, Catalog
 from amqp_server.config import Config
 from amqp_server.streams.consumer_groups import partition_position
 from amqp_server.streams.layout.named_offsets import Names
-from amqp_server.streams.members.replica import Replica as StreamReplica
-from amqp_server.streams.members.replica import decode_state
+from amqp_server.streams.members.replica import StreamReplica, decode_state
 from amqp_server.streams.stream_options import StreamOptions
 from conformance_tests.patience import PATIENCE_S
 from persistence.commits.commit import Commit
@@ -54,14 +53,14 @@ from persistence.streams import batch as batches
 from persistence.streams.log import Stored
 from quorum_queue.cluster.snapshots.state import unpack_state
 from quorum_queue.consumer_groups.partition import Span
-from quorum_queue.consumer_groups.replica import Replica as GroupReplica
+from quorum_queue.consumer_groups.replica import GroupReplica
 from quorum_queue.local_host import LocalHost
 from quorum_queue.machine import codec
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.dedup import id_of
 from quorum_queue.machine.entries import decode_entry
 from quorum_queue.machine.machine import Machine
-from quorum_queue.machine.replicated import Replica
+from quorum_queue.machine.replicated import QueueReplica
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
 from quorum_queue.machine.snapshots.states import DedupState
@@ -190,7 +189,7 @@ class Disk:
             assert members == Members(("n1",))
             assert (group.term, group.vote, group.snapshot) == (term, "n1", (index, term))
             assert group.last_index == index and not group.lost
-            replica = Replica.restore(snapshot)
+            replica = QueueReplica.restore(snapshot)
             assert replica.applied == index
             indexes = [at for stored_range in group.stored for at in stored_range]
             assert indexes == replica.locations.pinned()
@@ -212,7 +211,7 @@ def _journalled(journal: Journal, queue_id: int) -> Callable[[range], list[bytes
     return bodies
 
 
-def _grouped(store: GroupStore, queue_id: int, replica: Replica) -> Callable[[range], list[bytes]]:
+def _grouped(store: GroupStore, queue_id: int, replica: QueueReplica) -> Callable[[range], list[bytes]]:
     heads = {seq: run.head_of(at) for run in replica.machine.ready.runs() for at, seq in enumerate(run.seqs)}
 
     def bodies(seqs: range) -> list[bytes]:

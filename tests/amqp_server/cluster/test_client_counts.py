@@ -6,7 +6,7 @@ import pytest
 
 from amqp_server.broker.declared.operations import ClearParameter, PutParameter
 from amqp_server.broker.declared.parameters import GLOBAL, USER_LIMITS, ParameterRecord
-from amqp_server.broker.topology.sessions import CHANNELS_OF
+from amqp_server.broker.topology.limits import CHANNELS_OF
 from tests.amqp_server.cluster.test_simulation_scenes import Scene
 
 pytestmark = pytest.mark.usefixtures("hand")

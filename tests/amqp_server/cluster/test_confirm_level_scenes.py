@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from amqp_server.channel.commit_answers import CommitAnswers
 from amqp_server.channel.confirms import Copies
-from amqp_server.channel.tx import Answers, Transaction
+from amqp_server.channel.tx import Transaction
 from quorum_queue.machine import versions
 from tests.amqp_server.cluster.simulation.clients import Client
 from tests.amqp_server.cluster.test_simulation_scenes import Scene
@@ -138,19 +139,19 @@ def test_answers_of_one_commit() -> None:
     channel: Any = Refused
     transaction = Transaction(channel)
     done: list[str] = []
-    assert transaction.take_answers() is None
-    answers = transaction.await_answers(2)
+    assert transaction.origin.take_answers() is None
+    answers = transaction.origin.await_answers(2)
     # One of the two messages goes to two queues.
     copies = Copies(answers, 1, 1, 2)
-    assert transaction.take_answers() is answers
-    assert transaction.take_answers() is None
+    assert transaction.origin.take_answers() is answers
+    assert transaction.origin.take_answers() is None
     answers.when_complete(lambda: done.append("committed"))
     copies.confirmed(1, 1)
     answers.confirmed(2, 2)
     assert not done
     copies.refused(1, 1)
     assert done == ["committed"]
-    assert transaction.partial
-    later = Answers(transaction)
+    assert transaction.origin.partial
+    later = CommitAnswers(transaction.origin)
     later.when_complete(lambda: done.append("at once"))
     assert done == ["committed", "at once"]

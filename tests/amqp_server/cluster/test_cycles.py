@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from amqp_server.broker.declared import operations
-from amqp_server.streams.consumer_groups.member_host import ReplicatedGroupHost
+from amqp_server.streams.consumer_groups.member_host import ConsumerGroupMemberHost
 from quorum_queue.cluster.queues.member_host import GroupHost
 from quorum_queue.cluster.queues.remote_host import RemoteHost
 from quorum_queue.cluster.replica_group import Group
@@ -75,12 +75,12 @@ def test_a_deleted_consumer_group() -> None:
     scene = GroupScene()
     scene.append(3)
     with garbage() as left:
-        none = len(alive(ReplicatedGroupHost))
+        none = len(alive(ConsumerGroupMemberHost))
         over = {"x-queue-type": "stream-group", "x-stream": "s", "x-stream-offset": "first"}
         scene.declare_as("h", **over)
-        assert len(alive(ReplicatedGroupHost)) == none + 3
+        assert len(alive(ConsumerGroupMemberHost)) == none + 3
         queue_id = scene.host("a", "h").queue_id
         scene.propose("a", operations.DeleteQueue("/", "h", queue_id))
         scene.settle()
-        assert len(alive(ReplicatedGroupHost)) == none
+        assert len(alive(ConsumerGroupMemberHost)) == none
     assert not left.found, str(left)

@@ -90,7 +90,7 @@ BEFORE, NOW = 1_000, 2_000
         (Seen(NOW, "d1", NOW, 51), False),
     ],
 )
-def test_turned_back(seen: Seen, expected: bool) -> None:
+def test_a_directory_that_is_older_than_what_others_saw_is_recognised(seen: Seen, expected: bool) -> None:
     notes = Notes()
     Directory(notes, "d1", 1).begin(BEFORE, salt=0)
     assert Directory(notes, "d1", 50).turned_back("n1", FOUNDED, seen, NOW) is expected

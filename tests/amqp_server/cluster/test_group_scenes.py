@@ -11,7 +11,7 @@ from amqp_server.broker.declared.records import QueueRecord, encoded
 from amqp_server.errors import Unavailable
 from amqp_server.management.changes import answers
 from amqp_server.management.resources import groups
-from amqp_server.streams.consumer_groups.member_host import ReplicatedGroupHost
+from amqp_server.streams.consumer_groups.member_host import ConsumerGroupMemberHost
 from amqp_server.streams.layout.consumer_start import Start
 from amqp_server.streams.layout.deliver import BatchReader
 from amqp_server.streams.layout.group_headers import offsets_of
@@ -193,7 +193,7 @@ def test_a_dead_letter_that_the_next_leader_sends_again_is_taken_once() -> None:
     scene = GroupScene()
     scene.append(3)
     queue_id = scene.host("a", "g").queue_id
-    leader: ReplicatedGroupHost = scene.lead("a", queue_id).machine  # type: ignore[assignment]
+    leader: ConsumerGroupMemberHost = scene.lead("a", queue_id).machine  # type: ignore[assignment]
     submit = leader.submit
     # The leader fails before the others hear that the dead letters have arrived.
     leader.submit = lambda *commands: submit(*[each for each in commands if each[0] != "buried"])  # type: ignore[method-assign]

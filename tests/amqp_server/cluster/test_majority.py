@@ -42,7 +42,7 @@ def declared(ring: Ring, queue: str) -> None:
     wait_until(f"{queue} is declared", done)
 
 
-def test_alone(ring: Ring) -> None:
+def test_a_node_alone_takes_publishes_and_confirms_none(ring: Ring) -> None:
     declared(ring, "waits")
     for name in ("n2", "n3"):
         ring.nodes[name].kill()

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from amqp_server.streams.layout.consumer_start import Start
-from amqp_server.streams.members.host import StreamGroupHost
+from amqp_server.streams.members.host import StreamMemberHost
 from tests.amqp_server.cluster.simulation.cluster import by_hand
 from tests.amqp_server.cluster.simulation.node import SimulatedNode
 from tests.amqp_server.cluster.simulation.streams import Reader, StreamSimulation
@@ -55,7 +55,7 @@ class World(StreamSimulation):
         return queue.members
 
     @property
-    def host(self) -> StreamGroupHost:
+    def host(self) -> StreamMemberHost:
         return next(host for node, host in self.members() if node is self.broken)
 
     def go_on(self) -> None:

@@ -54,7 +54,7 @@ def test_policies_and_definitions(ring: Ring, tmp_path: Path) -> None:
         assert "short" not in ring.mqctl("n1", "list_policies")
 
 
-def test_limits(ring: Ring) -> None:
+def test_limits_hold_on_all_nodes_together(ring: Ring) -> None:
     ring.mqctl("n1", "add_vhost", "narrow")
     ring.mqctl("n2", "set_permissions", "-p", "narrow", "guest", ".*", ".*", ".*")
     ring.mqctl("n3", "set_vhost_limits", "-p", "narrow", '{"max-queues": 1}')

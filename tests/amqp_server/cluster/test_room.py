@@ -15,14 +15,14 @@ from amqp_server.broker.declared.operations import (
     DeclareQueue,
     DeclareSuperStream,
     PutParameter,
+    Room,
     decode,
     encode,
 )
 from amqp_server.broker.declared.parameters import VHOST_LIMITS
 from amqp_server.broker.declared.records import BindingRecord, ExchangeRecord, QueueRecord, encoded
-from amqp_server.broker.room import Room
 from amqp_server.broker.topology.limits import LIMITS, QUEUES
-from amqp_server.broker.topology.topology import Result
+from amqp_server.broker.topology.replication import Result
 from tests.amqp_server.cluster.test_simulation_scenes import Scene
 
 pytestmark = pytest.mark.usefixtures("hand")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from amqp_server.streams.consumer_groups.member_host import ReplicatedGroupHost
+from amqp_server.streams.consumer_groups.member_host import ConsumerGroupMemberHost
 from quorum_queue.consumer_groups.group import Group
 from quorum_queue.consumer_groups.partition import Partition
 from tests.amqp_server.cluster.simulation import groups
@@ -67,14 +67,14 @@ def as_new(self: Group, portions: list[Any], more: int = 1) -> None:
     _give_back(self, portions, 0)
 
 
-def stays_as_it_is(self: ReplicatedGroupHost) -> None:
+def stays_as_it_is(self: ConsumerGroupMemberHost) -> None:
     """Consumers of nodes that are gone keep their places."""
 
 
-_detach: Any = ReplicatedGroupHost._detach
+_detach: Any = ConsumerGroupMemberHost._detach
 
 
-def says_nothing(self: ReplicatedGroupHost, key: Any, *, gone: bool) -> Any:
+def says_nothing(self: ConsumerGroupMemberHost, key: Any, *, gone: bool) -> Any:
     """A consumer that leaves does not say how many of its messages were sent to it."""
     return [command for command in _detach(self, key, gone=gone) if command[0] != "sent"]
 
@@ -82,8 +82,10 @@ def says_nothing(self: ReplicatedGroupHost, key: Any, *, gone: bool) -> Any:
 MUTATIONS = [
     Mutation("a new owner does not wait", Partition, "active", whoever_owns_it),
     Mutation("what comes back is not flagged", Group, "_give_back", as_new),
-    Mutation("consumers of dead nodes stay", ReplicatedGroupHost, "gone_members", stays_as_it_is),
-    Mutation("who leaves does not tell how far it was sent", ReplicatedGroupHost, "_detach", says_nothing),
+    Mutation("consumers of dead nodes stay", ConsumerGroupMemberHost, "gone_members", stays_as_it_is),
+    Mutation(
+        "who leaves does not tell how far it was sent", ConsumerGroupMemberHost, "_detach", says_nothing
+    ),
 ]
 
 

@@ -37,7 +37,7 @@ from quorum_queue.cluster.queues.deferred_host import DeferredHost
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.host import NOBODY
 from quorum_queue.machine import versions
-from quorum_queue.machine.replicated import Replica
+from quorum_queue.machine.replicated import QueueReplica
 from quorum_queue.machine.settings import Settings
 from quorum_queue.ports import Refused
 from tests.amqp_server.cluster import test_clocks as clocks
@@ -151,9 +151,9 @@ def whatever_the_others_know(self: Maintenance, nodes: Any) -> None:
 
 
 def with_the_newest_version() -> Callable[..., None]:
-    begin = Replica.__init__
+    begin = QueueReplica.__init__
 
-    def mutant(self: Replica, settings: Settings) -> None:
+    def mutant(self: QueueReplica, settings: Settings) -> None:
         begin(self, settings)
         self.machine.version = versions.NEWEST
 
@@ -260,7 +260,7 @@ MUTATIONS = [
     Mutation("a node is told words that it may not know", Reach, "link_up", to_everybody(),
              lambda: dead_links.test_a_node_of_the_version_before_is_told_nothing_that_it_does_not_know("b")),
     Mutation("the version is raised before all nodes know it", Maintenance, "_raise_version", whatever_the_others_know),
-    Mutation("queues begin with the newest version", Replica, "__init__", with_the_newest_version()),
+    Mutation("queues begin with the newest version", QueueReplica, "__init__", with_the_newest_version()),
     Mutation("policies are set before all nodes can read them", Topology, "takes_parameters", True),
     Mutation("a start that the cluster takes for an early one goes on", ClusterNode, "overtaken", nothing,
              clocks.test_a_wiped_node_whose_clock_is_behind_joins_and_serves),

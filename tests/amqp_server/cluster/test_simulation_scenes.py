@@ -16,7 +16,7 @@ from amqp_server.broker.declared import operations
 from amqp_server.broker.declared.arguments import QueueArguments
 from amqp_server.broker.declared.records import ExchangeRecord, QueueRecord, encoded
 from amqp_server.broker.in_parts.deletion_in_parts import BINDINGS_MIN, QUEUE_BINDINGS
-from amqp_server.broker.topology.topology import Result
+from amqp_server.broker.topology.replication import Result
 from amqp_server.cluster.membership.membership import STARTS_APART
 from amqp_server.cluster.replication import ClusterReplication
 from amqp_server.cluster.topology_group import PutNode, RemoveNode

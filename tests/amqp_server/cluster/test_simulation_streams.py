@@ -23,8 +23,8 @@ from amqp_server.streams.layout.deduplication import Taken
 from amqp_server.streams.members import entries, log_trimming, replica
 from amqp_server.streams.members.entries import NodeBatch
 from amqp_server.streams.members.filling import Filling
-from amqp_server.streams.members.host import StreamGroupHost
-from amqp_server.streams.members.replica import Replica
+from amqp_server.streams.members.host import StreamMemberHost
+from amqp_server.streams.members.replica import StreamReplica
 from persistence.streams import compaction
 from persistence.streams.log import Lost
 from quorum_queue.cluster.replicas import Replicas
@@ -81,13 +81,13 @@ class Mutation(NamedTuple):
     first: int = 0
 
 
-def to_the_end(self: StreamGroupHost, applied: int) -> int:
+def to_the_end(self: StreamMemberHost, applied: int) -> int:
     """A snapshot says that the segments have messages that are still in the tail."""
     self._stable.reach(self.replica.applied, self.replica.state(), self._stable.next)
     return applied
 
 
-def any_batch(self: Replica, batch: NodeBatch) -> bool:
+def any_batch(self: StreamReplica, batch: NodeBatch) -> bool:
     """A batch that comes again is taken again."""
     self.batches[batch.node] = (batch.incarnation, batch.number)
     return True
@@ -97,7 +97,7 @@ def as_it_is(self: Filling, lost: Lost) -> None:
     """Damaged messages are skipped."""
 
 
-def own_retention(self: StreamGroupHost) -> None:
+def own_retention(self: StreamMemberHost) -> None:
     """Every member deletes segments by its own count, and tells nobody."""
     if self._trims or self.ended:
         return
@@ -107,10 +107,10 @@ def own_retention(self: StreamGroupHost) -> None:
         self._services.store.write(lambda: self._log.trim(count), self._has_trimmed)
 
 
-_retain: Any = StreamGroupHost._retain
+_retain: Any = StreamMemberHost._retain
 
 
-def trim_to(self: StreamGroupHost, offset: int) -> None:
+def trim_to(self: StreamMemberHost, offset: int) -> None:
     """Delete the segment if it ends at this offset or before."""
     segments = self._log.segments
     if not (self.ended or self._trims) and segments and segments[0].size and segments[0].stop <= offset:
@@ -118,7 +118,7 @@ def trim_to(self: StreamGroupHost, offset: int) -> None:
         self._services.store.write(lambda: self._log.trim_to(offset), self._has_trimmed)
 
 
-def one_more(self: StreamGroupHost) -> None:
+def one_more(self: StreamMemberHost) -> None:
     """Where segments go, the next one goes as well: a snapshot has messages of that segment, and has replaced
     the log that had them.
     """
@@ -129,7 +129,7 @@ def one_more(self: StreamGroupHost) -> None:
     _retain(self)
 
 
-def before_its_entry(self: StreamGroupHost) -> None:
+def before_its_entry(self: StreamMemberHost) -> None:
     """The leader deletes at once: its snapshot still has these messages until the entry is applied, if it
     ever is.
     """
@@ -155,7 +155,7 @@ def unsynced(self: Replicas) -> None:
 
 def a_part(self: Topology, index: int, operation: Any) -> Any:
     """Only the partitions that this node is to lead are made."""
-    node = self._broker.replication.node
+    node = self._parts.replication.node
     own = tuple(each for each in operation.partitions if each.leader == node) or operation.partitions[:1]
     return _declare_super_stream(self, index, msgspec.structs.replace(operation, partitions=own))
 
@@ -177,7 +177,7 @@ def forgets_what_it_took(state: Any, pieces: Any) -> Any:
     return _encode_with(state, None)
 
 
-def says_too_much(self: StreamGroupHost, then: Callable[[bytes], None]) -> None:
+def says_too_much(self: StreamMemberHost, then: Callable[[bytes], None]) -> None:
     """A snapshot has the names of messages that come behind it: they are taken for duplicates."""
     then(_encode_state(self._stable.state, self.replica.taken))
 
@@ -209,7 +209,7 @@ def what_is_committed(self: Leadership) -> int:
     return self.raft.commit
 
 
-def whoever_says_so(self: Replica, note: Any) -> None:
+def whoever_says_so(self: StreamReplica, note: Any) -> None:
     """Any consumer that has had a name moves it on."""
     offset = 0 if note.offset == entries.NO_OFFSET else note.offset
     self.names[note.name] = replica.Kept(offset, note.owner)
@@ -227,22 +227,24 @@ def is_not_synced(self: CrashingFiles, path: Path) -> None:
 
 
 MUTATIONS = [
-    Mutation("names go back", Replica, "_note", whoever_says_so),
+    Mutation("names go back", StreamReplica, "_note", whoever_says_so),
     Mutation("a snapshot without offsets by name", log_trimming, "encode_with", forgets_names),
     Mutation("all have what a majority has", Leadership, "reached", what_is_committed),
-    Mutation("a new name takes the place of another one", StreamGroupHost, "keeps_names", lambda self: False),
-    Mutation("a snapshot beyond the segments", StreamGroupHost, "covered", to_the_end, 14),
-    Mutation("a batch is taken twice", Replica, "_is_next", any_batch, 2),
+    Mutation(
+        "a new name takes the place of another one", StreamMemberHost, "keeps_names", lambda self: False
+    ),
+    Mutation("a snapshot beyond the segments", StreamMemberHost, "covered", to_the_end, 14),
+    Mutation("a batch is taken twice", StreamReplica, "_is_next", any_batch, 2),
     Mutation("damages are passed over", Filling, "miss", as_it_is),
-    Mutation("retention of each member's own", StreamGroupHost, "_retain", own_retention, 8),
-    Mutation("retention deletes what a snapshot needs", StreamGroupHost, "_retain", one_more, 9),
-    Mutation("retention before its entry", StreamGroupHost, "_retain", before_its_entry, 17),
+    Mutation("retention of each member's own", StreamMemberHost, "_retain", own_retention, 8),
+    Mutation("retention deletes what a snapshot needs", StreamMemberHost, "_retain", one_more, 9),
+    Mutation("retention before its entry", StreamMemberHost, "_retain", before_its_entry, 17),
     Mutation("nothing is fetched from others", Filling, "_ask", nothing_is_asked),
     Mutation("an entry counts before it is synced", Replicas, "write", unsynced, 5),
     Mutation("deleted partitions go on", VHost, "_close_host", stays_open),
     Mutation("duplicates are taken", Taken, "new_of", all_are_new),
     Mutation("a snapshot without names", log_trimming, "encode_with", forgets_what_it_took),
-    Mutation("a snapshot with later names", StreamGroupHost, "snapshot_in_parts", says_too_much, 3),
+    Mutation("a snapshot with later names", StreamMemberHost, "snapshot_in_parts", says_too_much, 3),
     Mutation("compaction loses the latest of a key", compaction._Kept, "__call__", keeps_nothing, 3),
     Mutation("duplicates are cut in the wrong place", replica, "without", cuts_the_wrong_ones),
     Mutation("members have other batches", replica, "placed", at_its_own_time),

@@ -14,7 +14,7 @@ from amqp_server.streams.beginnings import NO_MAJORITY, Beginnings
 from amqp_server.streams.layout.consumer_start import NEXT, Start
 from amqp_server.streams.layout.deliver import BatchReader
 from amqp_server.streams.layout.group_headers import offsets_of
-from amqp_server.streams.members.host import StreamGroupHost
+from amqp_server.streams.members.host import StreamMemberHost
 from amqp_server.streams.remote_host import StreamRemoteHost
 from amqp_server.wire import content
 from quorum_queue.cluster import read_index
@@ -133,7 +133,7 @@ def lagging(**more: Any) -> StreamScene:
 )
 def test_a_consumer_on_a_member_that_is_behind(start: Start, first: int) -> None:
     scene = lagging()
-    assert isinstance(scene.host("c"), StreamGroupHost)
+    assert isinstance(scene.host("c"), StreamMemberHost)
     assert scene.host("c").end_offset == 1
     reader = scene.consume("c", start)
     scene.work_off()

@@ -15,7 +15,7 @@ from amqp_server.broker.declared.records import QueueRecord, encoded
 from amqp_server.broker.topology.topology_snapshot import LATER_FIELDS
 from amqp_server.cluster.topology_group import GROUP, Catalog, Change, RaiseVersion
 from amqp_server.cluster.wiring import FEATURES
-from amqp_server.streams.consumer_groups.member_host import ReplicatedGroupHost
+from amqp_server.streams.consumer_groups.member_host import ConsumerGroupMemberHost
 from quorum_queue.boundary import Fatal
 from quorum_queue.links.handshake import Hello
 from quorum_queue.machine import versions
@@ -179,5 +179,5 @@ def test_consumer_groups_wait_for_the_last_node() -> None:
     scene.settle()
     queue_id = scene.nodes["a"].broker.vhost("/").queues["g"].queue_id
     hosts = [node.cluster.hosts.grouped[queue_id] for node in scene.running]
-    assert [type(host) for host in hosts] == [ReplicatedGroupHost] * 3
+    assert [type(host) for host in hosts] == [ConsumerGroupMemberHost] * 3
     assert len({host.replica.digest() for host in hosts}) == 1

@@ -130,6 +130,13 @@ def make_broker(
     )
 
 
+def exchange_parts(broker: Broker, **parts: Any) -> None:
+    """Give a broker other parts than it was made with; its vhosts use them, too."""
+    for name, part in parts.items():
+        setattr(broker, name, part)
+        object.__setattr__(broker.parts, name, part)
+
+
 class MemoryNode:
     """A broker with the vhost / and the users guest and other."""
 

@@ -40,7 +40,7 @@ def test_distinguished_names_are_those_of_rabbitmq() -> None:
     assert distinguished_name({"subject": ((("commonName", "a\0b"),),)}) == "CN=a\\00b"
 
 
-def test_other_names() -> None:
+def test_a_name_may_come_from_any_part_of_the_certificate() -> None:
     certificate: dict[str, Any] = {
         "subject": ((("organizationName", "mqd"),), (("commonName", "one"),), (("commonName", "two"),)),
         "subjectAltName": (

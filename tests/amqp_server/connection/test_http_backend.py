@@ -375,7 +375,9 @@ async def test_failed_logins_count_once(tmp_path: Path, backend: Backend) -> Non
 
 
 @pytest.mark.parametrize("order", [("http", "internal"), ("http",)])
-async def test_the_order(tmp_path: Path, backend: Backend, order: tuple[str, ...]) -> None:
+async def test_backends_are_asked_in_their_order(
+    tmp_path: Path, backend: Backend, order: tuple[str, ...]
+) -> None:
     async with served(tmp_path, **asking(backend, auth_backends=order)) as node:
         if "internal" in order:
             async with client(node):
@@ -475,7 +477,9 @@ async def test_a_client_that_goes_meanwhile(tmp_path: Path, backend: Backend) ->
         assert not node.broker.access.permissions._grants
 
 
-async def test_limits(tmp_path: Path, backend: Backend, caplog: pytest.LogCaptureFixture) -> None:
+async def test_no_more_logins_wait_and_no_more_answers_are_kept_than_allowed(
+    tmp_path: Path, backend: Backend, caplog: pytest.LogCaptureFixture
+) -> None:
     backend.passwords |= {f"user{number}": "tea" for number in range(6)}
     options = asking(backend, auth_http_waiting_max=2, auth_http_cache_entries_max=16)
     turned_away: list[str] = []
@@ -503,7 +507,9 @@ async def test_limits(tmp_path: Path, backend: Backend, caplog: pytest.LogCaptur
 
 # If sending fails, httpx leaves the generator of a request's body to the collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-async def test_over_tls(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_backend_is_asked_over_tls_with_our_certificate(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     authority, ca_file = trustme.CA(), str(tmp_path / "ca.pem")
     authority.cert_pem.write_to_path(ca_file)
     certificate = authority.issue_cert("mqd.example")
@@ -534,7 +540,7 @@ async def test_over_tls(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Non
         backend.close()
 
 
-def test_options() -> None:
+def test_options_of_the_backend_are_checked() -> None:
     paths = {f"auth_http_{path}_path": f"https://auth.example/{path}" for path in PATHS}
     Config(auth_backends=("http",), **paths)  # type: ignore[arg-type]
     for backends in ((), ("ldap",), ("http", "http"), ("internal", "internal")):

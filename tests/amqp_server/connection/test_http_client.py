@@ -15,7 +15,7 @@ import pytest
 import trio
 import trio.testing
 
-from amqp_server.broker.access.http_permissions import Answers
+from amqp_server.broker.access.http_permissions import BackendAnswers
 from amqp_server.config import Config
 from amqp_server.connection.login.http_backend import BackendFailed, HttpBackend
 from amqp_server.connection.login.http_client import streamed
@@ -78,7 +78,7 @@ async def test_a_question_whose_time_is_up_while_it_is_sent() -> None:
     with deaf() as url:
         paths = {f"auth_http_{path}_path": url for path in ("user", "vhost", "resource", "topic")}
         config = Config(auth_backends=("http",), auth_http_timeout_s=0.3, **cast(Any, paths))
-        answers = cast(Answers, SimpleNamespace(asks=None))
+        answers = cast(BackendAnswers, SimpleNamespace(asks=None))
         backend = HttpBackend(config, answers, cast(Any, None))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(backend.run)

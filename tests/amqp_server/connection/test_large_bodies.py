@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from pamqp import commands
 
 from amqp_server.broker.reply import PSEUDO_QUEUE
-from amqp_server.channel import channel as channel_module
+from amqp_server.channel import assembly as assembly_module
 from amqp_server.connection import incoming as incoming_module
 from amqp_server.errors import PreconditionFailed
 from amqp_server.wire import frames
@@ -88,7 +88,7 @@ def test_those_that_are_put_together_as_they_come_are_whole(
     cuts: list[list[int]], order: object, reads: list[int]
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        for module in (channel_module, incoming_module):
+        for module in (assembly_module, incoming_module):
             patch.setattr(module, "LARGE_BODY_BYTES", 20_000)
         test_messages_of_two_channels_are_whole.hypothesis.inner_test(cuts, order, reads)  # type: ignore[attr-defined]
 
@@ -142,7 +142,7 @@ def test_room_that_the_machine_does_not_have_is_not_needed(monkeypatch: pytest.M
     def refused(_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(channel_module, "BytesIO", refused)
+    monkeypatch.setattr(assembly_module, "BytesIO", refused)
     peer = opened(MemoryNode())
     body, framed = sent(1, 0, [100_000] * 30)
     peer.send(*framed)

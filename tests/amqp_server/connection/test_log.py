@@ -63,7 +63,7 @@ async def test_life_of_a_connection(tmp_path: Path, caplog: pytest.LogCaptureFix
 
 
 @pytest.mark.parametrize(("user", "password"), [("guest", "wrong"), ("x", "guest")])
-async def test_refused_login(
+async def test_a_refused_login_is_logged_as_by_rabbitmq(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, user: str, password: str
 ) -> None:
     async with served(tmp_path) as node:

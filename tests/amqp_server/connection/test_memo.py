@@ -64,7 +64,9 @@ def traced() -> Iterator[Callable[[], int]]:
 
 
 @pytest.mark.parametrize("one", [distinct_keys, distinct_headers, long_headers, both])
-def test_one_connection(traced: Callable[[], int], one: Callable[[int], bytes]) -> None:
+def test_one_connection_fills_no_more_than_the_limit(
+    traced: Callable[[], int], one: Callable[[int], bytes]
+) -> None:
     node = MemoryNode(memo_bytes_max=LIMIT)
     peer = opened(node)
     before = traced()

@@ -19,7 +19,7 @@ from amqp_server.connection.session import Session
 from amqp_server.connection.sockets.proxy_protocol import (
     SIGNATURE,
     BadProxyHeader,
-    Place,
+    HostPort,
     Proxies,
     ProxyHeader,
     parse_header,
@@ -42,24 +42,26 @@ def v2(family: int, addresses: bytes, *, details: bytes = b"", command: int = 0x
 
 V2 = v2(0x11, bytes((192, 0, 2, 7, 198, 51, 100, 1)) + b"\x12\x67\x16\x28", details=b"\x04\x00\x01\x00")
 V2_6 = v2(0x21, bytes(15) + b"\x07" + bytes(15) + b"\x01" + b"\x12\x67\x16\x28")
-CLIENT, HERE = Place("192.0.2.7", 4711), Place("198.51.100.1", 5672)
+CLIENT, HERE = HostPort("192.0.2.7", 4711), HostPort("198.51.100.1", 5672)
 
 GOOD = {
     V1: (CLIENT, HERE),
     V2: (CLIENT, HERE),
-    b"PROXY TCP6 2001:db8::7 ::1 1 65535\r\n": (Place("2001:db8::7", 1), Place("::1", 65535)),
+    b"PROXY TCP6 2001:db8::7 ::1 1 65535\r\n": (HostPort("2001:db8::7", 1), HostPort("::1", 65535)),
     b"PROXY UNKNOWN\r\n": (None, None),
     b"PROXY UNKNOWN ffff:f...f:ffff ffff:f...f:ffff 65535 65535\r\n": (None, None),
     LOCAL: (None, None),
     v2(0x11, V2[16:28], command=0x20): (None, None),
     v2(0x00, b""): (None, None),
     v2(0x31, bytes(216)): (None, None),
-    V2_6: (Place("::7", 4711), Place("::1", 5672)),
+    V2_6: (HostPort("::7", 4711), HostPort("::1", 5672)),
 }
 
 
 @pytest.mark.parametrize(("data", "places"), GOOD.items())
-def test_whole_byte_by_byte_and_with_more(data: bytes, places: tuple[Place | None, Place | None]) -> None:
+def test_whole_byte_by_byte_and_with_more(
+    data: bytes, places: tuple[HostPort | None, HostPort | None]
+) -> None:
     expected = ProxyHeader(len(data), *places)
     assert parse_header(data, MOST) == parse_header(data + b"AMQP\r\n", MOST) == expected
     assert [parse_header(data[:length], MOST) for length in range(len(data))] == len(data) * [None]
@@ -119,7 +121,7 @@ def test_hostile_bytes_are_refused_or_awaited(data: bytes) -> None:
             assert parse_header(data + b"\xff" * MOST, MOST) is not None
 
 
-def test_trusted_sources() -> None:
+def test_only_the_configured_sources_are_trusted() -> None:
     proxies = Proxies(["10.0.0.0/8", "127.0.0.1", "2001:db8::/32"])
     trusted = ("10.1.2.3", "::ffff:10.1.2.3", "127.0.0.1", "2001:db8::1")
     assert all(map(proxies.trusts, trusted))
@@ -224,7 +226,7 @@ async def test_who_is_not_trusted_says_nothing(tmp_path: Path) -> None:
         await direct.close()
 
 
-async def test_before_tls(tmp_path: Path, authority: Authority) -> None:
+async def test_the_header_comes_before_the_tls_handshake(tmp_path: Path, authority: Authority) -> None:
     options = authority.options | {"proxy_sources": ("127.0.0.1",), "loopback_users": ()}
     async with served(tmp_path, **options) as node:
         for header in (V1, V2):

@@ -25,7 +25,7 @@ def amqplain(user: bytes, password: bytes) -> bytes:
         ("\0änn\0pässword".encode(), ("änn", "pässword")),
     ],
 )
-def test_plain(response: bytes, credentials: tuple[str, str]) -> None:
+def test_plain_has_name_and_password_behind_nuls(response: bytes, credentials: tuple[str, str]) -> None:
     assert parse_response("PLAIN", response) == credentials
 
 
@@ -43,12 +43,12 @@ def test_plain(response: bytes, credentials: tuple[str, str]) -> None:
         b"\x00u\x00" + b"p" * 100000,
     ],
 )
-def test_bad_plain(response: bytes) -> None:
+def test_a_malformed_plain_response_is_refused(response: bytes) -> None:
     with pytest.raises(SyntaxError_):
         parse_response("PLAIN", response)
 
 
-def test_amqplain() -> None:
+def test_amqplain_takes_its_fields_in_any_order() -> None:
     assert parse_response("AMQPLAIN", amqplain(b"ann", b"secret")) == ("ann", "secret")
     swapped = string("PASSWORD", b"secret") + string("LOGIN", b"ann")
     assert parse_response("AMQPLAIN", swapped) == ("ann", "secret")
@@ -77,7 +77,7 @@ def test_amqplain_takes_the_first_of_two() -> None:
         (amqplain(b"u" * 256, b"x"), "too long"),
     ],
 )
-def test_bad_amqplain(response: bytes, text: str) -> None:
+def test_a_malformed_amqplain_response_is_refused(response: bytes, text: str) -> None:
     with pytest.raises(SyntaxError_, match=text):
         parse_response("AMQPLAIN", response)
 
@@ -89,7 +89,7 @@ def test_amqplain_at_every_cut() -> None:
             parse_response("AMQPLAIN", whole[:cut])
 
 
-def test_unknown_mechanism() -> None:
+def test_an_unknown_mechanism_is_refused() -> None:
     with pytest.raises(CommandInvalid, match="unknown authentication mechanism 'EXTERNAL'"):
         parse_response("EXTERNAL", b"")
 

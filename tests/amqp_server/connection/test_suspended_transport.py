@@ -10,6 +10,7 @@ from pamqp import commands
 from conformance_tests.patience import PATIENCE_S
 
 from ..wire.published import method, raw
+from .node import exchange_parts
 from .served import client, served, until
 from .test_suspension import LateReplication
 
@@ -19,7 +20,7 @@ HEARTBEAT = raw(8, 0, b"")
 async def test_the_answer_leaves_without_anything_else_to_send(tmp_path: Path) -> None:
     async with served(tmp_path) as node:
         log = LateReplication(node.broker)
-        node.broker.replication = log
+        exchange_parts(node.broker, replication=log)
         async with client(node) as waiting, client(node) as other:
             await waiting.send(method(1, commands.Queue.Declare(queue="q"), commands.Basic.Qos()))
             await until(lambda: len(log.proposed) == 1)
@@ -34,7 +35,7 @@ async def test_who_waits_is_not_taken_for_dead(tmp_path: Path) -> None:
     """More has arrived than the node reads: it can't tell whether heartbeats are among that."""
     async with served(tmp_path) as node:
         log = LateReplication(node.broker)
-        node.broker.replication = log
+        exchange_parts(node.broker, replication=log)
         async with client(node, heartbeat_s=2) as waiting:
             await waiting.send(method(1, commands.Queue.Declare(queue="q")))
             (transport,) = node.server.transports

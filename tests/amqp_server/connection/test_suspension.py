@@ -21,14 +21,15 @@ from quorum_queue.local_host import LocalHost
 from quorum_queue.machine.machine import Machine
 from quorum_queue.ports import Host, Refused
 
-from .node import Delivery, MemoryNode, Peer
+from .node import Delivery, MemoryNode, Peer, exchange_parts
 
 
 class LateReplication(LocalReplication):
     """Applies proposals when the test says so."""
 
     def __init__(self, broker: Broker) -> None:
-        super().__init__(broker.config.node, broker.topology)
+        super().__init__(broker.config.node)
+        self.topology = broker.topology
         self.late = True
         self.proposed: list[tuple[Operation, Done | None]] = []
 
@@ -103,7 +104,8 @@ class LateHosts(LocalHosts):
 class Cluster(MemoryNode):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.log = self.broker.replication = LateReplication(self.broker)
+        self.log = LateReplication(self.broker)
+        exchange_parts(self.broker, replication=self.log)
 
     def apply(self) -> None:
         self.turn.run(self.log.apply)
@@ -112,7 +114,8 @@ class Cluster(MemoryNode):
     def remote_queues(self) -> LateHosts:
         """Queues declared from now on live on another node; the topology answers at once again."""
         self.log.late = False
-        self.broker.hosts = hosts = LateHosts(self.broker)
+        hosts = LateHosts(self.broker)
+        exchange_parts(self.broker, hosts=hosts)
         return hosts
 
 
@@ -430,7 +433,7 @@ def test_a_consumer_of_a_connection_that_ended_meanwhile_holds_nothing(
     assert (queue.host.ready_count, queue.host.unacked_count, queue.host.consumer_count) == (1, 0, 0)
 
 
-def test_get_waits(node: Cluster, peer: Peer, remote: LateHosts) -> None:
+def test_a_get_waits_for_the_answer_of_another_node(node: Cluster, peer: Peer, remote: LateHosts) -> None:
     put(node, b"a", b"b")
     assert peer.call(1, commands.Basic.Get(queue="q"), commands.Basic.Get(queue="q")) == []
     remote.answer()

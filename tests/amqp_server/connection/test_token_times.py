@@ -44,7 +44,9 @@ def issuer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Issuer]:
     made.close()
 
 
-async def test_over_amqp(tmp_path: Path, issuer: Issuer, caplog: pytest.LogCaptureFixture) -> None:
+async def test_tokens_of_bad_times_are_refused_over_amqp(
+    tmp_path: Path, issuer: Issuer, caplog: pytest.LogCaptureFixture
+) -> None:
     async with served(tmp_path, **issuer.options, login_failures_free=100) as node:
         for what, exp in BAD_TIMES.items():
             caplog.clear()
@@ -78,7 +80,7 @@ async def test_not_before_and_issued_at(
         assert not [record for record in caplog.records if record.exc_info]
 
 
-async def test_over_http(tmp_path: Path, issuer: Issuer) -> None:
+async def test_tokens_of_bad_times_are_refused_over_http(tmp_path: Path, issuer: Issuer) -> None:
     options = issuer.options | {"login_failures_free": 100}
     async with (
         served(tmp_path, http="127.0.0.1:0", **options) as node,

@@ -192,7 +192,7 @@ async def test_a_token_says_who_the_user_is_and_grants(tmp_path: Path, issuer: I
         await trio.aclose_forcefully(elsewhere.stream)
 
 
-async def test_topics(tmp_path: Path, issuer: Issuer) -> None:
+async def test_a_scope_limits_the_routing_keys_of_a_topic_exchange(tmp_path: Path, issuer: Issuer) -> None:
     scope = "mqd.configure:*/* mqd.read:*/q mqd.write:*/q mqd.write:%2F/amq.topic/eu.* mqd.read:%2F/amq.topic/eu.*"
     async with (
         served(tmp_path, **issuer.options) as node,

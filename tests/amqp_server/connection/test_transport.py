@@ -119,7 +119,7 @@ async def test_answer_before_the_end_is_sent(tmp_path: Path) -> None:
         await reader.stream.aclose()
 
 
-async def test_reset_connection(tmp_path: Path) -> None:
+async def test_a_reset_connection_returns_its_unacked_messages(tmp_path: Path) -> None:
     """A client that is killed does not close its connection; its unacked messages go back."""
     async with served(tmp_path) as node, client(node) as publisher:
         await publisher.ask(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)

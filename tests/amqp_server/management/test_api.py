@@ -22,7 +22,7 @@ from amqp_server.management.resources.bindings import bindings_of
 from amqp_server.management.resources.messages import publish_message
 from quorum_queue.ports import Refused
 
-from ..connection.node import Delivery, Peer
+from ..connection.node import Delivery, Peer, exchange_parts
 from ..wire.published import message
 from .conftest import Connect, ManagedNode, sha256
 
@@ -199,7 +199,7 @@ class NoMajority(LocalReplication):
 
 async def test_without_a_majority_changes_are_unavailable(connect: Connect, node: ManagedNode) -> None:
     client = connect("admin")
-    node.broker.replication = NoMajority("n1", node.broker.topology)
+    exchange_parts(node.broker, replication=NoMajority("n1"))
     for path, body in (
         ("vhosts/v", {}),
         ("users/ann", {"password_hash": ""}),

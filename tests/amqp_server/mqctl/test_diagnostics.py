@@ -32,7 +32,7 @@ def test_all_is_well(mqctl: Mqctl, command: tuple[str, ...]) -> None:
     assert outcome.out
 
 
-def test_listeners(mqd: Addresses, mqctl: Mqctl) -> None:
+def test_listeners_are_listed_and_checked(mqd: Addresses, mqctl: Mqctl) -> None:
     host, _, port = mqd.amqp.rpartition(":")
     assert ["n1", "amqp", host, port] in mqctl("listeners").rows
     assert mqctl("check_port_listener", port).code == 0
@@ -41,7 +41,7 @@ def test_listeners(mqd: Addresses, mqctl: Mqctl) -> None:
     assert mqctl("check_port_listener", "x").code == 65
 
 
-def test_an_alarm(mqctl: Mqctl) -> None:
+def test_an_alarm_is_listed_and_fails_the_checks(mqctl: Mqctl) -> None:
     assert mqctl("alarms").rows == []
     assert mqctl("set_vm_memory_high_watermark", "0.0000001").code == 0
     try:
@@ -62,14 +62,14 @@ def test_a_certificate_that_ends_is_named(mqctl: Mqctl, monkeypatch: pytest.Monk
     assert mqctl("check_certificate_expiration") == (69, "", said)
 
 
-def test_waiting_ends(mqctl: Mqctl) -> None:
+def test_waiting_ends_with_its_timeout(mqctl: Mqctl) -> None:
     outcome = mqctl("await_online_nodes", "2", "--timeout", "0.1")
     assert (outcome.code, outcome.err) == (69, "Error: fewer than 2 nodes were up within 0.1 s\n")
     outcome = mqctl("--url", "http://127.0.0.1:1", "await_startup", "--timeout", "0.1")
     assert (outcome.code, outcome.err) == (69, "Error: the node did not serve clients within 0.1 s\n")
 
 
-def test_logins(mqctl: Mqctl) -> None:
+def test_logins_are_counted_and_the_counts_reset(mqctl: Mqctl) -> None:
     assert mqctl("reset_node_auth_attempt_metrics").code == 0
     assert mqctl("--password", "wrong", "list_users").code == 77
     rows = {row[0]: row[1:] for row in mqctl("-q", "list_node_auth_attempt_stats").rows}

@@ -52,7 +52,9 @@ def ok(outcome: Outcome) -> Outcome:
     return outcome
 
 
-def test_users(mqd: Addresses, mqctl: Mqctl, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_users_are_added_changed_and_deleted(
+    mqd: Addresses, mqctl: Mqctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ok(mqctl("add_user", "ann", "secret"))
     assert mqctl("add_user", "ann", "secret") == (70, "", 'Error: User "ann" already exists\n')
     ok(mqctl("set_user_tags", "ann", "management", "monitoring"))
@@ -74,7 +76,7 @@ def test_users(mqd: Addresses, mqctl: Mqctl, monkeypatch: pytest.MonkeyPatch) ->
         assert mqctl(*command) == (67, "", 'Error: User "ann" does not exist\n')
 
 
-def test_last_administrator(mqctl: Mqctl) -> None:
+def test_the_last_administrator_stays_unless_forced(mqctl: Mqctl) -> None:
     for command in (("delete_user", "guest"), ("set_user_tags", "guest", "management")):
         outcome = mqctl(*command)
         assert outcome.code == 65 and "user 'guest' is the last administrator" in outcome.err
@@ -216,7 +218,7 @@ def test_topology_and_messages(mqctl: Mqctl) -> None:
     assert ok(mqctl("list_queues")).out == ""
 
 
-def test_super_streams(mqctl: Mqctl, tmp_path: Path) -> None:
+def test_super_streams_are_declared_listed_and_grow(mqctl: Mqctl, tmp_path: Path) -> None:
     arguments = ("-a", "x-partitions=2", "-a", "x-stream-compression=zstd", "-a", "x-stream-compaction=key")
     ok(mqctl("declare_exchange", "orders", "x-super-stream", *arguments))
     columns = ("name", "type", "compression", "compacted_offset")
@@ -248,7 +250,7 @@ def test_super_streams(mqctl: Mqctl, tmp_path: Path) -> None:
     assert ok(mqctl("list_queues")).out == ""
 
 
-def test_groups(mqd: Addresses, mqctl: Mqctl, tmp_path: Path) -> None:
+def test_groups_are_declared_listed_and_reset(mqd: Addresses, mqctl: Mqctl, tmp_path: Path) -> None:
     ok(mqctl("declare_exchange", "orders", "x-super-stream", "-a", "x-partitions=2"))
     arguments = ("-a", "x-queue-type=stream-group", "-a", "x-stream=orders", "-a", "x-stream-offset=first")
     ok(mqctl("declare_queue", "billing", *arguments))
@@ -424,7 +426,7 @@ def test_status_says_how_mqd_was_built(mqctl: Mqctl) -> None:
     assert ok(mqctl("status")).out.splitlines()[0] == f"mqd {VERSION}, {BUILD}"
 
 
-def test_memory_alarm(mqd: Addresses, mqctl: Mqctl) -> None:
+def test_the_memory_watermark_raises_and_clears_the_alarm(mqd: Addresses, mqctl: Mqctl) -> None:
     ok(mqctl("declare_queue", "alarm"))
     ok(mqctl("set_vm_memory_high_watermark", "0.0000001"))
     try:
@@ -467,7 +469,7 @@ def test_requests_at_the_same_time_as_clients(mqd: Addresses, mqctl: Mqctl) -> N
     ok(mqctl("delete_queue", "busy"))
 
 
-def test_usage_errors(mqctl: Mqctl, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_is_explained(mqctl: Mqctl, capsys: pytest.CaptureFixture[str]) -> None:
     assert mqctl("frobnicate") == (64, "", "Error: no command 'frobnicate'\n")
     assert mqctl("add_user").code == 64
     assert mqctl("list_queues", "bogus").err.startswith(
@@ -535,7 +537,9 @@ def test_texts_are_sentences() -> None:
 @pytest.mark.parametrize(
     ("url", "code"), [("ftp://x", 64), ("http://127.0.0.1:1", 69), ("http://127.0.0.1:x", 64)]
 )
-def test_unreachable_broker(capsys: pytest.CaptureFixture[str], url: str, code: int) -> None:
+def test_a_broker_that_cannot_be_reached_is_an_error(
+    capsys: pytest.CaptureFixture[str], url: str, code: int
+) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--url", url, "list_queues"])
     assert ended.value.code == code
@@ -601,12 +605,12 @@ def test_a_vhost_of_others_is_named(mqctl: Mqctl) -> None:
         ok(mqctl("delete_user", "eve"))
 
 
-def test_version(mqctl: Mqctl) -> None:
+def test_the_version_is_printed(mqctl: Mqctl) -> None:
     assert mqctl("--version") == (0, f"mqctl {VERSION}\n", "")
     assert mqctl("version") == (0, f"{VERSION}\n", "")
 
 
-def test_ping(mqctl: Mqctl) -> None:
+def test_a_ping_needs_a_node_and_no_login(mqctl: Mqctl) -> None:
     assert mqctl("ping") == (0, "Ping succeeded\n", "")
     assert mqctl("--user", "nobody", "--password", "wrong", "ping").code == 0
     assert mqctl("ping", "--formatter", "json") == (0, '{"message": "Ping succeeded"}\n', "")
@@ -620,7 +624,7 @@ def in_json(outcome: Outcome) -> Any:
     return json.loads(ok(outcome).out)
 
 
-def test_json(mqctl: Mqctl) -> None:
+def test_json_has_an_object_for_each_row(mqctl: Mqctl) -> None:
     """As in rabbitmqctl: an array of objects with the names of the columns; the option may stand anywhere."""
     assert in_json(mqctl("list_queues", "--formatter", "json")) == []
     ok(mqctl("declare_queue", "tab\tq", "-a", "x-max-length=5"))
@@ -671,7 +675,7 @@ def test_quiet_may_stand_behind_the_command(mqctl: Mqctl) -> None:
     assert mqctl("list_vhosts", "-q") == mqctl("-q", "list_vhosts") == (0, "/\n", "")
 
 
-def test_stop(tmp_path: Path) -> None:
+def test_stop_returns_when_the_node_has_stopped(tmp_path: Path) -> None:
     """The node stops in order and tells its clients, and the command returns when the node serves nobody any
     more.
     """
@@ -707,7 +711,7 @@ def test_stop(tmp_path: Path) -> None:
     ("word", "many", "title"),
     [("policy", "policies", "policy"), ("operator_policy", "operator_policies", "operator policy")],
 )
-def test_policies(mqctl: Mqctl, word: str, many: str, title: str) -> None:
+def test_policies_are_set_listed_and_cleared(mqctl: Mqctl, word: str, many: str, title: str) -> None:
     ok(mqctl("declare_queue", "limited"))
     ok(mqctl(f"set_{word}", "--priority", "3", "--apply-to", "queues", "p", "^limited$", '{"max-length": 1}'))
     ok(mqctl(f"set_{word}", "q", "^x", '{"max-length": 2}'))
@@ -730,7 +734,7 @@ def test_policies(mqctl: Mqctl, word: str, many: str, title: str) -> None:
     ok(mqctl("delete_queue", "limited"))
 
 
-def test_definitions(mqctl: Mqctl, tmp_path: Path) -> None:
+def test_definitions_are_exported_and_imported(mqctl: Mqctl, tmp_path: Path) -> None:
     ok(mqctl("add_vhost", "defined"))
     ok(mqctl("declare_queue", "-p", "defined", "q"))
     file = tmp_path / "definitions.json"
@@ -758,7 +762,7 @@ def test_definitions(mqctl: Mqctl, tmp_path: Path) -> None:
     ok(mqctl("delete_vhost", "defined"))
 
 
-def test_shovels(mqctl: Mqctl) -> None:
+def test_shovels_are_set_listed_and_deleted(mqctl: Mqctl) -> None:
     ok(mqctl("add_vhost", "shovelled"))
     ok(mqctl("set_permissions", "-p", "shovelled", "guest", ".*", ".*", ".*"))
     ok(mqctl("declare_queue", "-p", "shovelled", "a"))

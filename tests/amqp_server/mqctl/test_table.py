@@ -41,7 +41,7 @@ def test_a_terminal_that_is_too_narrow_gets_something_readable() -> None:
     assert all(len(line) <= 3 * WIDTH_MIN + 4 for line in fitted(ROWS, 5))
 
 
-def test_csv(mqctl: Mqctl) -> None:
+def test_csv_quotes_what_has_commas_and_quotes(mqctl: Mqctl) -> None:
     mqctl("add_vhost", 'odd, "name"')
     try:
         outcome = mqctl("list_vhosts", "--formatter", "csv")
@@ -54,7 +54,7 @@ def test_csv(mqctl: Mqctl) -> None:
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_completion(mqctl: Mqctl, shell: str) -> None:
+def test_every_shell_gets_its_completion(mqctl: Mqctl, shell: str) -> None:
     outcome = mqctl("completion", shell)
     assert outcome.code == 0 and "_MQCTL_COMPLETE" in outcome.out
 

@@ -17,7 +17,7 @@ from amqp_server.wire.content import Properties
 GOOD: dict[str, Any] = {"src-uri": "amqp://", "src-queue": "a", "dest-uri": "amqp://h", "dest-queue": "b"}
 
 
-def test_defaults() -> None:
+def test_what_a_definition_leaves_out_has_rabbitmqs_defaults() -> None:
     found = parse("s", GOOD)
     assert (found.ack_mode, found.prefetch, found.delete_after, found.reconnect_delay_s) == (
         "on-confirm",
@@ -105,7 +105,7 @@ def test_all_that_is_wrong_is_told() -> None:
         ),
     ],
 )
-def test_uris(text: str, expected: Uri, shown: str) -> None:
+def test_a_uri_is_parsed_and_shown_without_its_password(text: str, expected: Uri, shown: str) -> None:
     assert uri.parse(text) == expected and expected.shown == shown
 
 
@@ -138,7 +138,7 @@ def test_texts_about_uris_have_no_passwords(text: str) -> None:
     assert raised.value.__suppress_context__
 
 
-def test_masks() -> None:
+def test_passwords_in_uris_are_shown_as_stars_and_a_masked_uri_is_refused() -> None:
     value = GOOD | {
         "src-uri": ["amqp://u:canary@h", "amqps://a:b@c?password=canary"],
         "dest-uri": "amqp://u@v:x@y@h",
@@ -153,7 +153,7 @@ def test_masks() -> None:
         parse("s", masked(value))
 
 
-def test_whose_rights() -> None:
+def test_a_shovel_within_the_node_acts_as_the_user_who_set_it() -> None:
     value = GOOD | {"src-uri": ["amqp://", "amqp:///v", "amqp://bob@/v"]}
     changed = acts_as(value, "a@b")
     assert changed["src-uri"] == ["amqp://a%40b@", "amqp://a%40b@/v", "amqp://bob@/v"]
@@ -184,7 +184,7 @@ def test_whose_rights() -> None:
         ("h", ("other",), True),
     ],
 )
-def test_hosts(host: str, hosts: tuple[str, ...], refused: bool) -> None:
+def test_only_the_allowed_hosts_may_be_reached(host: str, hosts: tuple[str, ...], refused: bool) -> None:
     assert bool(may_reach([Uri(host=host)], hosts)) is refused
 
 

@@ -140,7 +140,7 @@ def test_handshake_and_messages_however_they_are_cut(step: int) -> None:
 @pytest.mark.parametrize(
     ("ours", "theirs", "agreed"), [(30, 60, 30), (30, 10, 10), (0, 60, 60), (30, 0, 30), (0, 0, 0)]
 )
-def test_heartbeats(ours: int, theirs: int, agreed: int) -> None:
+def test_the_shorter_heartbeat_is_agreed(ours: int, theirs: int, agreed: int) -> None:
     client = session(heartbeat_s=ours)
     events(client, START + framed(commands.Connection.Tune, 0, channel_max=1, frame_max=0, heartbeat=theirs))
     assert (client.heartbeat_s, client.frame_bytes_max) == (agreed, 8_192)

@@ -124,7 +124,7 @@ def test_only_what_was_confirmed_is_acked(steps: list[tuple[int, list[tuple[int,
         assert scene.transfer.unconfirmed_count == number - len(outcome)
 
 
-def test_other_modes() -> None:
+def test_on_publish_acks_at_once_and_no_ack_never() -> None:
     scene = Scene(ack_mode=ON_PUBLISH, remaining=5)
     scene.deliver(1, 2, 3)
     scene.transfer.flush()

@@ -14,7 +14,7 @@ from amqp_server.streams.local_host import StreamOptions
 from amqp_server.wire import content, frames
 from persistence.streams import compaction
 from persistence.streams.log import StreamLog
-from persistence.streams.retention import Limits
+from persistence.streams.retention import RetentionLimits
 from tests.amqp_server.connection.node import Peer
 from tests.amqp_server.streams.node import StreamNode, consume, declare, got
 from tests.amqp_server.streams.test_stream import ACK_ALL, opened
@@ -122,7 +122,7 @@ def test_by_a_header(value: object) -> None:
     assert [found.get(offset) for offset in range(5)] == [None, b"no header", None, b"3", b"other"]
 
 
-def test_tombstones() -> None:
+def test_tombstones_go_when_they_are_old() -> None:
     node, peer = make(x_stream_tombstone_age="1m")
     publish(peer, ("a", b"1", {}), ("b", b"1", {}))
     publish(peer, ("a", b"", {}))
@@ -289,7 +289,7 @@ def test_a_full_disk_stops_compaction_for_a_while(caplog: pytest.LogCaptureFixtu
         ({"x_stream_tombstone_age": "1h"}, "tombstone_age_but_no_compaction"),
     ],
 )
-def test_bad_arguments(arguments: dict[str, Any], why: str) -> None:
+def test_a_compaction_that_cannot_be_is_refused(arguments: dict[str, Any], why: str) -> None:
     node = StreamNode()
     ((_, close),) = declare(opened(node), **arguments)
     assert close.reply_code == 406 and why in close.reply_text
@@ -319,7 +319,7 @@ def test_retention_deletes_no_more_than_it_wanted_before_a_pass() -> None:
     store.writes.clear()
     oldest = log.segments[0]
     size = sum(segment.size for segment in log.segments)
-    host._limits = Limits(max_age_ms=None, max_bytes=size - 1)
+    host._limits = RetentionLimits(max_age_ms=None, max_bytes=size - 1)
     host._retain()
     (delete,) = store.writes
     store.writes.clear()

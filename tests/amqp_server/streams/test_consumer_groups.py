@@ -415,7 +415,7 @@ def letters(node: StreamNode, peer: Peer) -> list[Delivery]:
         found.append(answer[1])
 
 
-def test_dead_letters(node: StreamNode, peer: Peer) -> None:
+def test_what_is_rejected_or_comes_back_too_often_is_dead_lettered(node: StreamNode, peer: Peer) -> None:
     peer.call(1, commands.Queue.Declare(queue="dead"))
     more = {"x_dead_letter_exchange": "", "x_dead_letter_routing_key": "dead", "x_delivery_limit": 1}
     filled(node, peer, 30, **more)
@@ -539,7 +539,7 @@ def get(node: StreamNode, peer: Peer, *, no_ack: bool = False) -> Message | None
     return _message(answer) if isinstance(answer, Delivery) else None
 
 
-def test_basic_get(node: StreamNode, peer: Peer) -> None:
+def test_a_get_takes_from_a_partition_that_nobody_else_holds(node: StreamNode, peer: Peer) -> None:
     super_filled(node, peer, 2, 2)
     one, two = opened(node), opened(node)
     assert get(node, one) == Message("s-0", 0, b"m0")
@@ -577,7 +577,7 @@ def test_purge_goes_to_the_end(node: StreamNode, peer: Peer) -> None:
     assert committed(node) == [10]
 
 
-def test_deleting_forgets(node: StreamNode, peer: Peer) -> None:
+def test_a_group_that_was_deleted_begins_anew(node: StreamNode, peer: Peer) -> None:
     filled(node, peer, 10)
     consume(node, peer)
     worked(node, peer)
@@ -655,7 +655,9 @@ def test_a_reset_begins_elsewhere_and_forgets_what_is_held(node: StreamNode, pee
         ({"x_max_age": "1D"}, 406, "x-max-age"),
     ],
 )
-def test_bad_declares(node: StreamNode, peer: Peer, more: dict[str, Any], code: int, words: str) -> None:
+def test_a_group_that_cannot_be_is_refused(
+    node: StreamNode, peer: Peer, more: dict[str, Any], code: int, words: str
+) -> None:
     declare_stream(peer)
     peer.call(1, commands.Queue.Declare(queue="plain"))
     assert words in refused(declare(peer, **more), code)

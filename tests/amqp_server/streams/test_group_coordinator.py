@@ -9,7 +9,7 @@ import pytest
 
 from amqp_server.streams.consumer_groups.coordinator import Coordinator
 from quorum_queue.consumer_groups.entries import Command
-from quorum_queue.consumer_groups.replica import Replica
+from quorum_queue.consumer_groups.replica import GroupReplica
 from tests.quorum_queue.consumer_groups.test_replica import applied, key, whole
 
 STREAMS = {7: "s-0", 8: "s-1"}
@@ -31,7 +31,7 @@ class Leader:
     """The coordinator of a group of two partitions with ten messages each, and its log."""
 
     def __init__(self, **prefetch: int) -> None:
-        self.replica = Replica(None, dead_letters=False)
+        self.replica = GroupReplica(None, dead_letters=False)
         self.host = SimpleNamespace(
             replica=self.replica,
             group=SimpleNamespace(informed=True, is_leader=True),

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from amqp_server.streams.consumer_groups.dead_letters import Letters
-from amqp_server.streams.consumer_groups.member_host import ReplicatedGroupHost
+from amqp_server.streams.consumer_groups.member_host import ConsumerGroupMemberHost
 from quorum_queue.consumer_groups.replica import Death
 from quorum_queue.local_host import NodeServices
 from quorum_queue.machine.run import Run
@@ -28,7 +28,7 @@ class Node:
         self.sent: list[Any] = []
         services = SimpleNamespace(turn=self, dead_letters=self)
         host = SimpleNamespace(replica=SimpleNamespace(dead=[]), queue_id=1, queue=None)
-        self.letters = Letters(cast(ReplicatedGroupHost, host), cast(NodeServices, services))
+        self.letters = Letters(cast(ConsumerGroupMemberHost, host), cast(NodeServices, services))
 
     def is_full(self, times: int = 1) -> bool:
         return len(self.now) >= PARTS_MAX

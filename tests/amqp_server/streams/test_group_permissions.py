@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pamqp import base, commands
 
-from amqp_server.broker.access.http_permissions import ASKED, Answers, Question, RemoteGrant
+from amqp_server.broker.access.http_permissions import ASKED, BackendAnswers, Question, RemoteGrant
 from amqp_server.broker.topology.super_streams import growth
 from amqp_server.wire import methods
 from tests.amqp_server.connection.node import Delivery, Peer
@@ -147,7 +147,9 @@ def test_it_is_bound_by_one_who_may_while_a_member_may_not(
     assert streams == {"lows", "secret"}
 
 
-def test_more_partitions(node: StreamNode, peer: Peer, low: Peer) -> None:
+def test_a_member_that_may_not_read_a_new_partition_is_cancelled(
+    node: StreamNode, peer: Peer, low: Peer
+) -> None:
     node.broker.access.permissions.set("other", "/", "^low", "^low", "^low(g|-[01]$)")
     declare_super_stream(peer, "low", 2)
     done(declare(peer, "lowg", "low"))
@@ -160,7 +162,9 @@ def test_more_partitions(node: StreamNode, peer: Peer, low: Peer) -> None:
 
 
 @pytest.mark.parametrize("way", ["changed", "cleared"])
-def test_permissions_change(node: StreamNode, peer: Peer, low: Peer, way: str) -> None:
+def test_a_member_that_loses_its_permission_is_cancelled(
+    node: StreamNode, peer: Peer, low: Peer, way: str
+) -> None:
     layout(node, low)
     consume(node, low, name="lowg")
     publish(peer, [b"a"], "lows")
@@ -243,7 +247,7 @@ class Backend:
         self._node = node
         self.refuses: set[str] = set()
         self.asked: list[tuple[Question, Callable[[bool], None]]] = []
-        self._answers = answers = Answers(node.clock.monotonic_ms, 1_000, 100)
+        self._answers = answers = BackendAnswers(node.clock.monotonic_ms, 1_000, 100)
         answers.asks = lambda question, done: self.asked.append((question, done))
         permissions, client = node.broker.access.permissions, peer.session.client
         grant = RemoteGrant(answers, "remote", (ASKED, "127.0.0.1"))

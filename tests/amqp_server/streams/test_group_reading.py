@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from amqp_server.streams.consumer_groups.member_reading import Due, Reading
-from amqp_server.streams.consumer_groups.takers import Client
+from amqp_server.streams.consumer_groups.takers import ClientTaker
 from amqp_server.streams.layout.deliver import BatchReader
 from amqp_server.streams.layout.encode import Encoder, Layouts
 from persistence.streams.batch import Batch
 from quorum_queue.consumer_groups.entries import decode_entry, encode_batch, encode_entry
-from quorum_queue.consumer_groups.replica import Replica
+from quorum_queue.consumer_groups.replica import GroupReplica
 from quorum_queue.machine.consumers import Consumer
 from tests.amqp_server.streams.test_messages import framed, head_of, run_of
 
@@ -81,9 +81,9 @@ def batch_at(offsets: list[int]) -> Batch:
 @pytest.mark.parametrize("prefetch", [1, 3])
 def test_a_gap_is_passed_over_at_once_however_few_a_member_may_hold(prefetch: int) -> None:
     """Compaction has left two messages of a million."""
-    replica, sink, host = Replica(None, dead_letters=False), Sink(), Host()
+    replica, sink, host = GroupReplica(None, dead_letters=False), Sink(), Host()
     reading = Reading(host, Stream(), "group")  # type: ignore[arg-type]
-    client = Client(host, Consumer(KEY[2:], sink=sink))  # type: ignore[arg-type]
+    client = ClientTaker(host, Consumer(KEY[2:], sink=sink))  # type: ignore[arg-type]
     batch = batch_at([0, 999_999])
     entries = 0
 

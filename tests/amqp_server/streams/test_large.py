@@ -16,7 +16,7 @@ from amqp_server.broker.broker import Broker
 from amqp_server.streams.layout.encode import Encoded, Encoder, Layouts, begin_large
 from amqp_server.streams.layout.large import LARGE_CONTENT_BYTES, PIECE_BYTES, PIECE_FRAMES, LargeItem
 from amqp_server.streams.members.entries import decode_entry, encode_batch, encode_entry
-from amqp_server.streams.members.replica import Replica
+from amqp_server.streams.members.replica import StreamReplica
 from amqp_server.turn import NoPeers, Turn
 from amqp_server.wire import content, frames
 from quorum_queue.machine.run import Attributes, LargeRun
@@ -116,7 +116,7 @@ def test_members_get_what_was_published(codec: str, copies: int, made: bool) -> 
     # LZ4 has no blocks that grow.
     assert (len(batch) < 3 * MIB) is (codec == "zstd")
     entry = encode_entry(77, [batch])
-    replica = Replica()
+    replica = StreamReplica()
     replica.next_offset = 70_000
     tracemalloc.start()
     try:

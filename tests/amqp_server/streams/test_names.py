@@ -227,7 +227,7 @@ def test_an_operator_deletes_names() -> None:
         ),
     ],
 )
-def test_bad_names(arguments: dict[str, Any], words: str) -> None:
+def test_a_name_that_cannot_be_is_refused(arguments: dict[str, Any], words: str) -> None:
     _, peer = twenty()
     consume_ = commands.Basic.Consume(queue="s", arguments=arguments)
     ((_, _), (_, close)) = peer.call(1, commands.Basic.Qos(prefetch_count=1), consume_)

@@ -20,7 +20,7 @@ from amqp_server.streams.members.entries import (
     encode_entry,
 )
 from amqp_server.streams.members.named_offsets import after_deletion, deletion
-from amqp_server.streams.members.replica import Kept, Replica, decode_state
+from amqp_server.streams.members.replica import Kept, StreamReplica, decode_state
 from amqp_server.streams.node_named_offsets import NodeNames
 from quorum_queue.cluster import frames
 from quorum_queue.cluster.frames import StreamWord
@@ -31,7 +31,7 @@ class Log:
     """A replica that gets its entries as notes."""
 
     def __init__(self) -> None:
-        self.replica = Replica()
+        self.replica = StreamReplica()
         self.replica.next_offset = 100
         self.index = 0
 
@@ -68,7 +68,7 @@ def test_before_version_7_a_new_name_takes_the_place_of_another_one_and_names_co
         log.note(Note(name, f"o{name}", NO_OFFSET, 3), Note(name, f"o{name}", 1, 3))
     log.note(Note("b", "ob", 2, 3))
     assert list(log.kept()) == ["c", "d", "b"]
-    again = Replica.restore(log.replica.snapshot())
+    again = StreamReplica.restore(log.replica.snapshot())
     assert again.names == log.replica.names
     assert list(again.names) == ["c", "d", "b"]
     assert again.digest() == log.replica.digest()
@@ -142,7 +142,7 @@ def test_all_members_have_the_same_names(seed: int) -> None:
             most = max(note.most for note in notes)
             assert len(members[0].kept()) <= max(len(before), most)
         if random.random() < 0.1:
-            restored = Replica.restore(members[1].replica.snapshot())
+            restored = StreamReplica.restore(members[1].replica.snapshot())
             assert restored.digest() == members[0].replica.digest()
             members[1].replica = restored
 
@@ -150,7 +150,7 @@ def test_all_members_have_the_same_names(seed: int) -> None:
 def test_without_names_all_is_as_earlier_versions_have_it() -> None:
     batch = encode_batch("n", 1, 1, [])
     assert len(msgspec.msgpack.decode(batch)) == NodeBatch.__struct_fields__.index("notes")
-    assert len(msgspec.msgpack.decode(Replica().snapshot())) == 8
+    assert len(msgspec.msgpack.decode(StreamReplica().snapshot())) == 8
 
 
 class Node:

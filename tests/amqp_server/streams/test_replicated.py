@@ -18,7 +18,7 @@ from amqp_server.streams.members.entries import (
     encode_batch,
     encode_entry,
 )
-from amqp_server.streams.members.replica import Replica, StreamState
+from amqp_server.streams.members.replica import StreamReplica, StreamState
 from persistence.streams import batch as batches
 from quorum_queue.machine.dedup import Sequence, id_of, sequence_of
 from quorum_queue.machine.run import Run
@@ -55,7 +55,7 @@ def entry(now_ms: int, *found: bytes) -> tuple[int, Any]:
 @given(MESSAGES)
 def test_a_member_makes_the_bytes_that_one_node_would(messages: Any) -> None:
     for base in (0, 3, 250, (1 << 32) - 5, 1 << 40):
-        replica = Replica()
+        replica = StreamReplica()
         replica.next_offset = base
         applied = replica.apply(1, *entry(5, encode_batch(*OWN, 1, encoded(messages))), OWN)
         alone = encoded(messages, base, time_ms=5, stamped=False)
@@ -83,7 +83,7 @@ def one(node: str, incarnation: int, number: int, count: int = 1) -> bytes:
 
 
 def test_a_batch_is_taken_once_and_in_order() -> None:
-    replica = Replica()
+    replica = StreamReplica()
     replica.apply(1, *entry(1, one("a", 7, 1), one("b", 3, 1, 2)), OWN)
     assert replica.next_offset == 3
     # A batch that comes again, one that is too early, one of an earlier start, and one of a later start that
@@ -96,7 +96,7 @@ def test_a_batch_is_taken_once_and_in_order() -> None:
 
 
 def test_what_was_in_an_entry_that_is_given_up_is_missed() -> None:
-    replica = Replica()
+    replica = StreamReplica()
     replica.apply(1, *entry(1, one("a", 7, 1)), OWN)
     replica.passed_over(2)
     applied = replica.apply(3, *entry(1, one("a", 7, 4)), OWN)
@@ -105,7 +105,7 @@ def test_what_was_in_an_entry_that_is_given_up_is_missed() -> None:
 
 
 def test_retention_never_goes_back_nor_beyond_the_end() -> None:
-    replica = Replica()
+    replica = StreamReplica()
     replica.apply(1, *entry(1, one("a", 7, 1, 10)), OWN)
     for number, first, expected in ((2, 4, 4), (3, 2, 4), (4, 99, 10)):
         applied = replica.apply(number, *entry(1, encode_batch("a", 7, number, [], first)), OWN)
@@ -113,11 +113,11 @@ def test_retention_never_goes_back_nor_beyond_the_end() -> None:
 
 
 def test_times_only_rise_and_a_state_comes_back() -> None:
-    replica = Replica()
+    replica = StreamReplica()
     for index, now_ms in enumerate((10, 5, 20), 1):
         applied = replica.apply(index, *entry(now_ms, one("a", 7, index)), OWN)
         assert applied.batches[0].batch.time_ms == (10, 10, 20)[index - 1]
-    again = Replica.restore(replica.snapshot())
+    again = StreamReplica.restore(replica.snapshot())
     assert (again.digest(), again.snapshot()) == (replica.digest(), replica.snapshot())
     assert (again.next_offset, again.batches, again.last_ms) == (3, {"a": (7, 3)}, 20)
 
@@ -128,7 +128,7 @@ def test_what_is_not_known_is_refused() -> None:
         with pytest.raises(CodecError):
             decode_entry(wrong)
     with pytest.raises(CodecError):
-        Replica.restore(b"\x90")
+        StreamReplica.restore(b"\x90")
 
 
 # -- duplicates ----------------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ def ids(*texts: str) -> list[bytes | None]:
 
 @pytest.mark.parametrize("mixed", [False, True])
 def test_duplicates_are_cut_out_wherever_they_stand(mixed: bool) -> None:
-    replica = Replica(ONCE)
+    replica = StreamReplica(ONCE)
     names = ids(*"abcdefghij")
     assert bodies(replica.apply(1, *entry(1, named(1, names, mixed=mixed)), OWN)) == list(range(10))
     some = ids("a", "x", "b", "", "c", "y", "x", "d", "z", "e")
@@ -187,7 +187,7 @@ def test_duplicates_are_cut_out_wherever_they_stand(mixed: bool) -> None:
 
 
 def test_a_producer_goes_on_where_it_was_not_heard() -> None:
-    replica = Replica(ONCE)
+    replica = StreamReplica(ONCE)
     first = Sequence.from_first(sequence_of(b"p", 5), 4)
     replica.apply(1, *entry(1, named(1, first)), OWN)
     assert replica.next_offset == 4
@@ -197,12 +197,12 @@ def test_a_producer_goes_on_where_it_was_not_heard() -> None:
 
 
 def test_what_was_taken_is_in_the_state_and_bounded() -> None:
-    replica = Replica(ONCE)
+    replica = StreamReplica(ONCE)
     for number in range(1, 9):
         names = ids(*[f"{number} {each}" for each in range(20)])
         replica.apply(number, *entry(number, named(number, names)), OWN)
     assert replica.taken is not None and len(replica.taken) == 50
-    again = Replica.restore(replica.snapshot(), ONCE)
+    again = StreamReplica.restore(replica.snapshot(), ONCE)
     assert again.digest() == replica.digest()
     for each in (replica, again):
         # The last 50 are remembered, and no earlier ones.
@@ -214,7 +214,7 @@ def test_what_was_taken_is_in_the_state_and_bounded() -> None:
 
 
 def test_a_stream_without_deduplication_writes_what_it_always_did() -> None:
-    replica = Replica()
+    replica = StreamReplica()
     replica.apply(1, *entry(1, one("a", 7, 1)), OWN)
     assert len(msgspec.msgpack.decode(replica.snapshot())) == 8
     assert replica.apply(2, *entry(1, named(2, ids("x", "x"))), OWN).numbers == [2]
@@ -227,7 +227,7 @@ def test_what_is_compressed_on_its_way_comes_to_the_same(codec: str) -> None:
     plain = encode_batch(*OWN, 1, encoded(messages))
     packed = encode_batch(*OWN, 1, encoded(messages), codec=codec)
     assert len(packed) < len(plain) / 2
-    found = [Replica().apply(1, *entry(5, each), OWN).batches for each in (plain, packed)]
+    found = [StreamReplica().apply(1, *entry(5, each), OWN).batches for each in (plain, packed)]
     assert [each.parts for each in found[0]] == [each.parts for each in found[1]]
     # A small batch stays uncompressed.
     assert encode_batch(*OWN, 1, encoded(messages[1:])[:1], codec=codec) != b""
@@ -239,11 +239,11 @@ def test_what_is_compressed_on_its_way_comes_to_the_same(codec: str) -> None:
         msgspec.structs.replace(append, codec="gzip"),
     ):
         with pytest.raises(CodecError):
-            Replica().apply(1, 1, [NodeBatch("a", 7, 1, [wrong])], OWN)
+            StreamReplica().apply(1, 1, [NodeBatch("a", 7, 1, [wrong])], OWN)
 
 
 def test_duplicates_are_cut_out_of_what_is_compressed() -> None:
-    replica = Replica(ONCE)
+    replica = StreamReplica(ONCE)
     names = ids(*[f"{number}" for number in range(40)])
     encoder = Encoder(Layouts(), 0, 0, stamped=True)
     contents = [framed({}, b"%07d" % number, 1, 4096) for number in range(40)]
@@ -261,15 +261,15 @@ def test_wrong_names_are_refused() -> None:
     head, meta, items = encoded([("k", {}, None, 5, 2)])[0].parts
     append = Append(head, meta, memoryview(items), [], [NamedMessages(0, 2, b"", [])])
     with pytest.raises(CodecError):
-        Replica(ONCE).apply(1, 1, [NodeBatch("a", 7, 1, [append])], OWN)
+        StreamReplica(ONCE).apply(1, 1, [NodeBatch("a", 7, 1, [append])], OWN)
     append = Append(head, meta, memoryview(items), [], [NamedMessages(0, 2, b"nothing")])
     with pytest.raises(CodecError):
-        Replica(ONCE).apply(1, 1, [NodeBatch("a", 7, 1, [append])], OWN)
+        StreamReplica(ONCE).apply(1, 1, [NodeBatch("a", 7, 1, [append])], OWN)
 
 
 def test_a_sealed_stream_takes_no_more_messages() -> None:
     messages: list[Any] = [("k", {}, None, 1, 3)]
-    replica = Replica()
+    replica = StreamReplica()
     applied = replica.apply(1, *entry(5, encode_batch(*OWN, 1, encoded(messages))), OWN)
     assert applied.taken == 1
     applied = replica.apply(2, *entry(5, encode_batch(*OWN, 2, [], seals=[(4, EMPTY)])), OWN)
@@ -285,7 +285,7 @@ def test_a_sealed_stream_takes_no_more_messages() -> None:
     applied = replica.apply(3, *entry(6, *found), OWN)
     assert (applied.seals, applied.sealed, applied.numbers, applied.taken) == ([], True, [3], 0)
     assert (replica.sealed, replica.next_offset, applied.batches) == (True, 3, [])
-    again = Replica.restore(replica.snapshot())
+    again = StreamReplica.restore(replica.snapshot())
     assert again.sealed
     assert again.digest() == replica.digest()
-    assert not Replica.restore(unsealed).sealed
+    assert not StreamReplica.restore(unsealed).sealed

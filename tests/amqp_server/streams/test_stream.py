@@ -15,7 +15,7 @@ from pamqp import commands
 from amqp_server.streams.local_host import StreamOptions
 from amqp_server.turn import Turn
 from amqp_server.wire import frames
-from persistence.streams.retention import Limits
+from persistence.streams.retention import RetentionLimits
 from tests.amqp_server.connection.node import Peer
 from tests.amqp_server.streams.node import StreamNode, consume, declare, got, publish
 
@@ -77,7 +77,7 @@ def test_what_is_not_synced_is_not_delivered(node: StreamNode, peer: Peer) -> No
     assert got(reader) == messages(0, 3)
 
 
-def test_messages_stay(node: StreamNode, peer: Peer) -> None:
+def test_messages_stay_after_they_were_acked(node: StreamNode, peer: Peer) -> None:
     publish(peer, bodies(0, 30))
     node.work()
     for _ in range(3):
@@ -388,7 +388,7 @@ def test_size_deletes_the_oldest_segments(node: StreamNode) -> None:
 
 
 def test_the_node_has_limits_for_streams_declared_without() -> None:
-    node = StreamNode(StreamOptions(segment_bytes=500, flush_bytes=1, limits=Limits(60_000, None)))
+    node = StreamNode(StreamOptions(segment_bytes=500, flush_bytes=1, limits=RetentionLimits(60_000, None)))
     peer = opened(node)
     declare(peer, "short")
     declare(peer, "long", x_max_age="1Y")

@@ -166,7 +166,9 @@ def test_bad_numbers_of_partitions(node: StreamNode, peer: Peer, partitions: obj
         ({"name": "x" * 254}, "the names of its partitions would be too long"),
     ],
 )
-def test_bad_arguments(node: StreamNode, peer: Peer, arguments: dict[str, Any], why: str) -> None:
+def test_partitions_that_cannot_be_are_refused_whole(
+    node: StreamNode, peer: Peer, arguments: dict[str, Any], why: str
+) -> None:
     assert why in refused(declare(peer, **arguments))
     assert_nothing_made(node)
 
@@ -236,7 +238,7 @@ def test_a_second_declare_must_mean_the_same(node: StreamNode, peer: Peer) -> No
     assert queues(node) == ["s-0", "s-1", "s-2"]
 
 
-def test_growth(node: StreamNode, peer: Peer) -> None:
+def test_a_super_stream_grows_and_later_messages_use_the_new_partitions(node: StreamNode, peer: Peer) -> None:
     declare(peer)
     vhost = node.broker.vhost("/")
     publish(peer, ("hello4", b"before"))
@@ -324,7 +326,7 @@ def test_one_as_the_tools_of_rabbitmq_make_it(node: StreamNode, peer: Peer) -> N
 # -- permissions ---------------------------------------------------------------------------------------------
 
 
-def test_permissions(node: StreamNode, peer: Peer) -> None:
+def test_a_declare_needs_permissions_for_all_partitions(node: StreamNode, peer: Peer) -> None:
     other = opened(node, "other")
     set_permission = node.broker.access.permissions.set
     set_permission("other", "/", "^s$", "^s$", "")

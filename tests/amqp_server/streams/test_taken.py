@@ -18,12 +18,12 @@ from amqp_server.streams.layout.deduplication import Taken
 from amqp_server.streams.layout.encode import Encoder, Layouts
 from amqp_server.streams.local_host import StreamOptions
 from amqp_server.streams.members.log_trimming import Encoding, Stable
-from amqp_server.streams.members.replica import Replica, encode_state
+from amqp_server.streams.members.replica import StreamReplica, encode_state
 from amqp_server.wire import content, frames
 from persistence.streams import batch as batches
 from persistence.streams import deduplication_file as names_file
 from persistence.streams.batch import HEAD_BYTES
-from persistence.streams.retention import Limits
+from persistence.streams.retention import RetentionLimits
 from quorum_queue.machine.dedup import Dedup, Names, Sequence, id_of, sequence_of
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
@@ -154,7 +154,7 @@ def test_a_restart_remembers(monkeypatch: pytest.MonkeyPatch, moved: bool, batch
 
 
 def test_what_retention_deletes_stays_known() -> None:
-    node = StreamNode(StreamOptions(segment_bytes=100, flush_bytes=1, limits=Limits(max_bytes=300)))
+    node = StreamNode(StreamOptions(segment_bytes=100, flush_bytes=1, limits=RetentionLimits(max_bytes=300)))
     peer = opened(node)
     declare(peer, x_deduplication=True)
     for number in range(50):
@@ -309,7 +309,7 @@ class ShortTurn:
 @pytest.mark.pure
 def test_a_snapshot_has_the_names_of_its_moment_and_takes_several_turns() -> None:
     settings = Settings(deduplication_window_ms=1 << 40, deduplication_count=10_000)
-    replica = Replica(settings)
+    replica = StreamReplica(settings)
     stable = Stable(replica, settings)
     names = [id_of(b"%d" % number) for number in range(5_000)]
     for at in range(0, 5_000, 100):
@@ -330,7 +330,7 @@ def test_a_snapshot_has_the_names_of_its_moment_and_takes_several_turns() -> Non
         turns += 1
     assert found == [expected]
     assert turns == 6
-    restored = Replica.restore(found[0], settings)
+    restored = StreamReplica.restore(found[0], settings)
     assert restored.taken is not None and replica.taken is not None
     assert list(restored.taken.pieces()) == list(replica.taken.pieces())
     # A host that ends meanwhile needs none.

@@ -55,7 +55,7 @@ _streams = st.lists(
 
 
 @given(_streams, st.sampled_from([1, 2, 0x60, 2047, 65_535]))
-def test_whole(sent: list[Ack], channel: int) -> None:
+def test_acks_of_one_read_are_taken_whole(sent: list[Ack], channel: int) -> None:
     data = b"".join(acknowledge(channel, tag, multiple) for tag, multiple in sent)
     assert take_all(data) == (len(data), sent)
 
@@ -83,7 +83,7 @@ def test_byte_by_byte(sent: list[Ack]) -> None:
         st.integers(0, 20).map(lambda count: acknowledge(1, 1)[:count]),
     ),
 )
-def test_trailing_data(sent: list[Ack], trailing: bytes) -> None:
+def test_other_frames_end_the_acks(sent: list[Ack], trailing: bytes) -> None:
     data = b"".join(acknowledge(1, tag, multiple) for tag, multiple in sent)
     assert take_all(data + trailing) == (len(data), sent)
 

@@ -44,7 +44,7 @@ def level(of: Publisher, headers: dict[str, Any] | None) -> int:
         ({"x-confirm": bytearray(b"leader")}, SLOW),
     ],
 )
-def test_levels(headers: dict[str, Any] | None, expected: int) -> None:
+def test_a_header_chooses_the_confirm_level(headers: dict[str, Any] | None, expected: int) -> None:
     assert level(publisher(), headers) == expected
 
 

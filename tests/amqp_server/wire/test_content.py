@@ -14,7 +14,7 @@ from .published import Message, harmless, header_payload, message, messages, raw
 
 
 @given(harmless, st.integers(0, 1 << 40))
-def test_whole(properties: dict[str, bytes], size: int) -> None:
+def test_properties_are_parsed_and_encoded_alike(properties: dict[str, bytes], size: int) -> None:
     payload = header_payload(properties, size)
     parsed = content.Properties.parse(payload)
     assert parsed.raw == properties
@@ -54,7 +54,7 @@ def test_unknown_flags_are_refused(flags: int) -> None:
 
 
 @given(messages(bodies=st.binary(max_size=300)), st.integers(1, 65_535), st.sampled_from([4096, 131_072]))
-def test_restamp(sent: Message, channel: int, frame_max: int) -> None:
+def test_a_content_gets_another_channel_and_frame_size(sent: Message, channel: int, frame_max: int) -> None:
     item = b"".join(sent.frames(1)[1:])
     assert content.split(item) == (sent.header, sent.body)
     check(content.restamp(item, channel, frame_max), sent, channel, frame_max)

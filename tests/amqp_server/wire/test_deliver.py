@@ -59,7 +59,9 @@ def check(
     st.sampled_from([1, 2, 65_535]),
     st.booleans(),
 )
-def test_a_run(several: list[Message], times: int, tag: int, channel: int, redelivered: bool) -> None:
+def test_a_run_is_delivered_as_sent(
+    several: list[Message], times: int, tag: int, channel: int, redelivered: bool
+) -> None:
     sent = several * times
     run = run_of(sent, redelivered=redelivered)
     before = list(run.contents or ())
@@ -75,7 +77,9 @@ def test_a_run(several: list[Message], times: int, tag: int, channel: int, redel
     st.sampled_from(TAGS),
     st.sampled_from([1, 9]),
 )
-def test_mixed_heads(sent: list[tuple[Message, str, str]], tag: int, channel: int) -> None:
+def test_messages_of_a_run_keep_their_own_routing(
+    sent: list[tuple[Message, str, str]], tag: int, channel: int
+) -> None:
     heads = [short(exchange.encode()) + short(key.encode()) for _, exchange, key in sent]
     contents = [each for each, _, _ in sent]
     data = DeliverTemplate(channel, "ctag", 131_072).encode(tag, run_of(contents, heads))
@@ -91,7 +95,7 @@ def test_counts_over_a_tag_boundary(count: int, tag: int) -> None:
 
 @pytest.mark.parametrize("size", [0, 4088, 4089, 20_000, 131_064])
 @pytest.mark.parametrize("channel", [1, 4])
-def test_smaller_frames(size: int, channel: int) -> None:
+def test_a_consumer_gets_frames_of_its_own_limit(size: int, channel: int) -> None:
     sent = [message(body=bytes((index,)) * size) for index in range(3)]
     data = DeliverTemplate(channel, "ctag", 4096).encode(254, run_of(sent, frame_bytes=131_072))
     check(data, sent, 254, channel=channel)
@@ -101,7 +105,7 @@ def test_smaller_frames(size: int, channel: int) -> None:
         data = data[used:]
 
 
-def test_longest_names() -> None:
+def test_the_longest_names_fit() -> None:
     template = DeliverTemplate(1, "t" * 255, 131_072)
     sent = message()
     run = run_of([sent], [short(b"e" * 255) + short(b"k" * 255)])

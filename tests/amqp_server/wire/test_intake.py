@@ -136,7 +136,7 @@ _lists = st.lists(repeated(messages(targets=KEYS).filter(_fast)), max_size=5).ma
 
 
 @given(_lists)
-def test_whole(sent: list[Message]) -> None:
+def test_publishes_of_one_read_are_taken_whole(sent: list[Message]) -> None:
     scanner = Scanner()
     data = b"".join(each.encode(CHANNEL) for each in sent)
     assert scanner.scan(data)[0] == len(data)
@@ -184,7 +184,7 @@ _trailing = st.one_of(
 
 
 @given(_lists, _trailing)
-def test_trailing_data(sent: list[Message], trailing: bytes) -> None:
+def test_other_frames_end_the_publishes(sent: list[Message], trailing: bytes) -> None:
     scanner = Scanner()
     data = b"".join(each.encode(CHANNEL) for each in sent)
     assert scanner.scan(data + trailing) == (len(data), Outcome.OTHER)
@@ -294,7 +294,7 @@ _alternating = st.lists(messages(targets=KEYS).filter(_fast), min_size=2, max_si
 
 
 @given(_alternating, st.integers(0, 40))
-def test_alternating(sent: list[Message], cut: int) -> None:
+def test_alternating_publishes_reach_each_queue_in_order(sent: list[Message], cut: int) -> None:
     scanner = Scanner()
     for part in (sent[:cut], sent[cut:]):
         data = b"".join(each.encode(CHANNEL) for each in part)

@@ -104,7 +104,7 @@ def test_deleted_and_declared_again(node: MemoryNode, peer: Peer) -> None:
     assert counted(node) == {"a": 1, "b": 0}
 
 
-def test_exchange_deleted(node: MemoryNode, peer: Peer) -> None:
+def test_a_remembered_publish_fails_once_its_exchange_is_deleted(node: MemoryNode, peer: Peer) -> None:
     peer.send(PUBLISH, method(1, commands.Exchange.Delete(exchange="x")), PUBLISH)
     assert closes(peer) == [404]
     assert counted(node) == {"a": 2, "b": 0}
@@ -131,7 +131,7 @@ def test_permission_taken_away(node: MemoryNode, peer: Peer, write: str) -> None
     assert counted(node) == {"a": 1, "b": 0}
 
 
-def test_permissions_cleared(node: MemoryNode, peer: Peer) -> None:
+def test_a_remembered_publish_fails_once_the_permission_is_cleared(node: MemoryNode, peer: Peer) -> None:
     node.broker.access.permissions.clear("guest", "/")
     peer.send(PUBLISH)
     assert closes(peer) == [403]

@@ -43,7 +43,7 @@ def values(method: base.Frame) -> list[object]:
 
 @settings(max_examples=300, deadline=None)
 @given(methods_of_all_kinds())
-def test_as_pamqp(method: base.Frame) -> None:
+def test_methods_are_encoded_and_decoded_as_by_pamqp(method: base.Frame) -> None:
     # These tests are not about pamqp's checks of names.
     with patch.object(type(method), "validate", lambda _: None):
         whole = frame.marshal(method, 7)

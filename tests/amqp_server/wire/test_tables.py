@@ -20,7 +20,7 @@ from .published import field_tables, long, short
 
 
 @given(field_tables)
-def test_whole(table: bytes) -> None:
+def test_tables_are_decoded_as_by_pamqp(table: bytes) -> None:
     assert tables.check(table, 0, len(table)) == len(table)
     assert same(tables.decode(table), decode.field_table(table)[1])
 
@@ -140,7 +140,7 @@ def test_replaced_keeps_all_other_bytes(table: bytes, name: bytes) -> None:
     assert tables.replaced(added, {name: b"V"})[4:] == table[4:] + short(name) + b"V"
 
 
-def test_types() -> None:
+def test_each_field_tells_its_type() -> None:
     table = long(b"".join(short(bytes((tag,))) + bytes((tag,)) + bytes(size) for tag, size in SIZES.items()))
     assert tables.types(table) == {chr(tag): tables.TYPE_NAMES[tag] for tag in SIZES}
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from persistence.streams import batch, index
 from persistence.streams.batch import Damaged, Shape
 from persistence.streams.index import BATCH, SEAL, Entry
-from persistence.streams.retention import Limits, due_ms, outdated
+from persistence.streams.retention import RetentionLimits, due_ms, outdated
 
 MESSAGES = st.lists(
     st.tuples(st.binary(max_size=20), st.none() | st.binary(max_size=5)), min_size=1, max_size=30
@@ -131,28 +131,28 @@ class Segment(NamedTuple):
 @pytest.mark.parametrize(
     ("limits", "gone"),
     [
-        (Limits(), 0),
-        (Limits(max_age_ms=1000), 0),
-        (Limits(max_age_ms=500), 2),
-        (Limits(max_age_ms=499), 2),
-        (Limits(max_age_ms=1), 3),
-        (Limits(max_bytes=300), 0),
-        (Limits(max_bytes=299), 1),
-        (Limits(max_bytes=1), 2),
-        (Limits(max_age_ms=700, max_bytes=100), 2),
+        (RetentionLimits(), 0),
+        (RetentionLimits(max_age_ms=1000), 0),
+        (RetentionLimits(max_age_ms=500), 2),
+        (RetentionLimits(max_age_ms=499), 2),
+        (RetentionLimits(max_age_ms=1), 3),
+        (RetentionLimits(max_bytes=300), 0),
+        (RetentionLimits(max_bytes=299), 1),
+        (RetentionLimits(max_bytes=1), 2),
+        (RetentionLimits(max_age_ms=700, max_bytes=100), 2),
     ],
 )
-def test_retention(limits: Limits, gone: int) -> None:
+def test_retention(limits: RetentionLimits, gone: int) -> None:
     segments = [Segment(100, 200), Segment(100, 500), Segment(100, 900)]
     assert outdated(segments, limits, now_ms=1000) == gone
 
 
 def test_an_empty_segment_stays_and_is_never_due() -> None:
     segments = [Segment(0, 0)]
-    assert outdated(segments, Limits(1, 0), now_ms=1000) == 0
-    assert due_ms(segments, Limits(1, 0)) is None
-    assert due_ms([Segment(10, 70)], Limits(5)) == 75
-    assert due_ms([Segment(10, 70)], Limits()) is None
+    assert outdated(segments, RetentionLimits(1, 0), now_ms=1000) == 0
+    assert due_ms(segments, RetentionLimits(1, 0)) is None
+    assert due_ms([Segment(10, 70)], RetentionLimits(5)) == 75
+    assert due_ms([Segment(10, 70)], RetentionLimits()) is None
 
 
 # -- compression ---------------------------------------------------------------------------------------------

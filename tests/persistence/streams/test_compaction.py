@@ -12,7 +12,7 @@ from persistence.streams import batch as batches
 from persistence.streams import compaction
 from persistence.streams.batch import Batch, Shape
 from persistence.streams.compaction import Throttle
-from persistence.streams.log import Place, Stored, StreamLog, Wanted
+from persistence.streams.log import SegmentPlace, Stored, StreamLog, Wanted
 from tests.persistence.streams.crashing import Crashed, CrashingFiles
 
 HERE = Path("/stream")
@@ -86,7 +86,7 @@ def compact(
 def read(log: StreamLog, offset: int = 0) -> dict[int, bytes]:
     """Return all messages from an offset on, by their offsets; check that nothing is lost."""
     found: dict[int, bytes] = {}
-    place: Place | None = None
+    place: SegmentPlace | None = None
     while True:
         result = log.read(offset, place)
         assert result.lost == []
@@ -242,7 +242,7 @@ def test_a_reader_goes_on_undisturbed() -> None:
         throttle = Throttle(1 << 40)
         plan = compaction.plan(log, Keys(), 1000, 900, throttle)
         seen: dict[int, bytes] = {}
-        place: Place | None = None
+        place: SegmentPlace | None = None
         offset = step = 0
         groups = iter(plan.groups)
         while True:

@@ -67,7 +67,7 @@ def test_another_node_reads_what_is_trimmed_meanwhile(reads: int) -> None:
     log = going(reads, trim)
     offset = log.segments[1].base
     raw = log.read_raw(offset)
-    # Messages before the first segment are gone; see StreamGroupHost.
+    # Messages before the first segment are gone; see StreamMemberHost.
     assert raw.lost is None or raw.lost.stop == log.segments[0].base == log.first_kept
     assert raw.data or raw.lost is not None
 

@@ -14,7 +14,7 @@ from persistence.streams import batch as batches
 from persistence.streams import index
 from persistence.streams.batch import Batch, Shape
 from persistence.streams.files import DiskFiles, Files
-from persistence.streams.log import Lost, Place, Stored, StreamLog, Wanted, heads_of
+from persistence.streams.log import Lost, SegmentPlace, Stored, StreamLog, Wanted, heads_of
 from tests.persistence.streams.crashing import Crashed, CrashingFiles
 
 HERE = Path("/streams/7")
@@ -44,7 +44,7 @@ def read_all(log: StreamLog, offset: int = 0, wanted: Wanted | None = None) -> t
     """Return the offsets that a reader gets, each with the right body, and the offsets that are lost."""
     offsets: list[int] = []
     lost: list[Lost] = []
-    place: Place | None = None
+    place: SegmentPlace | None = None
     for _ in range(10_000):
         read = log.read(offset, place, wanted)
         lost += read.lost

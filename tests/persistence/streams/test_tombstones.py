@@ -9,7 +9,7 @@ import pytest
 
 from persistence.streams.batch import Head
 from persistence.streams.compaction import EVERYTHING
-from persistence.streams.log import Place, StreamLog
+from persistence.streams.log import SegmentPlace, StreamLog
 from persistence.streams.passes import Passes
 from persistence.streams.segment import Segment, heads_of
 from tests.persistence.streams.crashing import CrashingFiles
@@ -25,7 +25,7 @@ def view(log: StreamLog) -> tuple[dict[str, int], bool]:
     read all of it.
     """
     table: dict[str, int] = {}
-    place: Place | None = None
+    place: SegmentPlace | None = None
     offset, whole = 0, True
     while True:
         result = log.read(offset, place)
@@ -91,7 +91,7 @@ def test_a_tombstone_stays_while_a_segment_before_it_cannot_be_compacted(restart
 
 def items(log: StreamLog) -> dict[int, bytes]:
     found: dict[int, bytes] = {}
-    place: Place | None = None
+    place: SegmentPlace | None = None
     offset = 0
     while True:
         result = log.read(offset, place)
@@ -185,7 +185,7 @@ class Copies:
 
     def mend(self, log: StreamLog, segment: Segment) -> None:
         other = self.logs[1 - self.logs.index(log)]
-        place: Place | None = None
+        place: SegmentPlace | None = None
         offset = segment.base
         while offset < segment.stop:
             read = log.read(offset, place)

@@ -243,7 +243,7 @@ def test_who_waits_for_all_is_answered_when_the_queue_goes(deleted: bool) -> Non
     assert waiting(publisher) == [0]
 
 
-def test_frames() -> None:
+def test_frames_of_confirm_levels_are_read_as_written() -> None:
     early = b"".join(frames.early(7, 3, 9, b"batch"))
     assert frames.parse_early(memoryview(early)) == (7, 3, 9, b"batch")
     synced = b"".join(frames.synced(7, 3, 9))

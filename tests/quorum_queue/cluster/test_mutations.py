@@ -27,7 +27,7 @@ from quorum_queue.cluster.snapshots import transfer
 from quorum_queue.cluster.snapshots.lost_entries import LostEntries
 from quorum_queue.cluster.snapshots.transfer import Receiving
 from quorum_queue.cluster.unopened_groups import UnopenedGroups
-from quorum_queue.machine.replicated import Applied, Replica
+from quorum_queue.machine.replicated import Applied, QueueReplica
 from quorum_queue.raft.core import Raft
 from quorum_queue.raft.leading import Leadership
 from tests.clocks import ManualClock
@@ -60,7 +60,7 @@ class Mutation(NamedTuple):
     test: Callable[[], None] | None = None
 
 
-def applies_out_of_turn(self: Replica, batch: Any, meta: Any, effects: Any) -> bool:
+def applies_out_of_turn(self: QueueReplica, batch: Any, meta: Any, effects: Any) -> bool:
     self.batches[batch.node] = (batch.incarnation, batch.number)
     return True
 
@@ -89,11 +89,11 @@ def takes_writes_for_done(self: Replicas) -> None:
     self.commits.request()
 
 
-def forgets_numbers() -> Callable[..., Replica]:
-    restore = Replica.restore.__func__  # type: ignore[attr-defined]
+def forgets_numbers() -> Callable[..., QueueReplica]:
+    restore = QueueReplica.restore.__func__  # type: ignore[attr-defined]
 
-    def mutant(cls: type[Replica], data: bytes) -> Replica:
-        replica: Replica = restore(cls, data)
+    def mutant(cls: type[QueueReplica], data: bytes) -> QueueReplica:
+        replica: QueueReplica = restore(cls, data)
         replica.batches = {}
         return replica
 
@@ -114,7 +114,7 @@ def says_that_it_has_nothing(self: LostEntries, group: Group, question: Any) -> 
     return frames.NOT_HERE, None
 
 
-def forgets_no_turn(self: Replica, index: int) -> None:
+def forgets_no_turn(self: QueueReplica, index: int) -> None:
     self.applied = index
 
 
@@ -197,12 +197,12 @@ MUTATIONS = [
     Mutation("all have what a majority has", Leadership, "reached", what_is_committed),
     Mutation("what only the leader has is delivered", Leadership, "advance_commit", what_this_disk_has),
     Mutation("a leader confirms before its disk has it", Group, "take", says_so_at_once()),
-    Mutation("a batch is applied whenever it comes", Replica, "_is_next", applies_out_of_turn),
+    Mutation("a batch is applied whenever it comes", QueueReplica, "_is_next", applies_out_of_turn),
     Mutation("a publish is confirmed before it is committed", GroupHost, "_send_pending", confirms_at_once()),
     Mutation("writes count before the disk has them", Replicas, "write", takes_writes_for_done),
     Mutation("batches are not sent again to a new leader", Group, "resend", nothing),
     Mutation("entries are deleted while their messages are wanted", GroupHost, "kept", lambda self: []),
-    Mutation("a snapshot forgets the numbers of batches", Replica, "restore", forgets_numbers()),
+    Mutation("a snapshot forgets the numbers of batches", QueueReplica, "restore", forgets_numbers()),
     Mutation("a follower counts before it has the bodies", transfer, "_ask", asks_for_no_bodies),
     Mutation("consumers get nothing of what a snapshot gave them", GroupHost, "_catch_up_consumers", nothing,
              test_snapshots.test_a_consumer_gets_what_a_snapshot_says_that_it_holds),
@@ -219,7 +219,7 @@ MUTATIONS = [
              test_holes.test_a_hole_outlasts_restarts_and_heals_when_the_entry_is_reached),
     Mutation("entries are lost though a member has them", LostEntries, "_look_for", says_that_it_has_nothing,
              test_holes.test_two_members_heal_each_other_while_the_third_is_away),
-    Mutation("batches behind an entry that was passed over are out of turn", Replica, "passed_over", forgets_no_turn,
+    Mutation("batches behind an entry that was passed over are out of turn", QueueReplica, "passed_over", forgets_no_turn,
              lambda: test_holes.test_a_passed_over_entry_takes_no_other_with_it()),
     Mutation("a log with a hole that nobody can fill is kept", LostEntries, "_forget", nothing,
              test_disks.test_a_follower_that_cannot_apply_what_all_others_have_cut_off_is_filled_again),

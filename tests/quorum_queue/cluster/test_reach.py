@@ -93,7 +93,7 @@ def test_words_and_their_bytes() -> None:
 @pytest.mark.parametrize(
     "data", [b"\x0e", b"\x0e\x01\x02a", b"\x0e\x01\x00", b"\x0e\x01\x01\xff", b"\x0e\x01\x01a\x05"]
 )
-def test_broken_words(data: bytes) -> None:
+def test_a_broken_frame_about_links_is_refused(data: bytes) -> None:
     with pytest.raises(FrameError):
         frames.parse_reach(memoryview(data))
 

@@ -34,7 +34,7 @@ def run(seed: int) -> Simulation:
 
 
 @pytest.mark.parametrize("first", range(COUNTED, SEEDS, PART))
-def test_seeds(first: int) -> None:
+def test_the_cluster_keeps_its_promises_for_every_seed(first: int) -> None:
     for seed in range(first, first + PART):
         run(seed)
 

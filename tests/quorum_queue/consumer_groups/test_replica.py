@@ -18,7 +18,7 @@ from quorum_queue.consumer_groups.entries import (
 )
 from quorum_queue.consumer_groups.group import Group
 from quorum_queue.consumer_groups.partition import UNKNOWN
-from quorum_queue.consumer_groups.replica import AHEAD_MAX, Applied, Handed, Replica
+from quorum_queue.consumer_groups.replica import AHEAD_MAX, Applied, GroupReplica, Handed
 from quorum_queue.machine.effects import GONE
 from quorum_queue.machine.seal import EMPTY, IN_USE, NOT_EMPTY, SEALED, UNUSED, Sealed
 
@@ -43,7 +43,7 @@ class Client:
 class GroupNode:
     """A node of the cluster, with its clients and its replica."""
 
-    def __init__(self, name: str, incarnation: int, replica: Replica) -> None:
+    def __init__(self, name: str, incarnation: int, replica: GroupReplica) -> None:
         self.name = name
         self.incarnation = incarnation
         self.replica = replica
@@ -78,8 +78,8 @@ class World:
         for name in NODES:
             self.start(name)
 
-    def fresh(self) -> Replica:
-        replica = Replica(None, dead_letters=False)
+    def fresh(self) -> GroupReplica:
+        replica = GroupReplica(None, dead_letters=False)
         for index, entry in enumerate(self.log, 1):
             replica.apply(index, *decode_entry(entry), ("", 0))
         return replica
@@ -89,7 +89,7 @@ class World:
         before = self.nodes.get(name)
         replica = self.fresh()
         if before is not None and self.chance.random() < 0.5:
-            replica = Replica.restore(replica.snapshot(), None, dead_letters=False)
+            replica = GroupReplica.restore(replica.snapshot(), None, dead_letters=False)
         self.nodes[name] = GroupNode(name, self.incarnation, replica)
 
     # -- what happens ----------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ class World:
         self.start(node.name)
 
     def do_snapshot(self, node: GroupNode) -> None:
-        node.replica = Replica.restore(node.replica.snapshot(), None, dead_letters=False)
+        node.replica = GroupReplica.restore(node.replica.snapshot(), None, dead_letters=False)
 
     def do_entry(self, node: GroupNode) -> None:
         batches = [each.batch() for each in self.nodes.values() if each.pending]
@@ -334,9 +334,9 @@ def test_the_checks_find_planted_bugs(monkeypatch: pytest.MonkeyPatch) -> None:
     planted = [
         (partitions.Partition, "active", _take_anything),
         (Group, "give_back", _never_unseen(Group)),
-        (Replica, "_leave", lambda self, key, *, gone: self._detach(key, gone=True)),
-        (Replica, "_is_next", _take_again),
-        (Replica, "_hand", _late_hand(Replica)),
+        (GroupReplica, "_leave", lambda self, key, *, gone: self._detach(key, gone=True)),
+        (GroupReplica, "_is_next", _take_again),
+        (GroupReplica, "_hand", _late_hand(GroupReplica)),
     ]
     for kind, name, wrong in planted:
         with monkeypatch.context() as patch:
@@ -350,7 +350,7 @@ def test_the_checks_find_planted_bugs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def applied(
-    replica: Replica, *commands: Command, node: str = "n1", number: int = 0, now_ms: int = 1_000
+    replica: GroupReplica, *commands: Command, node: str = "n1", number: int = 0, now_ms: int = 1_000
 ) -> Any:
     number = number or replica.batches.get(node, (0, 0))[1] + 1
     entry = encode_entry(now_ms, [encode_batch(node, 1, number, commands)])
@@ -365,8 +365,8 @@ def whole(name: str, channel: int = 1, node: str = "n1") -> tuple[Any, ...]:
     return (node, 1, *key(name, channel))
 
 
-def replica_with(*names: str, dead_letters: bool = False, limit: int | None = None) -> Replica:
-    replica = Replica(limit, dead_letters=dead_letters)
+def replica_with(*names: str, dead_letters: bool = False, limit: int | None = None) -> GroupReplica:
+    replica = GroupReplica(limit, dead_letters=dead_letters)
     applied(replica, ("streams", [[7, "s"]], []), ("begin", 7, 0))
     for name in names:
         applied(replica, ("attach", key(name), 0, 0))
@@ -461,7 +461,7 @@ def test_a_reset_forgets_what_was_handed_out() -> None:
 def test_what_has_died_stays_until_it_is_buried_and_survives_a_snapshot() -> None:
     replica = replica_with("a", dead_letters=True)
     applied(replica, ("hand", 7, whole("a"), 0, 10), ("discard", key("a"), 2, 5))
-    copy = Replica.restore(replica.snapshot(), None, dead_letters=True)
+    copy = GroupReplica.restore(replica.snapshot(), None, dead_letters=True)
     assert copy.digest() == replica.digest()
     for each in (replica, copy):
         applied(each, ("buried", 1, 1))
@@ -505,7 +505,7 @@ def test_when_its_streams_are_gone_so_are_its_members() -> None:
 
 
 def test_a_group_whose_stream_went_before_it_began_knows_so() -> None:
-    replica = Replica(None, dead_letters=False)
+    replica = GroupReplica(None, dead_letters=False)
     applied(replica, ("streams", [], []))
     assert replica.known
     assert applied(replica, ("attach", key("a"), 0, 0)).attached == [
@@ -538,7 +538,7 @@ def test_what_is_no_entry_or_state_is_refused() -> None:
         with pytest.raises(CodecError):
             applied(replica, command)
     with pytest.raises(CodecError):
-        Replica.restore(replica.snapshot()[:-1], None, dead_letters=False)
+        GroupReplica.restore(replica.snapshot()[:-1], None, dead_letters=False)
     with pytest.raises(ValueError, match="comes after"):
         replica.apply(1, 0, [], ("n1", 1))
 
@@ -549,11 +549,11 @@ def test_a_lost_entry_is_passed_over_and_the_next_batch_of_each_node_taken() -> 
     number = replica.batches["n1"][1] + 2
     found = applied(replica, ("hand", 7, whole("a"), 0, 2), number=number)
     assert found.handed and found.missed == range(number - 1, number)
-    assert Replica.restore(replica.snapshot(), None, dead_letters=False).digest() == replica.digest()
+    assert GroupReplica.restore(replica.snapshot(), None, dead_letters=False).digest() == replica.digest()
 
 
 def test_a_sealed_group_takes_no_member() -> None:
-    replica = Replica(None, dead_letters=False)
+    replica = GroupReplica(None, dead_letters=False)
 
     def run(index: int, *commands: Command) -> Applied:
         batch = encode_batch("n1", 1, index, commands)
@@ -569,12 +569,12 @@ def test_a_sealed_group_takes_no_member() -> None:
     assert applied.seals == [(3, Sealed(SEALED, 0))]
     assert applied.sealed
     assert [refused for _, refused in applied.attached] == [GONE]
-    assert Replica.restore(replica.snapshot(), None, dead_letters=False).sealed
-    assert not Replica.restore(before, None, dead_letters=False).sealed
+    assert GroupReplica.restore(replica.snapshot(), None, dead_letters=False).sealed
+    assert not GroupReplica.restore(before, None, dead_letters=False).sealed
 
 
 def test_a_group_with_members_is_not_moved_unless_it_must_be() -> None:
-    replica = Replica(None, dead_letters=False)
+    replica = GroupReplica(None, dead_letters=False)
 
     def run(index: int, *commands: Command) -> Applied:
         batch = encode_batch("n1", 1, index, commands)

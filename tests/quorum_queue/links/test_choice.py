@@ -16,7 +16,7 @@ def test_one_of_two_decides() -> None:
     assert not decides("n2", "n1")
 
 
-def test_same_incarnation() -> None:
+def test_of_two_sessions_of_one_start_the_one_that_both_know_stays() -> None:
     # The peer said this before it adopted its present session: both had dialled.
     assert not takes(OLD, Standing(2, False), OLD, 3)
     # The peer had adopted that session, and lost it.

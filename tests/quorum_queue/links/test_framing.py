@@ -40,7 +40,9 @@ def wire(frames: list[bytes]) -> bytes:
     st.sampled_from([8, 64, 1000, 20_000]),
     st.booleans(),
 )
-def test_any_chunking(frames: list[bytes], cuts: list[int], size: int, keep_alives: bool) -> None:
+def test_frames_are_read_however_they_are_cut(
+    frames: list[bytes], cuts: list[int], size: int, keep_alives: bool
+) -> None:
     data = (KEEP_ALIVE if keep_alives else b"").join(wire([frame]) for frame in frames)
     reader = new_reader(size)
     found, at, turn = [], 0, 0
@@ -83,7 +85,7 @@ def test_too_long_is_refused_before_anything_is_allocated() -> None:
 
 
 @given(st.binary(max_size=2000))
-def test_any_bytes(data: bytes) -> None:
+def test_any_bytes_are_frames_or_an_error(data: bytes) -> None:
     """Either a length is too long, or the sizes of the frames add up."""
     try:
         frames = feed(new_reader(), data)

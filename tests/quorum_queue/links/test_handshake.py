@@ -15,7 +15,7 @@ from quorum_queue.links.handshake import (
     Dialler,
     Hello,
     Keys,
-    Refused,
+    PeerRefused,
     Standing,
     check_size,
 )
@@ -56,8 +56,8 @@ def test_both_learn_who_the_other_is() -> None:
     [dialler(keys=Keys(b"x" * 32)), dialler(cluster="d"), dialler(to="n3")],
     ids=["secret", "cluster", "to"],
 )
-def test_acceptor_refuses(strange: Dialler) -> None:
-    with pytest.raises(Refused) as refused:
+def test_an_acceptor_refuses_another_secret_cluster_or_name(strange: Dialler) -> None:
+    with pytest.raises(PeerRefused) as refused:
         acceptor().opened(strange.open())
     assert refused.value.suspect
 
@@ -68,37 +68,37 @@ def test_dialler_refuses_another_secret_and_another_name() -> None:
         # An acceptor that accepts everything, but does not have the right key.
         two = acceptor(hello=hello, keys=keys)
         two._before = b"".join((len(one.open()).to_bytes(4, "big"), one.open()))
-        with pytest.raises(Refused):
+        with pytest.raises(PeerRefused):
             one.answer(two.answer(NEW), NEW)
 
 
-def test_reflection() -> None:
+def test_a_nodes_own_message_is_no_answer_to_itself() -> None:
     """A node's own message is no valid answer to itself, on this connection or on another."""
     one = dialler()
-    with pytest.raises(Refused):
+    with pytest.raises(PeerRefused):
         one.answer(one.open(), NEW)
-    with pytest.raises(Refused, match="n2"):
+    with pytest.raises(PeerRefused, match="n2"):
         acceptor(hello=N1).opened(one.open())
     two = acceptor()
     two.opened(one.open())
-    with pytest.raises(Refused):
+    with pytest.raises(PeerRefused):
         two.finish(two.answer(NEW))
 
 
-def test_swapped_roles() -> None:
+def test_an_answer_is_of_no_use_in_the_other_role() -> None:
     """An attacker who gets an answer from a node by dialling it can't use it on that node's own dials, nor to
     finish a handshake.
     """
     attacker_opens, answer, finish = transcript()
-    with pytest.raises(Refused):
+    with pytest.raises(PeerRefused):
         Dialler(KEYS, "c", N2, "n1", b"3" * 32).answer(answer, NEW)
     two = acceptor()
     two.opened(attacker_opens)
     two.answer(NEW)
     # The keys differ for each kind of message, so a message with its kind changed is invalid.
-    with pytest.raises(Refused):
+    with pytest.raises(PeerRefused):
         two.finish(answer[:5] + b"\x03" + answer[6:])
-    with pytest.raises(Refused):
+    with pytest.raises(PeerRefused):
         acceptor().opened(finish[:5] + b"\x01" + finish[6:])
 
 
@@ -107,10 +107,10 @@ def test_replay_of_an_old_transcript() -> None:
     two = acceptor(nonce=b"fresh" + bytes(27))
     two.opened(opened)
     two.answer(NEW)
-    with pytest.raises(Refused):
+    with pytest.raises(PeerRefused):
         two.finish(finish)
     one = dialler(nonce=b"fresh" + bytes(27))
-    with pytest.raises(Refused):
+    with pytest.raises(PeerRefused):
         one.answer(answer, NEW)
 
 
@@ -119,7 +119,7 @@ def test_standing_is_proved_too() -> None:
     two.opened(one.open())
     answer = bytearray(two.answer(NEW))
     answer[-MAC_BYTES - 33] ^= 1
-    with pytest.raises(Refused):
+    with pytest.raises(PeerRefused):
         one.answer(bytes(answer), NEW)
 
 
@@ -141,10 +141,10 @@ def test_cut_short_and_with_trailing_data(index: int) -> None:
     message, read = readers()[index]
     read(message)
     for length in range(len(message)):
-        with pytest.raises(Refused):
+        with pytest.raises(PeerRefused):
             read(message[:length])
     for more in (b"\0", b"\0" * MAC_BYTES, message):
-        with pytest.raises(Refused):
+        with pytest.raises(PeerRefused):
             read(message + more)
 
 
@@ -154,15 +154,15 @@ def test_every_bit_counts(index: int) -> None:
     for place in range(len(message) * 8):
         changed = bytearray(message)
         changed[place // 8] ^= 1 << place % 8
-        with pytest.raises(Refused):
+        with pytest.raises(PeerRefused):
             read(bytes(changed))
 
 
 @given(st.binary(max_size=2 * MESSAGE_BYTES_MAX), st.integers(0, 2))
-def test_any_bytes(data: bytes, index: int) -> None:
+def test_any_bytes_are_refused(data: bytes, index: int) -> None:
     message, read = readers()[index]
     for candidate in (data, message[:6] + data):
-        with pytest.raises(Refused):
+        with pytest.raises(PeerRefused):
             read(candidate)
 
 
@@ -171,7 +171,7 @@ def test_any_bytes_of_one_who_knows_the_secret(data: bytes) -> None:
     """A right MAC alone does not make a message right."""
     from quorum_queue.links.handshake import _head, _sealed
 
-    with pytest.raises(Refused):
+    with pytest.raises(PeerRefused):
         acceptor().opened(_sealed(KEYS.open, b"", _head(1) + data))
 
 

@@ -79,7 +79,7 @@ async def test_frames_keep_their_order(maybe_tls: Tls | None) -> None:
         assert made[0].mesh.pending_bytes("n2") == 0 == made[1].mesh.pending_bytes("n1")
 
 
-async def test_largest_frame(maybe_tls: Tls | None) -> None:
+async def test_the_largest_frame_arrives_and_a_larger_one_is_refused(maybe_tls: Tls | None) -> None:
     async with nodes("n1", "n2", tls=maybe_tls, frame_bytes_max=64 << 20) as (one, two):
         big = os.urandom(1 << 20) * 64
         digests: list[bytes] = []
@@ -138,7 +138,7 @@ async def test_no_session_no_frame() -> None:
 
 
 @pytest.mark.parametrize("stopped", [0, 1])
-async def test_restart(stopped: int, maybe_tls: Tls | None) -> None:
+async def test_a_session_comes_back_after_a_restart(stopped: int, maybe_tls: Tls | None) -> None:
     """For either of the two, the session is gone with the process, and is there again soon after the process
     is back.
     """
@@ -377,7 +377,7 @@ async def test_peers_come_and_go() -> None:
     three.listen.close()
 
 
-async def test_admit() -> None:
+async def test_a_node_that_joins_is_admitted_by_name_and_not_dialled() -> None:
     """A node that is about to join is let in by name, and not dialled."""
     async with trio.open_nursery() as nursery:
         one = LinkNode("n1", nursery, listening())
@@ -394,7 +394,7 @@ async def test_admit() -> None:
         node.listen.close()
 
 
-async def test_other_secret(caplog: pytest.LogCaptureFixture) -> None:
+async def test_another_secret_is_logged_once_on_both_sides(caplog: pytest.LogCaptureFixture) -> None:
     """Both sides log this, once, and do not send it to the other."""
     async with nodes("n1", "n2", "n3") as (one, two, three):
         await two.stop()

@@ -68,7 +68,7 @@ def opening(keys: Keys = KEYS, hello: Hello = N2, to: str = "n1") -> bytes:
     # Nonces differ from process to process; names of tests must not.
     ids=["http", "amqp", "too long", "empty", "zeros", "wrong secret", "unknown", "ourselves", "for another"],
 )
-async def test_gets_nothing(said: bytes) -> None:
+async def test_a_stranger_gets_nothing(said: bytes) -> None:
     async with nodes("n1", "n2", handshake_ms=60_000) as (one, _):
         stream = await connect(one)
         await stream.send_all(said)

@@ -363,7 +363,7 @@ def test_outdated_messages_are_answered_with_the_term() -> None:
     assert [(message.term, message.reject) for message in group.sent] == [(term, True)] * 3
 
 
-def test_small_options() -> None:
+def test_the_smallest_options_elect_a_leader() -> None:
     options = Options(election_ticks=1, lost_ticks_jitter=0)
     for name in "abc":
         assert 1 <= election_timeout(options, name, ("a", "b", "c"), 1, 1, 1) <= 4

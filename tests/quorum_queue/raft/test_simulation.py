@@ -16,7 +16,7 @@ PART = 100
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, PART))
-def test_seeds(first: int) -> None:
+def test_the_core_keeps_its_promises_for_every_seed(first: int) -> None:
     for seed in range(first, first + PART):
         try:
             simulation.run(seed)

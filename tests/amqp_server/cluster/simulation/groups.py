@@ -21,7 +21,7 @@ from amqp_server.broker.access.permissions import ITSELF
 from amqp_server.broker.declared.operations import DeclareQueue, SetMembers
 from amqp_server.broker.declared.records import QueueRecord, encoded
 from amqp_server.broker.topology.queue import Queue
-from amqp_server.streams.consumer_groups.member_host import ReplicatedGroupHost
+from amqp_server.streams.consumer_groups.member_host import ConsumerGroupMemberHost
 from amqp_server.streams.layout.deliver import BatchReader
 from amqp_server.streams.layout.group_headers import offsets_of
 from quorum_queue.consumer_groups.partition import UNKNOWN
@@ -141,9 +141,9 @@ class GroupSimulation(StreamSimulation):
     def group_queue(self, node: SimulatedNode) -> Queue | None:
         return node.broker.vhost("/").queues.get(GROUP) if node.alive and node.serving else None
 
-    def copies(self) -> list[ReplicatedGroupHost]:
+    def copies(self) -> list[ConsumerGroupMemberHost]:
         hosts = [host for node in self.running for host in node.cluster.hosts.grouped.values()]
-        return [host for host in hosts if isinstance(host, ReplicatedGroupHost)]
+        return [host for host in hosts if isinstance(host, ConsumerGroupMemberHost)]
 
     # -- steps -----------------------------------------------------------------------------------------------
 
@@ -263,10 +263,10 @@ class GroupSimulation(StreamSimulation):
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
-        place: Any = ReplicatedGroupHost
+        place: Any = ConsumerGroupMemberHost
         perform = place._perform
 
-        def watched(host: ReplicatedGroupHost, applied: Applied) -> None:
+        def watched(host: ConsumerGroupMemberHost, applied: Applied) -> None:
             self.look(host, applied)
             perform(host, applied)
 
@@ -277,7 +277,7 @@ class GroupSimulation(StreamSimulation):
         finally:
             place._perform = perform
 
-    def look(self, host: ReplicatedGroupHost, applied: Applied) -> None:
+    def look(self, host: ConsumerGroupMemberHost, applied: Applied) -> None:
         """A copy of the group has applied an entry."""
         group = host.replica.group
         for each in applied.handed:

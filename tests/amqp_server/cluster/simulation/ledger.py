@@ -15,7 +15,7 @@ from unittest import mock
 
 from amqp_server.broker.declared import operations
 from amqp_server.broker.declared.records import QueueRecord
-from amqp_server.broker.topology.topology import Result
+from amqp_server.broker.topology.replication import Result
 from amqp_server.cluster import node as product
 from amqp_server.cluster.membership.roster import LAST_BATCH
 from amqp_server.cluster.topology_group import (

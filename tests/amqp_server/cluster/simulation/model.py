@@ -11,9 +11,8 @@ import msgspec
 
 from amqp_server.broker.broker import Broker
 from amqp_server.broker.declared import operations
-from amqp_server.broker.declared.operations import Operation
+from amqp_server.broker.declared.operations import Operation, Room
 from amqp_server.broker.declared.records import BindingRecord, ExchangeRecord, QueueRecord
-from amqp_server.broker.room import Room
 from amqp_server.wire import tables
 from quorum_queue.machine import versions
 

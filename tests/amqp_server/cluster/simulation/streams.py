@@ -40,7 +40,7 @@ from amqp_server.streams.layout.deliver import BatchReader
 from amqp_server.streams.layout.encode import FILTER
 from amqp_server.streams.layout.group_headers import offsets_of
 from amqp_server.streams.local_host import StreamOptions
-from amqp_server.streams.members.host import StreamGroupHost
+from amqp_server.streams.members.host import StreamMemberHost
 from amqp_server.streams.members.replica import Applied
 from amqp_server.wire import content
 from persistence.streams import batch as batches
@@ -178,7 +178,7 @@ class Origin:
         ledger, node, queue = self._ledger, self._node, self._queue
         assert node is not None and queue is not None
         host = queue.host
-        group = host.group if isinstance(host, StreamGroupHost) and not host.ended else None
+        group = host.group if isinstance(host, StreamMemberHost) and not host.ended else None
         if self._level == LEADER:
             ledger.note("confirmed by the leader", len(bodies))
             ledger.led.update(dict.fromkeys(bodies, 0 if group is None else group.core.term))
@@ -469,7 +469,7 @@ class StreamSimulation(Cluster):
         self.acked_to: dict[str, int] = {}
         self.third_readers: list[ThirdReader] = []
         #: By member, the offsets that its names have come to.
-        self._seen_names: dict[StreamGroupHost, dict[str, int]] = {}
+        self._seen_names: dict[StreamMemberHost, dict[str, int]] = {}
         #: Offsets that were damaged on each node, until all are whole again.
         self.damaged: dict[str, list[range]] = {}
         for node in self.nodes.values():
@@ -533,11 +533,11 @@ class StreamSimulation(Cluster):
     def queue(self, node: SimulatedNode, name: str = NAME) -> Queue | None:
         return node.broker.vhost("/").queues.get(name) if node.alive and node.serving else None
 
-    def members(self, queue_id: int = 0) -> list[tuple[SimulatedNode, StreamGroupHost]]:
+    def members(self, queue_id: int = 0) -> list[tuple[SimulatedNode, StreamMemberHost]]:
         found = []
         for node in self.running:
             host = node.cluster.hosts.grouped.get(queue_id or self.main)
-            if isinstance(host, StreamGroupHost):
+            if isinstance(host, StreamMemberHost):
                 found.append((node, host))
         return found
 
@@ -730,7 +730,7 @@ class StreamSimulation(Cluster):
             self.log(f"{node.name}: reader {reader.number} wants a third name")
             reader.attach(node, queue)
 
-    def check_names(self, host: StreamGroupHost) -> None:
+    def check_names(self, host: StreamMemberHost) -> None:
         seen = self._seen_names.setdefault(host, {})
         if len(host.replica.names) > NAMES or not seen.keys() <= host.replica.names.keys():
             raise Violation(f"there were the names {list(seen)}, and now {list(host.replica.names)}")
@@ -906,12 +906,12 @@ class StreamSimulation(Cluster):
         """Note each entry that any member applies: retention may delete its messages before anybody has read
         them.
         """
-        place: Any = StreamGroupHost
+        place: Any = StreamMemberHost
         take = place._take
         entries: Any = index
         spacing = index.SPACING_BYTES
 
-        def watched(host: StreamGroupHost, applied: Applied) -> None:
+        def watched(host: StreamMemberHost, applied: Applied) -> None:
             stream = self.ledger_of(host.queue_id)
             for each in applied.batches:
                 for offset, body in enumerate(bodies_of(each.batch), each.batch.base):
@@ -1004,7 +1004,7 @@ class StreamSimulation(Cluster):
                 host.queue.name
                 for node in self.running
                 for host in node.cluster.hosts.grouped.values()
-                if isinstance(host, StreamGroupHost) and host.missing_count
+                if isinstance(host, StreamMemberHost) and host.missing_count
             ]
             if not (late or filling or self.acks):
                 break
@@ -1065,7 +1065,7 @@ class StreamSimulation(Cluster):
         if queue.name != NAME:
             self.stream.note("confirmed in partitions", len(stream.confirmed))
 
-    def _check_member(self, node: SimulatedNode, host: StreamGroupHost, stream: StreamLedger) -> None:
+    def _check_member(self, node: SimulatedNode, host: StreamMemberHost, stream: StreamLedger) -> None:
         """Check that this member has all messages, whole."""
         if host.missing_count or host.lost_count:
             raise Violation(

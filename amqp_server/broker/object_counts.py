@@ -1,0 +1,36 @@
+"""How many objects the node has, and how much memory they take: for limits, and for those who ask."""
+
+from __future__ import annotations
+
+from amqp_server.broker.traffic import Ended
+from amqp_server.errors import ResourceError
+
+
+class ObjectCounts:
+    """Numbers of all objects, for the limits of the configuration; and the counts of ended ones."""
+
+    __slots__ = (
+        "_declared_bytes_max",
+        "bindings",
+        "channels",
+        "declared_bytes",
+        "ended",
+        "exchanges",
+        "queues",
+    )
+
+    def __init__(self, declared_bytes_max: int) -> None:
+        self._declared_bytes_max = declared_bytes_max
+        self.bindings = self.channels = self.exchanges = self.queues = 0
+        #: Memory of queues, exchanges, bindings and consumers; see amqp_server.broker.declared_memory.
+        self.declared_bytes = 0
+        self.ended = Ended()
+
+    def check_declared(self, weight: int) -> None:
+        """Check that something of this weight may be declared. Raises ResourceError."""
+        most = self._declared_bytes_max
+        if self.declared_bytes + weight > most:
+            raise ResourceError(
+                f"queues, exchanges, bindings and consumers use {self.declared_bytes} bytes of memory; "
+                f"{weight} more exceed declared_bytes_max ({most})"
+            )
