@@ -1,7 +1,7 @@
 """All attacks, in the order of the table."""
 
 from ..scene import Scene
-from . import administration, budgets, floods, logins, memory, page, routing, settling, streams, web
+from . import administration, budgets, floods, links, logins, memory, page, routing, settling, streams, web
 
 SCENES: tuple[Scene, ...] = (
     *memory.SCENES,
@@ -10,6 +10,7 @@ SCENES: tuple[Scene, ...] = (
     *streams.SCENES,
     *floods.SCENES,
     *logins.SCENES,
+    *links.SCENES,
     *web.SCENES,
     *administration.SCENES,
     *page.SCENES,
