@@ -108,6 +108,11 @@ class QueueHost:
         """True if dead letters are held until their targets have them."""
         return self.settings.dead_letter_at_least_once
 
+    @property
+    def partition_count(self) -> int:
+        """Number of streams that a consumer group reads; 0 for all other queues."""
+        return 0
+
     def partitions_changed(self) -> None:
         """Streams were declared or deleted. Only hosts of consumer groups react."""
 

@@ -81,6 +81,10 @@ class ConsumerGroupHost(QueueHost):
         """Schedule this host's work for this turn."""
         self._turn.schedule(self)
 
+    @property
+    def partition_count(self) -> int:
+        return len(self.group.partitions)
+
     def partitions_changed(self) -> None:
         """A stream was declared or deleted, or a super stream has got partitions."""
         if not self._stale:

@@ -273,6 +273,10 @@ class ConsumerGroupMemberHost(GroupEffects):
     def got(self, key: Key, got: Got) -> None:
         self._got(key, got)
 
+    @property
+    def partition_count(self) -> int:
+        return len(self.replica.group.partitions)
+
     def partitions_changed(self) -> None:
         """A stream was declared or deleted, or a super stream has got partitions."""
         self._coordinator.stale = True

@@ -30,7 +30,11 @@ class GroupHost(QueueHost):
 
     def __init__(self, turn: Turn) -> None:
         super().__init__(cast(Any, self), turn)
-        self.applied = 0
+        self.applied = self.partitions = 0
+
+    @property
+    def partition_count(self) -> int:
+        return self.partitions
 
     def partitions_changed(self) -> None:
         self._turn.schedule(self)
@@ -99,6 +103,18 @@ def test_groups_look_for_partitions_some_in_each_turn() -> None:
     counts = applied_in_each(turn, groups)
     assert [group.host.applied for group in groups] == [1] * GROUPS
     assert max(counts) <= SCHEDULED_MAX
+
+
+@pytest.mark.parametrize(("partitions", "most"), [(15, SCHEDULED_MAX), (16, SCHEDULED_MAX // 2), (300, 4)])
+def test_groups_with_many_partitions_look_for_them_few_in_each_turn(partitions: int, most: int) -> None:
+    turn = turns.by_hand(NoCommits())
+    groups = [Group(turn) for _ in range(100)]
+    for group in groups:
+        group.host.partitions = partitions
+    turn.run(ChangedStreams(turn).tell, cast(Any, groups))
+    counts = applied_in_each(turn, groups)
+    assert [group.host.applied for group in groups] == [1] * 100
+    assert max(counts) == most
 
 
 def test_a_few_groups_know_at_once() -> None:
