@@ -496,6 +496,9 @@ class GroupReplica:
     def snapshot(self) -> bytes:
         group = self.group
         places = {key: place for place, key in enumerate(group.members)}
+        dying: dict[Partition, list[tuple[int, int, int, str, int]]] = {}
+        for dead in self.dead:
+            dying.setdefault(dead.partition, []).append((*dead.span, dead.reason, dead.first))
         partitions = [
             PartitionState(
                 each.stream_id,
@@ -505,7 +508,7 @@ class GroupReplica:
                 each.generation,
                 # There may be very many: as they are, these are tuples.
                 cast(list[tuple[int, int, int]], each.returned.all()),
-                [(*dead.span, dead.reason, dead.first) for dead in self.dead if dead.partition is each],
+                dying.get(each, []),
                 -1 if each.owner is None else places[each.owner.key],
                 () if each.holder is None else each.holder.key,
             )

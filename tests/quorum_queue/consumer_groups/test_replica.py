@@ -5,6 +5,7 @@ agree.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,8 +18,8 @@ from quorum_queue.consumer_groups.entries import (
     encode_entry,
 )
 from quorum_queue.consumer_groups.group import Group
-from quorum_queue.consumer_groups.partition import UNKNOWN
-from quorum_queue.consumer_groups.replica import AHEAD_MAX, Applied, GroupReplica, Handed
+from quorum_queue.consumer_groups.partition import UNKNOWN, Partition, Span
+from quorum_queue.consumer_groups.replica import AHEAD_MAX, Applied, Death, GroupReplica, Handed
 from quorum_queue.machine.effects import GONE
 from quorum_queue.machine.seal import EMPTY, IN_USE, NOT_EMPTY, SEALED, UNUSED, Sealed
 
@@ -585,3 +586,37 @@ def test_a_group_with_members_is_not_moved_unless_it_must_be() -> None:
     assert (applied.moved, applied.in_use, replica.group.partitions[7].cursor) == ([], [(5, 1)], 0)
     applied = run(3, ("detach", ("c",) * 4, True), ("move_unused", 6, [[7, 3]]))
     assert (applied.moved, applied.in_use, replica.group.partitions[7].cursor) == ([6], [], 3)
+
+
+class Counted(list[Death]):
+    """Counts how often it is gone through."""
+
+    rounds = 0
+
+    def __iter__(self) -> Iterator[Death]:
+        Counted.rounds += 1
+        return super().__iter__()
+
+
+@pytest.mark.pure
+def test_a_snapshot_goes_through_the_dead_messages_once() -> None:
+    """Not once for each partition: of both there may be thousands."""
+    replica = GroupReplica(3, dead_letters=True)
+    for number in range(20):
+        partition = Partition(number, f"s-{number}", number)
+        partition.cursor = 100
+        replica.group.add(partition)
+    dead = Counted()
+    for number in range(60):
+        partition = replica.group.partitions[number % 20]
+        span = Span(2 * (number // 20), 2 * (number // 20) + 1, 0)
+        partition.dying.add(span)
+        dead.append(Death(partition, span, "rejected", number))
+    replica.dead, replica.deaths = dead, 60
+    Counted.rounds = 0
+    data = replica.snapshot()
+    assert Counted.rounds == 1
+    restored = Replica.restore(data, 3, dead_letters=True)
+    assert [each[1:] for each in restored.dead] == [each[1:] for each in dead]
+    assert [each.partition.name for each in restored.dead] == [each.partition.name for each in dead]
+    assert restored.snapshot() == data
