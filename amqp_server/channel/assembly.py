@@ -37,6 +37,7 @@ class Assembly:
         "_room_bytes",
         "_unfinished",
         "body_size",
+        "checked",
         "framed",
         "framed_bytes",
         "generation",
@@ -61,6 +62,8 @@ class Assembly:
         self._room_bytes = 0
         #: True if some frame is larger than frame_max.
         self.oversized = False
+        #: Number of keys in CC and BCC that the client is known to be permitted to use.
+        self.checked = 0
         self.body_size = 0
         self.received = 0
         #: Bytes of all frames so far.

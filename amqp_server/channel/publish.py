@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 #: A wide publish goes to this many queues, or makes this many copies of messages, before the turn may end.
 PART_QUEUES = 64
 PART_COPIES = 64 * 1024
+#: Keys in CC and BCC whose permission is asked for at once, where another server knows it.
+KEYS_ASKED_MAX = 64
 #: Large messages, which are prepared a piece at a time, are looked for among at most this many.
 LARGE_AMONG = 16
 #: Routes cached for one publish frame of an exchange that looks at headers.
@@ -251,7 +253,7 @@ def slow_segment(channel: Channel, assembly: Assembly) -> Segment:
     headers = properties.headers
     copies = _copies(headers)
     if copies and route.counted is not None and route.counted.type == "topic":
-        _check_topics(channel, route.exchange, copies)
+        _check_topics(channel, assembly, copies)
     level = _confirm_level(channel, properties)
     changed = _change(channel, properties, headers)
     if copies:
@@ -384,19 +386,25 @@ def _copies(headers: dict[str, object] | None) -> list[str]:
     return carbon_copies(headers, "CC") + carbon_copies(headers, "BCC")
 
 
-def _check_topics(channel: Channel, exchange: str, keys: list[str]) -> None:
-    """Check the keys in CC and BCC like the routing key, as RabbitMQ does from 4.0 on. Raises AccessRefused,
-    AnswerAwaited.
+def _check_topics(channel: Channel, assembly: Assembly, keys: list[str]) -> None:
+    """Check the keys in CC and BCC like the routing key, as RabbitMQ does from 4.0 on. Raises AccessRefused;
+    AnswerAwaited, and the next call with the same message goes on there.
     """
     permissions, access = channel.broker.access.permissions, channel.connection.client.access
+    vhost, exchange = channel.vhost.name, assembly.route.exchange
     awaited: list[AnswerAwaited] = []
-    for key in keys:
+    for place in range(assembly.checked, len(keys)):
         try:
-            permissions.check_topic(access, channel.vhost.name, exchange, key, "write")
+            permissions.check_topic(access, vhost, exchange, keys[place], "write")
         except AnswerAwaited as question:
+            if not awaited:
+                assembly.checked = place
             awaited.append(question)
+            if len(awaited) == KEYS_ASKED_MAX:
+                break
     if awaited:
         raise awaited[0].with_(awaited[1:])
+    assembly.checked = len(keys)
 
 
 def publish(segment: Segment, commit: CommitOrigin | None = None) -> Sequence[Recipient]:

@@ -616,7 +616,7 @@ def test_a_snapshot_goes_through_the_dead_messages_once() -> None:
     Counted.rounds = 0
     data = replica.snapshot()
     assert Counted.rounds == 1
-    restored = Replica.restore(data, 3, dead_letters=True)
+    restored = GroupReplica.restore(data, 3, dead_letters=True)
     assert [each[1:] for each in restored.dead] == [each[1:] for each in dead]
     assert [each.partition.name for each in restored.dead] == [each.partition.name for each in dead]
     assert restored.snapshot() == data
