@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pamqp import body, commands, frame, header
 
-from amqp_server.broker.access.http_permissions import ASKED, Answers, Question, RemoteGrant
+from amqp_server.broker.access.http_permissions import ASKED, BackendAnswers, Question, RemoteGrant
 from amqp_server.channel.publish import KEYS_ASKED_MAX
 from tests.amqp_server.connection.node import Delivery, MemoryNode, Peer
 
@@ -28,7 +28,7 @@ class Server:
         self.counts: list[int] = []
         self._refused = refused
         self._node = node
-        self._answers = Answers(lambda: 0, 60_000, 100_000)
+        self._answers = BackendAnswers(lambda: 0, 60_000, 100_000)
         self._answers.asks = lambda question, done: self.asked.append((question, done))
         grant = RemoteGrant(self._answers, "guest", (ASKED, "127.0.0.1"))
         permissions = node.broker.access.permissions
