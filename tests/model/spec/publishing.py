@@ -160,7 +160,7 @@ class Publishes(Consuming):
 
     def _outgrow(self, log: Log) -> None:
         """What retention may have deleted now does not come to a group that has not read it."""
-        old = {id(entry.message) for entry in log.entries if not log.kept(entry)}
+        old = {id(entry.message) for entry in log.entries[: log.kept_from()]}
         for group in self.queues.values():
             for copy in group.copies if isinstance(group, Queue) and group.kind == "stream-group" else ():
                 if copy.lane == log.name and copy.ready and id(copy.message) in old:

@@ -127,18 +127,23 @@ class Log:
 
     def may_be_gone(self, message: Message) -> bool:
         """True if compaction or retention may have removed it."""
-        return any(
-            entry.message is message and (self.may_be_compacted(entry) or not self.kept(entry))
-            for entry in self.entries
-        )
+        if not (self.compacts or self.retains):
+            return False
+        entry = next((each for each in self.entries if each.message is message), None)
+        return entry is not None and (self.may_be_compacted(entry) or not self.kept(entry))
 
     def kept(self, entry: Copy) -> bool:
         """True if retention can't have deleted it: not so much came after it."""
-        if not self.retains:
-            return True
-        behind = self.entries[self.entries.index(entry) :]
-        size = sum(copy.message.size + OVERHEAD_BYTES for copy in behind)
-        return bool(size < self.arguments["x-max-length-bytes"] - SEGMENT_BYTES)
+        return not self.retains or self.entries.index(entry) >= self.kept_from()
+
+    def kept_from(self) -> int:
+        """How many of the oldest messages retention may have deleted."""
+        size, limit = 0, self.arguments.get("x-max-length-bytes", 0) - SEGMENT_BYTES
+        for at in range(len(self.entries) - 1, -1, -1):
+            size += self.entries[at].message.size + OVERHEAD_BYTES
+            if size >= limit:
+                return at + 1
+        return 0
 
     def take_name(self, reader: Reader, name: str, default: tuple[int, int]) -> None:
         """A reader continues where the name is, and takes it from another one."""
