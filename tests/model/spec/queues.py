@@ -40,9 +40,17 @@ class Consumer:
         return sum(held.consumer is self for held in self.channel.unacked.values())
 
     @property
+    def alone(self) -> bool:
+        """True if global prefetch counts for it alone: other nodes do not know the channel's other queues."""
+        far = self.queue.kind == "quorum" or self.queue.node != self.channel.session.node
+        return self.queue.vhost.broker.nodes > 1 and far
+
+    @property
     def spare(self) -> bool:
         """True if the consumer may get one more message."""
         limit = self.channel.global_prefetch
+        if limit and self.alone:
+            return self.held < limit and (self.no_ack or not self.prefetch or self.held < self.prefetch)
         if not limit and (self.no_ack or not self.prefetch):
             return True
         if limit and len([h for h in self.channel.unacked.values() if h.consumer]) >= limit:
