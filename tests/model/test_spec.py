@@ -10,11 +10,12 @@ from tests.model.programs import Program
 from tests.model.shrink import shrunk
 from tests.model.spec.channels import Channel, Delivered, Session, User
 from tests.model.spec.hashing import partition
-from tests.model.spec.messages import Message, died
+from tests.model.spec.messages import Message, Presence, died
 from tests.model.spec.promises import NOT_FOUND, PRECONDITION_FAILED, Broken, Promise
 from tests.model.spec.queues import Queue
 from tests.model.spec.routing import Binding, topic_matches
 from tests.model.spec.state import Broker
+from tests.model.spec.streams import Position
 from tests.model.spec.vhost import Vhost
 
 
@@ -206,6 +207,40 @@ def test_exchanges_route(talk: Talk) -> None:
     assert model._route("x", ["b"], {}) == set()
     talk.done(model.bind(channel, Binding("other", "queue", "q", "")))
     assert model._route("x", ["b"], {}) == {"q"}
+
+
+def test_an_exchange_that_chooses_takes_one_queue(talk: Talk) -> None:
+    queues = [talk.declare(name) for name in ("q1", "q2")]
+    model, channel = talk.model, talk.channel
+    talk.done(model.declare_exchange(channel, "x", "x-consistent-hash"))
+    for queue in queues:
+        talk.done(model.bind(channel, Binding("x", "queue", queue.name, "1")))
+    talk.step()
+    for number in (1, 2):
+        model.publish(channel, Message(number, 10, "x", "k"))
+    assert [queue.count() for queue in queues] == [(0, 2), (0, 2)]
+    took = {1: queues[0], 2: queues[1]}
+    took[1].take(took[1].find(1, False, ()), talk.at_s, None)
+    assert queues[1].count() == (0, 1)
+    with pytest.raises(Broken, match="others with the key k came to q1"):
+        took[2].take(took[2].find(2, False, ()), talk.at_s, None)
+
+
+def test_a_name_continues_after_its_acks() -> None:
+    position = Position((0, 0))
+    position.acked |= {0, 1, 3}
+    assert position.committed() == (2, 2)
+    position.doubt({1})
+    assert position.committed() == (1, 2)
+
+
+def test_a_restart_forgets_ids_of_transient_messages(talk: Talk) -> None:
+    queue = talk.declare("q", deduplication=True)
+    talk.publish("q", headers={"x-deduplication-id": "a"}, persistent=False)
+    talk.publish("q", headers={"x-deduplication-id": "b"})
+    talk.model.vouched()
+    talk.model.crashed([], orderly=False)
+    assert queue.remembered == {"a": Presence.MAYBE, "b": Presence.SURE}
 
 
 @pytest.mark.parametrize(

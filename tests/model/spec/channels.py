@@ -68,6 +68,8 @@ class Channel:
     last_tag: int = 0
     consumers: dict[str, Consumer] = field(default_factory=dict)
     readers: dict[str, Reader] = field(default_factory=dict)
+    #: Consumers whose queue was deleted.
+    ended: dict[str, Consumer] = field(default_factory=dict)
     last_publish: int = 0
     #: By number of the publish.
     unconfirmed: dict[int, Publishing] = field(default_factory=dict)

@@ -232,6 +232,13 @@ class Consuming(Topology):
             channel.unacked[delivered.tag] = Held(None, reader.log, None, reader, offset)
             return
         consumer = channel.consumers.get(delivered.consumer)
+        ended = channel.ended.get(delivered.consumer)
+        if consumer is None and ended is not None and self.broker.nodes > 1:
+            # It was on its way from another node.
+            self._check_tag(channel, delivered.tag)
+            if not ended.no_ack:
+                channel.unacked[delivered.tag] = Held(None, ended.queue, None)
+            return
         if consumer is None:
             raise Broken(f"message {delivered.number} came to {delivered.consumer!r}, which does not consume")
         self._taken(channel, consumer.queue, delivered, consumer, consumer.no_ack)

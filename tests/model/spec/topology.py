@@ -222,6 +222,7 @@ class Topology(Letters):
             return
         for consumer in list(queue.consumers):
             consumer.channel.consumers.pop(consumer.tag, None)
+            consumer.channel.ended[consumer.tag] = consumer
         queue.consumers.clear()
         if queue.settings.dead_letter_strategy == "at-least-once":
             # Letters that their queues have not confirmed are in the queue, and go with it.
