@@ -28,6 +28,8 @@ FOREIGN = {
     "fault": "none",
     "deduplication": "no",
     "compaction": "no",
+    "retention": "no",
+    "consume": "get|prefetch 1|prefetch 3|global|no-ack|exclusive|priorities",
     "limit": "none",
     "exchange": "default|direct|fanout|topic|headers|chain|alternate",
 }
