@@ -107,6 +107,8 @@ INTERPRETED = {
     "quorum_queue/machine/settings.py",
     # Stands for objects of other classes, attribute by attribute.
     "amqp_server/broker/in_parts/host_parts.py",
+    # Its fields have the types of modules that are imported for their types only.
+    "amqp_server/broker/topology/parts.py",
     # Compiled code would not see that what a container does is overridden.
     "quorum_queue/empty.py",
     # Seldom run, and long.
