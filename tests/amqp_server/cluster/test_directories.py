@@ -59,7 +59,7 @@ def test_an_old_copy_is_refused(ring: Ring) -> None:
         node.launch()
         wait_until("it refuses", lambda: not node.running, state=node.log)
         assert node.stop() == 1
-        assert "the data directory is older than what this node has told the others" in node.log()[said:]
+        assert "the data directory is older than what this node has told the other nodes" in node.log()[said:]
 
     for stopped in (True, False):
         # First a backup of a stopped node, which has been started since; then the snapshot of a running

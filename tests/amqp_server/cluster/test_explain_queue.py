@@ -81,7 +81,7 @@ def test_a_queue_with_members_on_two_nodes_asked_at_the_third(ring: Ring) -> Non
                 lambda: explained(ring, at, "why two")["copy"]["member"] is (at != "n3"),  # noqa: B023
             )
             assert sorted(explained(ring, at, "why two")["members"]) == ["n1", "n2"]
-        assert "node n3 has no copy, and asks a member" in ring.mqctl("n3", "explain", "queue", "why two")
+        assert "node n3 has no copy; it asks a member" in ring.mqctl("n3", "explain", "queue", "why two")
         assert explained(ring, "n3", "why two")["copy"]["committed"] is None
     ring.mqctl("n1", "delete_queue", "why two")
     ring.mqctl("n1", "cluster", "grow", "n3")
