@@ -69,7 +69,7 @@ DECISIONS: Final = (
     Decision(
         "counts in declare-ok and delete-ok",
         BARRIER,
-        "after everything that was confirmed before; without a majority what the node knows, after "
+        "they include everything that was confirmed before; without a majority, they are what the node knows after "
         "read_index_timeout_ms",
         (_QUORUM, _STREAM, _GROUP),
     ),
@@ -117,9 +117,8 @@ DECISIONS: Final = (
     ),
     Decision(
         "where a consumer begins (next, last, a time)",
-        COPY,
-        "on a member that has applied what was committed before it lost contact; a message or two earlier at most, as "
-        "by RabbitMQ",
+        BARRIER,
+        "behind everything that was confirmed before; without a majority the consumer is refused",
         (_STREAM,),
     ),
     Decision("range of offsets of a passive declare", BARRIER, "as the counts", (_STREAM,)),

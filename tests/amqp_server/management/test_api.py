@@ -185,7 +185,7 @@ async def test_default_queue_type_of_a_vhost(connect: Connect, parts: ManagedPar
     refused = await client.put("vhosts/v", json={"default_queue_type": "abc"})
     assert (refused.status_code, refused.json()["reason"]) == (
         400,
-        "default queue type 'abc' is none of classic, quorum, stream",
+        "default queue type 'abc' is not one of: classic, quorum, stream",
     )
     assert (await client.put("vhosts/v", json={"default_queue_type": "undefined"})).status_code == 204
     assert (await client.get("vhosts/v")).json()["default_queue_type"] == "undefined"

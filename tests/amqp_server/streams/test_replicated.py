@@ -24,19 +24,24 @@ from quorum_queue.machine.dedup import Sequence, id_of, sequence_of
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.seal import EMPTY, NOT_EMPTY, Sealed
 from quorum_queue.machine.settings import Settings
-from tests.amqp_server.streams.test_messages import MESSAGES, framed, head_of, run_of
+from tests.amqp_server.streams.test_messages import MESSAGES, framed, head_of, run_of, with_own
 
 OWN = ("a", 7)
 
 
 def runs_of(messages: Any) -> list[Run]:
     runs = []
-    for key, properties, name, size, count in messages:
+    for key, properties, name, size, count, *more in messages:
+        own, keyed = more or ("", False)
         named = dict(properties)
         if name is not None:
             named["headers"] = {**named.get("headers", {}), "x-stream-filter-value": name}
-        contents = [framed(named, bytes([number + 32]) * size, 1, 4096) for number in range(count)]
-        runs.append(run_of(contents, [head_of(key)] * count, 1))
+        contents = [
+            framed(with_own(named, own, number), bytes([number + 32]) * size, 1, 4096)
+            for number in range(count)
+        ]
+        heads = [head_of(f"{key}{number:02}" if keyed else key) for number in range(count)]
+        runs.append(run_of(contents, heads, 1))
     return runs
 
 
