@@ -226,6 +226,9 @@ class Groups:
         return found
 
     def _note_bounds(self, found: RecoveredGroup) -> None:
+        if self._changes_of(found.group):
+            # It may have been dropped since.
+            return
         if not found.snapshot_lost and found.group not in self._bounds:
             # All changes are submitted here, so the end of the log need not be looked up again.
             self._bounds[found.group] = Bounds(found.first_index - 1, found.last_index)
