@@ -13,7 +13,7 @@ from tests.model.campaign import Campaign
 from tests.model.programs import Program
 
 #: By number of nodes.
-PROGRAMS = {1: 60, 3: 12}
+PROGRAMS = {1: 36, 3: 10}
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
