@@ -124,6 +124,19 @@ def test_circles_are_found() -> None:
     )
 
 
+def test_there_may_be_none() -> None:
+    assert list(circles({"a": {"b"}, "b": {"c"}, "c": set()})) == []
+    one = {"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}
+    assert list(circles(one)) == [{"a", "b", "c"}]
+
+
+def test_no_module_of_management_is_in_a_circle() -> None:
+    """Not even in one with modules of other packages."""
+    own = {module for module in graph().modules if module.startswith("amqp_server.management")}
+    assert len(own) > 40
+    assert [each for found in present().values() for each in found if each & own] == []
+
+
 @pytest.mark.parametrize("hub", HUBS)
 def test_only_these_modules_name_a_whole(hub: str) -> None:
     named_by = graph().find_modules_that_directly_import(hub)

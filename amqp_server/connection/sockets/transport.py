@@ -260,7 +260,7 @@ class Transport:
             self._send_rest()
             return
         wire = self._wire
-        if session.state is State.RUNNING and session.incoming.published and self._ahead_of_disk():
+        if session.state is State.RUNNING and self._ahead_of_disk():
             self._mute()
         elif (wire.more or session.incoming.congested) and not self.held:
             self._poller.again(self)
@@ -284,7 +284,7 @@ class Transport:
             or (waits and incoming.backlogged)
             # It does not take its bytes.
             or outbox.size > 2 * outbox.high_bytes
-            or (incoming.published and self._ahead_of_disk())
+            or self._ahead_of_disk()
         )
 
     def _ahead_of_disk(self) -> bool:

@@ -4,11 +4,12 @@ decisions about it are taken.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
-import trio
 
 from amqp_server.broker.broker import Broker
 from amqp_server.broker.decisions import decisions_of
@@ -84,14 +85,12 @@ async def catch_up(broker: Broker) -> None:
     """Return when this node knows all declarations and policies that clients of any node have had answers to,
     and its queues have them; or when it does not learn that in time.
     """
-    answered = trio.Event()
 
-    def caught_up(known: bool) -> None:
-        broker.runtime.policies.when_applied(answered.set)
+    def ask(told: Callable[[bool], None]) -> None:
+        policies = broker.runtime.policies
+        broker.replication.catch_up(lambda known: policies.when_applied(partial(told, known)))
 
-    broker.turn.run(broker.replication.catch_up, caught_up)
-    with trio.move_on_after(ANSWER_S):
-        await answered.wait()
+    await answers_of(broker.turn, ask, ANSWER_S)
 
 
 async def explain(broker: Broker, queue: Queue) -> dict[str, Any]:

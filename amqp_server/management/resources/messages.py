@@ -15,7 +15,7 @@ from pamqp import commands
 from amqp_server.broker.access.permissions import ITSELF
 from amqp_server.broker.topology.consumer_groups import refuse_publish, streams_of
 from amqp_server.errors import AMQPError, NotFound, PreconditionFailed, Unavailable
-from amqp_server.management.changes.answers import ANSWER_S
+from amqp_server.management.changes.answers import ANSWER_S, answers_of
 from amqp_server.management.changes.internal_session import Direct, Got, Takes
 from amqp_server.management.request.answer import Refusal, bad_request, not_found, with_code
 from amqp_server.management.request.call import Call
@@ -357,16 +357,7 @@ async def read_messages(
 
 
 async def _offsets(broker: Broker, host: StreamHost) -> range | None:
-    found: list[range | None] = []
-    answered = trio.Event()
-
-    def told(offsets: range | None) -> None:
-        found.append(offsets)
-        answered.set()
-
-    broker.turn.run(host.offsets, told)
-    with trio.move_on_after(ANSWER_S):
-        await answered.wait()
+    found = await answers_of(broker.turn, host.offsets, ANSWER_S)
     return found[0] if found else None
 
 

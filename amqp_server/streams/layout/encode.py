@@ -119,13 +119,14 @@ class Layouts:
         self._known: dict[bytes, Layout] = {}
         self._openings: dict[bytes, Opening] = {}
 
-    def opening(self, flags_and_first: bytes) -> Opening:
-        """Return the opening for these property flags and properties that come before the headers."""
-        found = self._openings.get(flags_and_first)
+    def opening(self, front: bytes, begin: int) -> Opening:
+        """Return the opening for the frame of a content header whose headers begin there."""
+        key = front[_FLAGS_AT : begin - 4 if front[_FLAGS_AT] & _HAS_HEADERS else begin]
+        found = self._openings.get(key)
         if found is None:
             if len(self._openings) >= LAYOUTS_MAX:
                 self._openings.clear()
-            found = self._openings[flags_and_first] = _opening(flags_and_first)
+            found = self._openings[key] = _opening(key)
         return found
 
     def of(self, front: bytes) -> Layout:
@@ -223,8 +224,7 @@ def _layout(layouts: Layouts, front: bytes) -> Layout:
     fields = front[begin:end]
     if STREAM in fields:
         return _layout_with_names(front[7:-1])
-    first_end = begin - 4 if front[_FLAGS_AT] & _HAS_HEADERS else begin
-    opening = layouts.opening(front[_FLAGS_AT:first_end])
+    opening = layouts.opening(front, begin)
     size = len(fields) + len(_OFFSET_FIELD) + 8
     before = b"".join((opening.encoded, size.to_bytes(4, "big"), fields, _OFFSET_FIELD))
     return Layout(before, len(opening.encoded) + 4, front[end:-1], None, opening.dense, names_stream=False)
@@ -440,9 +440,7 @@ class Encoder:
         if len(content) > LARGE_CONTENT_BYTES or STREAM in fields or not _in_one_frame(content, front):
             self._add_alike([content], [head], front, channel)
             return
-        opening = self._layouts.opening(
-            front[_FLAGS_AT : begin - 4 if front[_FLAGS_AT] & _HAS_HEADERS else begin]
-        )
+        opening = self._layouts.opening(front, begin)
         table_bytes = len(fields) + len(_OFFSET_FIELD) + 8
         payload_bytes = 12 + len(opening.encoded) + 4 + table_bytes + at - 1 - end
         first = b"".join(

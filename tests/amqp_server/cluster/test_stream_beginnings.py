@@ -9,6 +9,7 @@ import pytest
 from amqp_server.broker.declared.operations import DeclareQueue, PutParameter, SetMembers
 from amqp_server.broker.declared.parameters import ParameterRecord
 from amqp_server.broker.declared.records import QueueRecord, encoded
+from amqp_server.management.changes import answers as answers_module
 from amqp_server.management.resources import explained, messages
 from amqp_server.streams.beginnings import NO_MAJORITY, Beginnings
 from amqp_server.streams.layout.consumer_start import NEXT, Start
@@ -294,7 +295,7 @@ def test_a_consumer_that_waits_moves_with_its_node_to_another_host() -> None:
 
 
 def test_a_read_through_the_api_knows_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "trio", waiting)
+    monkeypatch.setattr(answers_module, "trio", waiting)
     scene = lagging()
     node, found = scene.nodes["c"], list[range | None]()
 
@@ -313,7 +314,7 @@ def test_a_read_through_the_api_knows_the_end(monkeypatch: pytest.MonkeyPatch) -
 def test_an_explanation_knows_the_policy_that_was_set_through_another_node(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(explained, "trio", waiting)
+    monkeypatch.setattr(answers_module, "trio", waiting)
     scene = StreamScene()
     scene.lead("a")
     scene.settle()
