@@ -126,16 +126,17 @@ model: .venv/test ## Run random programs against real brokers, judged by an exec
 
 # `make sim SEED=n` is one run (ARGS=--trace tells all of it), without SEED those of CI.
 # KIND=queues is quorum queues and their messages, KIND=topology whole nodes with all that is declared; both by default.
-# KIND=streams is streams on whole nodes.
+# KIND=streams is streams on whole nodes, KIND=transactions clients that commit transactions over several queues.
 KIND ?= queues topology
 SIMULATION_queues := tests.quorum_queue.cluster.simulation
 SIMULATION_topology := tests.amqp_server.cluster.simulation.simulation
 SIMULATION_streams := tests.amqp_server.cluster.simulation.streams
+SIMULATION_transactions := tests.amqp_server.cluster.simulation.transactions
 sim: .venv/test ## Run clusters in one process, with seeded chance in place of networks, disks and clocks (SEED=n)
 ifdef SEED
 	$(foreach kind,$(KIND),$(BIN)/python -m $(SIMULATION_$(kind)) --seed $(SEED) $(ARGS) &&) true
 else
-	$(BIN)/python -m pytest tests/quorum_queue/raft/test_simulation.py tests/quorum_queue/cluster/test_simulation.py tests/amqp_server/cluster/test_simulation.py $(ARGS)
+	$(BIN)/python -m pytest tests/quorum_queue/raft/test_simulation.py tests/quorum_queue/cluster/test_simulation.py tests/amqp_server/cluster/test_simulation.py tests/amqp_server/cluster/test_simulation_transactions.py $(ARGS)
 endif
 
 chaos: .venv/test ## Kill nodes, fill memory, break links and disks under load, for an hour

@@ -620,6 +620,21 @@ class Config:
         low=1_000,
         high=10_000_000,
     )
+    tx_producers_max: int = option(
+        100_000,
+        "Producers of transactions whose epoch (x-producer-epoch) is remembered; the one whose epoch was "
+        "raised longest ago is forgotten first.",
+        low=1,
+        high=10_000_000,
+    )
+    tx_decision_ms: int = option(
+        10_000,
+        "How long the queues of a cluster keep their parts of a transaction that nobody decides about, before "
+        "they have it rolled back. If the node that commits it is down, they do not wait.",
+        unit="ms",
+        low=1_000,
+        high=3_600_000,
+    )
     table_depth_max: int = option(
         128,
         "Levels of tables and arrays in one field table from a client; with more, the connection is closed.",

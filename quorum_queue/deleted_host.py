@@ -39,6 +39,7 @@ class _Nobody:
 class DeletedHost(QueueHost):
     """See quorum_queue.ports.Host. The node has one."""
 
+    takes_parts = True
     ready_count = 0
     ready_bytes = 0
     unacked_count = 0

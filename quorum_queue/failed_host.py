@@ -14,6 +14,7 @@ class FailedHost(QueueHost):
 
     __slots__ = ("_drop", "_settings", "_why")
 
+    takes_parts = True
     ready_count = 0
     ready_bytes = 0
     unacked_count = 0

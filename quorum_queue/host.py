@@ -9,9 +9,10 @@ from typing import Any, Final, Literal
 from quorum_queue.empty import NO_DICT, NO_LIST
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.machine import ENQUEUES, Command
+from quorum_queue.machine.parts import READY, TransactionId
 from quorum_queue.machine.seal import SEALED, Sealed, outcome
 from quorum_queue.machine.settings import Settings
-from quorum_queue.ports import EXCLUSIVE, Got, Hosted, Preparing, Refused, Turn
+from quorum_queue.ports import EXCLUSIVE, Got, Hosted, KeptParts, Preparing, Refused, Turn
 
 Key = tuple[Any, ...]
 
@@ -30,7 +31,7 @@ _ENDED_TEXTS = {
 class Asking:
     """Clients that wait for answers of one queue."""
 
-    __slots__ = ("attaching", "barriers", "getting", "purging", "sealing")
+    __slots__ = ("attaching", "barriers", "getting", "preparing", "purging", "sealing")
 
     def __init__(self) -> None:
         #: By consumer key or by token.
@@ -38,6 +39,7 @@ class Asking:
         self.getting: dict[Key, deque[Callable[[Got | Refused | None], None]]] = {}
         self.purging: dict[int, Callable[[int | Refused], None]] = {}
         self.sealing: dict[int, Callable[[Sealed | Refused], None]] = {}
+        self.preparing: dict[int, Callable[[int | Refused], None]] = {}
         #: (number of a batch, the function to call when it was applied)
         self.barriers: list[tuple[int, Callable[..., None]]] = []
 
@@ -48,7 +50,7 @@ class _Nobody(Asking):
     __slots__ = ()
 
     def __init__(self) -> None:
-        self.attaching = self.getting = self.purging = self.sealing = NO_DICT
+        self.attaching = self.getting = self.preparing = self.purging = self.sealing = NO_DICT
         self.barriers = NO_LIST
 
 
@@ -73,6 +75,9 @@ class QueueHost:
     #: See quorum_queue.ports.Host and Recipient.
     shares_windows = False
     in_journal = True
+    takes_parts = False
+    is_queue = True
+    parts_have_acks = True
 
     def __init__(self, queue: Hosted, turn: Turn) -> None:
         #: The topology's queue.
@@ -107,6 +112,11 @@ class QueueHost:
     def holds_dead_letters(self) -> bool:
         """True if dead letters are held until their targets have them."""
         return self.settings.dead_letter_at_least_once
+
+    @property
+    def parts(self) -> KeptParts | None:
+        """The parts of transactions that the queue keeps, if its state is here."""
+        return None
 
     @property
     def partition_count(self) -> int:
@@ -177,6 +187,22 @@ class QueueHost:
         token = self._token()
         self.begin_asking().purging[token] = done
         self.submit(("purge", token))
+
+    def prepare(
+        self,
+        transaction: TransactionId,
+        count: int,
+        queues: list[int],
+        done: Callable[[int | Refused], None],
+    ) -> None:
+        """See quorum_queue.ports.Host."""
+        if self.ended:
+            # What a transaction sends to a queue that is deleted is lost with the queue.
+            done(READY if self.ended == "deleted" else Refused(self._ended_text))
+            return
+        token = self._token()
+        self.begin_asking().preparing[token] = done
+        self.submit(("prepare", token, transaction, count, queues))
 
     def seal(self, condition: int, done: Callable[[Sealed | Refused], None]) -> None:
         self.seal_here(condition, done)
@@ -250,6 +276,12 @@ class QueueHost:
         if done is not None:
             done(count)
 
+    def _answer_prepare(self, token: int, outcome: int | Refused) -> None:
+        """Answer the transaction that waits for its part here."""
+        done = self.asking.preparing.pop(token, None)
+        if done is not None:
+            done(outcome)
+
     def _answer_seal(self, token: int, found: Sealed | Refused) -> None:
         """Answer the client that waits for this seal."""
         done = self.asking.sealing.pop(token, None)
@@ -280,6 +312,8 @@ class QueueHost:
                 got(why)
         for purged in asking.purging.values():
             purged(why)
+        for prepared in asking.preparing.values():
+            prepared(READY if why == DELETED else why)
         for found in asking.sealing.values():
             found(Sealed(SEALED, 0) if why == DELETED else why)
         for _, passed in asking.barriers:

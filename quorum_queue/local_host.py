@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from quorum_queue import parts_journal
 from quorum_queue.clock import Clock, QueueTime
 from quorum_queue.dead_lettering import DeadLettering
 from quorum_queue.deduplication_journal import FIRST_POSITION, NameJournal
@@ -19,6 +20,7 @@ from quorum_queue.host import DELETED, QueueHost, answer_publishes
 from quorum_queue.machine import codec
 from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.machine import Command, Machine, Meta
+from quorum_queue.machine.parts import READY, Parts
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.seal import Sealed
 from quorum_queue.machine.settings import Settings
@@ -33,9 +35,11 @@ from quorum_queue.ports import (
     Hosted,
     Journal,
     Marks,
+    NoTransactions,
     Refused,
     Timers,
     Turn,
+    Undecided,
 )
 
 #: Most messages that expire in one batch.
@@ -62,6 +66,7 @@ class NodeServices:
         "spill",
         "timers",
         "turn",
+        "undecided",
     )
 
     def __init__(
@@ -91,12 +96,15 @@ class NodeServices:
         self.marks = marks
         self.pages = Pages()
         self.read_ahead = read_ahead or ReadAhead()
+        #: In a cluster, who decides about parts of transactions.
+        self.undecided: Undecided = NoTransactions()
 
 
 class LocalHost(DeadLettering):
     """Runs one queue's machine on this node."""
 
     shares_windows = True
+    takes_parts = True
 
     def __init__(
         self,
@@ -150,6 +158,8 @@ class LocalHost(DeadLettering):
             NameJournal(services.journal, queue_id, dedup) if journalled and dedup is not None else None
         )
         services.memory.register(self)
+        if len(machine.parts):
+            services.undecided.has_parts(self)
 
     # -- what it holds ---------------------------------------------------------------------------------------
 
@@ -186,6 +196,10 @@ class LocalHost(DeadLettering):
     @property
     def consumer_count(self) -> int:
         return self.machine.consumers.count
+
+    @property
+    def parts(self) -> Parts:
+        return self.machine.parts
 
     def consumers(self) -> Iterator[ConsumerState]:
         consumers = self.machine.consumers
@@ -397,6 +411,8 @@ class LocalHost(DeadLettering):
             withdrawn = self._confirm_acked(effects.acked) if effects.acked else -1
             wrote = self._forget(effects.settled, withdrawn) or wrote
         self._unanswered = NO_LIST
+        if effects.prepared or effects.parts_gone or effects.resolved:
+            wrote = self._parts_changed(effects) or wrote
         # The first copy of a duplicate may still wait for its sync.
         self._confirm(effects, wrote or bool(effects.duplicates))
         for origin, first, last in effects.refused:
@@ -415,6 +431,34 @@ class LocalHost(DeadLettering):
         if effects.gets_waiting:
             self._gets_waiting = [*self._gets_waiting, *effects.gets_waiting]
         self._read_ahead(wanted=effects.paged_out)
+
+    def _parts_changed(self, effects: Effects) -> bool:
+        """Store parts of transactions and what has become of them, and tell those who wait for that once it
+        is on disk; return whether the journal was written.
+        """
+        services, machine = self.services, self.machine
+        if self.journalled:
+            for _, transaction, outcome in effects.prepared:
+                part = machine.parts.by_id.get(transaction)
+                if outcome == READY and part is not None:
+                    parts_journal.note(services.journal, self.queue_id, machine.parts, part)
+            parts_journal.forget(services.journal, self.queue_id, effects.parts_gone)
+        if len(machine.parts):
+            services.undecided.has_parts(self)
+        prepared, resolved = effects.prepared, effects.resolved
+
+        def stored() -> None:
+            for token, _, outcome in prepared:
+                if token is not None:
+                    self._answer_prepare(token, outcome)
+            if resolved:
+                services.undecided.resolved(self.queue_id, resolved)
+
+        if self.journalled:
+            services.commits.request(stored)
+        else:
+            stored()
+        return self.journalled
 
     def _forget_gets(self, commands: list[Command]) -> None:
         """Answer no gets of a channel that closes."""

@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.effects import Reason
 from quorum_queue.machine.letters import Letter
+from quorum_queue.machine.parts import TransactionId
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.seal import Sealed
 from quorum_queue.machine.settings import Settings
@@ -176,6 +177,40 @@ class Timers(Protocol):
     def wake(self, host: Any, at_ms: int) -> None: ...
 
 
+class KeptPart(Protocol):
+    """What a queue keeps of a transaction that is not decided; see quorum_queue.machine.parts."""
+
+    transaction: TransactionId
+    prepared: bool
+    participants: list[int]
+
+
+class KeptParts(Protocol):
+    def __len__(self) -> int: ...
+
+    def all(self) -> Iterable[KeptPart]: ...
+
+
+class Undecided(Protocol):
+    """Is told of parts of transactions, and sees to it that they are decided; see
+    quorum_queue.machine.parts.
+    """
+
+    def has_parts(self, host: Any) -> None:
+        """A queue has parts that are not decided."""
+
+    def resolved(self, queue_id: int, transactions: list[TransactionId]) -> None:
+        """A queue that this node leads has done what was decided, and will not forget that."""
+
+
+class NoTransactions:
+    """Stands for it on a node without a cluster, where no queue keeps a part."""
+
+    def has_parts(self, host: Any) -> None: ...
+
+    def resolved(self, queue_id: int, transactions: list[TransactionId]) -> None: ...
+
+
 class Refused(NamedTuple):
     """The outcome of a request that is impossible now. The text is for the client."""
 
@@ -259,6 +294,10 @@ class Recipient(Protocol):
     #: True if a crash of this node undoes or keeps its changes together with those of other such hosts: they
     #: are in the node's own journal. Otherwise another node or a log of its own has them.
     in_journal: bool
+    #: True if it takes parts of transactions that are decided later; see quorum_queue.machine.parts.
+    takes_parts: bool
+    #: False for a client that waits for direct replies: it gets them when a transaction is committed.
+    is_queue: bool
 
     @property
     def counts_bytes(self) -> bool:
@@ -329,6 +368,10 @@ class Host(Recipient, Protocol):
         """Number of consumers on all nodes."""
 
     @property
+    def parts(self) -> KeptParts | None:
+        """The parts of transactions that the queue keeps, if its state is on this node."""
+
+    @property
     def resident_bytes(self) -> int:
         """Bytes of bodies in this node's memory."""
 
@@ -364,6 +407,20 @@ class Host(Recipient, Protocol):
     def purge(self, done: Callable[[int | Refused], None]) -> None:
         """Drop all ready messages; `done(count)`."""
 
+    #: True if acks are in the queue's part of a transaction; else they only make room for more deliveries.
+    parts_have_acks: bool
+
+    def prepare(
+        self,
+        transaction: TransactionId,
+        count: int,
+        queues: list[int],
+        done: Callable[[int | Refused], None],
+    ) -> None:
+        """Call `done` with what the queue answers to its part of a transaction, which has so many commands;
+        `queues` are the ids of all queues of the transaction. See quorum_queue.machine.parts.
+        """
+
     def catch_up(self, done: Callable[..., None]) -> None:
         """Call `done()` when everything that clients of any node have had answers to is visible here; in a
         cluster without a majority after a time. `done(Refused)` if that fails.
@@ -388,7 +445,10 @@ __all__ = [
     "Hosted",
     "Iterable",
     "Journal",
+    "KeptPart",
+    "KeptParts",
     "Marks",
+    "NoTransactions",
     "Origin",
     "Recipient",
     "Record",
@@ -396,4 +456,5 @@ __all__ = [
     "Sink",
     "Timers",
     "Turn",
+    "Undecided",
 ]

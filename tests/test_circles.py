@@ -39,7 +39,7 @@ HUBS = {
         "amqp_server.channel.publish",
         "amqp_server.channel.queue_methods",
         "amqp_server.channel.subscription",
-        "amqp_server.channel.tx",
+        "amqp_server.channel.transactions.",
         "amqp_server.connection.",
         "amqp_server.management.",
     ),

@@ -31,6 +31,7 @@ from amqp_server.broker.topology.replication import Done, LocalReplication, Repl
 from amqp_server.broker.topology.sessions import BrokerSession, Sessions
 from amqp_server.broker.topology.topology import Topology
 from amqp_server.broker.topology.vhost import VHost, vhost_of
+from amqp_server.broker.transactions import LocalTransactions, Transactions
 from amqp_server.config import Config
 from amqp_server.logs import LineLimit
 from amqp_server.turn import Turn
@@ -98,6 +99,8 @@ class Broker:
         self.replies = Replies()
         local = LocalReplication(config.node)
         self.replication: Replication = replication or local
+        #: Set in a cluster.
+        self.transactions: Transactions = LocalTransactions(metadata, config.tx_producers_max)
         self.failures = Failures(config, clock, timers, hosts)
         self.time_notes = TimeNotes(metadata, services.queue_time, clock, timers, services.commits)
         self.closed_sessions = ClosedSessions(turn, self.sessions)

@@ -29,6 +29,8 @@ class ReplyHost:
     counts_bytes = False
     wants_ids = False
     in_journal = True
+    takes_parts = False
+    is_queue = False
 
     def __init__(self, turn: Turn, sink: Sink, node: str) -> None:
         self.name = f"{PSEUDO_QUEUE}.g1h{secrets.token_hex(16)}.{node}"

@@ -16,7 +16,8 @@ from amqp_server.channel.confirms import Confirms
 from amqp_server.channel.exchange_methods import argument_types, check_owner
 from amqp_server.channel.queue_methods import check_home, find, place_of, resolve_name
 from amqp_server.channel.subscription import Getter, Subscription
-from amqp_server.channel.tx import LargeCommit, LargeEnd, Transaction
+from amqp_server.channel.transactions.prepared_commit import PreparedCommit
+from amqp_server.channel.transactions.tx import LargeCommit, LargeEnd, Transaction
 from amqp_server.errors import (
     AccessRefused,
     NotAllowed,
@@ -390,6 +391,11 @@ def tx_commit(channel: Channel, method: commands.Tx.Commit) -> None:
     if transaction is None:
         raise PreconditionFailed("channel is not transactional")
 
+    transaction.check_producer()
+    if transaction.is_prepared:
+        _commit_prepared(channel, transaction)
+        return
+
     def committed(refused: Refused | None = None) -> None:
         if refused is not None:
             raise Unavailable(refused.text)
@@ -412,6 +418,19 @@ def tx_commit(channel: Channel, method: commands.Tx.Commit) -> None:
         _commit(channel, transaction, _stored, published, acks=False)
     else:
         _commit(channel, transaction, _answered, committed)
+
+
+def _commit_prepared(channel: Channel, transaction: Transaction) -> None:
+    commit = PreparedCommit(channel, transaction)
+
+    def ended(refused: Refused | None = None) -> None:
+        if commit.refused:
+            raise PreconditionFailed(f"partial tx completion: nothing was done, because {commit.refused}")
+        if refused is not None:
+            raise Unavailable(refused.text)
+        channel.send(commands.Tx.CommitOk())
+
+    channel.connection.after(commit.begin, ended)
 
 
 def _commit(

@@ -16,7 +16,7 @@ from amqp_server.channel.confirms import Confirms
 from amqp_server.channel.connection import Connection
 from amqp_server.channel.publish import publish_in_parts
 from amqp_server.channel.subscription import Getter, Subscription
-from amqp_server.channel.tx import WHOLE_BYTES_MAX, LargeEnd, Transaction
+from amqp_server.channel.transactions.tx import WHOLE_BYTES_MAX, LargeEnd, Transaction
 from amqp_server.channel.unacked import Piece, Unacked, UnknownTag, by_holder
 from amqp_server.channel.window import ChannelWindow
 from amqp_server.errors import AccessRefused, PreconditionFailed
@@ -112,10 +112,16 @@ class Channel:
         return publish_in_parts(segment)
 
     def _publish_in(self, transaction: Transaction, segment: Segment) -> None:
-        transaction.add(segment)
         config = self.connection.config
-        error = None
-        if transaction.published_bytes > config.tx_bytes_max:
+        error: PreconditionFailed | None = None
+        try:
+            transaction.check_producer()
+            transaction.add(segment)
+        except PreconditionFailed as refused:
+            error = refused
+        if error is not None:
+            pass
+        elif transaction.published_bytes > config.tx_bytes_max:
             error = PreconditionFailed(
                 f"the transaction has more than {config.tx_bytes_max} bytes of messages (tx_bytes_max): commit "
                 "more often"
@@ -205,6 +211,14 @@ class Channel:
         if len(pieces) > FEW_PIECES and verb != "discard":
             # Dead letters are sent in the order of the tags.
             pieces = by_holder(pieces)
+        for holder, low, high, _ in pieces:
+            host = holder.queue.host
+            host.pending.append((verb, holder.key, low, high))
+            scheduled[host] = None
+        self.settled(verb, pieces)
+
+    def settled(self, verb: str, pieces: list[Piece]) -> None:
+        """Count deliveries that the client does not hold any more."""
         acked = verb == "settle"
         for holder, low, high, _ in pieces:
             count = high - low + 1
@@ -214,9 +228,6 @@ class Channel:
             if acked:
                 self.traffic.ack += count
                 holder.traffic.ack += count
-            host = holder.queue.host
-            host.pending.append((verb, holder.key, low, high))
-            scheduled[host] = None
         if self.window.limit and pieces:
             self.window.offer()
 

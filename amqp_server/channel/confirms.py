@@ -9,7 +9,7 @@ from amqp_server.channel.connection import Outbox
 from amqp_server.turn import Turn
 
 if TYPE_CHECKING:
-    from amqp_server.channel.commit_answers import CommitAnswers, CommitOrigin
+    from amqp_server.channel.transactions.commit_answers import CommitAnswers, CommitOrigin
 
 _FRAME = struct.Struct(">BHIHHQBB")
 _ACK, _NACK = 80, 120

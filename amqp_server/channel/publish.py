@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from amqp_server.broker.topology.queue import Queue, Target
     from amqp_server.channel.assembly import Assembly
     from amqp_server.channel.channel import Channel
-    from amqp_server.channel.commit_answers import CommitOrigin
+    from amqp_server.channel.transactions.commit_answers import CommitOrigin
 
 #: A wide publish goes to this many queues, or makes this many copies of messages, before the turn may end.
 PART_QUEUES = 64

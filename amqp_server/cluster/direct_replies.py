@@ -25,6 +25,8 @@ class RemoteReply:
     counts_bytes = False
     wants_ids = False
     in_journal = True
+    takes_parts = False
+    is_queue = False
     deleted = False
 
     def __init__(self, turn: Turn, token: str, home: str, links: Links, node: str, incarnation: int) -> None:

@@ -161,6 +161,18 @@ class ClusterHosts:
             return None
         return queue.host
 
+    def leads(self, queue_id: int) -> Host | None:
+        """Return the host of a queue if this node decides for it: it leads its group, or is its home."""
+        grouped = self.grouped.get(queue_id)
+        if grouped is not None:
+            return self.host_of(queue_id) if grouped.group.is_leader else None
+        return self.host_of(queue_id)
+
+    def exists(self, queue_id: int) -> bool:
+        """Return whether a queue with this id is declared."""
+        queue = self.queues.get(queue_id)
+        return queue is not None and not queue.deleted
+
     def leader(self, queue: Queue) -> str:
         host = self.grouped.get(queue.queue_id)
         if host is not None:

@@ -15,6 +15,8 @@ from amqp_server.cluster import direct_replies
 from amqp_server.cluster.administration import Administration
 from amqp_server.cluster.api_questions import Questions
 from amqp_server.cluster.client_counts import ClientCounts
+from amqp_server.cluster.coordinator.decisions import Decision
+from amqp_server.cluster.coordinator.transactions import Transactions
 from amqp_server.cluster.errors import ClusterError, StartAgain
 from amqp_server.cluster.hosts import ClusterHosts
 from amqp_server.cluster.incoming import Handler, IncomingFrames
@@ -76,6 +78,22 @@ class ClusterNode:
             parts.directory, self.node, list(config.peer_addresses), brings, self.incarnation, self
         )
         self.catalog = Catalog(self.node, self.incarnation, broker.topology, self.roster, self)
+        self.transactions = Transactions(
+            self.node,
+            self.incarnation,
+            decisions=self.catalog.decisions,
+            log=self.replication,
+            hosts=hosts,
+            nodes=self.roster,
+            is_up=self._is_up,
+            turn=broker.turn,
+            clock=broker.clock,
+            timeout_ms=config.change_timeout_ms,
+            decision_ms=config.tx_decision_ms,
+            producers_max=config.tx_producers_max,
+        )
+        broker.transactions = broker.services.undecided = self.transactions
+        hosts.streams.undecided = self.transactions
         undeclared = UndeclaredQueues(self._may_come, self.replicas.options.unopened_bytes_max)
         self._guests = Guests(self.mesh, self._turn, hosts.host_of, undeclared)
         self._lost_links = LostLinks(broker.turn, self._guests, hosts)
@@ -307,6 +325,15 @@ class ClusterNode:
         if self.catalog.last_own_batch():
             self._parts.topology_progress.applied_here(self.topology_index)
 
+    def decided(self, decisions: tuple[Decision, ...], *, own: bool) -> None:
+        self.transactions.decided(decisions, own=own)
+
+    def decisions_restored(self) -> None:
+        self.transactions.came_by_snapshot()
+
+    def _is_up(self, node: str) -> bool:
+        return node == self.node or node in self.mesh.connected()
+
     def when_spread(self, index: int, then: Callable[[], None]) -> None:
         self._parts.topology_progress.wait(index, then)
 
@@ -492,6 +519,7 @@ class ClusterNode:
             self._removed.tell(self._tell_about)
         self._removed.end_links()
         self.replication.tick()
+        self.transactions.tick(now)
         self._give_up_losses()
         self._restate(now)
         for node, since in list(self._broken_at.items()):

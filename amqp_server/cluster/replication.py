@@ -47,6 +47,11 @@ class ClusterReplication:
         return versions.FIRST if self._catalog is None else self._catalog.version
 
     @property
+    def leads(self) -> bool:
+        """True if this node leads group 0."""
+        return self.group is not None and self.group.is_leader
+
+    @property
     def has_streams(self) -> bool:
         return self.version >= versions.STREAMS
 

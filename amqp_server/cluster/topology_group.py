@@ -33,9 +33,13 @@ from amqp_server.broker.declared.records import DEDUPLICATION_PRODUCERS, Exchang
 from amqp_server.broker.topology.events import INTERNAL
 from amqp_server.broker.topology.replication import Result
 from amqp_server.broker.topology.topology import Topology
+from amqp_server.cluster.coordinator.decisions import NO_STATE as NO_DECISIONS
+from amqp_server.cluster.coordinator.decisions import Decision, Decisions
+from amqp_server.cluster.coordinator.decisions import State as DecisionsState
 from amqp_server.cluster.membership.roster import LAST_BATCH, NOTHING_GIVEN_UP, GivenUpEntries, Roster
 from quorum_queue.boundary import Fatal
 from quorum_queue.machine import versions
+from quorum_queue.machine.parts import TransactionId
 from quorum_queue.raft.members import Members
 
 logger = logging.getLogger("mqd.cluster")
@@ -84,13 +88,36 @@ class Restate(msgspec.Struct, frozen=True, array_like=True, tag=105):
     applied: int
 
 
+class Decide(msgspec.Struct, frozen=True, array_like=True, tag=106):
+    """Decides about transactions, from versions.TRANSACTIONS on. Of several decisions about one the first
+    stands.
+    """
+
+    decisions: tuple[Decision, ...]
+
+
+class Answers(msgspec.Struct, frozen=True, array_like=True, tag=107):
+    """These queues have done what was decided about a transaction."""
+
+    answers: tuple[tuple[TransactionId, int], ...]
+
+
+class RaiseEpoch(msgspec.Struct, frozen=True, array_like=True, tag=108):
+    """A producer of transactions has begun again, and shuts out its earlier starts."""
+
+    producer: str
+    epoch: int
+    #: How many producers are remembered.
+    most: int
+
+
 class Change(msgspec.Struct, frozen=True, array_like=True, tag=100):
     """A change of the topology."""
 
     operation: bytes
 
 
-Proposal = Change | PutNode | RemoveNode | Mark | RaiseVersion | Restate
+Proposal = Change | PutNode | RemoveNode | Mark | RaiseVersion | Restate | Decide | Answers | RaiseEpoch
 
 
 class _Batch(msgspec.Struct, frozen=True, array_like=True):
@@ -108,6 +135,7 @@ class _CatalogState(msgspec.Struct, frozen=True, array_like=True):
     begun: dict[str, int] = {}
     version: int = versions.FIRST
     given_up: GivenUpEntries = NOTHING_GIVEN_UP
+    decisions: DecisionsState = NO_DECISIONS
 
 
 _encode = msgspec.msgpack.encode
@@ -144,6 +172,12 @@ class Listener(Protocol):
     def applied(self) -> None:
         """This node has applied more of the topology."""
 
+    def decided(self, decisions: tuple[Decision, ...], *, own: bool) -> None:
+        """Decisions about transactions were applied, proposed by this node if `own`."""
+
+    def decisions_restored(self) -> None:
+        """The decisions of a snapshot replaced those that were known."""
+
     def when_spread(self, index: int, then: Callable[[], None]) -> None:
         """Call back when all reachable nodes have applied this index."""
 
@@ -166,6 +200,7 @@ class Catalog:
         self._topology = topology
         self._roster = roster
         self._listener = listener
+        self.decisions = Decisions()
         #: Callbacks that wait for a batch of this node.
         self._waiting: dict[int, Callable[[Result], None]] = {}
         #: Users on whose behalf batches of this node were proposed.
@@ -271,13 +306,29 @@ class Catalog:
             roster.begun[batch.node] = index
         own = (batch.node, batch.incarnation) == self._own
         user = self.users.pop(batch.number, INTERNAL) if own else None
-        result = self._carry_out(index, batch.proposal, user)
+        if isinstance(batch.proposal, Decide | Answers | RaiseEpoch):
+            self._decide(batch.proposal, own=own)
+            result = Result(True)
+        else:
+            result = self._carry_out(index, batch.proposal, user)
         if own:
             if begins:
                 self._listener.began(index)
             done = self._waiting.pop(batch.number, None)
             if done is not None:
                 self._listener.when_spread(index, lambda: done(result))
+
+    def _decide(self, proposal: Decide | Answers | RaiseEpoch, *, own: bool) -> None:
+        if isinstance(proposal, Decide):
+            for decision in proposal.decisions:
+                self.decisions.take(decision)
+            self._listener.decided(proposal.decisions, own=own)
+            return
+        if isinstance(proposal, RaiseEpoch):
+            self.decisions.raise_epoch(proposal.producer, proposal.epoch, proposal.most)
+            return
+        for transaction, queue_id in proposal.answers:
+            self.decisions.answered(transaction, queue_id)
 
     def _is_next(self, batch: _Batch, incarnation: int, last: int) -> bool:
         expected = last + 1 if batch.incarnation == incarnation else 1
@@ -441,8 +492,10 @@ class Catalog:
         """Return a function that makes the current state, as bytes, from the topology's bytes."""
         roster = self._roster
         nodes, batches, begun = dict(roster.nodes), dict(roster.batches), dict(roster.begun)
-        version, given_up = roster.version, roster.given_up
-        return lambda topology: _encode(_CatalogState(topology, nodes, batches, begun, version, given_up))
+        version, given_up, decisions = roster.version, roster.given_up, self.decisions.state()
+        return lambda topology: _encode(
+            _CatalogState(topology, nodes, batches, begun, version, given_up, decisions)
+        )
 
     def kept(self, low: int) -> list[range]:
         return []
@@ -468,6 +521,7 @@ class Catalog:
         found = _decode_state(state)
         _check_version(found.version)
         self._roster.restore(found.nodes, found.batches, found.begun, found.version, found.given_up)
+        self.decisions.restore(found.decisions)
         self._topology.has_version(found.version)
         if self._topology.is_behind(found.topology):
             self._topology.restore(found.topology)
@@ -477,6 +531,7 @@ class Catalog:
         _check_version(found.version)
         removed = [name for name in self._roster.nodes if name not in found.nodes and self._is_news(name)]
         self._roster.restore(found.nodes, found.batches, found.begun, found.version, found.given_up)
+        self.decisions.restore(found.decisions)
         self._topology.has_version(found.version)
         last_own, begun = self.last_own_batch(), self._roster.begun.get(self._own[0])
         if last_own and begun is not None:
@@ -485,6 +540,7 @@ class Catalog:
         self._topology.restore(found.topology)
         for number in [number for number in self._waiting if number <= last_own]:
             self._waiting.pop(number)(UNSEEN)
+        self._listener.decisions_restored()
         self._listener.nodes_changed(removed)
         self._listener.applied()
 

@@ -178,6 +178,9 @@ class Session:
 
     def _next_part(self) -> None:
         self.unfinished = False
+        if self._edge is _NO_EDGE:
+            # It was lost meanwhile.
+            return
         if not self.turn.part(self._go_on_and_apply) and not self.unfinished:
             # All frames are handled, but queues still have work.
             self.go_on_later()

@@ -219,12 +219,21 @@ class StreamHost(StreamReaders):
                     self._enqueue(enqueues)
                     enqueues = []
                 self._submit_seal(command[1], command[2])
+            elif verb in ("pend", "prepare", "resolve"):
+                if enqueues:
+                    self._enqueue(enqueues)
+                    enqueues = []
+                self._step_of_part(command)
             elif verb == "purge":
                 done = self.asking.purging.pop(command[1], None)
                 if done is not None:
                     done(NOT_FOR_STREAMS)
         if enqueues:
             self._enqueue(enqueues)
+
+    def _step_of_part(self, command: Command) -> None:
+        """Only streams of a cluster get parts of transactions."""
+        raise NotImplementedError
 
     def _submit_seal(self, token: int, condition: int) -> None:
         """Only a member of a stream in a cluster gets this command."""

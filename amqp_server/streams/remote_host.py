@@ -35,6 +35,7 @@ from quorum_queue.cluster.frames import StreamWord
 from quorum_queue.cluster.queues.remote_host import RemoteHost
 from quorum_queue.host import MOVED, Key
 from quorum_queue.machine.machine import ENQUEUES, Command
+from quorum_queue.machine.parts import TransactionId
 from quorum_queue.machine.seal import Sealed
 from quorum_queue.machine.settings import Settings
 from quorum_queue.machine.versions import NAMES_REFUSED
@@ -68,6 +69,8 @@ class StreamRemoteHost(StreamHost):
     knows_taken = False
     shares_names = True
     in_journal = False
+    takes_parts = True
+    parts_have_acks = False
 
     def __init__(
         self,
@@ -212,6 +215,20 @@ class StreamRemoteHost(StreamHost):
         """Does nothing: a member encodes the message."""
         return None
 
+    def _step_of_part(self, command: Command) -> None:
+        self.publisher.submit(command)
+
+    def prepare(
+        self,
+        transaction: TransactionId,
+        count: int,
+        queues: list[int],
+        done: Callable[[int | Refused], None],
+    ) -> None:
+        # Commands that are pending here go to the publisher before it.
+        self._apply_commands()
+        self.publisher.prepare(transaction, count, queues, done)
+
     def _enqueue(self, commands: list[Command]) -> None:
         self.publisher.submit(*commands)
 
@@ -235,8 +252,11 @@ class StreamRemoteHost(StreamHost):
         self.ended = "moved"
         take_over(self, to)
         publisher = self.publisher
-        to.pending += [command for command in publisher.pending if command[0] in ENQUEUES]
-        to.pending += self.pending
+        to.pending += [
+            command for command in publisher.pending if command[0] in ENQUEUES or command[0] == "resolve"
+        ]
+        # A transaction of which a part is missing is rolled back.
+        to.pending += [command for command in self.pending if command[0] not in ("pend", "prepare")]
         barriers = publisher._pending_barriers + self._pending_barriers
         publisher.pending, publisher._pending_barriers = [], []
         self.pending, self._pending_barriers = [], []

@@ -15,7 +15,7 @@ from persistence.streams.deduplication_file import Keeper
 from persistence.streams.log import StreamLog
 from quorum_queue.clock import Clock, QueueTime
 from quorum_queue.memory import MemoryBudget
-from quorum_queue.ports import Commits, Timers, Turn
+from quorum_queue.ports import Commits, NoTransactions, Timers, Turn, Undecided
 
 if TYPE_CHECKING:
     from amqp_server.streams.stream_consumer import StreamConsumer
@@ -68,6 +68,7 @@ class StreamServices:
         "tail_bytes",
         "timers",
         "turn",
+        "undecided",
     )
 
     def __init__(
@@ -93,6 +94,8 @@ class StreamServices:
         self.store = store
         self.options = options
         self.layouts = Layouts()
+        #: In a cluster, who decides about parts of transactions.
+        self.undecided: Undecided = NoTransactions()
         #: Bytes of published messages that are not in a segment yet.
         self.tail_bytes = 0
         #: Consumers that have read ahead, the least recently served first; and the bytes that they all hold.

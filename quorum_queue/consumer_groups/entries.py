@@ -12,6 +12,8 @@ Commands name consumers by a place in the list of keys of their batch. These are
     ("move", token, [(stream, offset)])    ("move_unused", token, …): not if the group has members
     ("seal", token, condition, [(stream, first, stop)])    see quorum_queue.machine.seal
     ("passed", stream, low, stop)          the leader's, too
+    ("pend", transaction, settle | return | discard, key, low, high)    see quorum_queue.consumer_groups.parts
+    ("prepare", token, transaction, count, queues)      ("resolve", transaction, committed)
 
 And these are the leader's, with whole keys:
 
@@ -28,6 +30,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
+
+from quorum_queue.machine.parts import TransactionId
 
 #: Version of entries and of states.
 VERSION = 1
@@ -81,6 +85,17 @@ class MemberState(msgspec.Struct, array_like=True, frozen=True):
     portions: list[tuple[int, int, int, int, int, int]]
 
 
+class PartState(msgspec.Struct, array_like=True, frozen=True):
+    """A part of a transaction. From versions.TRANSACTIONS on."""
+
+    transaction: TransactionId
+    came: int
+    late: bool
+    prepared: bool
+    participants: list[int]
+    held: list[tuple[str, MemberState]]
+
+
 class GroupState(msgspec.Struct, array_like=True, frozen=True):
     """The whole state of a replica."""
 
@@ -102,6 +117,7 @@ class GroupState(msgspec.Struct, array_like=True, frozen=True):
     deaths: int = 0
     #: True if the group will be deleted. From versions.SEALS on.
     sealed: bool = False
+    parts: list[PartState] = []
 
 
 _batch_decoder = msgspec.msgpack.Decoder(NodeBatch)
@@ -116,6 +132,9 @@ def encode_batch(node: str, incarnation: int, number: int, commands: Iterable[Co
         if command[0] in KEYED:
             place = keys.setdefault(command[1], len(keys))
             command = (command[0], place, *command[2:])
+        elif command[0] == "pend":
+            _, transaction, (verb, key, low, high) = command
+            command = ("pend", transaction, verb, keys.setdefault(key, len(keys)), low, high)
         encoded.append(command)
     return msgspec.msgpack.encode(NodeBatch(node, incarnation, number, list(keys), encoded))
 
@@ -158,14 +177,22 @@ def _with_keys(batch: NodeBatch) -> NodeBatch:
             command = (verb, command[1], tuple(command[2]), *command[3:])
         elif verb == "nothing":
             command = (verb, tuple(command[1]))
+        elif verb == "pend":
+            key = (*owner, *batch.keys[command[3]])
+            command = (verb, tuple(command[1]), command[2], key, *command[4:])
+        elif verb == "prepare":
+            command = (verb, command[1], tuple(command[2]), *command[3:])
+        elif verb == "resolve":
+            command = (verb, tuple(command[1]), *command[2:])
         commands.append(command)
     return NodeBatch(batch.node, batch.incarnation, batch.number, [], commands)
 
 
 def encode_state(state: GroupState) -> bytes:
-    if not state.sealed:
+    if not state.parts:
         # The format of earlier versions.
-        return msgspec.msgpack.encode(msgspec.structs.astuple(state)[:-1])
+        fields = msgspec.structs.astuple(state)[:-1]
+        return msgspec.msgpack.encode(fields if state.sealed else fields[:-1])
     return msgspec.msgpack.encode(state)
 
 
@@ -187,6 +214,7 @@ __all__ = [
     "Key",
     "MemberState",
     "NodeBatch",
+    "PartState",
     "PartitionState",
     "GroupState",
     "decode_entry",

@@ -207,6 +207,7 @@ class Group:
         "getters",
         "leaving",
         "members",
+        "parked",
         "partitions",
         "roomy",
     )
@@ -221,6 +222,8 @@ class Group:
         self.members: dict[Key, Member] = {}
         self.leaving: dict[Key, Member] = {}
         self.getters: dict[Key, Member] = {}
+        #: What stands for members: deliveries with transactions that are not decided.
+        self.parked: dict[Key, Member] = {}
         #: Counts assignments of the partitions.
         self.generation = 0
         #: Partitions with a changed position, and partitions that may be served again.
@@ -283,7 +286,12 @@ class Group:
         partition.holder = None
 
     def _holders(self) -> list[Member]:
-        return [*self.members.values(), *self.leaving.values(), *self.getters.values()]
+        return [
+            *self.members.values(),
+            *self.leaving.values(),
+            *self.getters.values(),
+            *self.parked.values(),
+        ]
 
     # -- members ---------------------------------------------------------------------------------------------
 
@@ -377,19 +385,22 @@ class Group:
     def settle(self, key: Key, low: int, high: int) -> None:
         """Deliveries were acked."""
         member = self.find(key)
-        for portion in member.take(low, high) if member is not None else ():
+        self._settle(member.take(low, high) if member is not None else [])
+        self.has_room(member)
+
+    def _settle(self, portions: list[Portion]) -> None:
+        for portion in portions:
             partition = portion.partition
             partition.held.take(portion.low, portion.stop)
             self._let_go(partition)
             self._change(partition)
-        self._has_room(member)
 
     def give_back(self, key: Key, low: int, high: int, *, seen: bool = True) -> None:
         """Deliveries return to their places, before newer messages. `seen`: the client may have got them."""
         member = self.find(key)
         if member is not None:
             self._give_back(member.take(low, high), 1 if seen else 0)
-        self._has_room(member)
+        self.has_room(member)
 
     def _give_back(self, portions: list[Portion], more: int = 1) -> None:
         limit = self.delivery_limit
@@ -408,13 +419,26 @@ class Group:
     def discard(self, key: Key, low: int, high: int) -> None:
         """Deliveries were rejected for good."""
         member = self.find(key)
-        for portion in member.take(low, high) if member is not None else ():
+        self._discard(member.take(low, high) if member is not None else [])
+        self.has_room(member)
+
+    def settle_all(self, member: Member, verb: str) -> None:
+        """Settle, return or discard everything that a member holds."""
+        portions = member.take_all()
+        if verb == "settle":
+            self._settle(portions)
+        elif verb == "return":
+            self._give_back(portions)
+        else:
+            self._discard(portions)
+
+    def _discard(self, portions: list[Portion]) -> None:
+        for portion in portions:
             partition = portion.partition
             partition.held.take(portion.low, portion.stop)
             self._die(partition, Span(portion.low, portion.stop, portion.attempts), "rejected")
             self._let_go(partition)
             self._change(partition)
-        self._has_room(member)
 
     def _die(self, partition: Partition, span: Span, reason: Reason) -> None:
         partition.dying.add(span)
@@ -434,7 +458,8 @@ class Group:
             partition.generation = self.generation
         self.freed[partition] = None
 
-    def _has_room(self, member: Member | None) -> None:
+    def has_room(self, member: Member | None) -> None:
+        """A member holds less."""
         if member is None:
             return
         self.roomy[member] = None
@@ -447,12 +472,14 @@ class Group:
     def stuck(self, before_ms: int) -> list[Member]:
         """Return the members with a delivery older than this."""
         return [
-            each for each in self._holders() if each.oldest_ms is not None and each.oldest_ms <= before_ms
+            each
+            for each in self._holders()
+            if each.oldest_ms is not None and each.oldest_ms <= before_ms and each.key not in self.parked
         ]
 
     def due_ms(self) -> int | None:
         """Return the time of the oldest delivery."""
-        times = [each.oldest_ms for each in self._holders()]
+        times = [each.oldest_ms for each in self._holders() if each.key not in self.parked]
         return min([time for time in times if time is not None], default=None)
 
 

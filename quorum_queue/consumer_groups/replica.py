@@ -26,12 +26,15 @@ from quorum_queue.consumer_groups.entries import (
     MemberState,
     NodeBatch,
     PartitionState,
+    PartState,
     decode_state,
     encode_state,
 )
 from quorum_queue.consumer_groups.group import Group, Member, Portion
 from quorum_queue.consumer_groups.partition import UNKNOWN, Partition, Span
+from quorum_queue.consumer_groups.parts import GroupPart, GroupParts
 from quorum_queue.machine.effects import GONE, Reason
+from quorum_queue.machine.parts import READY, TransactionId
 from quorum_queue.machine.seal import SEALED, Sealed, outcome
 
 #: Messages that may be on their way to one member, which reports after each half of that. The same on all
@@ -81,7 +84,9 @@ class Applied:
         "missed",
         "moved",
         "numbers",
+        "prepared",
         "purged",
+        "resolved",
         "sealed",
         "seals",
     )
@@ -100,6 +105,9 @@ class Applied:
         self.moved: list[int] = []
         #: (token, members) of own moves that were refused because the group has members.
         self.in_use: list[tuple[int, int]] = []
+        #: (token, outcome) of own parts of transactions, and transactions that were resolved by any node.
+        self.prepared: list[tuple[int, int]] = []
+        self.resolved: list[TransactionId] = []
         #: (token, outcome) of own seals; and True if the group was sealed, by any node or again.
         self.seals: list[tuple[int, Sealed]] = []
         self.sealed = False
@@ -128,12 +136,15 @@ class GroupReplica:
         "group",
         "known",
         "now_ms",
+        "parts",
         "sealed",
     )
 
     def __init__(self, delivery_limit: int | None, *, dead_letters: bool) -> None:
         """The options are those of the declaration. `dead_letters`: the group has a dead-letter exchange."""
         self.group = Group(delivery_limit)
+        #: Parts of transactions that are not decided.
+        self.parts = GroupParts(self.group)
         self.dead_letters = dead_letters
         #: Index of the last entry applied, and its time.
         self.applied = 0
@@ -296,6 +307,16 @@ class GroupReplica:
             self._move(command[1], command[2], is_own=is_own)
         elif verb == "seal":
             self._seal(command[1], command[2], command[3], is_own=is_own)
+        elif verb == "pend":
+            self.parts.pend(*command[1:])
+        elif verb == "prepare":
+            _, token, transaction, count, queues = command
+            outcome = READY if self.sealed else self.parts.prepare(transaction, count, queues)
+            if is_own:
+                self._applied.prepared.append((token, outcome))
+        elif verb == "resolve":
+            self.parts.resolve(command[1], committed=command[2])
+            self._applied.resolved.append(command[1])
         elif verb == "stuck":
             for member in group.stuck(command[1]):
                 self._lose(member.key)
@@ -349,6 +370,9 @@ class GroupReplica:
 
     def _node_down(self, node: str, incarnation: int) -> None:
         """A node has ended, or has lost its consumers of these starts."""
+        for part in self.parts.of_starts(node, incarnation):
+            # The rest of it will not come.
+            self.parts.resolve(part.transaction, committed=False)
         for key in self.holders():
             if key[0] == node and key[1] <= incarnation:
                 self._detach(key, gone=True)
@@ -529,6 +553,7 @@ class GroupReplica:
             None if self.gap is None else sorted(self.gap),
             self.deaths,
             self.sealed,
+            [_state_of_part(each) for each in self.parts.all()],
         )
         return encode_state(state)
 
@@ -562,6 +587,8 @@ class GroupReplica:
         ):
             for saved in found:
                 members[saved.key] = _restored(group, saved, limited=limited)
+        for part in state.parts:
+            replica.parts.by_id[part.transaction] = _restored_part(group, part)
         owners = list(group.members.values())
         for each in state.partitions:
             partition = group.partitions[each.stream_id]
@@ -598,6 +625,28 @@ def _state_of(member: Member) -> MemberState:
         for first, each in member.portions()
     ]
     return MemberState(member.key, member.prefetch, member.next_id, member.sent, portions)
+
+
+def _state_of_part(part: GroupPart) -> PartState:
+    return PartState(
+        part.transaction,
+        part.came,
+        part.late,
+        part.prepared,
+        part.participants,
+        [(verb, _state_of(holder)) for verb, holder in part.held],
+    )
+
+
+def _restored_part(group: Group, saved: PartState) -> GroupPart:
+    part = GroupPart(saved.transaction)
+    part.came, part.late, part.prepared = saved.came, saved.late, saved.prepared
+    part.participants = saved.participants
+    for verb, state in saved.held:
+        holder = _restored(group, state, limited=False)
+        part.held.append((verb, holder))
+        group.parked[holder.key] = holder
+    return part
 
 
 def _restored(group: Group, saved: MemberState, *, limited: bool) -> Member:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final, Literal
 
 from quorum_queue.machine.consumers import Consumer
+from quorum_queue.machine.parts import TransactionId
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.seal import Sealed
 
@@ -41,9 +42,12 @@ class Effects:
         "more",
         "names",
         "paged_out",
+        "parts_gone",
         "places",
+        "prepared",
         "purged",
         "refused",
+        "resolved",
         "returned",
         "seals",
         "settled",
@@ -126,5 +130,11 @@ class Effects:
         self.got_nothing: list[Any] = []
         #: (token, messages) of purges.
         self.purged: list[tuple[Any, int]] = []
+        #: (token, transaction, outcome) of parts of transactions; see quorum_queue.machine.parts.
+        self.prepared: list[tuple[Any, TransactionId, int]] = []
+        #: Transactions whose part is decided, also those that have none here.
+        self.resolved: list[TransactionId] = []
+        #: Positions of records of parts that are not kept any more.
+        self.parts_gone: list[int] = []
         #: (token, outcome) of seals.
         self.seals: list[tuple[Any, Sealed]] = []

@@ -27,6 +27,7 @@ from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.dedup import Names, Sequence, is_name
 from quorum_queue.machine.letters import Letter
 from quorum_queue.machine.machine import ENQUEUES, Command
+from quorum_queue.machine.parts import TransactionId
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.seal import CONDITIONS_MAX
 from quorum_queue.machine.settings import Settings
@@ -85,6 +86,10 @@ _V_VERSION: Final = 17
 _V_LOSE: Final = 18
 #: From versions.SEALS on.
 _V_SEAL: Final = 19
+#: From versions.TRANSACTIONS on. `pend` comes before the command that it is about.
+_V_PEND: Final = 20
+_V_PREPARE: Final = 21
+_V_RESOLVE: Final = 22
 _RANGES = {"settle": _V_SETTLE, "return": _V_RETURN, "discard": _V_DISCARD}
 _RANGE_NAMES = {verb: name for name, verb in _RANGES.items()}
 _VALUES = {"detach": _V_DETACH, "pause": _V_PAUSE, "prefetch": _V_PREFETCH, "window": _V_WINDOW}
@@ -96,6 +101,9 @@ _PLAIN_VERBS = {"tick": _V_TICK, "touch": _V_TOUCH}
 Key = tuple[Any, ...]
 
 _key_decoder: Final = msgspec.msgpack.Decoder(tuple[bool | int | str | None, ...])
+_transaction_decoder: Final = msgspec.msgpack.Decoder(TransactionId)
+_prepare_decoder: Final = msgspec.msgpack.Decoder(tuple[int | None, TransactionId, int, list[int]])
+_resolve_decoder: Final = msgspec.msgpack.Decoder(tuple[TransactionId, bool])
 _settings_decoder = msgspec.msgpack.Decoder(Settings)
 _encode = msgspec.msgpack.encode
 
@@ -151,6 +159,11 @@ def encode_batch(
     bodies: list[bytes] = []
     for command in commands:
         verb = command[0]
+        if verb == "pend":
+            transaction = _encode(command[1])
+            parts += (_BLOB.pack(_V_PEND, len(transaction)), transaction)
+            command = command[2]
+            verb = command[0]
         if verb in _RANGES:
             parts.append(_RANGE.pack(_RANGES[verb], key_number(command[1]), command[2], command[3]))
         elif verb in ENQUEUES:
@@ -253,6 +266,9 @@ def _encode_rare(command: Command) -> list[bytes]:
         return [_NUMBERS.pack(_V_NODE_DOWN, command[2], len(name)), name]
     if verb == "version":
         return [_NUMBERS.pack(_V_VERSION, command[1], 0)]
+    if verb == "prepare" or verb == "resolve":
+        fields = _encode(command[1:])
+        return [_BLOB.pack(_V_PREPARE if verb == "prepare" else _V_RESOLVE, len(fields)), fields]
     raise ValueError(f"no command {verb!r}")
 
 
@@ -362,11 +378,30 @@ class _Decoder:
             elif verb in _PLAIN_COMMANDS:
                 self._offset += 1
                 commands.append(_PLAIN_COMMANDS[verb])
+            elif verb == _V_PEND:
+                transaction = _transaction_decoder.decode(self._blob())
+                commands.append(("pend", transaction, self._pended()))
             else:
                 commands.append(self._rare(verb))
         if self._taken != len(self._sizes):
             raise CodecError(f"a batch has {len(self._sizes)} messages, its commands {self._taken}")
         return commands
+
+    def _blob(self) -> bytes:
+        _, size = _BLOB.unpack_from(self._data, self._offset)
+        self._offset += _BLOB.size
+        return self._take(size)
+
+    def _pended(self) -> Command:
+        """Return the command of a part of a transaction."""
+        verb = self._data[self._offset] if self._offset < len(self._data) else 0
+        if verb == _V_ENQUEUE:
+            return self._enqueue()
+        if verb not in (_V_SETTLE, _V_RETURN, _V_DISCARD):
+            raise CodecError(f"a part of a transaction has a command with the number {verb}")
+        found: tuple[int, int, int, int] = _RANGE.unpack_from(self._data, self._offset)
+        self._offset += _RANGE_BYTES
+        return _RANGE_NAMES[verb], self._keys[found[1]], found[2], found[3]
 
     def _enqueue(self) -> Command:
         at = self._offset
@@ -428,9 +463,11 @@ class _Decoder:
 
     def _rare(self, verb: int) -> Command:
         if verb == _V_CONFIGURE:
-            _, size = _BLOB.unpack_from(self._data, self._offset)
-            self._offset += _BLOB.size
-            return "configure", _settings_decoder.decode(self._take(size))
+            return "configure", _settings_decoder.decode(self._blob())
+        if verb == _V_PREPARE:
+            return "prepare", *_prepare_decoder.decode(self._blob())
+        if verb == _V_RESOLVE:
+            return "resolve", *_resolve_decoder.decode(self._blob())
         if verb not in (_V_PURGE, _V_DEAD_LETTERED, _V_NODE_DOWN, _V_VERSION, _V_LOSE, _V_SEAL):
             raise CodecError(f"no command has the number {verb}")
         _, first, second = _NUMBERS.unpack_from(self._data, self._offset)

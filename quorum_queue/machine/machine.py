@@ -24,6 +24,10 @@ Commands are tuples whose first field names them:
     ("lose", low, high)                               no disk has the bodies at these positions any more
     ("unhold",)                                       on one node only: a transaction is complete
     ("seal", token, condition)                        if it holds, take nothing any more; see seal
+    ("pend", transaction, command)                    a command of a part of a transaction; see parts
+    ("prepare", token, transaction, count, queues)    the part is complete: it has so many commands; it takes
+                                                      effect at once if the transaction has no other queues
+    ("resolve", transaction, committed)               the part takes effect, or nothing of it does
 """
 
 from __future__ import annotations
@@ -40,6 +44,7 @@ from quorum_queue.machine.consumers import Checkout, Consumer, Consumers
 from quorum_queue.machine.dedup import Dedup, Sequence
 from quorum_queue.machine.effects import GONE, Effects, Reason
 from quorum_queue.machine.letters import Letter, Letters
+from quorum_queue.machine.parts import FULL, INCOMPLETE, LATE, READY, Part, Parts, TransactionId
 from quorum_queue.machine.ready import Level, Ready
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.seal import SEALED, Sealed, outcome
@@ -89,6 +94,7 @@ class Machine:
         "last_used_ms",
         "letters",
         "next_seq",
+        "parts",
         "ready",
         "sealed",
         "settings",
@@ -116,6 +122,8 @@ class Machine:
         self.letters = Letters()
         #: True if the queue will be deleted: it takes nothing any more.
         self.sealed = False
+        #: Parts of transactions that are not decided.
+        self.parts = Parts()
         #: Messages from this position on are not handed out, and do not die, before the transactions of this
         #: many holders are complete. Only on one node: never in a log.
         self.held_from = NEVER
@@ -265,7 +273,12 @@ class Machine:
         self.version = max(self.version, command[1])
 
     def _accept(self, meta: Meta, run: Run, effects: Effects) -> None:
-        """Number the messages, set their deadline, and put them at the end."""
+        """Take the messages, and put them at the end."""
+        self._number(meta, run, effects)
+        self.ready.push(run, self.held_from)
+
+    def _number(self, meta: Meta, run: Run, effects: Effects) -> None:
+        """Number the messages, and set their deadline."""
         count = len(run.seqs)
         first = self.next_seq
         self.next_seq = first + count
@@ -286,7 +299,6 @@ class Machine:
         effects.accepted_bytes += run.size
         if effects.wants_enqueued:
             effects.enqueued.append(_as_accepted(run))
-        self.ready.push(run, self.held_from)
 
     def _drop_over_limit(self, effects: Effects, new: int = 0) -> None:
         """Drop what exceeds the limits: at most as many messages as are new, and as this batch may drop in
@@ -325,10 +337,10 @@ class Machine:
         while rest is not None:
             room = refused = len(rest.seqs)
             if settings.max_length is not None:
-                room = min(room, settings.max_length - ready.count + self._awaited())
+                room = min(room, settings.max_length - ready.count - self.parts.count + self._awaited())
             if limit is not None and room > 0:
                 if sizes is None:
-                    room = min(room, 1 if ready.bytes < limit else 0)
+                    room = min(room, 1 if ready.bytes + self.parts.message_bytes < limit else 0)
                 else:
                     left = limit - self._waiting_bytes()
                     fits = total = 0
@@ -358,9 +370,11 @@ class Machine:
             first += count
 
     def _waiting_bytes(self) -> int:
-        """Return the bytes of ready messages, except those that are held and that consumers have room for."""
-        ready = self.ready
-        return 0 if self.holds and self._awaited() >= ready.count else ready.bytes
+        """Return the bytes of ready messages, except those that are held and that consumers have room for,
+        and those of transactions.
+        """
+        ready, pended = self.ready, self.parts.message_bytes
+        return pended if self.holds and self._awaited() >= ready.count else ready.bytes + pended
 
     def _awaited(self) -> int:
         """Return how many of the held messages consumers have room for."""
@@ -614,9 +628,138 @@ class Machine:
             if held:
                 self._taken(consumer, held)
                 lost += held
+        if len(self.parts):
+            taken, acked = self.parts.take_positions(low, high)
+            lost += taken + acked
+            self.unacked_count -= len(acked)
+            self.unacked_bytes -= sum([run.counted_bytes for run in acked])
         for seq in [seq for seq in self.dead_lettering if low <= seq <= high]:
             lost.append(self.dead_lettering.pop(seq)[0])
         effects.settled += lost
+
+    # -- parts of transactions -------------------------------------------------------------------------------
+
+    def _pend(self, meta: Meta, command: Command, effects: Effects) -> None:
+        """Take a command of a transaction's part, of which nobody sees anything."""
+        if self.sealed or self.version < versions.TRANSACTIONS:
+            return
+        _, transaction, inner = command
+        part = self.parts.of(transaction, meta.now_ms)
+        part.came += 1
+        verb = inner[0]
+        if verb not in ENQUEUES:
+            runs = self._take(inner)
+            part.add_settled(verb, runs)
+            count = 0
+            for run in runs:
+                count += len(run.seqs)
+                self.unacked_bytes += run.counted_bytes
+            self.unacked_count += count
+            part.late = part.late or count != inner[3] - inner[2] + 1
+            return
+        run = inner[1]
+        names: list[bytes | None] | None = None
+        if verb == "enqueue_once" and self.dedup is not None:
+            names = list(inner[4].each()) if isinstance(inner[4], Sequence) else inner[4]
+        self._number(meta, run, effects)
+        self.parts.add_messages(part, run, names)
+
+    def _prepare(self, meta: Meta, command: Command, effects: Effects) -> None:
+        """Answer whether the queue takes the part; if not, forget it."""
+        _, token, transaction, count, participants = command
+        part = self.parts.by_id.get(transaction)
+        outcome = READY
+        if part is None:
+            # A sealed queue is deleted, with all that it has.
+            outcome = READY if self.sealed else INCOMPLETE
+        elif part.came != count:
+            outcome = INCOMPLETE
+        elif part.late:
+            outcome = LATE
+        elif not self._has_room_for_parts(part):
+            outcome = FULL
+        elif participants:
+            part.prepared, part.participants = True, list(participants)
+        else:
+            # The transaction is over this queue alone.
+            self._take_effect(meta, part, effects)
+        if outcome != READY:
+            self._undo(transaction, effects)
+        effects.prepared.append((token, transaction, outcome))
+
+    def _has_room_for_parts(self, part: Part) -> bool:
+        """Return whether the queue has room for all parts; it only refuses one with messages."""
+        settings, ready, parts = self.settings, self.ready, self.parts
+        if settings.overflow == "drop-head" or not part.count:
+            return True
+        if settings.max_length is not None and ready.count + parts.count > settings.max_length:
+            return False
+        limit = settings.max_length_bytes
+        return limit is None or ready.bytes + parts.message_bytes <= limit
+
+    def _resolve(self, meta: Meta, command: Command, effects: Effects) -> None:
+        """The transaction is decided: its part takes effect, or nothing of it does."""
+        _, transaction, committed = command
+        effects.resolved.append(transaction)
+        part = self.parts.by_id.get(transaction)
+        if part is None:
+            return
+        if committed:
+            self._take_effect(meta, part, effects)
+        else:
+            self._undo(transaction, effects)
+
+    def _take_effect(self, meta: Meta, part: Part, effects: Effects) -> None:
+        """Let the messages of a part into the queue, then do what it does with deliveries."""
+        self._let_out(part, effects)
+        for run, names in part.enqueued:
+            if names is None:
+                self.ready.insert(run, self.held_from)
+            else:
+                self._insert_once(meta, run, names, effects)
+        for verb, runs in part.settled:
+            if verb == "settle":
+                effects.settled += runs
+                if effects.wants_acked:
+                    effects.acked += runs
+            elif verb == "return":
+                self._give_back(runs, effects)
+            else:
+                for run in runs:
+                    self._discard(run, "rejected", effects)
+
+    def _insert_once(self, meta: Meta, run: Run, names: list[bytes | None], effects: Effects) -> None:
+        """Bring in the messages that the queue has not taken since they were pended."""
+        dedup = self.dedup
+        if dedup is None:
+            self.ready.insert(run, self.held_from)
+            return
+        dedup.expire(meta.now_ms, effects.names, whole=False)
+        persistent = run.attributes.persistent
+        for single, name in zip(run.singles(), names, strict=True):
+            if dedup.is_new(name, meta.now_ms):
+                self._remember(dedup, name, persistent, meta, effects)
+                self.ready.insert(single, self.held_from)
+            else:
+                effects.duplicates += 1
+                effects.settled.append(single)
+
+    def _undo(self, transaction: TransactionId, effects: Effects) -> None:
+        """Forget a part: its messages never were in the queue, and the deliveries that it acks go back."""
+        part = self.parts.by_id.get(transaction)
+        if part is None:
+            return
+        self._let_out(part, effects)
+        effects.settled += [pended.run for pended in part.enqueued]
+        for _, runs in part.settled:
+            self._give_back(runs, effects)
+
+    def _let_out(self, part: Part, effects: Effects) -> None:
+        self.parts.take(part.transaction)
+        self.unacked_count -= part.unacked_count
+        self.unacked_bytes -= part.unacked_bytes
+        if part.position >= 0:
+            effects.parts_gone.append(part.position)
 
     # -- consumers and settings ------------------------------------------------------------------------------
 
@@ -659,6 +802,9 @@ class Machine:
 
     def _node_down(self, meta: Meta, command: Command, effects: Effects) -> None:
         _, node, incarnation = command
+        for part in self.parts.of_starts(node, incarnation):
+            # The rest of it will not come.
+            self._undo(part.transaction, effects)
         for consumer in self.consumers.in_turn():
             if consumer.key[0] == node and consumer.key[1] <= incarnation:
                 self._use(meta, effects)
@@ -731,7 +877,7 @@ class Machine:
             found = outcome(
                 condition,
                 consumers=self.consumers.count,
-                ready=self.ready.count,
+                ready=self.ready.count + self.parts.count,
                 expired=lease_ms is not None and meta.now_ms >= self.last_used_ms + lease_ms,
             )
         effects.seals.append((token, Sealed(found, self.ready.count)))
@@ -830,6 +976,9 @@ _APPLY: dict[str, Callable[[Machine, Meta, Command, Effects], None]] = {
     "node_down": Machine._node_down,
     "lose": Machine._lose,
     "seal": Machine._seal,
+    "pend": Machine._pend,
+    "prepare": Machine._prepare,
+    "resolve": Machine._resolve,
     "version": Machine._raise_version,
     "unhold": Machine._unhold,
 }

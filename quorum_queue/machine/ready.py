@@ -80,6 +80,30 @@ class Level:
             self.forget_gone()
         resident.append(run)
 
+    def insert(self, run: Run, apart_from: int) -> None:
+        """Put messages that were never delivered to their positions, which others may have passed."""
+        main, start = self.main, run.seqs.start
+        later: list[Run] = []
+        while main and _last(main[-1]) > start:
+            last = main.pop()
+            if last.packed is not None:
+                last.unpack()
+            if last.seqs.start > start:
+                later.append(last)
+                continue
+            if self.keeper.active:
+                self.keeper.keep(last)
+            # The positions of the two never overlap: this run lies between two messages of the other.
+            front = last.take(last.within(0, start)[1])
+            front.ready = last.ready = True
+            main.append(front)
+            if front.in_memory:
+                self.resident.append(front)
+            later.append(last)
+            break
+        self.push(run, apart_from)
+        main.extend(reversed(later))
+
     def forget_gone(self) -> None:
         """Forget runs that were delivered."""
         resident = self.resident
@@ -226,6 +250,12 @@ class Ready:
         self.count += len(run.seqs)
         self.bytes += run.counted_bytes
         self._level(run.attributes.priority).push(run, apart_from)
+
+    def insert(self, run: Run, apart_from: int = 1 << 62) -> None:
+        """Put messages that were never delivered to their positions."""
+        self.count += len(run.seqs)
+        self.bytes += run.counted_bytes
+        self._level(run.attributes.priority).insert(run, apart_from)
 
     def put_back(self, runs: list[Run]) -> None:
         for run in runs:

@@ -23,6 +23,7 @@ from quorum_queue.machine.effects import NO_LIMIT, Effects, Reason, Refusal
 from quorum_queue.machine.entries import Batch, DecodedEntry, decode_entry, encode_batch, encode_entry
 from quorum_queue.machine.locations import Locations
 from quorum_queue.machine.machine import DROPS_MAX, Machine, Meta
+from quorum_queue.machine.parts import TransactionId
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.seal import SEALED, Sealed
 from quorum_queue.machine.settings import Settings
@@ -49,9 +50,11 @@ class Applied:
         "index",
         "missed",
         "more",
+        "prepared",
         "purged",
         "refused",
         "released",
+        "resolved",
         "sealed",
         "seals",
         "settled",
@@ -80,6 +83,10 @@ class Applied:
         self.consumers_gone: list[Any] = []
         #: (token, messages) of own purges.
         self.purged: list[tuple[int, int]] = []
+        #: (token, outcome) of own parts of transactions; see quorum_queue.machine.parts.
+        self.prepared: list[tuple[int, int]] = []
+        #: Transactions that were resolved, by any node.
+        self.resolved: list[TransactionId] = []
         #: (token, outcome) of own seals.
         self.seals: list[tuple[int, Sealed]] = []
         #: True if the queue was sealed by this entry, by any node or again.
@@ -180,7 +187,7 @@ class QueueReplica:
         own.
         """
         confirmed, refused, purged = len(effects.confirmed), len(effects.refused), len(effects.purged)
-        seals = len(effects.seals)
+        seals, prepared = len(effects.seals), len(effects.prepared)
         self.machine.run(meta, batch.commands, effects)
         applied.batches.append(batch.number)
         for origin, first, last, _ in effects.confirmed[confirmed:]:
@@ -188,6 +195,9 @@ class QueueReplica:
                 applied.confirmed.append((origin, first, last))
         applied.refused += [refusal for refusal in effects.refused[refused:] if refusal[0] is not None]
         applied.purged += [purge for purge in effects.purged[purged:] if purge[0] is not None]
+        for token, _, outcome in effects.prepared[prepared:]:
+            if token is not None:
+                applied.prepared.append((token, outcome))
         applied.seals += [seal for seal in effects.seals[seals:] if seal[0] is not None]
 
     def _locate(self, index: int, effects: Effects, applied: Applied) -> None:
@@ -297,6 +307,7 @@ def _gather(effects: Effects, own: Member, applied: Applied) -> None:
     applied.accepted_bytes = effects.accepted_bytes
     applied.more = effects.more
     applied.sealed = any(found.outcome == SEALED for _, found in effects.seals)
+    applied.resolved = effects.resolved
     applied.configured = effects.configured
     applied.used = effects.used
     applied.wake_at = effects.wake_at

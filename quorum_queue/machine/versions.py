@@ -28,7 +28,8 @@ node only begins with the newest.
         several entries, and so do names of messages that are too old to be remembered; a queue that refuses
         messages above its limit in bytes refuses the one that does not fit into it; entries may have more
         than 64 MiB; limits of queues, exchanges and bindings hold when the topology applies a declaration;
-        streams keep the offsets of their names, and refuse more names, until an operator deletes some
+        streams keep the offsets of their names, and refuse more names, until an operator deletes some; queues
+        keep parts of transactions that are not decided, and the topology has the decisions
 
 A node that meets a newer version than its own in an entry or a snapshot can't know what the others do: the
 queue stops there, with a line that says so.
@@ -89,6 +90,9 @@ DROPS = 7
 #: Streams refuse more names than they may keep, and forget a name only when told to.
 NAMES_REFUSED = 7
 
+#: Queues take parts of transactions (see parts), and the topology has the decisions.
+TRANSACTIONS = 7
+
 NEWEST = 7
 
 #: Features that a node announces in the handshake of a link for the versions that it can apply, beyond the
@@ -129,6 +133,7 @@ __all__ = [
     "STREAMS",
     "STREAM_NAMES",
     "SUPER_STREAMS",
+    "TRANSACTIONS",
     "UNHELD",
     "newest_of",
 ]

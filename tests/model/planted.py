@@ -362,7 +362,7 @@ def _exclusive() -> None:
 
 @bug("rollback-publishes")
 def _rollback() -> None:
-    from amqp_server.channel.tx import Transaction
+    from amqp_server.channel.transactions.tx import Transaction
 
     def make(rollback: Any) -> Any:
         def planted(self: Any) -> None:
@@ -418,7 +418,7 @@ def _skipped() -> None:
 @bug("part-of-a-transaction-first")
 def _part() -> None:
     """A commit hands over a few messages in each turn."""
-    from amqp_server.channel import tx
+    from amqp_server.channel.transactions import tx
 
     tx.PARTS_AT_ONCE = 10
 

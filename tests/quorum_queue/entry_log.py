@@ -9,6 +9,7 @@ import sys
 from random import Random
 from typing import Any
 
+from quorum_queue.machine import versions
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.dedup import Sequence, id_of, sequence_of
 from quorum_queue.machine.machine import Command
@@ -55,6 +56,8 @@ class Sender:
         self.sent: list[bytes] = []
         self.number = 0
         self.message = 0
+        #: Commands of the parts of transactions so far, by their numbers.
+        self.pended: dict[int, int] = {}
 
     @property
     def member(self) -> Member:
@@ -63,15 +66,40 @@ class Sender:
     def start_again(self) -> None:
         self.incarnation += 1
         self.number = 0
+        self.pended = {}
 
     def batch(self, random: Random) -> bytes:
         commands = [self._command(random) for _ in range(random.randint(1, 5))]
+        if random.random() < 0.2:
+            commands.insert(0, ("version", versions.NEWEST))
         self.number += 1
         batch = b"".join(encode_batch(self.name, self.incarnation, self.number, commands))
         self.sent.append(batch)
         return batch
 
+    def _part_of_transaction(self, random: Random) -> Command:
+        """A step of one of few transactions, of this node or another one."""
+        number, step = random.randint(1, 3), random.random()
+        transaction = (self.name, self.incarnation, number)
+        if step < 0.5:
+            self.pended[number] = self.pended.get(number, 0) + 1
+            verb = random.choice(["enqueue"] * 3 + ["enqueue_once", "settle", "return", "discard"])
+            if verb.startswith("enqueue"):
+                run_of = self._enqueue(random, verb)
+                return "pend", transaction, (run_of[0], run_of[1], None, *run_of[3:])
+            low = random.randint(0, 12)
+            key = 7, random.choice([1, 2]), random.choice(["a", "b"]), 0
+            return "pend", transaction, (verb, key, low, low + random.choice([0, 0, 0, 3]))
+        if step < 0.75:
+            count = self.pended.pop(number, 0) + (random.random() < 0.1)
+            queues = random.choice([[], [1, 2], [1, 2]])
+            return "prepare", random.choice([None, 1, 2]), transaction, count, queues
+        other = random.choice(NODES), random.choice([1, 2]), number
+        return "resolve", random.choice([transaction, transaction, other]), random.random() < 0.7
+
     def _command(self, random: Random) -> Command:
+        if random.random() < 0.2:
+            return self._part_of_transaction(random)
         verb = random.choice(
             ["enqueue"] * 5 + ["enqueue_once"] * 3 + ["settle", "return", "return", "discard"] * 2
             + ["attach"] * 4
@@ -182,6 +210,8 @@ def told(applied: Applied) -> dict[str, Any]:
         "got_nothing": applied.got_nothing,
         "consumers_gone": applied.consumers_gone,
         "purged": applied.purged,
+        "prepared": applied.prepared,
+        "resolved": applied.resolved,
         "dead_letters": [
             (seq, sizes_of(run)[index], run.head_of(index), reason)
             for run, reason in applied.dead_letters

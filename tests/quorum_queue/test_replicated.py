@@ -132,6 +132,9 @@ def test_every_message_has_a_place_until_it_is_settled(random: Random, entries: 
         machine = replica.machine
         alive = list(machine.ready.runs()) + [run for run, _ in replica.dead_lettering]
         alive += [run for consumer in machine.consumers.in_turn() for run in consumer.checkout.runs]
+        for part in machine.parts.all():
+            alive += [pended.run for pended in part.enqueued]
+            alive += [run for _, runs in part.settled for run in runs]
         expected: set[int] = set()
         for run in alive:
             check_bodies(replica, log, run)

@@ -44,6 +44,7 @@ class RecoverableJournal(Protocol):
 def recover(broker: Broker, journal: RecoverableJournal) -> None:
     """Restore everything durable. Bodies stay on disk until they are needed."""
     metadata = broker.metadata
+    broker.transactions.recover()
     for vhost in broker.vhost_records:
         broker.vhost(vhost.name)
     for key, value in metadata.items(EXCHANGES):

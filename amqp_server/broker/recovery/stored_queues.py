@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from amqp_server.broker.declared.records import QueueRecord
-from quorum_queue import deduplication_journal
+from quorum_queue import deduplication_journal, parts_journal
 from quorum_queue.local_host import NodeServices
 from quorum_queue.machine import codec
 from quorum_queue.machine.machine import Machine
@@ -76,9 +76,13 @@ def fill(
     marks = [delivered.get(slot) for slot in slots]
     returned: list[Run] = []
     least = 1 if machine.settings.delivery_limit is not None or machine.settings.keeps_all else 0
+    parts: list[RecoveredRecord] = []
     for entry in recovered.records:
         if entry.first_seq >= deduplication_journal.FIRST_POSITION:
             _restore_names(machine, record, entry)
+            continue
+        if entry.first_seq >= parts_journal.FIRST_POSITION:
+            parts.append(entry)
             continue
         # Positions of a lost record must not be used again: the record is still on the disk.
         machine.next_seq = max(machine.next_seq, entry.first_seq + entry.count)
@@ -111,7 +115,24 @@ def fill(
                     machine.ready.push(part)
     if returned:
         machine.ready.put_back(returned)
+    for entry in parts:
+        _restore_part(machine, record, entry)
     return machine
+
+
+def _restore_part(machine: Machine, record: QueueRecord, entry: RecoveredRecord) -> None:
+    """Restore a part of a transaction that is not decided.
+
+    Reads the whole record to verify it: a wrong one would bring messages before the decision, or lose some.
+    """
+    if any(entry.first_seq in gone for gone in entry.settled):
+        return
+    try:
+        if entry.corrupt:
+            raise codec.CodecError("its checksum is wrong")
+        parts_journal.restore(machine, entry.first_seq, entry.head)
+    except codec.CodecError as error:
+        logger.error("queue '%s' lost a part of a transaction: %s", record.name, error)
 
 
 def _restore_names(machine: Machine, record: QueueRecord, entry: RecoveredRecord) -> None:

@@ -37,6 +37,7 @@ from quorum_queue.consumer_groups.entries import (
     encode_entry,
 )
 from quorum_queue.consumer_groups.partition import UNKNOWN
+from quorum_queue.consumer_groups.parts import GroupParts
 from quorum_queue.consumer_groups.replica import GroupReplica
 from quorum_queue.errors import Unreadable
 from quorum_queue.host import Key, answer_publishes
@@ -76,6 +77,7 @@ class ConsumerGroupMemberHost(GroupEffects):
     """The host of a consumer group, and the state machine of its Raft group."""
 
     single = False
+    takes_parts = True
     foresee: Foresee | None = None
     counts_bytes = False
     wants_ids = False
@@ -164,6 +166,10 @@ class ConsumerGroupMemberHost(GroupEffects):
 
         read_index.catch_up(self, caught_up)
 
+    @property
+    def parts(self) -> GroupParts:
+        return self.replica.parts
+
     def seal(self, condition: int, done: Callable[[Sealed | Refused], None]) -> None:
         self._seal_in_order(condition, done)
 
@@ -196,6 +202,9 @@ class ConsumerGroupMemberHost(GroupEffects):
     def _in_log(self, command: Command) -> list[Command]:
         """Return the commands for the log."""
         verb = command[0]
+        if verb == "pend" and command[2][0] in ENQUEUES:
+            # It is refused, as a publish would be: a part of the transaction is missing.
+            return []
         if verb in ENQUEUES:
             # The default exchange routed this publish here; other routes to a group are refused earlier.
             token = command[2]
@@ -414,6 +423,8 @@ class ConsumerGroupMemberHost(GroupEffects):
             self._coordinator.stale = True
             self.gone_members()
             self.schedule()
+            if len(self.replica.parts):
+                self._services.undecided.has_parts(self)
             if self.replica.sealed:
                 # The last leader may have failed before it could delete the group.
                 self.queue.sealed()

@@ -34,7 +34,7 @@ class Requests:
     def sent(self, number: int, commands: list[Command]) -> None:
         """Note that these commands are in this batch."""
         for each in commands:
-            if each[0] in ("attach", "get", "purge", "move", "move_unused", "seal"):
+            if each[0] in ("attach", "get", "purge", "move", "move_unused", "seal", "prepare"):
                 self._sent.append((number, each[0], each[1]))
 
     def until(self, last_own: int) -> list[tuple[str, Any]]:

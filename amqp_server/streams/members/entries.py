@@ -29,6 +29,7 @@ from persistence.streams.batch import Damaged, Shape
 from persistence.streams.compression import NONE
 from quorum_queue.machine import dedup
 from quorum_queue.machine.dedup import Names
+from quorum_queue.machine.parts import TransactionId
 
 #: Format version of entries.
 VERSION = 1
@@ -95,6 +96,24 @@ class Note(msgspec.Struct, array_like=True, frozen=True):
     kind: int = EVICTS
 
 
+#: Steps of a part of a transaction; see quorum_queue.machine.parts.
+PEND, PREPARE, COMMIT, ABORT = range(4)
+
+
+class PartStep(msgspec.Struct, array_like=True, frozen=True):
+    """A step of a transaction's part in the stream. From versions.TRANSACTIONS on."""
+
+    kind: int
+    transaction: TransactionId
+    #: Of PEND.
+    appends: list[Append] = []
+    #: Of PREPARE: a number that its node understands, the number of steps before, and the ids of all queues
+    #: of the transaction.
+    token: int = 0
+    count: int = 0
+    queues: list[int] = []
+
+
 class NodeBatch(msgspec.Struct, array_like=True, frozen=True):
     """The messages and notes of one node from one of its turns."""
 
@@ -110,6 +129,8 @@ class NodeBatch(msgspec.Struct, array_like=True, frozen=True):
     notes: list[Note] = []
     #: Token and condition; see quorum_queue.machine.seal. From versions.SEALS on.
     seals: list[tuple[int, int]] = []
+    #: From versions.TRANSACTIONS on.
+    steps: list[PartStep] = []
 
 
 _batch_decoder = msgspec.msgpack.Decoder(NodeBatch)
@@ -125,8 +146,11 @@ def encode_batch(
     codec: str = NONE,
     notes: list[Note] | None = None,
     seals: list[tuple[int, int]] | None = None,
+    step: PartStep | None = None,
 ) -> bytes:
-    """Encode a node's batch for the leader; messages are compressed by `codec`."""
+    """Encode a node's batch for the leader; messages are compressed by `codec`. They belong to the `step` if
+    there is one.
+    """
     appends: list[Append] = []
     for each in encoded:
         head, meta, items = each.parts
@@ -141,6 +165,11 @@ def encode_batch(
         else:
             view = memoryview(packed)
             appends.append(Append(head, meta, view, each.stamps or [], named, codec, len(items)))
+    if step is not None:
+        step = msgspec.structs.replace(step, appends=appends)
+        return msgspec.msgpack.encode(
+            NodeBatch(node, incarnation, number, [], first, notes or [], seals or [], [step])
+        )
     # Without the last fields it has the format of earlier versions.
     if seals is not None:
         return msgspec.msgpack.encode(
@@ -299,19 +328,30 @@ def _within(kept: list[range], number: int, count: int) -> list[range]:
     return found
 
 
+def kept(append: Append) -> Append:
+    """Return an append of its own bytes, which does not keep its entry in memory."""
+    return msgspec.structs.replace(append, items=memoryview(bytes(append.items)))
+
+
 __all__ = [
+    "ABORT",
+    "COMMIT",
     "DELETES",
     "EVICTS",
     "NO_OFFSET",
+    "PEND",
+    "PREPARE",
     "REFUSES",
     "Append",
     "CodecError",
     "NamedMessages",
     "NodeBatch",
     "Note",
+    "PartStep",
     "decode_entry",
     "encode_batch",
     "encode_entry",
+    "kept",
     "names_of",
     "placed",
     "stamped",

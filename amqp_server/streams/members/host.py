@@ -23,10 +23,22 @@ from amqp_server.streams.layout.encode import Encoded, Encoder, begin_large
 from amqp_server.streams.local_host import StreamConsumer, StreamServices
 from amqp_server.streams.members.answers import MemberAnswers
 from amqp_server.streams.members.copies import MemberCopies
-from amqp_server.streams.members.entries import CodecError, Note, decode_entry, encode_batch, encode_entry
+from amqp_server.streams.members.entries import (
+    ABORT,
+    COMMIT,
+    PEND,
+    PREPARE,
+    CodecError,
+    Note,
+    PartStep,
+    decode_entry,
+    encode_batch,
+    encode_entry,
+)
 from amqp_server.streams.members.filling import Fill, Filling
 from amqp_server.streams.members.log_trimming import Encoding, Stable
 from amqp_server.streams.members.named_offsets import LoggedNames
+from amqp_server.streams.members.parts import StreamParts
 from amqp_server.streams.members.readers import MemberReaders
 from amqp_server.streams.members.replica import Applied, StreamReplica, decode_state
 from amqp_server.streams.members.requests import Asks, Done
@@ -39,7 +51,7 @@ from quorum_queue.cluster import read_index
 from quorum_queue.cluster.frames import StreamWord
 from quorum_queue.cluster.queues.deferred_host import without_larger
 from quorum_queue.cluster.queues.guests import GuestOrigin
-from quorum_queue.cluster.queues.member_host import UNKNOWN
+from quorum_queue.cluster.queues.member_host import PREPARED_UNKNOWN, UNKNOWN
 from quorum_queue.cluster.replica_group import Foresee
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.errors import Unreadable
@@ -58,6 +70,8 @@ class StreamMemberHost(MemberReaders):
     """The host of a stream, and the state machine of its group."""
 
     single = False
+    takes_parts = True
+    parts_have_acks = False
     foresee: Foresee | None = None
     #: The state of the group has the names that the stream has taken.
     knows_taken = False
@@ -91,7 +105,7 @@ class StreamMemberHost(MemberReaders):
         self._pending_barriers: list[Callable[..., None]] = []
         self._beginning: dict[StreamConsumer, Start] = {}
         self._when_whole: list[Callable[[], None]] = []
-        #: Batch and token of seals without an answer.
+        #: Batch and token of seals, and of parts of transactions, without an answer.
         self._seals_sent: list[tuple[int, int]] = []
         #: True if applied messages were not handed to the consumers yet.
         self._fresh = False
@@ -177,6 +191,12 @@ class StreamMemberHost(MemberReaders):
             self._unknown_seals(applied.missed.stop - 1)
         if applied.taken:
             self._publishes.confirm(applied.taken)
+        for token, outcome in applied.prepared:
+            self._answer_prepare(token, outcome)
+        if len(self.replica.parts):
+            self._services.undecided.has_parts(self)
+        if applied.resolved and self.group.is_leader:
+            self._services.undecided.resolved(self.queue_id, applied.resolved)
         for token, found in applied.seals:
             self._answer_seal(token, found)
         if applied.numbers:
@@ -281,6 +301,8 @@ class StreamMemberHost(MemberReaders):
         self._trimming = 0
         self._retain()
         self._schedule_upkeep()
+        if len(self.replica.parts):
+            self._services.undecided.has_parts(self)
         if self.replica.sealed and self.group.is_leader:
             # The last leader may have failed before it could delete the stream.
             self.queue.sealed()
@@ -340,12 +362,34 @@ class StreamMemberHost(MemberReaders):
         self._seals_sent.append((self.group.next_number, token))
         self._submit([], seals=[(token, condition)])
 
+    @property
+    def parts(self) -> StreamParts:
+        return self.replica.parts
+
+    def _step_of_part(self, command: Command) -> None:
+        verb = command[0]
+        if verb == "prepare":
+            _, token, transaction, count, queues = command
+            self._seals_sent.append((self.group.next_number, token))
+            self._submit([], step=PartStep(PREPARE, transaction, [], token, count, queues))
+            return
+        transaction = command[1]
+        if verb == "resolve":
+            self._submit([], step=PartStep(COMMIT if command[2] else ABORT, transaction))
+            return
+        encoder = Encoder(self._services.layouts, 0, 0, stamped=True, codec=self._sent_codec)
+        for inner in without_larger([command[2]], self.replicas.message_bytes_max):
+            named = inner[0] == "enqueue_once" and self.replica.taken is not None
+            encoder.add(inner[1], inner[4] if named else None)
+            self._submit(list(encoder.finish()), step=PartStep(PEND, transaction))
+
     def _unknown_seals(self, number: int) -> None:
         """Answer seals in own batches up to this one that have no answer: a snapshot has replaced their
         entry, or no member can read it.
         """
         while self._seals_sent and self._seals_sent[0][0] <= number:
             token = self._seals_sent.pop(0)[1]
+            self._answer_prepare(token, PREPARED_UNKNOWN)
             self._answer_seal(token, Sealed(SEALED, 0) if self.replica.sealed else UNKNOWN)
 
     def _passed(self, number: int) -> None:
@@ -390,12 +434,21 @@ class StreamMemberHost(MemberReaders):
         early: bool = False,
         notes: list[Note] | None = None,
         seals: list[tuple[int, int]] | None = None,
+        step: PartStep | None = None,
     ) -> None:
         """`early`: some of the messages are confirmed when the leader has them."""
         node, incarnation = self._own
         number = self.group.next_number
         batch = encode_batch(
-            node, incarnation, number, encoded, first, codec=self._sent_codec, notes=notes, seals=seals
+            node,
+            incarnation,
+            number,
+            encoded,
+            first,
+            codec=self._sent_codec,
+            notes=notes,
+            seals=seals,
+            step=step,
         )
         self.group.submit(batch, self._publishes.has_synced if early else None)
 
@@ -422,7 +475,7 @@ class StreamMemberHost(MemberReaders):
         take_over(self, to)
         pending, self.pending = self.pending, []
         for command in pending:
-            if command[0] == "seal":
+            if command[0] in ("seal", "pend", "prepare"):
                 # Its client is told to try again.
                 continue
             if command[0] in ENQUEUES and isinstance(command[2], GuestOrigin):

@@ -22,15 +22,20 @@ from amqp_server.streams.members.entries import (
     DELETES,
     EVICTS,
     NO_OFFSET,
+    PEND,
+    PREPARE,
     Append,
     CodecError,
     NodeBatch,
     Note,
+    PartStep,
     names_of,
     placed,
     unpacked,
     without,
 )
+from amqp_server.streams.members.parts import StreamPart, StreamParts
+from quorum_queue.machine.parts import READY, TransactionId
 from quorum_queue.machine.seal import SEALED, Sealed, outcome
 from quorum_queue.machine.settings import Settings
 
@@ -64,12 +69,25 @@ class StreamState(msgspec.Struct, array_like=True, frozen=True):
     names: list[tuple[str, int, str]] | None = None
     #: True if the stream will be deleted. From versions.SEALS on.
     sealed: bool = False
+    #: Parts of transactions that are not decided. From versions.TRANSACTIONS on.
+    parts: list[StreamPart] | None = None
 
 
 class Applied:
     """The effects of an entry on this node."""
 
-    __slots__ = ("batches", "missed", "named", "numbers", "sealed", "seals", "taken", "trimmed")
+    __slots__ = (
+        "batches",
+        "missed",
+        "named",
+        "numbers",
+        "prepared",
+        "resolved",
+        "sealed",
+        "seals",
+        "taken",
+        "trimmed",
+    )
 
     def __init__(self) -> None:
         self.batches: list[Encoded] = []
@@ -81,6 +99,9 @@ class Applied:
         #: (token, outcome) of own seals; and True if the stream was sealed, by any node or again.
         self.seals: list[tuple[int, Sealed]] = []
         self.sealed = False
+        #: (token, outcome) of own parts of transactions, and transactions whose part is decided.
+        self.prepared: list[tuple[int, int]] = []
+        self.resolved: list[TransactionId] = []
         self.trimmed = False
         #: True if the entry has notes about names.
         self.named = False
@@ -102,6 +123,7 @@ class StreamReplica:
         "names",
         "next_offset",
         "now_ms",
+        "parts",
         "sealed",
         "taken",
     )
@@ -124,6 +146,8 @@ class StreamReplica:
         self.names: dict[str, Kept] = {}
         #: True if the stream will be deleted: it takes nothing any more.
         self.sealed = False
+        #: Parts of transactions that are not decided.
+        self.parts = StreamParts()
 
     def passed_over(self, index: int) -> None:
         """Skip the entry with this index, which no member can read any more."""
@@ -149,14 +173,11 @@ class StreamReplica:
                 applied.numbers.append(batch.number)
                 if not self.sealed:
                     applied.taken = batch.number
-            for append in () if self.sealed else batch.appends:
-                self.last_ms = max(self.last_ms, self.now_ms)
-                if self.taken is not None:
-                    self._append_new(append, self.taken, applied)
-                    continue
-                encoded = placed(unpacked(append), self.next_offset, self.last_ms)
-                self.next_offset = encoded.batch.stop
-                applied.batches.append(encoded)
+            if not self.sealed:
+                for append in batch.appends:
+                    self._append(append, applied)
+            for step in batch.steps:
+                self._take_step(step, applied, is_own=is_own)
             if batch.first > self.first_offset:
                 self.first_offset = min(batch.first, self.next_offset)
                 applied.trimmed = True
@@ -170,13 +191,34 @@ class StreamReplica:
                     applied.seals.append((token, sealed))
         return applied
 
+    def _append(self, append: Append, applied: Applied) -> None:
+        """Give messages the next offsets."""
+        self.last_ms = max(self.last_ms, self.now_ms)
+        if self.taken is not None:
+            self._append_new(append, self.taken, applied)
+            return
+        encoded = placed(unpacked(append), self.next_offset, self.last_ms)
+        self.next_offset = encoded.batch.stop
+        applied.batches.append(encoded)
+
+    def _take_step(self, step: PartStep, applied: Applied, *, is_own: bool) -> None:
+        """Take a step of a transaction's part. A sealed stream is deleted, with all that it has."""
+        outcome, appends = (READY, []) if self.sealed else self.parts.take(step)
+        for append in appends:
+            self._append(append, applied)
+        if step.kind == PREPARE:
+            if is_own:
+                applied.prepared.append((step.token, outcome))
+        elif step.kind != PEND:
+            applied.resolved.append(step.transaction)
+
     def _seal(self, condition: int) -> Sealed:
         """Seal the stream if it meets the condition; see quorum_queue.machine.seal."""
         count = self.next_offset - self.first_offset
         found = Sealed(SEALED, count)
         if not self.sealed:
             # Consumers of streams are on their nodes, and not in the log.
-            found = Sealed(outcome(condition, consumers=0, ready=count), count)
+            found = Sealed(outcome(condition, consumers=0, ready=count + len(self.parts)), count)
         self.sealed = self.sealed or found.outcome == SEALED
         return found
 
@@ -258,6 +300,7 @@ class StreamReplica:
             None,
             [(name, *kept) for name, kept in self.names.items()] or None,
             self.sealed,
+            self.parts.state(),
         )
 
     def snapshot(self) -> bytes:
@@ -274,6 +317,7 @@ class StreamReplica:
         replica.batches = {node: (incarnation, number) for node, incarnation, number in state.batches}
         replica.gap = None if state.gap is None else dict.fromkeys(state.gap)
         replica.sealed = state.sealed
+        replica.parts = StreamParts(state.parts or ())
         replica.names = {name: Kept(offset, owner) for name, offset, owner in state.names or ()}
         if replica.taken is not None:
             try:
@@ -302,9 +346,9 @@ def encode_with(state: StreamState, pieces: list[bytes] | None) -> bytes:
     """Encode a state with these pieces of names."""
     fields = list(msgspec.structs.astuple(state))
     if pieces is not None:
-        fields[-3] = pieces
+        fields[-4] = pieces
     # Without the last fields, these are the bytes that earlier versions write.
-    for absent in (False, None, None):
+    for absent in (None, False, None, None):
         if fields[-1] is not absent:
             break
         fields.pop()

@@ -235,8 +235,8 @@ class DeferredHost(QueueHost):
         unsent, asking = Unsent([], {}, {}, {}, self._pending_barriers), self.asking
         for command in reversed(self.pending):
             verb = command[0]
-            if verb == "seal":
-                # Its client is told to try again.
+            if verb in ("seal", "pend", "prepare"):
+                # Its client is told to try again; a transaction of which a part is missing is rolled back.
                 continue
             if verb in ENQUEUES and isinstance(command[2], GuestOrigin):
                 continue
@@ -310,6 +310,9 @@ def without_larger(commands: list[Command], size_max: int) -> list[Command]:
     """
     kept: list[Command] = []
     for command in commands:
+        if command[0] == "pend" and _size_in(command) > size_max:
+            # The transaction is rolled back, because its part here is not complete.
+            continue
         if command[0] not in ENQUEUES or command[1].size <= size_max:
             kept.append(command)
             continue
@@ -336,12 +339,21 @@ def cut(commands: Iterable[Command], size_max: int) -> Iterable[list[Command]]:
                 size += more
             continue
         batch.append(command)
-        size += 32
+        size += 32 + (_size_in(command) if command[0] == "pend" else 0)
         if size > size_max:
             yield batch
             batch, size = [], 0
     if batch:
         yield batch
+
+
+def _size_in(command: Command) -> int:
+    """Return the bytes of the messages in a command of a transaction's part."""
+    inner: Command = command[2]
+    if inner[0] not in ENQUEUES:
+        return 0
+    size: int = inner[1].size
+    return size
 
 
 def _pieces(command: Command, size_max: int) -> Iterable[Command]:

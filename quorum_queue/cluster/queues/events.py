@@ -4,6 +4,7 @@
 (ATTACHED, key, refusal or None)   (GOT_NOTHING, key)                (PURGED, token, count)
 (DONE, batch, ready, ready bytes, unacked, consumers)                (MOVED, batch)
 (SEALED, token, outcome, ready)    from versions.SEALS on, as an answer to a seal
+(PREPARED, token, outcome)         from versions.TRANSACTIONS on, as an answer to a prepare
 """
 
 from __future__ import annotations
@@ -16,10 +17,20 @@ import msgspec
 from quorum_queue.cluster import frames
 from quorum_queue.machine.run import Attributes, Run
 
-DELIVERED, CONFIRMED, REFUSED, ATTACHED, GOT_NOTHING, PURGED, DONE, MOVED, SEALED = range(1, 10)
+DELIVERED, CONFIRMED, REFUSED, ATTACHED, GOT_NOTHING, PURGED, DONE, MOVED, SEALED, PREPARED = range(1, 11)
 
 #: Number of fields of each event, its kind included.
-_FIELDS = {CONFIRMED: 4, REFUSED: 4, ATTACHED: 3, GOT_NOTHING: 2, PURGED: 3, DONE: 6, MOVED: 2, SEALED: 4}
+_FIELDS = {
+    CONFIRMED: 4,
+    REFUSED: 4,
+    ATTACHED: 3,
+    GOT_NOTHING: 2,
+    PURGED: 3,
+    DONE: 6,
+    MOVED: 2,
+    SEALED: 4,
+    PREPARED: 3,
+}
 
 #: Size of a frame, in bytes of bodies.
 FRAME_BYTES = 1 << 20

@@ -171,10 +171,7 @@ class Guests:
     def _take(self, host: Host, guest: Guest, command: Any, bodies: Bodies) -> None:
         verb = command[0]
         if verb in ENQUEUES:
-            run: Run = command[1]
-            run.contents = bodies.contents(run.seqs)
-            run.sizes = None
-            run.seqs = range(len(run.seqs))
+            run = _with_contents(command[1], bodies)
             origin = None if command[2] is None else GuestOrigin(guest, command[2])
             host.pending.append((verb, run, origin, *command[3:]))
         elif verb == "attach":
@@ -193,6 +190,13 @@ class Guests:
             host.purge(lambda count: _tell_purged(guest, token, count))
         elif verb == "seal":
             host.seal(command[2], partial(_tell_sealed, guest, command[1]))
+        elif verb == "pend":
+            if command[2][0] in ENQUEUES:
+                _with_contents(command[2][1], bodies)
+            host.pending.append(command)
+        elif verb == "prepare":
+            _, token, transaction, count, queues = command
+            host.prepare(transaction, count, queues, partial(_tell_prepared, guest, token))
         elif verb == "touch":
             host.touch()
         else:
@@ -282,6 +286,20 @@ def _got(guest: Guest, getter: Consumer) -> Callable[[Got | Refused | None], Non
 def _tell_purged(guest: Guest, token: int | None, count: int | Refused) -> None:
     if token is not None:
         guest.tell(events.PURGED, token, count if isinstance(count, int) else 0)
+
+
+def _with_contents(run: Run, bodies: Bodies) -> Run:
+    """Give a run the bodies that came with it."""
+    run.contents = bodies.contents(run.seqs)
+    run.sizes = None
+    run.seqs = range(len(run.seqs))
+    return run
+
+
+def _tell_prepared(guest: Guest, token: int | None, outcome: int | Refused) -> None:
+    """A refusal needs no event: the guest is told that the queue has moved."""
+    if token is not None and isinstance(outcome, int):
+        guest.tell(events.PREPARED, token, outcome)
 
 
 def _tell_sealed(guest: Guest, token: int | None, found: Sealed | Refused) -> None:

@@ -34,6 +34,7 @@ from quorum_queue.machine.bodies import Bodies
 from quorum_queue.machine.codec import CodecError
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.machine import ENQUEUES
+from quorum_queue.machine.parts import Parts
 from quorum_queue.machine.replicated import Applied, QueueReplica
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.seal import SEALED, Sealed
@@ -46,6 +47,8 @@ logger = logging.getLogger("mqd.quorum_queue")
 
 #: Answer to a client whose seal may have been applied or not.
 UNKNOWN = Refused("it is not known whether the queue met the condition; try again")
+#: Answer to a transaction whose part may be here or not: it is rolled back.
+PREPARED_UNKNOWN = Refused("it is not known whether the queue took its part of the transaction; try again")
 
 
 class GroupHost(DeferredHost):
@@ -78,6 +81,7 @@ class GroupHost(DeferredHost):
 
     group: Group
     single = False
+    takes_parts = True
     foresee: Foresee | None = None
 
     def __init__(
@@ -151,6 +155,10 @@ class GroupHost(DeferredHost):
     def consumer_count(self) -> int:
         return self.replica.machine.consumers.count
 
+    @property
+    def parts(self) -> Parts:
+        return self.replica.machine.parts
+
     def consumers(self) -> Iterator[ConsumerState]:
         consumers = self.replica.machine.consumers
         active = consumers.active if consumers.single_active else None
@@ -178,7 +186,7 @@ class GroupHost(DeferredHost):
                 verb = command[0]
                 if verb == "attach" or verb == "get":
                     self._note_asked(number, verb, command[1].key)
-                elif verb == "purge" or verb == "seal":
+                elif verb == "purge" or verb == "seal" or verb == "prepare":
                     self._note_asked(number, verb, command[1])
                 elif verb in ENQUEUES and command[2] is not None:
                     publish = self._publishes[command[2]]
@@ -418,6 +426,8 @@ class GroupHost(DeferredHost):
         for verb, key in asked:
             if verb == "purge":
                 self._purged(key, 0)
+            elif verb == "prepare":
+                self._answer_prepare(key, PREPARED_UNKNOWN)
             elif verb == "seal":
                 self._answer_seal(key, Sealed(SEALED, 0) if self.replica.machine.sealed else UNKNOWN)
         for key in list(self.asking.getting):
@@ -509,6 +519,8 @@ class GroupHost(DeferredHost):
         self.gone_members()
         self._configure()
         self._delete_sealed()
+        if len(machine.parts):
+            self.services.undecided.has_parts(self)
         if machine.ready.count and machine.consumers.count:
             # The last leader may have failed before it could propose the next tick.
             self.submit(("tick",))
@@ -553,6 +565,10 @@ class GroupHost(DeferredHost):
             self._got(key[2:], None)
         for token, count in applied.purged:
             self._purged(token, count)
+        for token, outcome in applied.prepared:
+            self._answer_prepare(token, outcome)
+        if len(self.replica.machine.parts):
+            self.services.undecided.has_parts(self)
         for token, found in applied.seals:
             self._answer_seal(token, found)
         if applied.consumers_gone:
@@ -578,6 +594,8 @@ class GroupHost(DeferredHost):
         for verb, key in self._asked_until(batches[-1]):
             if verb == "purge":
                 self._purged(key, 0)
+            elif verb == "prepare":
+                self._answer_prepare(key, PREPARED_UNKNOWN)
             elif verb == "seal":
                 self._answer_seal(key, UNKNOWN)
             elif verb == "get":
@@ -619,6 +637,8 @@ class GroupHost(DeferredHost):
             self.queue.renew()
         if applied.sealed:
             self._delete_sealed()
+        if applied.resolved:
+            self.services.undecided.resolved(self.queue_id, applied.resolved)
         if self._gone_after:
             self._look_for_gone(applied.index)
 

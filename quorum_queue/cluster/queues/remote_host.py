@@ -84,6 +84,8 @@ class RemoteHost(DeferredHost):
         self._session = ""
         self._session_since = 1
 
+    takes_parts = True
+
     @property
     def settings(self) -> Settings:
         return self._settings
@@ -288,6 +290,8 @@ class RemoteHost(DeferredHost):
                 self._got(tuple(event[1]), None)
             elif kind == events.PURGED:
                 self._purged(event[1], event[2])
+            elif kind == events.PREPARED:
+                self._answer_prepare(event[1], event[2])
             elif kind == events.SEALED:
                 self._heard_of_seal(event[1], Sealed(event[2], event[3]))
             elif kind == events.MOVED:

@@ -94,6 +94,21 @@ class StoredBlock(msgspec.Struct, array_like=True, gc=False):
     live: Column
 
 
+class StoredPart(msgspec.Struct, array_like=True):
+    """A part of a transaction; see quorum_queue.machine.parts."""
+
+    transaction: tuple[str, int, int]
+    came: int
+    late: bool
+    prepared: bool
+    participants: list[int]
+    since_ms: int
+    #: (messages, their names or None if none has any)
+    enqueued: list[tuple[StoredRun, list[bytes | None] | None]]
+    #: (settle, return or discard; the deliveries)
+    settled: list[tuple[str, list[StoredRun]]]
+
+
 class Head(msgspec.Struct, array_like=True):
     """The first part of a snapshot from versions.COLUMNS on."""
 
@@ -112,4 +127,13 @@ class Head(msgspec.Struct, array_like=True):
     sealed: bool
 
 
-__all__ = ["Column", "Head", "OldMachine", "OldRun", "StoredBlock", "StoredConsumer", "StoredRun"]
+__all__ = [
+    "Column",
+    "Head",
+    "OldMachine",
+    "OldRun",
+    "StoredBlock",
+    "StoredConsumer",
+    "StoredPart",
+    "StoredRun",
+]

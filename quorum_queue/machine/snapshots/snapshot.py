@@ -8,7 +8,7 @@ everything when it is begun, and encodes some of it at each call, while the mach
 quorum_queue.machine.snapshots.frozen). `Reading` builds a replica's state in parts, too.
 
     from versions.COLUMNS on: MARK | parts, each a u32 with its length, a byte that says what it has, and
-    MessagePack: HEAD, then BLOCKS, READY, LETTERS, CONSUMER and its HELD, IDS, PRODUCERS, and END
+    MessagePack: HEAD, then BLOCKS, READY, LETTERS, CONSUMER and its HELD, IDS, PRODUCERS, PART, and END
 
 Before, it is one object in MessagePack, with a record for each stretch of messages that differ in their size
 only; the bytes are those that earlier releases write and read.
@@ -34,6 +34,7 @@ from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.effects import Reason
 from quorum_queue.machine.locations import Block, Locations
 from quorum_queue.machine.machine import Machine
+from quorum_queue.machine.parts import Part
 from quorum_queue.machine.run import KINDS_MAX, Run
 from quorum_queue.machine.snapshots.columns import column, numbers_of
 from quorum_queue.machine.snapshots.frozen import Held
@@ -43,14 +44,15 @@ from quorum_queue.machine.snapshots.records import (
     OldRun,
     StoredBlock,
     StoredConsumer,
+    StoredPart,
     StoredRun,
 )
 from quorum_queue.machine.snapshots.states import DedupState, ReplicaState
 
 #: First byte of a snapshot in parts. MessagePack never uses it.
 MARK: Final = 0xC1
-HEAD, BLOCKS, READY, LETTERS, CONSUMER, HELD, IDS, PRODUCERS, END = range(1, 10)
-_PART: Final = struct.Struct(">IB")
+HEAD, BLOCKS, READY, LETTERS, CONSUMER, HELD, IDS, PRODUCERS, END, PART = range(1, 11)
+_SECTION: Final = struct.Struct(">IB")
 #: Messages, and runs or other records, after which a part ends.
 PART_MESSAGES = 8192
 PART_RUNS = 256
@@ -69,6 +71,7 @@ _ready: Final = msgspec.msgpack.Decoder(list[StoredRun])
 _letters: Final = msgspec.msgpack.Decoder(list[tuple[Reason, StoredRun]])
 _held: Final = msgspec.msgpack.Decoder(list[tuple[int, StoredRun]])
 _ids: Final = msgspec.msgpack.Decoder(list[tuple[bytes, int]])
+_part: Final = msgspec.msgpack.Decoder(StoredPart)
 _producers: Final = msgspec.msgpack.Decoder(list[tuple[bytes, int, int]])
 _ERRORS = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, struct.error)
 
@@ -99,6 +102,7 @@ class View:
         "_moment",
         "_own",
         "_parts",
+        "_pended",
         "_producers",
         "_runs",
         "_sealed",
@@ -113,6 +117,8 @@ class View:
         self._head = (machine.version, machine.settings, machine.next_seq, machine.last_used_ms)
         self._letters = machine.letters.state()
         self._sealed = machine.sealed
+        #: There are few, for a moment: they are encoded at once.
+        self._pended = [_encode(_stored_part(part)) for part in machine.parts.all()]
         self._runs: list[Run] = []
         for level in reversed(machine.ready.levels):
             self._runs.extend(level.returned)
@@ -167,8 +173,10 @@ class View:
     # -- from versions.COLUMNS on ----------------------------------------------------------------------------
 
     def _put(self, kind: int, what: Any) -> None:
-        data = _encode(what)
-        self._parts += (_PART.pack(len(data), kind), data)
+        self._put_encoded(kind, _encode(what))
+
+    def _put_encoded(self, kind: int, data: bytes) -> None:
+        self._parts += (_SECTION.pack(len(data), kind), data)
 
     def _encode(self) -> Iterator[None]:
         self._parts.append(bytes((MARK,)))
@@ -194,6 +202,8 @@ class View:
                 yield
         if self._ids is not None:
             yield from self._encode_names()
+        for data in self._pended:
+            self._put_encoded(PART, data)
         self._put(END, None)
 
     def _encode_names(self) -> Iterator[None]:
@@ -325,8 +335,8 @@ class Reading:
         begun = False
         consumer: Consumer | None = None
         while True:
-            size, kind = _PART.unpack_from(data, at)
-            at += _PART.size
+            size, kind = _SECTION.unpack_from(data, at)
+            at += _SECTION.size
             part = data[at : at + size]
             at += size
             if at > end or (kind == HEAD) is begun:
@@ -352,6 +362,8 @@ class Reading:
                     _hold(self.machine, consumer, first, _run(saved))
             elif kind in (IDS, PRODUCERS):
                 self._read_names(kind, part)
+            elif kind == PART:
+                _put_part(self.machine, _part.decode(part))
             elif kind == END:
                 if at != end:
                     raise CodecError("a snapshot goes on behind its end")
@@ -442,6 +454,8 @@ def digest(machine: Machine) -> bytes:
         digest.update(_encode(machine.dedup.state()))
     if machine.version >= versions.LETTERS:
         digest.update(_encode((machine.version, machine.letters.state())))
+    for part in machine.parts.all():
+        _digest_part(digest.update, part)
     if machine.sealed:
         digest.update(b"sealed")
     return digest.digest()
@@ -622,6 +636,49 @@ def _hold(machine: Machine, consumer: Consumer, first: int, run: Run) -> None:
     consumer.checkout.add(first, run)
     machine.unacked_bytes += run.counted_bytes
     machine.unacked_count += len(run.seqs)
+
+
+def _stored_part(part: Part) -> StoredPart:
+    return StoredPart(
+        part.transaction,
+        part.came,
+        part.late,
+        part.prepared,
+        part.participants,
+        part.since_ms,
+        [(_stored(run), names) for run, names in part.enqueued],
+        [(verb, list(map(_stored, runs))) for verb, runs in part.settled],
+    )
+
+
+def _put_part(machine: Machine, stored: StoredPart) -> None:
+    part = Part(stored.transaction, stored.since_ms)
+    part.came, part.late, part.prepared = stored.came, stored.late, stored.prepared
+    part.participants = stored.participants
+    for saved, names in stored.enqueued:
+        run = _run(saved)
+        if names is not None and len(names) != len(run.seqs):
+            raise CodecError("the names of a part's messages do not fit together")
+        part.add_messages(run, names)
+    for verb, saved_runs in stored.settled:
+        if verb not in ("settle", "return", "discard"):
+            raise CodecError(f"a part of a transaction does {verb!r}")
+        part.add_settled(verb, list(map(_run, saved_runs)))
+    machine.parts.put(part)
+    machine.unacked_count += part.unacked_count
+    machine.unacked_bytes += part.unacked_bytes
+
+
+def _digest_part(update: Callable[[bytes], None], part: Part) -> None:
+    fields = part.transaction, part.came, part.late, part.prepared, part.participants, part.since_ms
+    update(repr(fields).encode())
+    for run, names in part.enqueued:
+        update(repr(names).encode())
+        _digest_singly(update, run, 0)
+    for verb, runs in part.settled:
+        update(verb.encode())
+        for run in runs:
+            _digest_singly(update, run, 0)
 
 
 def _array(count: int) -> bytes:

@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from amqp_server.channel import tx
+from amqp_server.channel.transactions import tx
 from amqp_server.channel.unacked import Piece, Unacked
 from amqp_server.channel.unfinished_count import Unfinished
 from quorum_queue.machine.attributes import Attributes, LeaderAttributes

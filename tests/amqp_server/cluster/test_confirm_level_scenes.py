@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from amqp_server.channel.commit_answers import CommitAnswers
 from amqp_server.channel.confirms import Copies
-from amqp_server.channel.tx import Transaction
+from amqp_server.channel.transactions.commit_answers import CommitAnswers
+from amqp_server.channel.transactions.tx import Transaction
 from quorum_queue.machine import versions
 from tests.amqp_server.cluster.simulation.clients import Client
 from tests.amqp_server.cluster.test_simulation_scenes import Scene

@@ -166,6 +166,13 @@ def test_a_transaction_over_queues_of_all_nodes(ring: Ring) -> None:
         for queue in names:
             channel.basic_publish("", queue, b"two", PERSISTENT)
         channel.tx_commit()
+
+        def all_have_it() -> bool:
+            counts = [reader.queue_declare(queue, passive=True).method.message_count for queue in names]
+            return counts == [1, 1, 1, 1]
+
+        # The client that has committed sees it at once, others soon.
+        wait_until("all queues have it", all_have_it)
         assert [take(reader, queue, 1) for queue in names] == [[b"two"]] * 4
         for queue in names:
             reader.queue_delete(queue)

@@ -124,6 +124,10 @@ def drain(cluster: Cluster, vhosts: tuple[str, ...]) -> None:
             continue
         client = cluster.new_client(node, vhost)
         for name, queue in list(node.broker.vhost(vhost).queues.items()):
+            if queue.type.is_stream:
+                cluster.read_stream(client, name, queue.queue_id)
+                cluster.messages.check(queue.queue_id)
+                continue
             while True:
                 client.get(name)
                 cluster.wait_for(client)
@@ -139,3 +143,5 @@ def drain(cluster: Cluster, vhosts: tuple[str, ...]) -> None:
         client.collect()
     node.end_turn()
     cluster.settle()
+    judged = cluster.messages.check_transactions()
+    cluster.ledger.count["transactions over several queues"] = judged

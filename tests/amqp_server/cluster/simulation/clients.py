@@ -91,6 +91,9 @@ class Client:
         #: Messages published in the open transaction, and the deliveries settled in it.
         self.uncommitted: list[tuple[bytes, str]] = []
         self.uncommitted_tags: list[int] = []
+        #: Acked in the open transaction, and the bodies of all deliveries of the channel.
+        self.uncommitted_acks: list[bytes] = []
+        self.bodies: dict[int, bytes] = {}
         self.published = 0
         #: Deliveries not acked yet, and queues of the consumers.
         self.unacked: dict[int, None] = {}
@@ -123,7 +126,7 @@ class Client:
 
     def _forget_channel(self) -> None:
         self.abandon()
-        self.uncommitted_tags = []
+        self.uncommitted_tags, self.uncommitted_acks, self.bodies = [], [], {}
         self.asked = None
         self.unconfirmed, self.published = {}, 0
         self.unacked, self.consumers = {}, {}
@@ -216,6 +219,7 @@ class Client:
             messages.seen(method.body, queue_id, redelivered=bool(how.redelivered), away=away)
             self.world.ledger.note("redelivered" if how.redelivered else "received")
             self.unacked[int(how.delivery_tag or 0)] = None
+            self.bodies[int(how.delivery_tag or 0)] = method.body
         elif isinstance(method, (commands.Basic.Ack, commands.Basic.Nack)):
             self._settled(method)
         elif isinstance(method, commands.Channel.Close):
@@ -328,21 +332,26 @@ class Client:
         messages, self.uncommitted, self.uncommitted_tags = self.uncommitted, [], []
         for body, name in messages:
             self.world.messages.committing(body, self.queue_id(name))
+        acked, self.uncommitted_acks = self.uncommitted_acks, []
+        if self.node.broker.transactions.available:
+            self.world.messages.commit([body for body, _ in messages], acked)
         return self.ask("commit", messages, commands.Tx.Commit())
 
     def rollback(self) -> str:
         self.abandon()
-        tags, self.uncommitted_tags = self.uncommitted_tags, []
+        tags, self.uncommitted_tags, self.uncommitted_acks = self.uncommitted_tags, [], []
         return self.ask("rollback", tags, commands.Tx.Rollback())
 
     def get(self, name: str) -> str:
         return self.ask("get", (name, self.queue_id(name)), commands.Basic.Get(queue=name))
 
-    def consume(self, name: str) -> str:
+    def consume(self, name: str, arguments: dict[str, Any] | None = None) -> str:
         self.tags += 1
         tag = f"c{self.number}.{self.tags}"
         self.consumers[tag] = self.queue_id(name)
-        return self.ask("consume", (name, tag), commands.Basic.Consume(queue=name, consumer_tag=tag))
+        return self.ask(
+            "consume", (name, tag), commands.Basic.Consume(queue=name, consumer_tag=tag, arguments=arguments)
+        )
 
     def cancel(self) -> str:
         tag = self.random.choice(list(self.consumers))
@@ -354,6 +363,8 @@ class Client:
         if self.transactional:
             self.uncommitted_tags.append(tag)
         if self.random.random() < 0.7:
+            if self.transactional:
+                self.uncommitted_acks.append(self.bodies[tag])
             self.send(commands.Basic.Ack(delivery_tag=tag))
         else:
             self.send(commands.Basic.Nack(delivery_tag=tag, requeue=True))

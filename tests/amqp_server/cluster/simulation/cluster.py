@@ -182,6 +182,23 @@ class Cluster:
         node.end_turn()
         return client
 
+    def read_stream(self, client: Client, name: str, queue_id: int) -> None:
+        """A client reads all messages of a stream."""
+        hosts = [node.cluster.hosts.grouped.get(queue_id) for node in self.running]
+        count: int = max(host.ready_count for host in hosts if host is not None)
+        before = len(client.received)
+        client.consume(name, {"x-stream-offset": "first"})
+        self.wait_for(client)
+
+        def done() -> bool:
+            if client.unacked:
+                client.ack_all()
+            return len(client.received) - before >= count
+
+        self.wait(done)
+        client.cancel()
+        self.wait_for(client)
+
     def ask(self, what: str, node: SimulatedNode, coroutine: Coroutine[Any, Any, Any]) -> Task:
         """Have an operator ask a node for something."""
         self.log(f"{what}, asked of {node.name}")
@@ -377,6 +394,13 @@ class Cluster:
             others = [other for other in self.belonging if other != name and not self.is_dead(name, other)]
             if sorted(node.sessions) != sorted(others):
                 return f"{name} has links to {sorted(node.sessions)}"
+            if node.cluster.catalog.decisions.by_id:
+                return f"{name} remembers what was decided about {list(node.cluster.catalog.decisions.by_id)}"
+            for queue in node.broker.all_queues():
+                parts = queue.host.parts
+                if parts is not None and len(parts):
+                    found = [part.transaction for part in parts.all()]
+                    return f"queue {queue.name} on {name} has parts of {found}"
         return self._unrest_of(GROUP, "the topology", tuple(self.belonging)) or self._unrest_of_queues(leader)
 
     def _unrest_of(self, group_id: int, what: str, members: Sequence[str]) -> str:

@@ -27,6 +27,7 @@ from amqp_server.streams.layout.group_headers import offsets_of
 from quorum_queue.consumer_groups.partition import UNKNOWN
 from quorum_queue.consumer_groups.replica import Applied
 from quorum_queue.machine.consumers import Consumer
+from quorum_queue.machine.parts import READY
 from quorum_queue.machine.run import Run
 from quorum_queue.ports import Got, Refused
 from tests import seeds
@@ -235,14 +236,41 @@ class GroupSimulation(StreamSimulation):
                 verb = self.random.choices(("settle", "return", "discard"), (17, 2, 1))[0]
                 self._settle(worker, verb, self.random.choice(list(worker.held)))
 
-    def _settle(self, worker: Worker, verb: str, up_to: int) -> None:
+    def _settle(self, worker: Worker, verb: str, up_to: int, *, alone: bool = False) -> None:
         queue = self.group_queue(worker.node)
         if queue is None:
             return
-        for delivery in [each for each in worker.held if each <= up_to]:
+        wanted = [each for each in worker.held if each <= up_to]
+        for delivery in wanted:
             del worker.held[delivery]
-            if queue.host.can_settle(worker.key, delivery):
-                self._submit(worker, (verb, worker.key, delivery, delivery))
+        wanted = [each for each in wanted if queue.host.can_settle(worker.key, each)]
+        if not alone and self.random.random() < 0.4 and worker.node.broker.transactions.available:
+            self._settle_in_transaction(worker, queue, [(verb, worker.key, each, each) for each in wanted])
+            return
+        for delivery in wanted:
+            self._submit(worker, (verb, worker.key, delivery, delivery))
+
+    def _settle_in_transaction(self, worker: Worker, queue: Queue, commands: list[tuple[Any, ...]]) -> None:
+        """Settle these deliveries in one transaction, which is sometimes rolled back, or forgotten."""
+        transactions, host = worker.node.broker.transactions, queue.host
+        transaction, fate = transactions.begin(), self.random.random()
+
+        def prepared(outcome: int | Refused) -> None:
+            self.stream.note(f"parts of transactions {outcome if isinstance(outcome, int) else 'refused'}")
+            if outcome != READY or 0.7 < fate < 0.85:
+                host.submit(("resolve", transaction, False))
+            elif fate <= 0.7:
+                transactions.decide(transaction, [queue.queue_id], None, decided)
+
+        def decided(committed: bool | Refused) -> None:
+            if isinstance(committed, bool):
+                self.stream.note(f"transactions {'committed' if committed else 'aborted'}")
+                host.submit(("resolve", transaction, committed))
+
+        self._submit(worker, *[("pend", transaction, command) for command in commands])
+        if not host.ended:
+            worker.node.turn.run(host.prepare, transaction, len(commands), [queue.queue_id], prepared)
+            worker.node.end_turn()
 
     def change_group_members(self, node: SimulatedNode) -> None:
         queue = self.group_queue(node)
@@ -285,7 +313,12 @@ class GroupSimulation(StreamSimulation):
         for partition in group.partitions.values():
             holders = {
                 member.channel
-                for member in (*group.members.values(), *group.leaving.values(), *group.getters.values())
+                for member in (
+                    *group.members.values(),
+                    *group.leaving.values(),
+                    *group.getters.values(),
+                    *group.parked.values(),
+                )
                 if any(portion.partition is partition for _, portion in member.portions())
             }
             if len(holders) > 1:
@@ -320,7 +353,7 @@ class GroupSimulation(StreamSimulation):
             self.work_off()
             for worker in self.workers:
                 if worker.lives and worker.held:
-                    self._settle(worker, "settle", max(worker.held))
+                    self._settle(worker, "settle", max(worker.held), alone=True)
             for node in self.running:
                 self.tick(node)
             self.work_off()

@@ -4,7 +4,8 @@ Each message carries the id of the queue that had the name when it was published
 must not show the message, unless the message was on its way for long, in a transaction or held back by an
 alarm, and the other queue was declared later. A confirmed message is there until it was handed out, or the
 queue was purged or deleted; commit-ok confirms all messages of a transaction. A message that was rolled back
-is in no queue.
+is in no queue. Of a transaction whose commit was sent all messages come to their queues and all acked ones
+stay away, or none and all come again, whether its client ever heard of that.
 """
 
 from __future__ import annotations
@@ -18,8 +19,21 @@ from tests.turns import Violation
 Address = tuple[str, str]
 
 
+class Transaction:
+    """What a commit was sent for: messages, and the deliveries that it acks."""
+
+    __slots__ = ("acked", "came_again", "published")
+
+    def __init__(self, published: list[bytes], acked: list[bytes]) -> None:
+        self.published = published
+        self.acked = acked
+        #: Acked messages that were handed out after the commit was sent.
+        self.came_again: list[bytes] = []
+
+
 class Message:
     __slots__ = (
+        "acked_in",
         "address",
         "confirmed",
         "exempt",
@@ -44,6 +58,8 @@ class Message:
         self.forgotten = False
         #: True if the message may be gone without having been seen.
         self.exempt = False
+        #: The transaction that acked it last.
+        self.acked_in: Transaction | None = None
 
 
 class Messages:
@@ -54,6 +70,9 @@ class Messages:
         #: Purges under way, by queue; a purge whose answer never comes may happen at any time.
         self._purging: dict[int, int] = {}
         self.count = 0
+        self.transactions: list[Transaction] = []
+        #: Queues that were emptied at the end.
+        self._emptied: dict[int, None] = {}
 
     def publish(self, queue_id: int, address: Address, *, late: bool = False, led: bool = False) -> bytes:
         self.count += 1
@@ -68,6 +87,13 @@ class Messages:
         if queue_id and message.queue_id != queue_id:
             message.queue_id = queue_id
             message.exempt = self._purging.get(queue_id, 0) > 0
+
+    def commit(self, published: list[bytes], acked: list[bytes]) -> None:
+        """The commit of these messages and acks is sent."""
+        transaction = Transaction(published, acked)
+        self.transactions.append(transaction)
+        for body in acked:
+            self.by_body[body].acked_in = transaction
 
     def confirmed(self, body: bytes, queue_id: int) -> None:
         """The message is confirmed; this queue has the name now."""
@@ -111,6 +137,8 @@ class Messages:
                 raise Violation(f"{body!r} is handed out again, and is not flagged as redelivered")
             message.unflagged = True
         message.seen = True
+        if message.acked_in is not None:
+            message.acked_in.came_again.append(body)
 
     def _follows(self, queue_id: int, message: Message) -> bool:
         """Return whether this queue was declared under the name that the message was published to, after the
@@ -136,6 +164,32 @@ class Messages:
 
     def check(self, queue_id: int) -> None:
         """The queue was emptied."""
+        self._emptied[queue_id] = None
         for body, message in self.by_body.items():
             if message.queue_id == queue_id and message.confirmed and not message.seen and not message.exempt:
                 raise Violation(f"{body!r} was confirmed, and is not in its queue")
+
+    def check_transactions(self) -> int:
+        """All durable queues were emptied: each transaction has happened as a whole or not at all. Return how
+        many of the judged ones had messages for, and acks of, several queues.
+        """
+        several = 0
+        for transaction in self.transactions:
+            published = [body for body in transaction.published if self._is_judged(body)]
+            acked = [body for body in transaction.acked if self._is_judged(body)]
+            there = [body for body in published if self.by_body[body].seen]
+            away = [body for body in published if not self.by_body[body].seen]
+            again = [body for body in acked if body in transaction.came_again]
+            gone = [body for body in acked if body not in transaction.came_again]
+            if (there or gone) and (away or again):
+                raise Violation(
+                    f"a transaction has happened in part: {there} came and {away} did not; "
+                    f"acked are {gone}, and {again} came again"
+                )
+            several += len({self.by_body[body].queue_id for body in published + acked}) > 1
+        return several
+
+    def _is_judged(self, body: bytes) -> bool:
+        """True if the queue of the message has kept all that it had until the end."""
+        message = self.by_body[body]
+        return message.queue_id in self._emptied and not message.exempt and not message.led

@@ -75,7 +75,7 @@ FIRST_USER_WAIT_S = 0.1
 LIMITS: dict[str, Any] = {
     "cluster_secret_file": "none", "election_ms": 200, "node_down_ms": 400, "disk_stall_ms": 800,
     "change_timeout_ms": 1500, "rebalance_ms": 300, "snapshot_entries": 16, "cluster_reach_ms": 200, "cluster_steady_ms": 2000,
-    "handover_groups": 2,
+    "handover_groups": 2, "tx_decision_ms": 2_000,
 }  # fmt: skip
 
 

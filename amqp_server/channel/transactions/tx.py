@@ -9,19 +9,21 @@ commit-ok follows their answers, and each queue takes its part separately.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
 from typing import TYPE_CHECKING
 
-from amqp_server.channel.commit_answers import CommitOrigin
 from amqp_server.channel.publish import begin_publish, hand_over, publish
 from amqp_server.channel.tracing import trace_publish
+from amqp_server.channel.transactions.commit_answers import CommitOrigin
+from amqp_server.channel.transactions.producers import EPOCH, producer_of
 from amqp_server.channel.unacked import Piece, joined
+from amqp_server.errors import PreconditionFailed
 from amqp_server.wire.intake import Segment
 from quorum_queue.machine.attributes import LEADER
 from quorum_queue.ports import Recipient
 from quorum_queue.steps import Steps
 
 if TYPE_CHECKING:
+    from amqp_server.broker.transactions import Producer
     from amqp_server.channel.channel import Channel
 
 
@@ -51,6 +53,8 @@ class Transaction:
         self.settlements: list[tuple[str, list[Piece]]] = []
         #: Takes the answers of the queues to the publishes, and says whether they refused any.
         self.origin = CommitOrigin()
+        #: What the client has called itself, for all transactions of the channel.
+        self.producer: Producer | None = None
         self._part_count = 0
         #: The last acks are joined when they have more pieces than this.
         self._join_from = JOIN_FROM
@@ -83,6 +87,8 @@ class Transaction:
         """Keep published messages until the commit."""
         # In a transaction a mix has no answers of its own.
         segment.mix = None
+        if not self.segments and EPOCH in segment.contents[0]:
+            self._name_producer(segment.contents[0])
         size = sum(map(len, segment.contents))
         self.published_bytes += size
         self._unfinished.bytes += size
@@ -101,6 +107,32 @@ class Transaction:
             self._part_count += max(1, len(segment.route.targets))
         self.segments.append(segment)
         self._last_bytes = size
+
+    def _name_producer(self, content: bytes) -> None:
+        """Take name and epoch from the first message of the transaction. Raises PreconditionFailed."""
+        found = producer_of(content, self._channel.vhost.name)
+        if found is None:
+            return
+        before, transactions = self.producer, self._channel.broker.transactions
+        if before is not None and (found.key != before.key or found.epoch < before.epoch):
+            raise PreconditionFailed(
+                f"x-producer and x-producer-epoch were {before.key!r} and {before.epoch} on this channel, and "
+                f"cannot become {found.key!r} and {found.epoch}"
+            )
+        self.producer = found
+        self.check_producer()
+        transactions.shut_out(found)
+
+    def check_producer(self) -> None:
+        """Raises PreconditionFailed if a later start of the producer has shut this one out."""
+        if self.producer is None:
+            return
+        key, epoch = self.producer
+        highest = self._channel.broker.transactions.epoch_of(key)
+        if epoch < highest:
+            raise PreconditionFailed(
+                f"x-producer-epoch {epoch} of producer {key!r} is over: another start of it has epoch {highest}"
+            )
 
     def settle(self, verb: str, pieces: list[Piece]) -> None:
         """Keep acks until the commit."""
@@ -130,14 +162,35 @@ class Transaction:
         """
         if not (self.segments and self.settlements) or not self._channel.broker.replication.clustered:
             return False
+        return not all(host.in_journal for host in self._hosts())
+
+    @property
+    def is_prepared(self) -> bool:
+        """True if each queue gets its part first, and one decision lets all parts take effect: not all queues
+        are in this node's journal. See prepared_commit.
+        """
+        if not self._channel.broker.transactions.available:
+            return False
+        hosts = list(self._hosts())
+        in_one_log = all(host.in_journal for host in hosts) and self.producer is None
+        return not in_one_log and all(host.takes_parts or not host.is_queue for host in hosts)
+
+    def _hosts(self) -> Iterator[Recipient]:
+        """The hosts of all its queues."""
         queues = self._channel.vhost.queues
-        acked = (piece.holder.queue for _, pieces in self.settlements for piece in pieces)
-        targets = (
-            queues.get(target.name) if target.deleted else target
-            for segment in self.segments
-            for target in segment.route.targets
-        )
-        return not all(queue is None or queue.host.in_journal for queue in chain(acked, targets))
+        for _, pieces in self.settlements:
+            for piece in pieces:
+                yield piece.holder.queue.host
+        for segment in self.segments:
+            for target in segment.route.targets:
+                present = queues.get(target.name) if target.deleted else target
+                if present is not None:
+                    yield present.host
+
+    def take(self) -> tuple[list[Segment], list[tuple[str, list[Piece]]]]:
+        """Take everything, to commit it."""
+        self._unfinished.finished += 1
+        return self._published(), self._settlements()
 
     def commit(self, *, acks: bool = True) -> list[Recipient]:
         """Hand everything to the queues. Return the hosts with a part in it, except hosts that only have

@@ -1,0 +1,1 @@
+"""What the cluster decides about transactions over several queues."""

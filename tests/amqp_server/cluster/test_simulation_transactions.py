@@ -1,0 +1,179 @@
+"""A fixed set of seeds of transactions on whole nodes, checks that they exercise what they are made for, and
+bugs that they find.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+from amqp_server.channel.transactions.prepared_commit import PreparedCommit
+from amqp_server.cluster.coordinator.decisions import Decided, Decision, Decisions
+from amqp_server.cluster.coordinator.transactions import Transactions
+from amqp_server.streams.members.parts import StreamParts
+from quorum_queue.machine.machine import ENQUEUES, Machine
+from quorum_queue.machine.parts import Parts
+from quorum_queue.machine.snapshots import records, snapshot
+from tests.amqp_server.cluster.simulation import transactions
+from tests.turns import Violation
+
+SEEDS = 24
+#: Seeds within which a bug must be found.
+MUTATION_SEEDS = 60
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Nodes would log a lot about the faults here."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def test_seeds_and_what_they_reach() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        try:
+            run = transactions.run(seed)
+        except Exception as error:
+            error.add_note(f"make sim KIND=transactions SEED={seed}")
+            raise
+        seen.update(run.ledger.count)
+    least = {
+        "committed": 150, "transactions over several queues": 20, "rollback answered": 5, "Decide": 40, "Answers": 40,
+        "refused 406": 10, "refused 506": 10, "crashes": 30, "partitions": 10, "nodes are upgraded": 10,
+    }  # fmt: skip
+    assert {name: seen[name] for name in least if seen[name] < least[name]} == {}, seen
+
+
+class Mutation(NamedTuple):
+    name: str
+    target: Any
+    attribute: str
+    mutant: Callable[..., Any]
+
+
+_decide: Any = Transactions.decide
+_pend: Any = Machine._pend
+_take: Any = Decisions.take
+_resolve: Any = Machine._resolve
+_prepare: Any = Machine._prepare
+_step: Any = StreamParts.take
+_look: Any = Transactions._look_at_part
+
+
+def answers_at_once(
+    self: Transactions, transaction: Any, queues: list[int], producer: Any, done: Any
+) -> None:
+    """The client is told before the decision is in the log."""
+    _decide(self, transaction, queues, producer, lambda outcome: None)
+    done(True)
+
+
+def without_parts(part: Any) -> Any:
+    """A snapshot has the transaction, and nothing of what it does."""
+    return records.StoredPart(part.transaction, part.came, False, part.prepared, part.participants, 0, [], [])
+
+
+def last_one_stands(self: Decisions, decision: Decision) -> bool:
+    """A later decision replaces an earlier one."""
+    self.by_id.pop(decision.transaction, None)
+    return bool(_take(self, decision))
+
+
+def seen_at_once(self: Machine, meta: Any, command: Any, effects: Any) -> None:
+    """Messages are in the queue as soon as they come."""
+    if command[2][0] in ENQUEUES:
+        _, run, origin, first, *_ = command[2]
+        self._enqueue(meta, ("enqueue", run, origin, first), effects)
+        self.parts.of(command[1], meta.now_ms).came += 1
+    else:
+        _pend(self, meta, command, effects)
+
+
+def twice(self: Machine, meta: Any, command: Any, effects: Any) -> None:
+    """Acks of a transaction that is rolled back take effect all the same."""
+    part = self.parts.by_id.get(command[1])
+    if part is not None and not command[2]:
+        part.settled = []
+    _resolve(self, meta, command, effects)
+
+
+def forgets_at_once(self: Decisions, transaction: Any, queue_id: int) -> None:
+    """A decision is forgotten with the first answer."""
+    self.by_id.pop(transaction, None)
+
+
+def takes_half(self: Machine, meta: Any, command: Any, effects: Any) -> None:
+    """A part counts as complete, whatever has come of it."""
+    part = self.parts.by_id.get(command[2])
+    count = command[3] if part is None else part.came
+    _prepare(self, meta, (*command[:3], count, command[4]), effects)
+
+
+def asks_nobody(self: Transactions, host: Any, part: Any, age_ms: int) -> None:
+    """The leader of a queue rolls a part back by itself if it hears nothing."""
+    if part.transaction not in self._decisions.by_id and age_ms >= 1_000:
+        host.submit(("resolve", part.transaction, False))
+
+
+def keeps_nothing(self: Decisions, decision: Decision) -> bool:
+    """The node that might still propose to commit is not waited for, nor is anybody."""
+    decided = self.by_id.get(decision.transaction)
+    if decided is not None:
+        return decided.committed
+    if decision.committed:
+        self.by_id[decision.transaction] = Decided(decision.committed, decision.queues)
+    return decision.committed
+
+
+def commits_when_in_doubt(self: PreparedCommit, committed: Any) -> None:
+    """Without news of the decision the client's node takes it for made."""
+    self._resolve(committed=True)
+    self._committed()
+
+
+def takes_all(self: Machine, part: Any) -> bool:
+    """A full queue takes its part, and drops it later."""
+    if part.count and self.settings.overflow != "drop-head" and self.settings.max_length is not None:
+        part.enqueued = part.enqueued[:1]
+    return True
+
+
+def settles_late(self: Parts, transaction: Any, now_ms: int) -> Any:
+    """Deliveries that have gone back to their queue are taken for acked."""
+    found = _of(self, transaction, now_ms)
+    found.late = False
+    return found
+
+
+_of: Any = Parts.of
+
+MUTATIONS = [
+    Mutation("answered before it is decided", Transactions, "decide", answers_at_once),
+    Mutation("a snapshot drops a part", snapshot, "_stored_part", without_parts),
+    Mutation("a later decision stands", Decisions, "take", last_one_stands),
+    Mutation("a part is seen early", Machine, "_pend", seen_at_once),
+    Mutation("acks of an abort count", Machine, "_resolve", twice),
+    Mutation("half a part is complete", Machine, "_prepare", takes_half),
+    Mutation("a leader rolls back by itself", Transactions, "_look_at_part", asks_nobody),
+    Mutation("in doubt it is committed", PreparedCommit, "_decided", commits_when_in_doubt),
+    Mutation("a full queue takes a part of its part", Machine, "_has_room_for_parts", takes_all),
+]
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+@pytest.mark.long
+@pytest.mark.pure
+def test_bugs_are_found(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mutation.target, mutation.attribute, mutation.mutant)
+    for seed in range(MUTATION_SEEDS):
+        try:
+            transactions.run(seed)
+        except (Exception, Violation):  # noqa: BLE001
+            return
+    raise AssertionError(f"{mutation.name}: nothing is amiss in {MUTATION_SEEDS} seeds")
