@@ -27,7 +27,7 @@ class ReplyHost:
     """
 
     counts_bytes = False
-    wants_ids = False
+    wants_ids = records = False
     in_journal = True
 
     def __init__(self, turn: Turn, sink: Sink, node: str) -> None:

@@ -4,6 +4,7 @@
 (ATTACHED, key, refusal or None)   (GOT_NOTHING, key)                (PURGED, token, count)
 (DONE, batch, ready, ready bytes, unacked, consumers)                (MOVED, batch)
 (SEALED, token, outcome, ready)    from versions.SEALS on, as an answer to a seal
+(STATUS, token, answer)            from versions.RECORD on; see message_status.answers
 """
 
 from __future__ import annotations
@@ -14,12 +15,24 @@ from typing import Any, NamedTuple
 import msgspec
 
 from quorum_queue.cluster import frames
+from quorum_queue.machine.codec import CodecError
 from quorum_queue.machine.run import Attributes, Run
+from quorum_queue.message_status.answers import of_plain
 
-DELIVERED, CONFIRMED, REFUSED, ATTACHED, GOT_NOTHING, PURGED, DONE, MOVED, SEALED = range(1, 10)
+DELIVERED, CONFIRMED, REFUSED, ATTACHED, GOT_NOTHING, PURGED, DONE, MOVED, SEALED, STATUS = range(1, 11)
 
 #: Number of fields of each event, its kind included.
-_FIELDS = {CONFIRMED: 4, REFUSED: 4, ATTACHED: 3, GOT_NOTHING: 2, PURGED: 3, DONE: 6, MOVED: 2, SEALED: 4}
+_FIELDS = {
+    CONFIRMED: 4,
+    REFUSED: 4,
+    ATTACHED: 3,
+    GOT_NOTHING: 2,
+    PURGED: 3,
+    DONE: 6,
+    MOVED: 2,
+    SEALED: 4,
+    STATUS: 3,
+}
 
 #: Size of a frame, in bytes of bodies.
 FRAME_BYTES = 1 << 20
@@ -115,8 +128,10 @@ def decode(head: memoryview, bodies: memoryview) -> list[tuple[Any, ...]]:
                 at += delivery[3].size
             elif len(event) != _FIELDS[event[0]]:
                 raise frames.FrameError(f"an event of kind {event[0]} has {len(event)} fields")
+            elif event[0] == STATUS:
+                found[index] = STATUS, event[1], of_plain(event[2])
         return found
-    except (msgspec.MsgspecError, LookupError, TypeError, ValueError) as error:
+    except (CodecError, msgspec.MsgspecError, LookupError, TypeError, ValueError) as error:
         raise frames.FrameError(f"events: {error!r}") from None
 
 

@@ -23,8 +23,12 @@ from quorum_queue.machine.codec import CodecError
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.entries import Batch, decode_entry, encode_entry
 from quorum_queue.machine.machine import ENQUEUES
+from quorum_queue.machine.record.states import (
+    Found,
+)
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.seal import Sealed
+from quorum_queue.message_status.answers import plain
 from quorum_queue.ports import Got, Host, Refused
 
 Key = tuple[Any, ...]
@@ -193,6 +197,8 @@ class Guests:
             host.purge(lambda count: _tell_purged(guest, token, count))
         elif verb == "seal":
             host.seal(command[2], partial(_tell_sealed, guest, command[1]))
+        elif verb == "status":
+            host.message_status(command[2], partial(_tell_status, guest, command[1]))
         elif verb == "touch":
             host.touch()
         else:
@@ -282,6 +288,10 @@ def _got(guest: Guest, getter: Consumer) -> Callable[[Got | Refused | None], Non
 def _tell_purged(guest: Guest, token: int | None, count: int | Refused) -> None:
     if token is not None:
         guest.tell(events.PURGED, token, count if isinstance(count, int) else 0)
+
+
+def _tell_status(guest: Guest, token: int, found: Found | Refused) -> None:
+    guest.tell(events.STATUS, token, plain(found))
 
 
 def _tell_sealed(guest: Guest, token: int | None, found: Sealed | Refused) -> None:
