@@ -156,7 +156,6 @@ class LocalHost(DeadLettering):
         self._names = (
             NameJournal(services.journal, queue_id, dedup) if journalled and dedup is not None else None
         )
-        self._statuses: StatusJournal | None = None
         if journalled and machine.record is not None:
             self._begin_record(machine.record)
         elif machine.stale_record:
@@ -166,11 +165,11 @@ class LocalHost(DeadLettering):
     def _begin_record(self, record: MessageRecord) -> None:
         """Write the record to the journal from now on."""
         stored: Stored | None = record.stored
-        record.stored = None
         if not record.since_ms and self.machine.next_seq > 1 and (stored is None or stored.is_empty):
             # Nobody has recorded the messages before.
             record.since_ms = self.services.queue_time.now_ms()
-        self._statuses = StatusJournal(self.services.journal, self.queue_id, record, stored)
+        record.stored = None
+        record.journal = StatusJournal(self.services.journal, self.queue_id, record, stored)
         if stored is not None:
             present = [(run.seqs, run.redelivered) for run in self.machine.ready.runs()]
             record.recovered(present, self.services.queue_time.now_ms())
@@ -320,9 +319,8 @@ class LocalHost(DeadLettering):
                 machine.dedup.next_position = FIRST_POSITION + (now_ms << 16)
                 self._names = NameJournal(self.services.journal, self.queue_id, machine.dedup)
         if machine.record is not record and self.journalled:
-            if self._statuses is not None:
-                self._statuses.end()
-            self._statuses = None
+            if record is not None and record.journal is not None:
+                record.journal.end()
             if machine.record is not None:
                 # Behind all positions that were ever used, as above.
                 machine.record.stored = Stored(status_journal.FIRST_POSITION + (now_ms << 16))
@@ -425,12 +423,8 @@ class LocalHost(DeadLettering):
         if effects.names and self._names is not None:
             self._names.note(now_ms, effects.names)
             wrote = True
-        if self._statuses is not None:
-            wrote = self._statuses.note() or wrote
-        record = self.machine.record
-        if record is not None and record.told:
-            told, record.told = record.told, []
-            self.queue.messages_changed(told)
+        if self.machine.record is not None:
+            wrote = self._note_record(self.machine.record) or wrote
         if self.asking.attaching:
             self._answer_attached(effects)
         if effects.deliveries:
@@ -465,6 +459,15 @@ class LocalHost(DeadLettering):
         if effects.gets_waiting:
             self._gets_waiting = [*self._gets_waiting, *effects.gets_waiting]
         self._read_ahead(wanted=effects.paged_out)
+
+    def _note_record(self, record: MessageRecord) -> bool:
+        """Write what has become of messages, and tell those that want to know; return whether the journal was
+        written.
+        """
+        if record.told:
+            told, record.told = record.told, []
+            self.queue.messages_changed(told)
+        return record.journal is not None and record.journal.note()
 
     def _forget_gets(self, commands: list[Command]) -> None:
         """Answer no gets of a channel that closes."""
@@ -580,7 +583,7 @@ class LocalHost(DeadLettering):
             self._batches_waiting
             # Deduplication needs the name on disk, and the record the id, whatever happens to the message.
             or self._names is not None
-            or self._statuses is not None
+            or self.machine.record is not None
             or len(waiting) != 1
             or waiting[0][1] != waiting[0][2]
             or len(enqueued) != 1

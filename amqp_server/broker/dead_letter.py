@@ -269,14 +269,11 @@ def _enqueue(targets: list[Queue], sent: _Sent, outcome: Outcome | None, letter:
             run = content.by_overhead(run)[0]
         if outcome is not None:
             outcome.expect(1)
-        ids = message_ids_of([sent.framed]) if target.host.records else None
+        ids = (message_ids_of([sent.framed]),) if target.host.records else ()
         if letter is not None:
-            more = () if ids is None else (ids,)
-            target.host.submit(("enqueue_letter", run, outcome, 1, letter, *more))
-        elif ids is not None:
-            target.host.submit(("enqueue_known", run, outcome, 1, ids))
+            target.host.submit(("enqueue_letter", run, outcome, 1, letter, *ids))
         else:
-            target.host.submit(("enqueue", run, outcome, 1))
+            target.host.submit(("enqueue_known" if ids else "enqueue", run, outcome, 1, *ids))
 
 
 class Death(NamedTuple):

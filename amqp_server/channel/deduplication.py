@@ -150,10 +150,9 @@ def enqueue_named(host: Any, run: Run, origin: Any, first: int) -> None:
     for part in content.by_overhead(run) if host.counts_bytes else [run]:
         assert part.contents is not None
         names = names_of(part.contents) if deduplicates else None
-        ids = message_ids_of(part.contents) if records else None
-        if ids is not None:
+        if records:
             more = () if names is None else (names,)
-            host.pending.append(("enqueue_known", part, origin, first, ids, *more))
+            host.pending.append(("enqueue_known", part, origin, first, message_ids_of(part.contents), *more))
         elif names is not None:
             host.pending.append(("enqueue_once", part, origin, first, names))
         else:

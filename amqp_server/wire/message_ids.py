@@ -22,8 +22,8 @@ _BEFORE: Final = (
 )
 
 
-def message_ids_of(items: list[bytes]) -> list[bytes] | None:
-    """Return the message-id of each of these messages, empty for none; None if none has one.
+def message_ids_of(items: list[bytes]) -> list[bytes]:
+    """Return the message-id of each of these messages, empty for none; an empty list if none has one.
 
     Messages of one publisher differ in the id and in what is behind it: then it is at the same place in all.
     """
@@ -33,7 +33,7 @@ def message_ids_of(items: list[bytes]) -> list[bytes] | None:
             at = _id_at(item)
             beginning = item[_FLAGS_AT:at]
         ids.append(item[at + 1 : at + 1 + item[at]] if beginning[1] & _MESSAGE_ID else b"")
-    return ids if any(ids) else None
+    return ids if any(ids) else []
 
 
 def _id_at(item: bytes) -> int:

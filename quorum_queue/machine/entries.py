@@ -421,7 +421,9 @@ class _Decoder:
                 return "enqueue", run, publisher, first
             return "enqueue_once", run, publisher, first, _decode_names(flags, block, count)
         (size,) = _NAMES.unpack_from(block)
-        names, message_ids = block[4 : 4 + size], unframed(block[min(4 + size, len(block)) :], count)
+        names, rest = block[4 : 4 + size], block[min(4 + size, len(block)) :]
+        # Nothing if no message has an id.
+        message_ids = unframed(rest, count) if rest else []
         if flags & _WITH_LETTER:
             return "enqueue_letter", run, publisher, first, Letter(*_LETTER.unpack(names)), message_ids
         if not flags & (_WITH_IDS | _WITH_SEQUENCE):

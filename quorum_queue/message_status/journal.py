@@ -53,8 +53,9 @@ class StatusJournal:
         """Write the changes since the last call; return whether there were any."""
         record = self._record
         changes = record.changes
-        if not changes:
+        if not changes and record.since_ms == self._since_ms:
             return False
+        assert changes is not None
         record.changes = []
         for change in changes:
             if change[0] == "taken":

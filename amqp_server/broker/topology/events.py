@@ -194,4 +194,5 @@ class Events:
             run = Run(range(1), [framed], head, attributes)
             if host.counts_bytes:
                 run = content.by_overhead(run)[0]
-            host.submit(("enqueue", run, None, 1))
+            # Events have no ids.
+            host.submit(("enqueue_known", run, None, 1, []) if host.records else ("enqueue", run, None, 1))

@@ -86,6 +86,7 @@ class MessageRecord:
         "_window_ms",
         "changes",
         "count",
+        "journal",
         "now_ms",
         "since_ms",
         "stored",
@@ -103,8 +104,9 @@ class MessageRecord:
         self.now_ms = now_ms
         #: Everything that was taken after this time is remembered, unless it is too old.
         self.since_ms = since_ms
-        #: The ids of the messages of the command that is applied, and the number of its first message.
-        self._ids: list[bytes] = []
+        #: The ids of the messages of the command that is applied, and the number of its first message. None:
+        #: it comes from a node that does not know of the record.
+        self._ids: list[bytes] | None = None
         self._numbered_from = 0
         #: The block that was changed last.
         self._at = 0
@@ -112,6 +114,7 @@ class MessageRecord:
         self.changes: list[Change] | None = None
         #: For a host that has a journal: what that has of the record; see message_status.journal.
         self.stored: Any = None
+        self.journal: Any = None
         #: For a host that publishes events: (state, reason, position, id) since it has looked.
         self.told: list[tuple[int, int, int, bytes]] | None = None
         self._window_ms = self._count = 0
@@ -132,15 +135,20 @@ class MessageRecord:
     # -- messages come ---------------------------------------------------------------------------------------
 
     def begin(self, ids: list[bytes], number: int) -> None:
-        """The next command brings messages with these ids; the first has this number before it is taken."""
+        """The next command brings messages with these ids, none if no message has one; the first has this
+        number before it is taken.
+        """
         self._ids, self._numbered_from = ids, number
 
     def end(self) -> None:
-        self._ids = []
+        self._ids = None
 
     def taken(self, first: int, count: int, number: int) -> None:
         """These positions have been given to messages of the command, the first of which has this number."""
-        if self._ids:
+        if self._ids is None:
+            # They may have had ids.
+            self.since_ms = self.now_ms
+        elif self._ids:
             start = number - self._numbered_from
             ids = self._ids[start : start + count]
             self._take(first, ids)
@@ -277,7 +285,7 @@ class MessageRecord:
         """Return what is known of an id at this time."""
         oldest = now_ms - self._window_ms
         copies: list[Copy] = []
-        for number in range(len(self._blocks) - 1, -1, -1):
+        for number in range(len(self._blocks) - 1, -1, -1) if message_id else ():
             block = self._blocks[number]
             for row in reversed(block.rows_of(message_id, 0 if number else self._head)):
                 if block.queued[row] > oldest and len(copies) < COPIES_MAX:

@@ -228,7 +228,9 @@ class Ledger:
                 raise self.fail(f"{body!r} is known and was not taken yet")
             return
         if not found.copies:
-            if taken <= began:
+            record, seqs = self.machine.record, self.accepted[body]
+            # A node that did not know of the record yet sent it without its id.
+            if taken <= began and (record is None or record.since_ms < self.placed_ms[seqs[-1]]):
                 raise self.fail(f"{body!r} was taken by {taken}, asked for at {began}, and is unknown")
             return
         self.note("looks that find")
