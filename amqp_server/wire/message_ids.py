@@ -27,6 +27,19 @@ def message_ids_of(items: list[bytes]) -> list[bytes]:
 
     Messages of one publisher differ in the id and in what is behind it: then it is at the same place in all.
     """
+    first = items[0]
+    at = _id_at(first)
+    if first[_FLAGS_AT + 1] & _MESSAGE_ID:
+        # Compared all at once: no part is longer than expected, so the whole is equal only if each part is.
+        start = at + 1
+        stop = start + first[at]
+        beginning = first[_FLAGS_AT:start]
+        if b"".join([item[_FLAGS_AT:start] for item in items]) == beginning * len(items):
+            return [item[start:stop] for item in items] if stop > start else []
+    return _ids_one_by_one(items)
+
+
+def _ids_one_by_one(items: list[bytes]) -> list[bytes]:
     beginning, at, ids = b"", _BEHIND_FLAGS, []
     for item in items:
         if item[_FLAGS_AT:at] != beginning:

@@ -516,9 +516,7 @@ class Machine:
             self.frozen.keep_consumer(consumer)
         consumer.next_id = first_id + count
         if self.record is not None:
-            self.record.changed(run.seqs, DELIVERED, 0, consumer.key)
-            if consumer.no_ack:
-                self.record.changed(run.seqs, ACKNOWLEDGED)
+            self.record.changed(run.seqs, ACKNOWLEDGED if consumer.no_ack else DELIVERED, 0, consumer.key)
         if consumer.no_ack:
             effects.deliveries.append((consumer, _as_delivered(run), first_id))
             effects.settled.append(run)

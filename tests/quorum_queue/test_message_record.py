@@ -80,6 +80,33 @@ def test_what_comes_again_many_times() -> None:
     assert record_of(machine).find(b"same", 0).copies[-1].position == 50
 
 
+def test_a_block_that_is_asked_often_gets_an_index() -> None:
+    machine = Machine(ON)
+    ids = [b"%d" % (number * 7919 % 10_007) for number in range(10_000)]
+    for at in range(0, len(ids), 500):
+        apply(machine, publish(*ids[at : at + 250], b"", *ids[at + 250 : at + 500], b"same"))
+    record = record_of(machine)
+    for asked in range(60):
+        for number in (asked, asked + 5_000, 9_999 - asked):
+            (copy,) = record.find(ids[number], 0).copies
+            block, within = divmod(number, 500)
+            assert copy.position == block * 502 + within + 1 + (within >= 250)
+        assert len(record.find(b"same", 0).copies) == 20
+        assert record.find(b"none", 0).copies == []
+    assert any(block.index is not None for block in record._blocks)
+
+
+def test_messages_that_come_without_their_ids_begin_the_record_anew() -> None:
+    machine = Machine(ON)
+    apply(machine, publish(b"a"), now_ms=1)
+    assert record_of(machine).find(b"x", 1).since_ms == 0
+    apply(machine, ("enqueue_known", Run(range(1), [b"b"], b"head"), None, 1, []), now_ms=2)
+    assert record_of(machine).find(b"x", 2).since_ms == 0
+    apply(machine, ("enqueue", Run(range(1), [b"b"], b"head"), None, 1), now_ms=3)
+    assert record_of(machine).find(b"x", 3).since_ms == 3
+    assert states(record_of(machine).find(b"a", 3)) == ["queued"]
+
+
 def test_the_record_is_turned_on_and_off() -> None:
     machine = Machine(Settings())
     apply(machine, publish(b"before"))

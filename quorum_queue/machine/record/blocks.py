@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from itertools import accumulate
 from typing import Any, Final
 from zlib import crc32
 
 from quorum_queue.machine.codec import CodecError
-from quorum_queue.machine.record.states import DEAD_LETTERED, DELIVERED, QUEUED, REASONS, STATES, Copy, Key
+from quorum_queue.machine.record.states import DEAD_LETTERED, QUEUED, REASONS, STATES, Copy, Key
 from quorum_queue.machine.snapshots.columns import column, numbers_of
 
 #: Rows of a block. Part of the state: changing it requires a new version.
 BLOCK_ROWS = 4096
+#: Questions that search the ids of a block before it gets an index, which takes as long as some 20 of them.
+LOOKS_BEFORE_INDEX: Final = 20
 #: Consumers, or targets of dead letters, that a block names.
 NAMES_MAX: Final = 2 * 4096
 #: A row's number, in the lower bits of an entry of a block's index.
@@ -35,6 +37,7 @@ class Block:
         "ends",
         "first",
         "holders",
+        "looks",
         "ids",
         "index",
         "joined",
@@ -52,8 +55,9 @@ class Block:
         self.ids: list[bytes] | None = []
         self.joined = b""
         self.ends: array[int] = array("I")
-        #: Checksum and row of each id, in order, once the block is closed.
-        self.index: array[int] = array("Q")
+        #: Checksum and row of each id, in order, once questions are worth it; and how many there were.
+        self.index: array[int] | None = None
+        self.looks = 0
         self.states = bytearray()
         self.reasons = bytearray()
         self.deliveries = bytearray()
@@ -96,8 +100,15 @@ class Block:
             return
         self.joined = b"".join(ids)
         self.ends = array("I", accumulate(map(len, ids)))
-        self.index = array("Q", sorted([crc32(each) << _ROW_BITS | row for row, each in enumerate(ids)]))
         self.ids = None
+
+    def make_index(self) -> None:
+        ids = enumerate(self.all_ids())
+        self.index = array("Q", sorted([crc32(each) << _ROW_BITS | row for row, each in ids]))
+
+    @property
+    def wants_index(self) -> bool:
+        return self.index is None and self.looks >= LOOKS_BEFORE_INDEX
 
     def all_ids(self) -> list[bytes]:
         if self.ids is not None:
@@ -117,9 +128,20 @@ class Block:
         """Return the rows from `low` on that have this id, in order."""
         if self.ids is not None:
             return [row for row, each in enumerate(self.ids) if each == message_id and row >= low]
-        index, key = self.index, crc32(message_id) << _ROW_BITS
-        at = bisect_left(index, key)
         found: list[int] = []
+        index = self.index
+        if index is None:
+            self.looks += 1
+            place = self.joined.find(message_id)
+            while place >= 0:
+                # Of a block without blanks each row has an end of its own.
+                row = bisect_right(self.ends, place)
+                if row >= low and self.id_of(row) == message_id:
+                    found.append(row)
+                place = self.joined.find(message_id, place + 1)
+            return found
+        key = crc32(message_id) << _ROW_BITS
+        at = bisect_left(index, key)
         while at < len(index) and index[at] <= key | _ROW_MASK:
             row = index[at] & _ROW_MASK
             if row >= low and self.id_of(row) == message_id:
@@ -163,7 +185,7 @@ class Block:
         self.states[part] = bytes((state,)) * count
         self.reasons[part] = bytes((reason,)) * count
         self.changed[part] = array("q", (now,)) * count
-        if state == DELIVERED:
+        if key is not None and state != DEAD_LETTERED:
             self.deliveries[part] = self.deliveries[part].translate(_MORE)
         if key is not None:
             self.holders[part] = array("H", (self.number_of(key),)) * count
@@ -176,7 +198,7 @@ class Block:
         """Return a block of its own for later changes. Rows are added to this one no more."""
         block = Block(self.first)
         block.ids = None if self.ids is None else self.ids[:]
-        block.joined, block.ends, block.index = self.joined, self.ends, self.index
+        block.joined, block.ends, block.index, block.looks = self.joined, self.ends, self.index, self.looks
         block.states, block.reasons = self.states[:], self.reasons[:]
         block.deliveries, block.holders = self.deliveries[:], self.holders[:]
         block.queued, block.changed = self.queued[:], self.changed[:]

@@ -237,7 +237,7 @@ class MessageRecord:
     # -- messages change -------------------------------------------------------------------------------------
 
     def changed(self, seqs: range, state: int, reason: int = 0, key: Key | None = None) -> None:
-        """The messages at these positions have a new state. `key`: the consumer that has them now."""
+        """The messages at these positions have a new state. `key`: the consumer that they are handed to."""
         firsts = self._firsts
         if not firsts or seqs[-1] < firsts[0]:
             return
@@ -285,8 +285,13 @@ class MessageRecord:
         """Return what is known of an id at this time."""
         oldest = now_ms - self._window_ms
         copies: list[Copy] = []
+        may_index = True
         for number in range(len(self._blocks) - 1, -1, -1) if message_id else ():
             block = self._blocks[number]
+            if may_index and block.wants_index:
+                # One for each question, so that none takes long.
+                block.make_index()
+                may_index = False
             for row in reversed(block.rows_of(message_id, 0 if number else self._head)):
                 if block.queued[row] > oldest and len(copies) < COPIES_MAX:
                     copies.append(block.at(row))
