@@ -54,7 +54,8 @@ def tapped(node: MemoryNode) -> Peer:
 
 def test_events_of_a_queue_that_asks(node: MemoryNode) -> None:
     tap, peer = tapped(node), opened(node, "p")
-    for queue, arguments in (("q", ON), ("quiet", {"x-message-status": True})):
+    asked: dict[str, dict[str, Any]] = {"q": ON, "quiet": {"x-message-status": True}}
+    for queue, arguments in asked.items():
         peer.call(1, commands.Queue.Declare(queue=queue, durable=True, arguments=arguments))
         send(peer, queue, "m1")
         send(peer, queue, "m2")
