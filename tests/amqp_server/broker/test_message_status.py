@@ -42,7 +42,9 @@ def events_of(peer: Peer) -> list[tuple[str, dict[str, Any]]]:
         if not deliveries:
             return found
         headers = dict(deliveries[0].properties.headers or {})
-        found.append((str(deliveries[0].method.routing_key), headers))
+        method = deliveries[0].method
+        assert isinstance(method, commands.Basic.GetOk)
+        found.append((str(method.routing_key), headers))
 
 
 def tapped(node: MemoryNode) -> Peer:
