@@ -78,6 +78,7 @@ COMPILED = (
     "quorum_queue/cluster/*/*.py",
     "quorum_queue/consumer_groups/*.py",
     "quorum_queue/links/*.py",
+    "quorum_queue/message_status/*.py",
     "quorum_queue/machine/*.py",
     "quorum_queue/machine/*/*.py",
     "quorum_queue/raft/*.py",

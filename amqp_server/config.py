@@ -840,6 +840,28 @@ class Config:
         low=1,
         high=1_000_000,
     )
+    message_status_window_ms: int = option(
+        0,
+        "How long queues record what became of each message, unless their argument x-message-status or a "
+        "policy says otherwise. 0: only queues that ask do. Must be the same on all nodes.",
+        unit="ms",
+        low=0,
+        high=315_360_000_000,
+    )
+    message_status_count: int = option(
+        100_000,
+        "Messages that the record of such a queue has; the oldest is forgotten first. Must be the same on all "
+        "nodes.",
+        low=1,
+        high=1_000_000,
+    )
+    message_status_queues_max: int = option(
+        1_000,
+        "Queues that one question about a message may ask, if it names none; further ones are left out, and "
+        "the answer says so.",
+        low=1,
+        high=100_000,
+    )
     alternates_max: int = option(
         1_000,
         "Alternate exchanges that one message may go to; further ones are ignored.",

@@ -35,6 +35,8 @@ class _Nobody:
 
     def sealed(self) -> None: ...
 
+    def messages_changed(self, told: list[tuple[int, int, int, bytes]]) -> None: ...
+
 
 class DeletedHost(QueueHost):
     """See quorum_queue.ports.Host. The node has one."""

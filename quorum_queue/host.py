@@ -10,8 +10,10 @@ from quorum_queue.empty import NO_DICT, NO_LIST
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.machine import ENQUEUES, Command
 from quorum_queue.machine.parts import READY, TransactionId
+from quorum_queue.machine.record.states import Found
 from quorum_queue.machine.seal import SEALED, Sealed, outcome
 from quorum_queue.machine.settings import Settings
+from quorum_queue.message_status.answers import NO_RECORD
 from quorum_queue.ports import EXCLUSIVE, Got, Hosted, KeptParts, Preparing, Refused, Turn
 
 Key = tuple[Any, ...]
@@ -31,7 +33,7 @@ _ENDED_TEXTS = {
 class Asking:
     """Clients that wait for answers of one queue."""
 
-    __slots__ = ("attaching", "barriers", "getting", "preparing", "purging", "sealing")
+    __slots__ = ("attaching", "barriers", "getting", "looking", "preparing", "purging", "sealing")
 
     def __init__(self) -> None:
         #: By consumer key or by token.
@@ -40,6 +42,8 @@ class Asking:
         self.purging: dict[int, Callable[[int | Refused], None]] = {}
         self.sealing: dict[int, Callable[[Sealed | Refused], None]] = {}
         self.preparing: dict[int, Callable[[int | Refused], None]] = {}
+        #: Questions about messages, at another node.
+        self.looking: dict[int, Callable[[Found | Refused], None]] = {}
         #: (number of a batch, the function to call when it was applied)
         self.barriers: list[tuple[int, Callable[..., None]]] = []
 
@@ -50,7 +54,8 @@ class _Nobody(Asking):
     __slots__ = ()
 
     def __init__(self) -> None:
-        self.attaching = self.getting = self.preparing = self.purging = self.sealing = NO_DICT
+        self.attaching = self.getting = self.purging = self.sealing = NO_DICT
+        self.looking = self.preparing = NO_DICT
         self.barriers = NO_LIST
 
 
@@ -105,8 +110,15 @@ class QueueHost:
 
     @property
     def wants_ids(self) -> bool:
-        """True if the queue drops messages that it has taken before: then it needs their ids."""
-        return self.settings.deduplicates
+        """True if the queue drops messages that it has taken before, or records them: then it needs their
+        ids.
+        """
+        return self.settings.deduplicates or self.records
+
+    @property
+    def records(self) -> bool:
+        """True if the queue keeps a record of messages, and so needs their message-ids."""
+        return self.settings.records
 
     @property
     def holds_dead_letters(self) -> bool:
@@ -252,6 +264,10 @@ class QueueHost:
             self.asking = Asking()
         return self.asking
 
+    def message_status(self, message_id: bytes, done: Callable[[Found | Refused], None]) -> None:
+        """Look what became of a message, after everything that any client has had answers to."""
+        done(NO_RECORD)
+
     # -- answers ---------------------------------------------------------------------------------------------
 
     def _attached(self, key: Key, refused: str | None) -> bool:
@@ -316,6 +332,8 @@ class QueueHost:
             prepared(READY if why == DELETED else why)
         for found in asking.sealing.values():
             found(Sealed(SEALED, 0) if why == DELETED else why)
+        for looked in asking.looking.values():
+            looked(why)
         for _, passed in asking.barriers:
             passed(why)
 

@@ -21,10 +21,17 @@ from quorum_queue.machine import codec
 from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.machine import Command, Machine, Meta
 from quorum_queue.machine.parts import READY, Parts
+from quorum_queue.machine.record.record import MessageRecord
+from quorum_queue.machine.record.states import (
+    Found,
+)
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.seal import Sealed
 from quorum_queue.machine.settings import Settings
 from quorum_queue.memory import MemoryBudget, ReadAhead
+from quorum_queue.message_status import answers
+from quorum_queue.message_status import journal as status_journal
+from quorum_queue.message_status.journal import StatusJournal, Stored
 from quorum_queue.pages import Pages
 from quorum_queue.paging import NOTHING_ASKED, RECORD_BYTES_MAX, parts_of
 from quorum_queue.ports import (
@@ -157,9 +164,28 @@ class LocalHost(DeadLettering):
         self._names = (
             NameJournal(services.journal, queue_id, dedup) if journalled and dedup is not None else None
         )
+        if journalled and machine.record is not None:
+            self._begin_record(machine.record)
+        elif machine.stale_record:
+            services.journal.settle(queue_id, machine.stale_record)
         services.memory.register(self)
         if len(machine.parts):
             services.undecided.has_parts(self)
+
+    def _begin_record(self, record: MessageRecord) -> None:
+        """Write the record to the journal from now on."""
+        stored: Stored | None = record.stored
+        if not record.since_ms and self.machine.next_seq > 1 and (stored is None or stored.is_empty):
+            # Nobody has recorded the messages before.
+            record.since_ms = self.services.queue_time.now_ms()
+        record.stored = None
+        record.journal = StatusJournal(self.services.journal, self.queue_id, record, stored)
+        if stored is not None:
+            present = [(run.seqs, run.redelivered) for run in self.machine.ready.runs()]
+            for part in self.machine.parts.all():
+                present += [(run.seqs, False) for run, _ in part.enqueued]
+                present += [(run.seqs, True) for _, runs in part.settled for run in runs]
+            record.recovered(present, self.services.queue_time.now_ms())
 
     # -- what it holds ---------------------------------------------------------------------------------------
 
@@ -175,7 +201,8 @@ class LocalHost(DeadLettering):
 
     @property
     def wants_ids(self) -> bool:
-        return self.machine.settings.deduplication_window_ms is not None
+        settings = self.machine.settings
+        return settings.deduplication_window_ms is not None or settings.message_status_window_ms is not None
 
     @property
     def ready_count(self) -> int:
@@ -294,7 +321,7 @@ class LocalHost(DeadLettering):
     def _take_settings(self, settings: Settings) -> None:
         """Give the machine new settings, in a batch of their own."""
         self._wanted = None
-        machine, before = self.machine, self.machine.dedup
+        machine, before, record = self.machine, self.machine.dedup, self.machine.record
         effects = Effects(
             in_memory=True, expires_max=EXPIRES_MAX, hands_max=HANDS_MAX, wants_acked=bool(self._lone)
         )
@@ -308,7 +335,25 @@ class LocalHost(DeadLettering):
                 # Behind all positions that were ever used: some may still lie in the journal.
                 machine.dedup.next_position = FIRST_POSITION + (now_ms << 16)
                 self._names = NameJournal(self.services.journal, self.queue_id, machine.dedup)
+        if machine.record is not record and self.journalled:
+            if record is not None and record.journal is not None:
+                record.journal.end()
+            if machine.record is not None:
+                # Behind all positions that were ever used, as above.
+                machine.record.stored = Stored(status_journal.FIRST_POSITION + (now_ms << 16))
+                self._begin_record(machine.record)
         self._perform(effects, now_ms)
+
+    def message_status(self, message_id: bytes, done: Callable[[Found | Refused], None]) -> None:
+        def passed(*why: Refused) -> None:
+            if why or self.ended:
+                done(why[0] if why else Refused(self._ended_text))
+                return
+            services = self.services
+            now_ms, wall_ms = services.queue_time.now_ms(), services.clock.wall_ms()
+            done(answers.answer(self.machine, message_id, now_ms, wall_ms))
+
+        self.barrier(passed)
 
     def hold(self) -> None:
         if not self.ended:
@@ -395,6 +440,8 @@ class LocalHost(DeadLettering):
         if effects.names and self._names is not None:
             self._names.note(now_ms, effects.names)
             wrote = True
+        if self.machine.record is not None:
+            wrote = self._note_record(self.machine.record) or wrote
         if self.asking.attaching:
             self._answer_attached(effects)
         if effects.deliveries:
@@ -459,6 +506,15 @@ class LocalHost(DeadLettering):
         else:
             stored()
         return self.journalled
+
+    def _note_record(self, record: MessageRecord) -> bool:
+        """Write what has become of messages, and tell those that want to know; return whether the journal was
+        written.
+        """
+        if record.told:
+            told, record.told = record.told, []
+            self.queue.messages_changed(told)
+        return record.journal is not None and record.journal.note()
 
     def _forget_gets(self, commands: list[Command]) -> None:
         """Answer no gets of a channel that closes."""
@@ -572,8 +628,9 @@ class LocalHost(DeadLettering):
         if (
             # Behind other messages, its confirm would be out of order and need a frame of its own.
             self._batches_waiting
-            # Deduplication needs the name on disk, whatever happens to the message.
+            # Deduplication needs the name on disk, and the record the id, whatever happens to the message.
             or self._names is not None
+            or self.machine.record is not None
             or len(waiting) != 1
             or waiting[0][1] != waiting[0][2]
             or len(enqueued) != 1

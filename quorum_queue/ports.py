@@ -9,6 +9,9 @@ from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.effects import Reason
 from quorum_queue.machine.letters import Letter
 from quorum_queue.machine.parts import TransactionId
+from quorum_queue.machine.record.states import (
+    Found,
+)
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.seal import Sealed
 from quorum_queue.machine.settings import Settings
@@ -268,6 +271,9 @@ class Hosted(Named, Protocol):
     def sealed(self) -> None:
         """The queue takes nothing any more: delete it. May be called several times."""
 
+    def messages_changed(self, told: list[tuple[int, int, int, bytes]]) -> None:
+        """These messages have new states: (state, reason, position, id). For queues that ask for events."""
+
     def host_failed(self, error: Exception) -> None:
         """Its host raised while it applied commands: the host must stop, and its state cannot be trusted."""
 
@@ -305,7 +311,13 @@ class Recipient(Protocol):
 
     @property
     def wants_ids(self) -> bool:
-        """True if the queue drops messages that it has taken before: then it needs their ids."""
+        """True if the queue drops messages that it has taken before, or records them: then it needs their
+        ids.
+        """
+
+    @property
+    def records(self) -> bool:
+        """True if the queue keeps a record of messages, and so needs their message-ids."""
 
     def begin_large(self, content: bytes, head: bytes, channel: int) -> Preparing | None:
         """Begin to prepare a large message before it is enqueued, in a LargeRun: preparing it during the
@@ -424,6 +436,11 @@ class Host(Recipient, Protocol):
     def catch_up(self, done: Callable[..., None]) -> None:
         """Call `done()` when everything that clients of any node have had answers to is visible here; in a
         cluster without a majority after a time. `done(Refused)` if that fails.
+        """
+
+    def message_status(self, message_id: bytes, done: Callable[[Found | Refused], None]) -> None:
+        """Look what became of a message, after everything that clients of any node have had answers to;
+        `done(Refused)` if the queue keeps no record, or if nobody can know now.
         """
 
     def seal(self, condition: int, done: Callable[[Sealed | Refused], None]) -> None:

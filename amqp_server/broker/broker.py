@@ -17,6 +17,7 @@ from amqp_server.broker.in_parts.host_parts import HostParts
 from amqp_server.broker.in_parts.lost_consumers import LostConsumers
 from amqp_server.broker.in_parts.orphaned_queues import OrphanedQueues
 from amqp_server.broker.memo import MemoBudget
+from amqp_server.broker.message_status import Statuses
 from amqp_server.broker.metadata import Metadata
 from amqp_server.broker.object_counts import ObjectCounts
 from amqp_server.broker.recovery.failures import Failures
@@ -129,6 +130,7 @@ class Broker:
             exclusive_declared=self.exclusive_declared,
             exclusive_gone=self.exclusive_gone,
         )
+        self.statuses = Statuses(self.parts, self.replies)
         self.topology = Topology(self.parts, self.sessions, self.closed_sessions)
         local.topology = self.topology
         #: The reason that sessions know why publishers are blocked.

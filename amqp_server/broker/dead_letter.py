@@ -22,6 +22,7 @@ from amqp_server.broker.routing_view import RoutingView
 from amqp_server.broker.topology.queue import Queue
 from amqp_server.wire import content, tables
 from amqp_server.wire.frames import FRAME_BYTES_MIN, SHORT_STRING_MAX, short_string
+from amqp_server.wire.message_ids import message_ids_of
 from exchanges.router import RoutingTooLong, walked
 from quorum_queue.clock import Clock
 from quorum_queue.machine.effects import Reason
@@ -268,10 +269,11 @@ def _enqueue(targets: list[Queue], sent: _Sent, outcome: Outcome | None, letter:
             run = content.by_overhead(run)[0]
         if outcome is not None:
             outcome.expect(1)
-        if letter is None:
-            target.host.submit(("enqueue", run, outcome, 1))
+        ids = (message_ids_of([sent.framed]),) if target.host.records else ()
+        if letter is not None:
+            target.host.submit(("enqueue_letter", run, outcome, 1, letter, *ids))
         else:
-            target.host.submit(("enqueue_letter", run, outcome, 1, letter))
+            target.host.submit(("enqueue_known" if ids else "enqueue", run, outcome, 1, *ids))
 
 
 class Death(NamedTuple):

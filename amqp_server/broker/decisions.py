@@ -110,6 +110,13 @@ DECISIONS: Final = (
         (_QUORUM, _STREAM),
     ),
     Decision("duplicate or new message", HOME, "the home node knows the names", (_CLASSIC,)),
+    Decision(
+        "what became of a message",
+        BARRIER,
+        "the record is in the log's state; without a majority there is no answer",
+        (_QUORUM,),
+    ),
+    Decision("what became of a message", HOME, "the home node keeps the record", (_CLASSIC,)),
     Decision("message TTL, delivery limit", LOG, "time and returns come from the log", (_QUORUM,)),
     Decision("message TTL, delivery limit", HOME, "time and returns come from the home node", (_CLASSIC,)),
     Decision(

@@ -27,7 +27,7 @@ class ReplyHost:
     """
 
     counts_bytes = False
-    wants_ids = False
+    wants_ids = records = False
     in_journal = True
     takes_parts = False
     is_queue = False

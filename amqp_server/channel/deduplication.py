@@ -6,6 +6,7 @@ import struct
 from typing import Any
 
 from amqp_server.wire import content, frames
+from amqp_server.wire.message_ids import message_ids_of
 from quorum_queue.machine.dedup import SEQUENCE_MAX, Names, Sequence, id_of, sequence_of
 from quorum_queue.machine.run import Run
 
@@ -144,11 +145,15 @@ def _bytes(value: object) -> bytes | None:
 
 
 def enqueue_named(host: Any, run: Run, origin: Any, first: int) -> None:
-    """Hand messages to a queue that drops duplicates."""
+    """Hand messages to a queue that drops duplicates, or records messages."""
+    deduplicates, records = host.settings.deduplicates, host.records
     for part in content.by_overhead(run) if host.counts_bytes else [run]:
         assert part.contents is not None
-        names = names_of(part.contents)
-        if names is not None:
+        names = names_of(part.contents) if deduplicates else None
+        if records:
+            more = () if names is None else (names,)
+            host.pending.append(("enqueue_known", part, origin, first, message_ids_of(part.contents), *more))
+        elif names is not None:
             host.pending.append(("enqueue_once", part, origin, first, names))
         else:
             host.pending.append(("enqueue", part, origin, first))

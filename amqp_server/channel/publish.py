@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pamqp import commands
 
+from amqp_server.broker import message_status
 from amqp_server.broker.access.http_permissions import AnswerAwaited
 from amqp_server.broker.access.permissions import ITSELF
 from amqp_server.broker.dead_letter import carbon_copies, parse_head
@@ -124,6 +125,9 @@ def _named(channel: Channel, names: Iterable[str]) -> tuple[Target, ...]:
             reply = broker.replies.get(name) or broker.hosts.reply(name)
             if reply is not None:
                 found[reply] = None
+        elif name == message_status.QUEUE:
+            asks: Target = broker.statuses.target(channel.vhost, channel.connection.client)
+            found[asks] = None
         else:
             target: Target = queues.get(name) or Missing(name)
             found[target] = None

@@ -187,7 +187,8 @@ def _send(
         run = Run(range(1), [framed], head, attributes)
         if host.counts_bytes:
             run = content.by_overhead(run)[0]
-        host.submit(("enqueue", run, None, 1))
+        # Copies have no ids of their own.
+        host.submit(("enqueue_known", run, None, 1, []) if host.records else ("enqueue", run, None, 1))
 
 
 def _table(properties: Properties) -> bytes:

@@ -23,7 +23,7 @@ class RemoteReply:
     """Stands for a queue's host, like ReplyHost on the client's own node. See broker.queue.Target."""
 
     counts_bytes = False
-    wants_ids = False
+    wants_ids = records = False
     in_journal = True
     takes_parts = False
     is_queue = False

@@ -290,6 +290,7 @@ class ClusterHosts:
             node=replicas.node,
             incarnation=replicas.incarnation,
             home=partial(self._home, queue),
+            version=lambda: self._roster.version,
         )
 
     def _stream_remote_host(self, queue: Queue) -> StreamRemoteHost:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from datetime import UTC, datetime
+from typing import Any
 
 import click
 
@@ -389,3 +392,74 @@ def get(invocation: Invocation, vhost: str, queue: str, count: int, requeue: boo
     messages = invocation.client.post("queues", vhost, queue, "get", body=body)
     columns = ("exchange", "routing_key", "message_count", "redelivered", "properties", "payload")
     show_columns(columns, messages, invocation)
+
+
+@mqctl.command(
+    "message_status",
+    help="Prints what became of a message, by its message-id: in the queues that record messages (x-message-status). "
+    "Exit code 0 if one of them knows it, 69 if none does.",
+)
+@in_vhost
+@click.argument("message_id")
+@click.option("--queue", default="", metavar="NAME", help="Ask only this queue.")
+@click.option("--hex", "in_hex", is_flag=True, help="MESSAGE_ID is in hexadecimal digits: it is no text.")
+@pass_invocation
+def message_status(invocation: Invocation, vhost: str, message_id: str, queue: str, in_hex: bool) -> None:
+    query = {"hex": "true"} if in_hex else {}
+    told = invocation.client.get(
+        "messages", vhost, message_id, **query, **({"queue": queue} if queue else {})
+    )
+    if invocation.json:
+        click.echo(json.dumps(told, ensure_ascii=False))
+    else:
+        columns = (
+            "queue",
+            "state",
+            "reason",
+            "queued",
+            "changed",
+            "deliveries",
+            "consumer",
+            "dead_lettered_to",
+        )
+        show(columns, [row for found in told["queues"] for row in _status_rows(found)], invocation)
+        for failed in told["failed"]:
+            click.echo(f"queue '{failed['queue']}' has not answered: {failed['reason']}")
+    if not told["known"]:
+        since = _moment(told["recorded_since_ms"]) or "their declaration"
+        raise Failure(
+            f"none of {told['asked']} queues knows it; they know everything that they have taken since {since}",
+            UNAVAILABLE,
+        )
+
+
+def _status_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Return the rows of what a queue knows."""
+    rows: list[tuple[str, ...]] = []
+    for each in found["messages"]:
+        consumer, to = each["consumer"], each["dead_letter_exchange"]
+        name = "" if consumer is None else consumer["consumer_tag"] or "basic.get"
+        rows.append(
+            (
+                found["queue"],
+                each["state"],
+                each["reason"],
+                _moment(each["queued_ms"]),
+                _moment(each["changed_ms"]),
+                str(each["deliveries"]),
+                name if consumer is None else f"{name} on {consumer['node']}",
+                "" if to is None else to or DEFAULT_EXCHANGE,
+            )
+        )
+    note = found["not_taken"]
+    if note is not None:
+        state = f"{note['state']}, {note['times']} times" if note["times"] > 1 else note["state"]
+        rows.append((found["queue"], state, note["reason"], "", _moment(note["last_ms"]), "", "", ""))
+    return rows
+
+
+def _moment(ms: int) -> str:
+    """Return a time of the wall clock; empty for none."""
+    if not ms:
+        return ""
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(sep=" ", timespec="milliseconds")

@@ -30,6 +30,7 @@ _WITH = {
     "overview": "cluster-name whoami nodes auth extensions feature-flags deprecated-features reset rebalance cluster",
     "health": "aliveness-test healthchecks",
     "groups": "group-members",
+    "queues": "messages",
     "connections": "channels consumers",
     "users": "permissions topic-permissions",
     "policies": "operator-policies",

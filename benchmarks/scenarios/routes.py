@@ -79,3 +79,16 @@ def distinct_headers(topology: Topology) -> Sequence[Route]:
     mark = MARK.decode()
     sent = properties(message_id=mark, headers={"trace": mark}, timestamp=datetime(2024, 1, 1, tzinfo=UTC))
     return [Route([queue], [message("", queue, body(BODY_BYTES), sent)], MARK)]
+
+
+def with_ids(*, recorded: bool, durable: bool) -> Callable[[Topology], Sequence[Route]]:
+    """Each message has a message-id of its own; the queue records what becomes of it, or not."""
+
+    def routes(topology: Topology) -> Sequence[Route]:
+        arguments = {"x-message-status": True} if recorded else {}
+        queue = topology.queue("bench-0", durable=durable, **arguments)
+        # As long as the text of a UUID.
+        sent = properties(persistent=durable, message_id=MARK.decode() + "-4b3c-9a1e-5d7f0c2a8e")
+        return [Route([queue], [message("", queue, body(BODY_BYTES), sent)], MARK)]
+
+    return routes

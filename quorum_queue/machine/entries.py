@@ -51,6 +51,8 @@ _WITH_LETTER: Final = 16
 #: Position of the level of confirmation in these flags. Only batches for a queue's home have it, not the log.
 _LEVEL_SHIFT: Final = 5
 _LEVEL_MASK: Final = 3
+#: From versions.RECORD on: message-ids come after the names, of which the length comes first.
+_WITH_MESSAGE_IDS: Final = 128
 #: verb, key, first and last delivery id
 _RANGE: Final = struct.Struct(">BIQQ")
 _RANGE_BYTES: Final = 21
@@ -63,6 +65,8 @@ _VALUE: Final = struct.Struct(">BIQ")
 _NUMBERS: Final = struct.Struct(">BQQ")
 #: source, position, low
 _LETTER: Final = struct.Struct(">QQQ")
+#: bytes of names before message-ids
+_NAMES: Final = struct.Struct(">I")
 #: verb, bytes that follow
 _BLOB: Final = struct.Struct(">BI")
 
@@ -90,6 +94,8 @@ _V_SEAL: Final = 19
 _V_PEND: Final = 20
 _V_PREPARE: Final = 21
 _V_RESOLVE: Final = 22
+#: From versions.RECORD on. Only in batches for a queue's home, not in the log.
+_V_STATUS: Final = 23
 _RANGES = {"settle": _V_SETTLE, "return": _V_RETURN, "discard": _V_DISCARD}
 _RANGE_NAMES = {verb: name for name, verb in _RANGES.items()}
 _VALUES = {"detach": _V_DETACH, "pause": _V_PAUSE, "prefetch": _V_PREFETCH, "window": _V_WINDOW}
@@ -195,11 +201,20 @@ def _encode_enqueue(command: Command, levels: bool) -> list[bytes]:
     routing = run.head if run.heads is None else b"".join(map(framed, run.heads))
     flags = (_MIXED if run.heads is not None else 0) | (_PERSISTENT if attributes.persistent else 0)
     ids = b""
-    if command[0] == "enqueue_letter":
+    message_ids: list[bytes] | None = None
+    if command[0] == "enqueue_known":
+        message_ids, *rest = rest
+    elif command[0] == "enqueue_letter":
         flags, ids = flags | _WITH_LETTER, _LETTER.pack(*rest[0])
-    elif rest:
+        if len(rest) > 1:
+            message_ids = rest[1]
+        rest = []
+    if rest:
         named, ids = _encode_names(rest[0])
         flags |= named
+    if message_ids is not None:
+        flags |= _WITH_MESSAGE_IDS
+        ids = b"".join((_NAMES.pack(len(ids)), ids, *map(framed, message_ids)))
     if levels:
         flags |= attributes.confirm_level << _LEVEL_SHIFT
     head = _ENQUEUE.pack(
@@ -254,6 +269,8 @@ def _encode_rare(command: Command) -> list[bytes]:
     if verb == "seal":
         token = command[1]
         return [_NUMBERS.pack(_V_SEAL, 0 if token is None else token + 1, command[2])]
+    if verb == "status":
+        return [_NUMBERS.pack(_V_STATUS, command[1], len(command[2])), command[2]]
     if verb == "dead_lettered":
         return [_NUMBERS.pack(_V_DEAD_LETTERED, command[1], command[2])]
     if verb == "lose":
@@ -342,6 +359,15 @@ def _attributes_of(packed_fields: bytes) -> Attributes:
     return known
 
 
+def _decode_names(flags: int, block: bytes, count: int) -> Names:
+    if flags & _WITH_SEQUENCE:
+        return Sequence.from_first(block, count)
+    names = [name or None for name in unframed(block, count)]
+    if not all(name is None or is_name(name) for name in names):
+        raise CodecError("a message has a name that is none")
+    return names
+
+
 class _Decoder:
     """Reads the commands of one batch."""
 
@@ -422,16 +448,22 @@ class _Decoder:
         if flags & _MIXED:
             run.head, run.heads = b"", unframed(routing, count)
         publisher = origin - 1 if origin else None
+        block = self._take(ids)
+        if not flags & _WITH_MESSAGE_IDS:
+            if flags & _WITH_LETTER:
+                return "enqueue_letter", run, publisher, first, Letter(*_LETTER.unpack(block))
+            if not flags & (_WITH_IDS | _WITH_SEQUENCE):
+                return "enqueue", run, publisher, first
+            return "enqueue_once", run, publisher, first, _decode_names(flags, block, count)
+        (size,) = _NAMES.unpack_from(block)
+        names, rest = block[4 : 4 + size], block[min(4 + size, len(block)) :]
+        # Nothing if no message has an id.
+        message_ids = unframed(rest, count) if rest else []
         if flags & _WITH_LETTER:
-            return "enqueue_letter", run, publisher, first, Letter(*_LETTER.unpack(self._take(ids)))
-        if flags & _WITH_SEQUENCE:
-            return "enqueue_once", run, publisher, first, Sequence.from_first(self._take(ids), count)
-        if not flags & _WITH_IDS:
-            return "enqueue", run, publisher, first
-        names = [name or None for name in unframed(self._take(ids), count)]
-        if not all(name is None or is_name(name) for name in names):
-            raise CodecError("a message has a name that is none")
-        return "enqueue_once", run, publisher, first, names
+            return "enqueue_letter", run, publisher, first, Letter(*_LETTER.unpack(names)), message_ids
+        if not flags & (_WITH_IDS | _WITH_SEQUENCE):
+            return "enqueue_known", run, publisher, first, message_ids
+        return "enqueue_known", run, publisher, first, message_ids, _decode_names(flags, names, count)
 
     def _take(self, count: int) -> bytes:
         end = self._offset + count
@@ -468,7 +500,7 @@ class _Decoder:
             return "prepare", *_prepare_decoder.decode(self._blob())
         if verb == _V_RESOLVE:
             return "resolve", *_resolve_decoder.decode(self._blob())
-        if verb not in (_V_PURGE, _V_DEAD_LETTERED, _V_NODE_DOWN, _V_VERSION, _V_LOSE, _V_SEAL):
+        if verb not in (_V_PURGE, _V_DEAD_LETTERED, _V_NODE_DOWN, _V_VERSION, _V_LOSE, _V_SEAL, _V_STATUS):
             raise CodecError(f"no command has the number {verb}")
         _, first, second = _NUMBERS.unpack_from(self._data, self._offset)
         self._offset += _NUMBERS.size
@@ -484,6 +516,8 @@ class _Decoder:
                     f"from here on the queue has version {first}, this mqd knows {versions.NEWEST}"
                 )
             return "version", first
+        if verb == _V_STATUS:
+            return "status", first, self._take(second)
         if verb == _V_DEAD_LETTERED:
             return "dead_lettered", first, second
         if verb == _V_LOSE:

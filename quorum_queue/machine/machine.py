@@ -11,6 +11,8 @@ Commands are tuples whose first field names them:
                                                       once
     ("enqueue_once", run, origin, first, names)       names are bytes or None, one for each message, or a
                                                       Sequence; see dedup
+    ("enqueue_known", run, origin, first, ids)        their message-ids, empty for none; names may follow; see
+                                                      record. Dead letters may have an id, too
     ("attach", Consumer) ("detach", key, requeue) ("pause", key, paused) ("prefetch", key, count)
     ("window", key, Window)                           on a replica: the window's limit, 0 for none
     ("settle", key, low, high)                        done with these deliveries
@@ -46,6 +48,26 @@ from quorum_queue.machine.effects import GONE, Effects, Reason
 from quorum_queue.machine.letters import Letter, Letters
 from quorum_queue.machine.parts import FULL, INCOMPLETE, LATE, READY, Part, Parts, TransactionId
 from quorum_queue.machine.ready import Level, Ready
+from quorum_queue.machine.record.record import MessageRecord
+from quorum_queue.machine.record.states import (
+    ABORTED,
+    ACKNOWLEDGED,
+    DEAD_LETTERED,
+    DELIVERED,
+    DROPPED,
+    DUPLICATE,
+    EXPIRED,
+    LOST,
+    MAX_LENGTH,
+    MAX_LENGTH_BYTES,
+    OF_DEATH,
+    PENDING,
+    PURGED,
+    QUEUED,
+    REFUSED_BYTES,
+    REFUSED_LENGTH,
+    TTL,
+)
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.seal import SEALED, Sealed, outcome
 from quorum_queue.machine.settings import Settings
@@ -53,7 +75,7 @@ from quorum_queue.machine.snapshots.frozen import Frozen
 
 Command = tuple[Any, ...]
 #: Verbs of commands that bring messages: (verb, run, origin, first, …).
-ENQUEUES = ("enqueue", "enqueue_once", "enqueue_letter")
+ENQUEUES = ("enqueue", "enqueue_once", "enqueue_letter", "enqueue_known")
 
 #: Most messages delivered in one batch; the rest waits for the next one, so that the machine notices full
 #: consumers.
@@ -96,8 +118,10 @@ class Machine:
         "next_seq",
         "parts",
         "ready",
+        "record",
         "sealed",
         "settings",
+        "stale_record",
         "unacked_bytes",
         "unacked_count",
         "unlimited",
@@ -118,6 +142,11 @@ class Machine:
         #: Time when a client last used the queue.
         self.last_used_ms = 0
         self.dedup = _dedup(settings)
+        #: What became of messages, if the queue keeps a record.
+        self.record: MessageRecord | None = None
+        self._configure_record(0)
+        #: Positions in a journal of a record that the queue does not keep any more. Not part of the state.
+        self.stale_record = range(0)
         #: Dead letters that came from other queues.
         self.letters = Letters()
         #: True if the queue will be deleted: it takes nothing any more.
@@ -149,6 +178,8 @@ class Machine:
 
     def run(self, meta: Meta, commands: Iterable[Command], effects: Effects) -> None:
         """Apply a part of a batch; `finish` ends the batch."""
+        if self.record is not None:
+            self.record.now_ms = meta.now_ms
         for command in commands:
             _APPLY[command[0]](self, meta, command, effects)
 
@@ -224,6 +255,8 @@ class Machine:
                     self._remember(dedup, ids[start], persistent, meta, effects)
             else:
                 effects.duplicates += 1
+                if self.record is not None:
+                    self.record.noted(part.seqs, DUPLICATE, 0)
                 # Confirm it like a persistent message: the first one may be persistent.
                 effects.confirmed.append((origin, first + start, first + start, True))
             start = stop
@@ -239,6 +272,8 @@ class Machine:
         if taken:
             effects.duplicates += taken
             effects.confirmed.append((origin, first, first + taken - 1, True))
+            if self.record is not None:
+                self.record.noted(run.seqs[:taken], DUPLICATE, 0)
             if taken == count:
                 return
             run.take(taken)
@@ -254,14 +289,31 @@ class Machine:
                 effects.names.append((name, True))
             dedup.take(name, meta.now_ms, effects.names)
 
+    def _enqueue_known(self, meta: Meta, command: Command, effects: Effects) -> None:
+        """Take messages whose ids the record wants."""
+        run, origin, first, ids = command[1], command[2], command[3], command[4]
+        record = self.record
+        if record is not None:
+            record.begin(ids, run.seqs.start)
+        if len(command) > 5:
+            self._enqueue_once(meta, ("enqueue_once", run, origin, first, command[5]), effects)
+        else:
+            self._enqueue(meta, ("enqueue", run, origin, first), effects)
+        if record is not None:
+            record.end()
+
     def _enqueue_letter(self, meta: Meta, command: Command, effects: Effects) -> None:
         """Take a dead letter unless it is a duplicate; confirm it in either case."""
-        _, run, origin, first, letter = command
+        run, origin, first, letter = command[1], command[2], command[3], command[4]
+        # A letter may come with its id.
+        plain: Command = ("enqueue", run, origin, first)
+        if len(command) > 5:
+            plain = ("enqueue_known", run, origin, first, command[5])
         if self.version < versions.LETTERS or self.sealed:
-            self._enqueue(meta, ("enqueue", run, origin, first), effects)
+            _APPLY[plain[0]](self, meta, plain, effects)
         elif self.letters.is_new(letter):
             next_seq = self.next_seq
-            self._enqueue(meta, ("enqueue", run, origin, first), effects)
+            _APPLY[plain[0]](self, meta, plain, effects)
             if self.next_seq > next_seq:
                 # A letter that a full queue refuses is sent again, and must be new then.
                 self.letters.take(letter)
@@ -271,6 +323,7 @@ class Machine:
 
     def _raise_version(self, meta: Meta, command: Command, effects: Effects) -> None:
         self.version = max(self.version, command[1])
+        self._configure_record(meta.now_ms)
 
     def _accept(self, meta: Meta, run: Run, effects: Effects) -> None:
         """Take the messages, and put them at the end."""
@@ -284,6 +337,8 @@ class Machine:
         self.next_seq = first + count
         if effects.places is not None:
             effects.places.append((first, count, run.seqs.start))
+        if self.record is not None:
+            self.record.taken(first, count, run.seqs.start)
         run.seqs = range(first, first + count)
         ttl = self.settings.message_ttl_ms
         own = run.attributes.ttl_ms
@@ -311,7 +366,9 @@ class Machine:
             return
         while ready.count:
             over = 0 if settings.max_length is None else ready.count - settings.max_length
+            limit = MAX_LENGTH
             if over <= 0:
+                limit = MAX_LENGTH_BYTES
                 if settings.max_length_bytes is None or ready.bytes <= settings.max_length_bytes:
                     return
                 head = ready.head()
@@ -325,7 +382,7 @@ class Machine:
             count = len(dropped.seqs)
             effects.expires_left -= max(count - new, 0)
             new = max(new - count, 0)
-            self._discard(dropped, "maxlen", effects)
+            self._discard(dropped, "maxlen", effects, limit)
 
     def _enqueue_or_refuse(self, meta: Meta, run: Run, origin: Any, first: int, effects: Effects) -> None:
         """Take the messages that fit, one by one near the limit, and refuse the others."""
@@ -338,6 +395,7 @@ class Machine:
             room = refused = len(rest.seqs)
             if settings.max_length is not None:
                 room = min(room, settings.max_length - ready.count - self.parts.count + self._awaited())
+            reason = REFUSED_LENGTH if room <= 0 else REFUSED_BYTES
             if limit is not None and room > 0:
                 if sizes is None:
                     room = min(room, 1 if ready.bytes + self.parts.message_bytes < limit else 0)
@@ -362,6 +420,9 @@ class Machine:
                 effects.confirmed.append((origin, first, first + count - 1, part.attributes.persistent))
                 self._assign(meta, effects)
             else:
+                if self.record is not None:
+                    lettered = settings.overflow == "reject-publish-dlx" and settings.dead_letter
+                    self.record.noted(part.seqs, DEAD_LETTERED if lettered else DROPPED, reason)
                 if settings.overflow == "reject-publish-dlx":
                     start = part.seqs.start
                     part.seqs = range(-start, -start - count, -1)
@@ -470,6 +531,8 @@ class Machine:
         if self.frozen.active:
             self.frozen.keep_consumer(consumer)
         consumer.next_id = first_id + count
+        if self.record is not None:
+            self.record.changed(run.seqs, ACKNOWLEDGED if consumer.no_ack else DELIVERED, 0, consumer.key)
         if consumer.no_ack:
             effects.deliveries.append((consumer, _as_delivered(run), first_id))
             effects.settled.append(run)
@@ -561,6 +624,9 @@ class Machine:
     def _settle(self, meta: Meta, command: Command, effects: Effects) -> None:
         runs = self._take(command)
         effects.settled += runs
+        if self.record is not None:
+            for run in runs:
+                self.record.changed(run.seqs, ACKNOWLEDGED)
         if effects.wants_acked:
             effects.acked += runs
 
@@ -580,6 +646,8 @@ class Machine:
                     self._discard(run, "delivery_limit", effects)
                     continue
                 effects.returned.append(_as_delivered(run))
+            if self.record is not None:
+                self.record.changed(run.seqs, QUEUED)
             kept.append(run)
         if kept:
             self.ready.put_back(kept)
@@ -590,8 +658,12 @@ class Machine:
         for run in self._take(command):
             self._discard(run, "rejected", effects)
 
-    def _discard(self, run: Run, reason: Reason, effects: Effects) -> None:
-        """Discard messages without an ack."""
+    def _discard(self, run: Run, reason: Reason, effects: Effects, limit: int = 0) -> None:
+        """Discard messages without an ack. `limit`: the one that they exceeded, as the record has it."""
+        if self.record is not None:
+            why = limit or OF_DEATH[reason]
+            state = DEAD_LETTERED if self.settings.dead_letter else EXPIRED if why == TTL else DROPPED
+            self.record.changed(run.seqs, state, why)
         if not self.settings.dead_letter:
             effects.settled.append(run)
             return
@@ -636,6 +708,12 @@ class Machine:
         for seq in [seq for seq in self.dead_lettering if low <= seq <= high]:
             lost.append(self.dead_lettering.pop(seq)[0])
         effects.settled += lost
+        self._dropped(lost, LOST)
+
+    def _dropped(self, runs: list[Run], reason: int) -> None:
+        if self.record is not None:
+            for run in runs:
+                self.record.changed(run.seqs, DROPPED, reason)
 
     # -- parts of transactions -------------------------------------------------------------------------------
 
@@ -657,11 +735,20 @@ class Machine:
             self.unacked_count += count
             part.late = part.late or count != inner[3] - inner[2] + 1
             return
-        run = inner[1]
+        run, record, found = inner[1], self.record, None
+        if verb == "enqueue_once":
+            found = inner[4]
+        elif verb == "enqueue_known":
+            found = inner[5] if len(inner) > 5 else None
+            if record is not None:
+                record.begin(inner[4], run.seqs.start)
         names: list[bytes | None] | None = None
-        if verb == "enqueue_once" and self.dedup is not None:
-            names = list(inner[4].each()) if isinstance(inner[4], Sequence) else inner[4]
+        if found is not None and self.dedup is not None:
+            names = list(found.each()) if isinstance(found, Sequence) else found
         self._number(meta, run, effects)
+        if record is not None:
+            record.changed(run.seqs, PENDING)
+            record.end()
         self.parts.add_messages(part, run, names)
 
     def _prepare(self, meta: Meta, command: Command, effects: Effects) -> None:
@@ -712,7 +799,10 @@ class Machine:
     def _take_effect(self, meta: Meta, part: Part, effects: Effects) -> None:
         """Let the messages of a part into the queue, then do what it does with deliveries."""
         self._let_out(part, effects)
+        record = self.record
         for run, names in part.enqueued:
+            if record is not None:
+                record.changed(run.seqs, QUEUED)
             if names is None:
                 self.ready.insert(run, self.held_from)
             else:
@@ -720,6 +810,9 @@ class Machine:
         for verb, runs in part.settled:
             if verb == "settle":
                 effects.settled += runs
+                if record is not None:
+                    for run in runs:
+                        record.changed(run.seqs, ACKNOWLEDGED)
                 if effects.wants_acked:
                     effects.acked += runs
             elif verb == "return":
@@ -743,6 +836,8 @@ class Machine:
             else:
                 effects.duplicates += 1
                 effects.settled.append(single)
+                if self.record is not None:
+                    self.record.changed(single.seqs, DUPLICATE)
 
     def _undo(self, transaction: TransactionId, effects: Effects) -> None:
         """Forget a part: its messages never were in the queue, and the deliveries that it acks go back."""
@@ -751,6 +846,9 @@ class Machine:
             return
         self._let_out(part, effects)
         effects.settled += [pended.run for pended in part.enqueued]
+        if self.record is not None:
+            for run, _ in part.enqueued:
+                self.record.changed(run.seqs, ABORTED)
         for _, runs in part.settled:
             self._give_back(runs, effects)
 
@@ -847,7 +945,9 @@ class Machine:
         self._use(meta, effects)
         if len(command) > 1:
             effects.purged.append((command[1], self.ready.count))
-        effects.settled += self.ready.clear()
+        cleared = self.ready.clear()
+        self._dropped(cleared, PURGED)
+        effects.settled += cleared
 
     def _configure(self, meta: Meta, command: Command, effects: Effects) -> None:
         # Keep the declared values of settings on which the state depends.
@@ -860,6 +960,7 @@ class Machine:
             self.dedup = _dedup(self.settings)
         else:
             self.dedup.configure(self.settings)
+        self._configure_record(meta.now_ms)
         if self.dead_lettering and not self.settings.dead_letter and self.version >= versions.UNHELD:
             # They have no target any more.
             effects.settled += [run for run, _ in self.dead_lettering.values()]
@@ -867,6 +968,16 @@ class Machine:
         if self.settings.overflow == "drop-head":
             self._drop_over_limit(effects)
         effects.configured = True
+
+    def _configure_record(self, now_ms: int) -> None:
+        """Begin or end the record, or give it its limits, as the settings say."""
+        if not self.settings.records or self.version < versions.RECORD:
+            self.record = None
+        elif self.record is None:
+            # A queue that has taken nothing yet knows all.
+            self.record = MessageRecord(self.settings, now_ms, now_ms if self.next_seq > 1 else 0)
+        else:
+            self.record.configure(self.settings)
 
     def _seal(self, meta: Meta, command: Command, effects: Effects) -> None:
         _, token, condition = command
@@ -885,6 +996,8 @@ class Machine:
 
     def _tick(self, meta: Meta, command: Command, effects: Effects) -> None:
         """Time has passed; `apply` expires due messages."""
+        if self.record is not None:
+            self.record.forget()
 
 
 def _counted_sizes(run: Run) -> list[int]:
@@ -959,6 +1072,7 @@ _APPLY: dict[str, Callable[[Machine, Meta, Command, Effects], None]] = {
     "enqueue": Machine._enqueue,
     "enqueue_once": Machine._enqueue_once,
     "enqueue_letter": Machine._enqueue_letter,
+    "enqueue_known": Machine._enqueue_known,
     "attach": Machine._attach,
     "detach": Machine._detach,
     "pause": Machine._pause,

@@ -32,6 +32,21 @@ class Settings:
     #: How many producers with a sequence are remembered at most.
     deduplication_producers: int = 100_000
 
+    #: How long the record of messages remembers one; None: the queue keeps no record (see machine.record).
+    message_status_window_ms: int | None = None
+    #: How many messages the record has at most.
+    message_status_count: int = 100_000
+    #: True if what becomes of messages is published as events.
+    message_status_events: bool = False
+    #: For the record: exchange and routing key of dead letters. None: the queue has none, or no record; no
+    #: key: their own.
+    dead_letter_to: str | None = None
+    dead_letter_key: str = ""
+
+    @property
+    def records(self) -> bool:
+        return self.message_status_window_ms is not None
+
     @property
     def deduplicates(self) -> bool:
         return self.deduplication_window_ms is not None

@@ -29,7 +29,8 @@ node only begins with the newest.
         messages above its limit in bytes refuses the one that does not fit into it; entries may have more
         than 64 MiB; limits of queues, exchanges and bindings hold when the topology applies a declaration;
         streams keep the offsets of their names, and refuse more names, until an operator deletes some; queues
-        keep parts of transactions that are not decided, and the topology has the decisions
+        keep parts of transactions that are not decided, and the topology has the decisions; queues record
+        what became of messages
 
 A node that meets a newer version than its own in an entry or a snapshot can't know what the others do: the
 queue stops there, with a line that says so.
@@ -87,6 +88,9 @@ COLUMNS = 7
 #: A batch drops so many messages at most, beyond those that it brings.
 DROPS = 7
 
+#: Queues keep a record of messages, entries carry their ids, and nodes ask each other for them.
+RECORD = 7
+
 #: Streams refuse more names than they may keep, and forget a name only when told to.
 NAMES_REFUSED = 7
 
@@ -126,6 +130,7 @@ __all__ = [
     "NAMES_REFUSED",
     "NEWEST",
     "PARAMETERS",
+    "RECORD",
     "REMOVED",
     "RETURNED",
     "ROOM",

@@ -31,6 +31,24 @@ class Message:
 
 
 @dataclass
+class Row:
+    """What became of a message."""
+
+    seq: int
+    message_id: bytes
+    queued: int
+    state: str = "queued"
+    reason: str = ""
+    changed: int = 0
+    deliveries: int = 0
+    consumer: Key | None = None
+
+
+#: Words of the record for reasons of dead letters.
+REASONS = {"delivery_limit": "delivery-limit"}
+
+
+@dataclass
 class Holder:
     """A consumer, or the rest of one: it may still hold messages."""
 
@@ -79,28 +97,60 @@ class ListModel:
         self.window_limit = self.window_used = 0
         self.dead_lettering: dict[int, Message] = {}
         self.outcome = Outcome()
+        #: By position; and (id, state, reason, time) of messages that were refused.
+        self.rows: dict[int, Row] = {}
+        self.refused: list[tuple[bytes, str, str, int]] = []
+
+    def became(self, message: Message, state: str, reason: str = "", consumer: Key | None = None) -> None:
+        row = self.rows[message.seq]
+        row.state, row.reason, row.changed = state, reason, self.now
+        if consumer is not None:
+            row.consumer, row.deliveries = consumer, row.deliveries + 1
 
     # -- publishing
 
-    def enqueue(self, numbers: range, contents: list[bytes], head: bytes, attributes: Attributes) -> None:
+    def enqueue(
+        self,
+        numbers: range,
+        contents: list[bytes],
+        head: bytes,
+        attributes: Attributes,
+        ids: list[bytes] | None = None,
+    ) -> None:
+        message_ids = dict(zip(numbers, ids or [b""] * len(numbers), strict=True))
         limited = self.settings.max_length is not None or self.settings.max_length_bytes is not None
         if limited and self.settings.overflow != "drop-head":
             for number, content in zip(numbers, contents, strict=True):
                 if self.is_full(len(content) - attributes.overhead):
                     self.outcome.refused.append(number)
+                    over = (
+                        self.settings.max_length is not None and len(self.ready) >= self.settings.max_length
+                    )
+                    lettered = self.settings.overflow == "reject-publish-dlx" and self.settings.dead_letter
+                    self.refused.append(
+                        (
+                            message_ids[number],
+                            "dead-lettered" if lettered else "dropped",
+                            f"refused: max-length{'' if over else '-bytes'}",
+                            self.now,
+                        )
+                    )
                     if self.settings.overflow == "reject-publish-dlx":
                         self.outcome.dead_letters.append((content, "maxlen"))
                     continue
-                self.accept(number, content, head, attributes)
+                self.accept(number, content, head, attributes, message_ids[number])
                 self.assign()
             return
         for number, content in zip(numbers, contents, strict=True):
-            self.accept(number, content, head, attributes)
+            self.accept(number, content, head, attributes, message_ids[number])
         if limited:
             self.assign()
             self.drop_over_limit()
 
-    def accept(self, number: int, content: bytes, head: bytes, attributes: Attributes) -> None:
+    def accept(
+        self, number: int, content: bytes, head: bytes, attributes: Attributes, message_id: bytes
+    ) -> None:
+        self.rows[self.next_seq] = Row(self.next_seq, message_id, self.now, changed=self.now)
         if self.settings.keeps_all:
             attributes = attributes._replace(persistent=True)
         ttls = [ttl for ttl in (self.settings.message_ttl_ms, attributes.ttl_ms) if ttl is not None]
@@ -130,7 +180,8 @@ class ListModel:
             (length is not None and len(self.ready) > length)
             or (size is not None and self.ready_bytes > size)
         ):
-            self.drop(self.ready[0], "maxlen")
+            over = length is not None and len(self.ready) > length
+            self.drop(self.ready[0], "maxlen", "max-length" if over else "max-length-bytes")
 
     # -- handing out
 
@@ -175,8 +226,10 @@ class ListModel:
     def hand(self, holder: Holder, message: Message) -> None:
         delivery = holder.next_id, message.seq, message.redelivered, message.attempts
         self.outcome.deliveries.setdefault(holder.key, []).append(delivery)
+        self.became(message, "delivered", "", holder.key)
         if holder.no_ack:
             self.outcome.settled.append(message.seq)
+            self.became(message, "acknowledged")
         else:
             holder.held[holder.next_id] = message
             self.window_used += holder.windowed
@@ -205,7 +258,9 @@ class ListModel:
         return messages
 
     def settle(self, key: Key, low: int, high: int) -> None:
-        self.outcome.settled += [message.seq for message in self.take(key, low, high)]
+        for message in self.take(key, low, high):
+            self.outcome.settled.append(message.seq)
+            self.became(message, "acknowledged")
 
     def discard(self, key: Key, low: int, high: int) -> None:
         for message in self.take(key, low, high):
@@ -224,15 +279,20 @@ class ListModel:
                     continue
                 self.outcome.returned.append((message.seq, message.attempts))
             self.ready_again(message)
+            self.became(message, "queued")
             kept += 1
         if kept and self.settings.overflow == "drop-head":
             self.drop_over_limit()
 
-    def drop(self, message: Message, reason: str) -> None:
+    def drop(self, message: Message, reason: str, limit: str = "") -> None:
         self.ready.remove(message)
-        self.gone(message, reason)
+        self.gone(message, reason, limit)
 
-    def gone(self, message: Message, reason: str) -> None:
+    def gone(self, message: Message, reason: str, limit: str = "") -> None:
+        state = "expired" if reason == "expired" else "dropped"
+        if self.settings.dead_letter:
+            state = "dead-lettered"
+        self.became(message, state, limit or REASONS.get(reason, reason))
         if self.settings.dead_letter:
             self.outcome.dead_letters.append((message.content, reason))
             if self.settings.dead_letter_at_least_once:
@@ -249,10 +309,16 @@ class ListModel:
         for message in [message for message in self.ready if low <= message.seq <= high]:
             self.ready.remove(message)
             self.outcome.settled.append(message.seq)
+            self.became(message, "dropped", "body lost on all disks")
         for holder in list(self.holders.values()):
             ids = [delivery for delivery, message in holder.held.items() if low <= message.seq <= high]
+            lost = [holder.held[delivery] for delivery in ids]
             for delivery in ids:
                 self.settle(holder.key, delivery, delivery)
+            for message in lost:
+                self.became(message, "dropped", "body lost on all disks")
+        for message in [self.dead_lettering[seq] for seq in self.dead_lettering if low <= seq <= high]:
+            self.became(message, "dropped", "body lost on all disks")
         self.dead_lettered(low, high)
 
     # -- consumers and settings
@@ -299,4 +365,6 @@ class ListModel:
     def purge(self, token: int) -> None:
         self.outcome.purged.append((token, len(self.ready)))
         self.outcome.settled += [message.seq for message in self.ready]
+        for message in self.ready:
+            self.became(message, "dropped", "purged")
         self.ready.clear()

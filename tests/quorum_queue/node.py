@@ -196,6 +196,8 @@ class HostedQueue:
     def __init__(self) -> None:
         self.left: list[int] = []
         self.errors: list[Exception] = []
+        #: Changes of messages, if its settings ask for events.
+        self.told: list[tuple[int, int, int, bytes]] = []
         #: How often the host has asked for its deletion.
         self.seals = 0
 
@@ -203,6 +205,9 @@ class HostedQueue:
 
     def sealed(self) -> None:
         self.seals += 1
+
+    def messages_changed(self, told: list[tuple[int, int, int, bytes]]) -> None:
+        self.told += told
 
     def consumer_gone(self, left: int) -> None:
         self.left.append(left)

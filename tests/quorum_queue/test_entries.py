@@ -16,7 +16,8 @@ from quorum_queue.machine.codec import CodecError
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.dedup import SEQUENCE_MAX, Sequence, id_of, sequence_of
 from quorum_queue.machine.entries import MEMO_MAX, decode_entry, encode_batch, encode_entry
-from quorum_queue.machine.machine import Command
+from quorum_queue.machine.letters import Letter
+from quorum_queue.machine.machine import ENQUEUES, Command
 from quorum_queue.machine.replicated import QueueReplica
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
@@ -48,6 +49,14 @@ def enqueues(draw: st.DrawFn) -> Command:
     origin = draw(st.none() | st.integers(0, (1 << 64) - 2))
     if draw(st.booleans()):
         return "enqueue", run, origin, draw(U64)
+    if draw(st.booleans()):
+        ids = [draw(st.binary(max_size=255)) for _ in contents]
+        if draw(st.booleans()):
+            return "enqueue_known", run, origin, draw(U64), ids
+        if draw(st.booleans()):
+            return "enqueue_known", run, origin, draw(U64), ids, [draw(names) for _ in contents]
+        letter = Letter(draw(U64), draw(U64), draw(U64))
+        return "enqueue_letter", run, origin, draw(U64), letter, ids
     if draw(st.booleans()):
         first = draw(st.integers(-SEQUENCE_MAX, SEQUENCE_MAX - len(contents)))
         named = Sequence.from_first(sequence_of(draw(st.binary(max_size=200)), first), len(contents))
@@ -106,7 +115,7 @@ def plain(command: Command, owner: tuple[str, int] | None, ordinal: int) -> tupl
         limits = consumer.own_prefetch, consumer.window_limit, consumer.prefetch, consumer.next_id
         flags = consumer.no_ack, consumer.exclusive, consumer.paused, consumer.priority
         return verb, keyed(consumer.key), limits, flags
-    if verb in ("enqueue", "enqueue_once"):
+    if verb in ENQUEUES:
         run: Run = command[1]
         sizes = list(run.sizes) if run.sizes is not None else list(map(len, run.contents or ()))
         heads = [run.head_of(index) for index in range(len(run.seqs))]

@@ -6,15 +6,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.machine import Command, Machine, Meta
+from quorum_queue.machine.record import blocks
+from quorum_queue.machine.record.record import COPIES_MAX, MessageRecord
+from quorum_queue.machine.record.states import REASONS, STATES
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
-from tests.quorum_queue.list_model import Holder, Key, ListModel, Message, Outcome
+from tests.quorum_queue.list_model import Holder, Key, ListModel, Message, Outcome, Row
 
 PRIORITY_MAX = 3
 CONSUMERS = [("n1", 1, "c1"), ("n1", 2, "c2"), ("n2", 1, "c3"), ("n2", 1, "c4")]
@@ -35,6 +39,9 @@ queue_settings = st.builds(
     single_active_consumer=st.booleans(),
     keeps_all=st.booleans(),
     delivery_limit=st.none() | st.integers(0, 2),
+    message_status_window_ms=st.sampled_from([None, 5, 1_000]),
+    message_status_count=st.sampled_from([1, 7, 1_000]),
+    dead_letter_to=st.just("dead"),
 )
 attributes = st.builds(
     Attributes,
@@ -86,6 +93,12 @@ def plain_of(message: Message) -> Plain:
     return (message.seq, message.content, message.head, attributes, *flags)
 
 
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a record has several."""
+    monkeypatch.setattr(blocks, "BLOCK_ROWS", 16)
+
+
 class MachineComparison(RuleBasedStateMachine):
     """Commands gather in `pending`; both sides then get a batch of them at once."""
 
@@ -99,18 +112,28 @@ class MachineComparison(RuleBasedStateMachine):
         self.next_getter_id = 0
         self.published: dict[int, bytes] = {}
         self.settled: set[int] = set()
+        self.ids: set[bytes] = set()
 
     # -- publishing
 
     @rule(count=st.integers(1, 9), size=st.integers(0, 6), head=st.sampled_from([b"a", b"bb"]), drawn=attributes,
-          now=st.booleans())  # fmt: skip
-    def enqueue(self, count: int, size: int, head: bytes, drawn: Attributes, now: bool) -> None:
+          now=st.booleans(), ids=st.sampled_from(["none", "some", "own", "few"]))  # fmt: skip
+    def enqueue(self, count: int, size: int, head: bytes, drawn: Attributes, now: bool, ids: str) -> None:
         numbers = range(self.next_number, self.next_number + count)
         self.next_number += count
         contents = [b"%d" % number + b"." * size for number in numbers]
         run = Run(range(count), list(contents), head, drawn)
-        command = "enqueue", run, "origin", numbers.start
-        self.submit(command, lambda: self.model.enqueue(numbers, contents, head, drawn), now)
+        names = {
+            "none": [b""] * count,
+            "some": [b"m%d" % number if number % 3 else b"" for number in numbers],
+            "own": [b"m%d" % number for number in numbers],
+            "few": [b"few%d" % (number % 4) for number in numbers],
+        }[ids]
+        self.ids.update(names)
+        command: Command = ("enqueue", run, "origin", numbers.start)
+        if ids != "none":
+            command = ("enqueue_known", run, "origin", numbers.start, names)
+        self.submit(command, lambda: self.model.enqueue(numbers, contents, head, drawn, names), now)
 
     # -- consumers
 
@@ -325,6 +348,50 @@ class MachineComparison(RuleBasedStateMachine):
             [message[0] for message in ready] + held + list(machine.dead_lettering) + list(self.settled)
         )
         assert sorted(everywhere) == list(range(1, machine.next_seq))
+        if machine.record is not None:
+            recent = [row.message_id for row in list(model.rows.values())[-6:]]
+            self.compare_record(machine.record, set(recent))
+
+    def teardown(self) -> None:
+        if hasattr(self, "machine") and self.machine.record is not None:
+            self.flush()
+            self.compare_record(self.machine.record, self.ids)
+
+    def compare_record(self, record: MessageRecord, ids: set[bytes]) -> None:
+        """These ids have the rows that the model remembers, and no others."""
+        model, declared = self.model, self.model.settings
+        assert declared.message_status_window_ms is not None
+        oldest = model.now - declared.message_status_window_ms
+        with_id = [row for row in model.rows.values() if row.message_id]
+        kept = [row for row in with_id[-declared.message_status_count :] if row.queued > oldest]
+        assert record.count <= declared.message_status_count
+        forgotten = [row.queued for row in with_id[: len(with_id) - len(kept)]]
+        rows: dict[bytes, list[Row]] = {}
+        for row in kept:
+            rows.setdefault(row.message_id, []).append(row)
+        for message_id in sorted(ids - {b""}):
+            found = record.find(message_id, model.now)
+            told = [
+                Row(copy.position, message_id, copy.queued_ms, STATES[copy.state], REASONS[copy.reason],
+                    copy.changed_ms, copy.deliveries, copy.consumer)
+                for copy in found.copies
+            ]  # fmt: skip
+            expected = [
+                replace(row, consumer=None) if row.state == "dead-lettered" else row
+                for row in rows.get(message_id, [])
+            ]
+            assert told == expected[-len(told) if len(expected) > COPIES_MAX else 0 :]
+            assert all(
+                copy.letter_to == (("dead", "") if STATES[copy.state] == "dead-lettered" else None)
+                for copy in found.copies
+            )
+            assert not forgotten or found.since_ms >= max(forgotten)
+            refused = [each for each in model.refused if each[0] == message_id]
+            note = found.note
+            if note is not None:
+                assert (message_id, STATES[note.state], REASONS[note.reason], note.last_ms) == refused[-1]
+            elif declared.message_status_count == 1_000 and refused:
+                assert refused[-1][3] <= oldest
 
 
 TestMachine = MachineComparison.TestCase

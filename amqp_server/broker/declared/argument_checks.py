@@ -21,6 +21,8 @@ TIME_MS_MAX: Final = 315_360_000_000
 PRIORITY_MAX: Final = 255
 #: Maximum number of ids that one queue can remember: about 250 MB.
 DEDUPLICATION_COUNT_MAX: Final = 1_000_000
+#: Maximum number of messages in the record of one queue: about 70 MB, and their ids.
+MESSAGE_STATUS_COUNT_MAX: Final = 1_000_000
 EXCHANGE_CHARACTERS_MAX: Final = 255
 #: RabbitMQ's largest segment of a stream, and its bounds of a filter's size.
 SEGMENT_BYTES_MAX: Final = 3_000_000_000
@@ -76,6 +78,13 @@ def priority(value: object, type: str) -> int:
 def deduplication_count(value: object, type: str) -> int:
     number = positive(value, type)
     if number > DEDUPLICATION_COUNT_MAX:
+        raise Invalid(f"{{value_too_large,{number}}}")
+    return number
+
+
+def message_status_count(value: object, type: str) -> int:
+    number = positive(value, type)
+    if number > MESSAGE_STATUS_COUNT_MAX:
         raise Invalid(f"{{value_too_large,{number}}}")
     return number
 

@@ -49,6 +49,11 @@ class QueueArguments:
     deduplication: bool | None = None
     deduplication_window_ms: int | None = None
     deduplication_count: int | None = None
+    # None if it was not given; a window, a count or events mean yes.
+    message_status: bool | None = None
+    message_status_window_ms: int | None = None
+    message_status_count: int | None = None
+    message_status_events: bool | None = None
     # Accepted; has no effect here.
     queue_mode: Literal["default", "lazy"] | None = None
     queue_version: int | None = None

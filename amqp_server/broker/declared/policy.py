@@ -42,6 +42,8 @@ PRIORITY_MAX = (1 << 31) - 1
 
 Definition = Mapping[str, Any]
 NOTHING: Definition = {}
+#: Keys that mean that a queue records messages, unless message-status says otherwise.
+_RECORD_KEYS = frozenset({"message-status-window-ms", "message-status-count", "message-status-events"})
 
 
 class InvalidPolicy(ParameterRefused):
@@ -229,5 +231,9 @@ def _joined(declared: QueueArguments, definition: tuple[tuple[str, Any], ...]) -
         # As for a declare: a window or a count means yes.
         changes.setdefault(
             "deduplication", True if declared.deduplication is None else declared.deduplication
+        )
+    if told.keys() & _RECORD_KEYS and "message-status" not in told:
+        changes.setdefault(
+            "message_status", True if declared.message_status is None else declared.message_status
         )
     return replace(declared, **changes)

@@ -33,6 +33,13 @@ class QueueType:
     def counts_deliveries(self) -> bool:
         return self.delivery_limit is not None
 
+    @property
+    def keeps_record(self) -> bool:
+        """True if queues of this type can record what becomes of messages. In a stream a message stays, and
+        its offset says all.
+        """
+        return not self.is_stream and not self.is_group
+
 
 CLASSIC = QueueType(
     name="classic",

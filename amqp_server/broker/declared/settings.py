@@ -11,17 +11,28 @@ from quorum_queue.machine.settings import Settings
 #: Defaults for how long a queue remembers ids of messages, and how many.
 DEDUPLICATION_WINDOW_MS = 600_000
 DEDUPLICATION_COUNT = 100_000
+#: Defaults for how long a queue's record has a message, and how many it has.
+MESSAGE_STATUS_WINDOW_MS = 3_600_000
+MESSAGE_STATUS_COUNT = 100_000
 
 
 @lru_cache(maxsize=SHARED_MAX)
-def effective_settings(parsed: QueueArguments, producers: int = DEDUPLICATION_PRODUCERS) -> Settings:
+def effective_settings(
+    parsed: QueueArguments,
+    producers: int = DEDUPLICATION_PRODUCERS,
+    record_window_ms: int = 0,
+    record_count: int = MESSAGE_STATUS_COUNT,
+) -> Settings:
     """Return the machine's settings, with the number of producers that the queue's record has. `parsed` are
-    the declared arguments, or those joined with the queue's policies (see policy.joined).
+    the declared arguments, or those joined with the queue's policies (see policy.joined). `record_window_ms`
+    and `record_count`: of the record of messages, for queues that say nothing of it; 0 for none.
 
     A new host gets these settings. A group's machine takes its settings from snapshot and log: if those
     differ, as after a change of version, the leader submits `configure`.
     """
     dead_letter = parsed.dead_letter_exchange is not None
+    window_ms = _record_window_ms(parsed, record_window_ms)
+    records = window_ms is not None
     return Settings(
         message_ttl_ms=parsed.message_ttl_ms,
         expires_ms=parsed.expires_ms,
@@ -39,6 +50,13 @@ def effective_settings(parsed: QueueArguments, producers: int = DEDUPLICATION_PR
         deduplication_window_ms=_deduplication_window_ms(parsed),
         deduplication_count=parsed.deduplication_count or DEDUPLICATION_COUNT,
         deduplication_producers=producers,
+        message_status_window_ms=window_ms,
+        message_status_count=(parsed.message_status_count or record_count)
+        if records
+        else MESSAGE_STATUS_COUNT,
+        message_status_events=records and parsed.message_status_events is True,
+        dead_letter_to=parsed.dead_letter_exchange if records else None,
+        dead_letter_key=(parsed.dead_letter_routing_key or "") if records else "",
     )
 
 
@@ -58,3 +76,16 @@ def _deduplication_window_ms(parsed: QueueArguments) -> int | None:
     if asked is None:
         asked = parsed.deduplication_window_ms is not None or parsed.deduplication_count is not None
     return (parsed.deduplication_window_ms or DEDUPLICATION_WINDOW_MS) if asked else None
+
+
+def _record_window_ms(parsed: QueueArguments, default_ms: int) -> int | None:
+    """Return how long the queue's record has a message; None if it keeps none."""
+    if not parsed.type.keeps_record:
+        return None
+    asked = parsed.message_status
+    if asked is None:
+        own = (parsed.message_status_window_ms, parsed.message_status_count, parsed.message_status_events)
+        if own.count(None) == len(own):
+            return default_ms or None
+        asked = any(own)
+    return (parsed.message_status_window_ms or default_ms or MESSAGE_STATUS_WINDOW_MS) if asked else None

@@ -169,7 +169,12 @@ def settings_of(broker: Broker, record: QueueRecord) -> Settings:
     """Return the settings of a stored queue's machine."""
     parsed = parsed_of(record)
     policies = broker.runtime.policies.of_queue(record.vhost, record.name, parsed.type)
-    return effective_settings(joined(parsed, policies.definition), record.deduplication_producers)
+    return effective_settings(
+        joined(parsed, policies.definition),
+        record.deduplication_producers,
+        broker.config.message_status_window_ms,
+        broker.config.message_status_count,
+    )
 
 
 def parsed_of(record: QueueRecord) -> QueueArguments:

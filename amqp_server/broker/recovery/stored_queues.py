@@ -13,6 +13,7 @@ from quorum_queue.machine import codec
 from quorum_queue.machine.machine import Machine
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.settings import Settings
+from quorum_queue.message_status import journal as status_journal
 from quorum_queue.ports import Marks
 
 logger = logging.getLogger("mqd.recovery")
@@ -75,9 +76,13 @@ def fill(
     machine = Machine(settings)
     marks = [delivered.get(slot) for slot in slots]
     returned: list[Run] = []
+    statuses = status_journal.Stored()
     least = 1 if machine.settings.delivery_limit is not None or machine.settings.keeps_all else 0
     parts: list[RecoveredRecord] = []
     for entry in recovered.records:
+        if entry.first_seq >= status_journal.FIRST_POSITION:
+            _restore_status(machine, statuses, record, entry)
+            continue
         if entry.first_seq >= deduplication_journal.FIRST_POSITION:
             _restore_names(machine, record, entry)
             continue
@@ -117,6 +122,10 @@ def fill(
         machine.ready.put_back(returned)
     for entry in parts:
         _restore_part(machine, record, entry)
+    if machine.record is not None:
+        machine.record.stored = statuses
+    else:
+        machine.stale_record = range(statuses.first, statuses.next)
     return machine
 
 
@@ -133,6 +142,24 @@ def _restore_part(machine: Machine, record: QueueRecord, entry: RecoveredRecord)
         parts_journal.restore(machine, entry.first_seq, entry.head)
     except codec.CodecError as error:
         logger.error("queue '%s' lost a part of a transaction: %s", record.name, error)
+
+
+def _restore_status(
+    machine: Machine, statuses: status_journal.Stored, record: QueueRecord, entry: RecoveredRecord
+) -> None:
+    """Restore a part of the record of messages. Reads the whole of it to verify it."""
+    if any(entry.first_seq in gone for gone in entry.settled):
+        return
+    if machine.record is None:
+        statuses.next = entry.first_seq + 1
+        return
+    try:
+        if entry.corrupt:
+            raise codec.CodecError("its checksum is wrong")
+        statuses.put(machine.record, entry.first_seq, entry.head)
+    except codec.CodecError as error:
+        statuses.next = max(statuses.next, entry.first_seq + 1)
+        logger.error("queue '%s' lost a part of its record of messages: %s", record.name, error)
 
 
 def _restore_names(machine: Machine, record: QueueRecord, entry: RecoveredRecord) -> None:

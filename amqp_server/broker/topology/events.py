@@ -1,5 +1,7 @@
 """Events for the exchange amq.rabbitmq.event, as RabbitMQ's rabbitmq_event_exchange publishes them.
 
+What becomes of messages goes to amq.mqd.event, for queues that ask (x-message-status-events).
+
 Each event is a message without a body: the routing key is its name, and headers have the details. The node
 that has proposed a change of the topology publishes its event when it applies the change, so an event is
 published once in a cluster, with the name of the user. Events of a connection are published by its node. No
@@ -27,6 +29,8 @@ from quorum_queue.ports import Host
 logger = logging.getLogger("mqd.events")
 
 EVENT: Final = "amq.rabbitmq.event"
+#: The exchange for what becomes of messages: there may be very many.
+MESSAGE_EVENT: Final = "amq.mqd.event"
 #: RabbitMQ's name for the broker itself.
 INTERNAL: Final = "rmq-internal"
 #: The user on whose behalf the current change is proposed.
@@ -76,7 +80,7 @@ class Events:
         #: The user whose change is being applied; None: another node has proposed it, and publishes the
         #: event.
         self.user: str | None = None
-        self._waiting: deque[tuple[str, Mapping[str, object], int]] = deque()
+        self._waiting: deque[tuple[str, str, Mapping[str, object], int]] = deque()
         #: The walk that finds the route of the first waiting one.
         self._walk: Walk | None = None
         #: The last published alarms.
@@ -87,8 +91,12 @@ class Events:
     @property
     def wanted(self) -> bool:
         """True if anything is bound to the exchange."""
+        return self.wants(EVENT)
+
+    def wants(self, exchange: str) -> bool:
+        """Return whether anything is bound to this exchange."""
         vhost = self._vhosts.get(self.vhost)
-        return vhost is not None and vhost.router.in_use(EVENT)
+        return vhost is not None and vhost.router.in_use(exchange)
 
     def changed(self, key: str, headers: Mapping[str, object]) -> None:
         """Publish an event for a change of the topology that is being
@@ -97,12 +105,12 @@ class Events:
         if self.user is not None and self.wanted:
             self.tell(key, {**headers, "user_who_performed_action": self.user})
 
-    def tell(self, key: str, headers: Mapping[str, object]) -> None:
+    def tell(self, key: str, headers: Mapping[str, object], exchange: str = EVENT) -> None:
         """Publish an event at the end of the turn, when the change is done."""
         if len(self._waiting) >= self._waiting_max:
             self._left_out += 1
             return
-        self._waiting.append((key, headers, self._clock.wall_ms()))
+        self._waiting.append((exchange, key, headers, self._clock.wall_ms()))
         self._turn.gather(self)
 
     def alarms_changed(self) -> None:
@@ -139,24 +147,25 @@ class Events:
             left_out, self._left_out = self._left_out, 0
             logger.warning("%d events were dropped: more than event_waiting_max were waiting", left_out)
 
-    def _publish_some(self, key: str, headers: Mapping[str, object], now_ms: int) -> bool:
+    def _publish_some(self, exchange: str, key: str, headers: Mapping[str, object], now_ms: int) -> bool:
         """Publish an event; False if its route is still looked for."""
         vhost = self._vhosts.get(self.vhost)
         if vhost is None:
             return True
         if self._walk is None:
-            self._walk = vhost.router.begin(EVENT, (key,))
+            self._walk = vhost.router.begin(exchange, (key,))
         try:
             if not self._walk.go_on(AT_ONCE):
                 return False
         except RoutingTooLong:
             return True
-        self._publish(vhost, key, headers, now_ms, self._walk.route.queues)
+        self._publish(vhost, exchange, key, headers, now_ms, self._walk.route.queues)
         return True
 
     def _publish(
         self,
         vhost: Home,
+        exchange: str,
         key: str,
         headers: Mapping[str, object],
         now_ms: int,
@@ -176,7 +185,7 @@ class Events:
         framed = content.build(header, b"", 1, frame_max)
         small = len(header) + 8 <= FRAME_BYTES_MIN
         attributes = Attributes(True, 0, None, 1, FRAME_BYTES_MIN if small else frame_max)
-        head = short_string(EVENT) + short_string(key.encode()[:SHORT_STRING_MAX])
+        head = short_string(exchange) + short_string(key.encode()[:SHORT_STRING_MAX])
         for name in targets:
             if name not in vhost.queues:
                 # It was deleted while the route was looked for.
@@ -185,4 +194,5 @@ class Events:
             run = Run(range(1), [framed], head, attributes)
             if host.counts_bytes:
                 run = content.by_overhead(run)[0]
-            host.submit(("enqueue", run, None, 1))
+            # Events have no ids.
+            host.submit(("enqueue_known", run, None, 1, []) if host.records else ("enqueue", run, None, 1))

@@ -12,8 +12,13 @@ from amqp_server.broker.declared.queue_types import QueueType
 from amqp_server.broker.declared.records import QueueRecord
 from amqp_server.broker.declared.settings import effective_settings
 from amqp_server.broker.topology.event_headers import of_queue
+from amqp_server.broker.topology.events import MESSAGE_EVENT
 from amqp_server.broker.traffic import Traffic
 from quorum_queue.empty import NO_DICT
+from quorum_queue.machine.record.states import (
+    REASONS,
+    STATES,
+)
 from quorum_queue.machine.seal import EXPIRED, SEALED, UNUSED, Sealed
 from quorum_queue.machine.settings import Settings
 from quorum_queue.machine.versions import SEALS
@@ -118,11 +123,17 @@ class Queue:
     @property
     def settings(self) -> Settings:
         """Settings of its machine."""
-        return effective_settings(self.effective, self.record.deduplication_producers)
+        config = self.vhost.parts.config
+        return effective_settings(
+            self.effective,
+            self.record.deduplication_producers,
+            config.message_status_window_ms,
+            config.message_status_count,
+        )
 
     @property
     def declared_settings(self) -> Settings:
-        """Settings of its machine without policies."""
+        """Settings of its machine without policies, and without options of this node."""
         return effective_settings(self.parsed, self.record.deduplication_producers)
 
     def apply_policies(self) -> None:
@@ -170,6 +181,24 @@ class Queue:
             if not self._timer_set:
                 self._timer_set = True
                 parts.timers.wake(self, self.last_used_ms + expires_ms)
+
+    def messages_changed(self, told: list[tuple[int, int, int, bytes]]) -> None:
+        """See quorum_queue.ports.Hosted."""
+        events = self.vhost.parts.events
+        if events is None or not events.wants(MESSAGE_EVENT):
+            return
+        for state, reason, position, message_id in told:
+            events.tell(
+                f"message.{STATES[state]}",
+                {
+                    "message_id": message_id.decode(errors="replace"),
+                    "queue": self.name,
+                    "vhost": self.vhost.name,
+                    "reason": REASONS[reason],
+                    "position": position,
+                },
+                MESSAGE_EVENT,
+            )
 
     def subscribe(self, key: Any, subscription: Any) -> None:
         """Note a subscription of this node."""

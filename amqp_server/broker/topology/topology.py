@@ -22,7 +22,7 @@ from amqp_server.broker.declared.records import BindingRecord, ExchangeRecord, Q
 from amqp_server.broker.metadata import Metadata, decode, encode
 from amqp_server.broker.topology import super_streams
 from amqp_server.broker.topology.event_headers import of_parameter
-from amqp_server.broker.topology.events import EVENT
+from amqp_server.broker.topology.events import EVENT, MESSAGE_EVENT
 from amqp_server.broker.topology.partitions import Partitions
 from amqp_server.broker.topology.replication import Result
 from amqp_server.broker.topology.topology_snapshot import (
@@ -155,17 +155,18 @@ class Topology:
                 self._tell(key, **headers)
 
     def declare_event_exchange(self) -> None:
-        """Declare the exchange for events, if events are on and its vhost exists. In a cluster any node may
-        do that: it is an ordinary exchange.
+        """Declare the exchanges for events, if events are on and their vhost exists. In a cluster any node
+        may do that: they are ordinary exchanges.
         """
         events = self._parts.events
         vhost = None if events is None else self._parts.vhosts.get(events.vhost)
-        if vhost is not None and vhost.router.get(EVENT) is None:
-            self._parts.propose(
-                operations.DeclareExchange(
-                    ExchangeRecord(vhost.name, EVENT, "topic", False, True, encoded({}), durable=True)
+        for name in (EVENT, MESSAGE_EVENT):
+            if vhost is not None and vhost.router.get(name) is None:
+                self._parts.propose(
+                    operations.DeclareExchange(
+                        ExchangeRecord(vhost.name, name, "topic", False, True, encoded({}), durable=True)
+                    )
                 )
-            )
 
     # -- vhosts and users ------------------------------------------------------------------------------------
 

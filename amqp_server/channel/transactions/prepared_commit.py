@@ -41,6 +41,8 @@ class PartTaker:
         self.pending: list[Any] = []
         self.counts_bytes = host.counts_bytes
         self.wants_ids = host.wants_ids
+        self.settings = host.settings
+        self.records = host.records
         #: Commands that the part has so far.
         self.count = 0
 

@@ -14,7 +14,17 @@ from exchanges.super_stream import SUPER_STREAM
 Row = dict[str, Any]
 
 #: Keys of policies that only mqd has.
-OWN_POLICY_KEYS = frozenset({"deduplication", "deduplication-window-ms", "deduplication-count"})
+OWN_POLICY_KEYS = frozenset(
+    {
+        "deduplication",
+        "deduplication-window-ms",
+        "deduplication-count",
+        "message-status",
+        "message-status-window-ms",
+        "message-status-count",
+        "message-status-events",
+    }
+)
 
 
 class ForRabbitMQ:

@@ -12,12 +12,13 @@ import msgspec
 import trio
 from pamqp import commands
 
+from amqp_server.broker import message_status
 from amqp_server.broker.access.permissions import ITSELF
 from amqp_server.broker.topology.consumer_groups import refuse_publish, streams_of
 from amqp_server.errors import AMQPError, NotFound, PreconditionFailed, Unavailable
 from amqp_server.management.changes.answers import ANSWER_S, answers_of
 from amqp_server.management.changes.internal_session import Direct, Got, Takes
-from amqp_server.management.request.answer import Refusal, bad_request, not_found, with_code
+from amqp_server.management.request.answer import Refusal, bad_request, not_found, refusal_of, with_code
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.time_slices import Rest
 from amqp_server.management.resources.payloads import Messages, MessageView
@@ -421,3 +422,25 @@ def _properties(properties: content.Properties) -> dict[str, Any]:
         else:
             told[name] = properties.text(name)
     return told
+
+
+async def status(call: Call) -> Any:
+    """Say what became of a message, as the queue in the query knows it, or all queues that keep a record and
+    that the user may read.
+    """
+    vhost, broker = call.vhost(), call.broker
+    queue = call.query.get("queue", "")
+    try:
+        message_id = message_status.id_of(call.path["message_id"], hex=call.switch("hex"))
+        if queue:
+            call.require_own(vhost, "queue", queue, "read")
+        asked = partial(broker.statuses.ask, broker.vhost(vhost), call.access, message_id, queue)
+        found = await answers_of(broker.turn, asked, ANSWER_S)
+        if not found:
+            raise Unavailable(f"not all queues in vhost '{vhost}' have answered; name one")
+        answer = found[0]
+        if queue and answer["failed"]:
+            raise Unavailable(f"queue '{queue}' in vhost '{vhost}': {answer['failed'][0]['reason']}")
+    except AMQPError as error:
+        raise refusal_of(error) from None
+    return answer

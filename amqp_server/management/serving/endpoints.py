@@ -224,6 +224,7 @@ ENDPOINTS = (
     _put("/api/exchanges/{vhost}/{name}", MANAGEMENT, exchanges.put_exchange),
     _delete("/api/exchanges/{vhost}/{name}", MANAGEMENT, exchanges.delete_exchange),
     _post("/api/exchanges/{vhost}/{name}/publish", MANAGEMENT, messages.publish, audited=False),
+    _get("/api/messages/{vhost}/{message_id}", MANAGEMENT, messages.status),
     _post("/api/exchanges/{vhost}/{name}/explain", MANAGEMENT, exchanges.explain, audited=False),
     _post("/api/exchanges/{vhost}/{name}/partitions", MANAGEMENT, exchanges.add_partitions),
     _get("/api/exchanges/{vhost}/{name}/bindings/source", MANAGEMENT, bindings.bindings_from_exchange),

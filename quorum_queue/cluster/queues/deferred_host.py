@@ -235,7 +235,7 @@ class DeferredHost(QueueHost):
         unsent, asking = Unsent([], {}, {}, {}, self._pending_barriers), self.asking
         for command in reversed(self.pending):
             verb = command[0]
-            if verb in ("seal", "pend", "prepare"):
+            if verb in ("seal", "status", "pend", "prepare"):
                 # Its client is told to try again; a transaction of which a part is missing is rolled back.
                 continue
             if verb in ENQUEUES and isinstance(command[2], GuestOrigin):

@@ -5,6 +5,7 @@
 (DONE, batch, ready, ready bytes, unacked, consumers)                (MOVED, batch)
 (SEALED, token, outcome, ready)    from versions.SEALS on, as an answer to a seal
 (PREPARED, token, outcome)         from versions.TRANSACTIONS on, as an answer to a prepare
+(STATUS, token, answer)            from versions.RECORD on; see message_status.answers
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from quorum_queue.cluster import frames
+from quorum_queue.machine.codec import CodecError
 from quorum_queue.machine.run import Attributes, Run
+from quorum_queue.message_status.answers import of_plain
 
-DELIVERED, CONFIRMED, REFUSED, ATTACHED, GOT_NOTHING, PURGED, DONE, MOVED, SEALED, PREPARED = range(1, 11)
+DELIVERED, CONFIRMED, REFUSED, ATTACHED, GOT_NOTHING, PURGED = range(1, 7)
+DONE, MOVED, SEALED, PREPARED, STATUS = range(7, 12)
 
 #: Number of fields of each event, its kind included.
 _FIELDS = {
@@ -30,6 +34,7 @@ _FIELDS = {
     MOVED: 2,
     SEALED: 4,
     PREPARED: 3,
+    STATUS: 3,
 }
 
 #: Size of a frame, in bytes of bodies.
@@ -126,8 +131,10 @@ def decode(head: memoryview, bodies: memoryview) -> list[tuple[Any, ...]]:
                 at += delivery[3].size
             elif len(event) != _FIELDS[event[0]]:
                 raise frames.FrameError(f"an event of kind {event[0]} has {len(event)} fields")
+            elif event[0] == STATUS:
+                found[index] = STATUS, event[1], of_plain(event[2])
         return found
-    except (msgspec.MsgspecError, LookupError, TypeError, ValueError) as error:
+    except (CodecError, msgspec.MsgspecError, LookupError, TypeError, ValueError) as error:
         raise frames.FrameError(f"events: {error!r}") from None
 
 

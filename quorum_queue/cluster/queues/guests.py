@@ -23,8 +23,12 @@ from quorum_queue.machine.codec import CodecError
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.entries import Batch, decode_entry, encode_entry
 from quorum_queue.machine.machine import ENQUEUES
+from quorum_queue.machine.record.states import (
+    Found,
+)
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.seal import Sealed
+from quorum_queue.message_status.answers import plain
 from quorum_queue.ports import Got, Host, Refused
 
 Key = tuple[Any, ...]
@@ -197,6 +201,8 @@ class Guests:
         elif verb == "prepare":
             _, token, transaction, count, queues = command
             host.prepare(transaction, count, queues, partial(_tell_prepared, guest, token))
+        elif verb == "status":
+            host.message_status(command[2], partial(_tell_status, guest, command[1]))
         elif verb == "touch":
             host.touch()
         else:
@@ -300,6 +306,10 @@ def _tell_prepared(guest: Guest, token: int | None, outcome: int | Refused) -> N
     """A refusal needs no event: the guest is told that the queue has moved."""
     if token is not None and isinstance(outcome, int):
         guest.tell(events.PREPARED, token, outcome)
+
+
+def _tell_status(guest: Guest, token: int, found: Found | Refused) -> None:
+    guest.tell(events.STATUS, token, plain(found))
 
 
 def _tell_sealed(guest: Guest, token: int | None, found: Sealed | Refused) -> None:

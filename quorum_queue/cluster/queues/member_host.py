@@ -39,6 +39,7 @@ from quorum_queue.machine.replicated import Applied, QueueReplica
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.seal import SEALED, Sealed
 from quorum_queue.machine.settings import Settings
+from quorum_queue.message_status import answers
 from quorum_queue.ports import ConsumerState, Hosted, Refused
 from quorum_queue.raft.members import Members
 from quorum_queue.unsent_bytes import LARGE_BYTES
@@ -228,6 +229,32 @@ class GroupHost(DeferredHost):
     def catch_up(self, done: Callable[..., None]) -> None:
         read_index.catch_up(self, done)
 
+    @property
+    def records(self) -> bool:
+        # Only entries of this version have ids.
+        return self.settings.records and self.replicas.version() >= versions.RECORD
+
+    def message_status(self, message_id: bytes, done: answers.Done) -> None:
+        def passed(*why: Refused) -> None:
+            if why or self.ended:
+                done(why[0] if why else Refused(self._ended_text))
+                return
+            clock = self.services.clock
+            self._keep_time()
+            now_ms = clock.monotonic_ms() + self._time_ahead_ms
+            done(answers.answer(self.replica.machine, message_id, now_ms, clock.wall_ms()))
+
+        def caught_up(known: bool) -> None:
+            if known or self.ended:
+                self.barrier(passed)
+            else:
+                done(answers.NO_MAJORITY)
+
+        if self.ended:
+            passed()
+        else:
+            read_index.begin(self.group, caught_up)
+
     def touch(self) -> None:
         if self.settings.expires_ms is not None:
             self.submit(("touch",))
@@ -326,6 +353,11 @@ class GroupHost(DeferredHost):
             self.replicas.bodies.put(self.queue_id, index, entry.bodies, len(data))
         applied = self.replica.apply(index, entry, self._own)
         self._keep_time()
+        record = self.replica.machine.record
+        if record is not None and record.told:
+            told, record.told = record.told, []
+            if self.group.is_leader:
+                self.queue.messages_changed(told)
         self._perform(applied, entry.bodies)
 
     def passed(self, index: int) -> None:

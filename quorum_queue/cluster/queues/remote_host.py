@@ -20,6 +20,8 @@ from quorum_queue.host import DELETED
 from quorum_queue.machine.entries import encode_batch
 from quorum_queue.machine.seal import SEALED, Sealed
 from quorum_queue.machine.settings import Settings
+from quorum_queue.machine.versions import RECORD
+from quorum_queue.message_status import answers
 from quorum_queue.ports import ConsumerState, Hosted, Refused, Turn
 
 #: Commands of one turn are cut into frames of about this size.
@@ -43,6 +45,7 @@ class RemoteHost(DeferredHost):
         "_settings",
         "_stats",
         "_unconfirmed_barriers",
+        "_version",
         "name",
         "queue_id",
     )
@@ -59,8 +62,11 @@ class RemoteHost(DeferredHost):
         node: str,
         incarnation: int,
         home: Callable[[str], str],
+        version: Callable[[], int] | None = None,
     ) -> None:
-        """`home` returns the node to ask, if possible another one than its argument."""
+        """`home` returns the node to ask, if possible another one than its argument; `version` what all nodes
+        can do.
+        """
         super().__init__(queue, turn)
         self.queue_id = queue_id
         self.name = name
@@ -69,6 +75,7 @@ class RemoteHost(DeferredHost):
         self._node = node
         self._incarnation = incarnation
         self._home = home
+        self._version = version
         #: The node that last said that it does not serve the queue.
         self._avoid = ""
         #: Numbers of the last batch sent, and of the last one with all its answers.
@@ -195,6 +202,20 @@ class RemoteHost(DeferredHost):
             return Refused(f"no node that has queue '{self.name}' can be reached")
         return Refused(f"home node '{home}' of queue '{self.name}' is down or inaccessible")
 
+    @property
+    def records(self) -> bool:
+        # The home may be a node that does not know such commands.
+        known = self._version is None or self._version() >= RECORD
+        return self._settings.records and known
+
+    def message_status(self, message_id: bytes, done: answers.Done) -> None:
+        if self.ended or not self.records:
+            done(Refused(self._ended_text) if self.ended else answers.NO_RECORD)
+            return
+        token = self._token()
+        self.begin_asking().looking[token] = done
+        self.submit(("status", token, message_id))
+
     def touch(self) -> None:
         self.submit(("touch",))
 
@@ -292,6 +313,10 @@ class RemoteHost(DeferredHost):
                 self._purged(event[1], event[2])
             elif kind == events.PREPARED:
                 self._answer_prepare(event[1], event[2])
+            elif kind == events.STATUS:
+                looked = self.asking.looking.pop(event[1], None)
+                if looked is not None:
+                    looked(event[2])
             elif kind == events.SEALED:
                 self._heard_of_seal(event[1], Sealed(event[2], event[3]))
             elif kind == events.MOVED:

@@ -8,7 +8,8 @@ everything when it is begun, and encodes some of it at each call, while the mach
 quorum_queue.machine.snapshots.frozen). `Reading` builds a replica's state in parts, too.
 
     from versions.COLUMNS on: MARK | parts, each a u32 with its length, a byte that says what it has, and
-    MessagePack: HEAD, then BLOCKS, READY, LETTERS, CONSUMER and its HELD, IDS, PRODUCERS, PART, and END
+    MessagePack: HEAD, then BLOCKS, READY, LETTERS, CONSUMER and its HELD, IDS, PRODUCERS, PART, RECORD, and
+    END
 
 Before, it is one object in MessagePack, with a record for each stretch of messages that differ in their size
 only; the bytes are those that earlier releases write and read.
@@ -51,7 +52,7 @@ from quorum_queue.machine.snapshots.states import DedupState, ReplicaState
 
 #: First byte of a snapshot in parts. MessagePack never uses it.
 MARK: Final = 0xC1
-HEAD, BLOCKS, READY, LETTERS, CONSUMER, HELD, IDS, PRODUCERS, END, PART = range(1, 11)
+HEAD, BLOCKS, READY, LETTERS, CONSUMER, HELD, IDS, PRODUCERS, END, PART, RECORD = range(1, 12)
 _SECTION: Final = struct.Struct(">IB")
 #: Messages, and runs or other records, after which a part ends.
 PART_MESSAGES = 8192
@@ -72,6 +73,7 @@ _letters: Final = msgspec.msgpack.Decoder(list[tuple[Reason, StoredRun]])
 _held: Final = msgspec.msgpack.Decoder(list[tuple[int, StoredRun]])
 _ids: Final = msgspec.msgpack.Decoder(list[tuple[bytes, int]])
 _part: Final = msgspec.msgpack.Decoder(StoredPart)
+_record: Final = msgspec.msgpack.Decoder(list[Any])
 _producers: Final = msgspec.msgpack.Decoder(list[tuple[bytes, int, int]])
 _ERRORS = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, struct.error)
 
@@ -104,6 +106,7 @@ class View:
         "_parts",
         "_pended",
         "_producers",
+        "_record",
         "_runs",
         "_sealed",
         "_steps",
@@ -129,6 +132,7 @@ class View:
         dedup = machine.dedup
         self._ids: dict[bytes, int] | None = None if dedup is None else dedup.ids()
         self._producers: dict[bytes, tuple[int, int]] = {} if dedup is None else dedup.producers()
+        self._record = None if machine.record is None else machine.record.view()
         #: What is encoded so far; before versions.COLUMNS the columns of the locations are separate.
         self._parts: list[bytes] = []
         self._columns: list[list[bytes]] = [[] for _ in range(6)]
@@ -204,6 +208,10 @@ class View:
             yield from self._encode_names()
         for data in self._pended:
             self._put_encoded(PART, data)
+        if self._record is not None:
+            for part in self._record.parts():
+                self._put(RECORD, part)
+                yield
         self._put(END, None)
 
     def _encode_names(self) -> Iterator[None]:
@@ -364,6 +372,9 @@ class Reading:
                 self._read_names(kind, part)
             elif kind == PART:
                 _put_part(self.machine, _part.decode(part))
+            elif kind == RECORD:
+                if self.machine.record is not None:
+                    self.machine.record.restored(_record.decode(part))
             elif kind == END:
                 if at != end:
                     raise CodecError("a snapshot goes on behind its end")
@@ -456,6 +467,8 @@ def digest(machine: Machine) -> bytes:
         digest.update(_encode((machine.version, machine.letters.state())))
     for part in machine.parts.all():
         _digest_part(digest.update, part)
+    if machine.record is not None:
+        machine.record.digest(digest.update)
     if machine.sealed:
         digest.update(b"sealed")
     return digest.digest()

@@ -11,6 +11,7 @@ from amqp_server.channel.deduplication import _parsed, enqueue_named, name_of, n
 from amqp_server.wire import content, tables
 from quorum_queue.machine.dedup import SEQUENCE_MAX, Sequence, id_of, sequence_of
 from quorum_queue.machine.run import Run
+from quorum_queue.machine.settings import Settings
 
 
 def message(headers: dict[str, object] | None = None, body: bytes = b"body", **raw: bytes) -> bytes:
@@ -120,7 +121,9 @@ def test_a_body_is_not_looked_at() -> None:
 
 @pytest.mark.parametrize("counts_bytes", [False, True])
 def test_messages_keep_their_names_and_numbers(counts_bytes: bool) -> None:
-    host: Any = SimpleNamespace(counts_bytes=counts_bytes, pending=[])
+    host: Any = SimpleNamespace(
+        counts_bytes=counts_bytes, pending=[], settings=Settings(deduplication_window_ms=1), records=False
+    )
     items = [
         message({"x-deduplication-id": name} if name else None, body=b"x" * size)
         for name, size in (("a", 1), ("b", 9), ("", 3), ("", 4), ("longer", 2))
@@ -141,6 +144,8 @@ def test_messages_keep_their_names_and_numbers(counts_bytes: bool) -> None:
 
 
 def test_a_batch_without_names_is_a_plain_one() -> None:
-    host: Any = SimpleNamespace(counts_bytes=False, pending=[])
+    host: Any = SimpleNamespace(
+        counts_bytes=False, pending=[], settings=Settings(deduplication_window_ms=1), records=False
+    )
     enqueue_named(host, Run(range(1), [message()], b"head"), None, 0)
     assert [command[0] for command in host.pending] == ["enqueue"]

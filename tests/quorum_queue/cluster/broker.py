@@ -93,6 +93,8 @@ class SimulatedQueue:
         """Propose the deletion; the proposal is lost if the node crashes before it is applied."""
         self.on.deletions[self.declared] = None
 
+    def messages_changed(self, told: list[tuple[int, int, int, bytes]]) -> None: ...
+
     def consumer_gone(self, left: int) -> None: ...
 
     def consumer_lost(self, key: Any) -> None:

@@ -12,6 +12,7 @@ from quorum_queue.machine import versions
 from quorum_queue.machine.attributes import ALL, ATTRIBUTES, LEADER, MAJORITY
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.dedup import id_of
+from quorum_queue.machine.record.states import Found
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.seal import SEALED, Sealed
 from quorum_queue.ports import Got, Refused
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
     from tests.quorum_queue.cluster.node import SimulatedNode
 
 PRIORITIES = (0, 0, 1, 3)
+
+
+def message_id_of(body: bytes) -> bytes:
+    publisher, number = body.split(b".")[:2]
+    return publisher + b"." + number
 
 
 class Publisher:
@@ -185,7 +191,7 @@ class Client:
         contents: list[bytes] = []
         for _ in range(random.choice((1, 1, 2, 3, 9))):
             body = publisher.body(random.choice((0, 10, 40, 150)))
-            if queue.host.wants_ids and publisher.refusals and random.random() < 0.5:
+            if queue.host.settings.deduplicates and publisher.refusals and random.random() < 0.5:
                 body = publisher.refusals.pop(0)
                 queue.declared.ledger.republished[body] = None
             if body in contents:
@@ -196,8 +202,13 @@ class Client:
             queue.declared.ledger.published[body] = None
             contents.append(body)
         run = Run(range(len(contents)), contents, b"head", attributes)
-        ids = ([id_of(body) for body in contents],) if queue.host.wants_ids else ()
-        verb = "enqueue_once" if ids else "enqueue"
+        ids: tuple[Any, ...] = ()
+        verb = "enqueue"
+        if queue.host.settings.deduplicates:
+            verb, ids = "enqueue_once", ([id_of(body) for body in contents],)
+        if queue.host.records:
+            # What stands before the padding is different in each.
+            verb, ids = "enqueue_known", (list(map(message_id_of, contents)), *ids)
         queue.host.submit((verb, run, publisher, first, *ids))
         return f"publishes {first} to {first + len(contents) - 1} as {publisher.name}"
 
@@ -306,6 +317,27 @@ class Client:
         else:
             host.catch_up(lambda *why: self.answer(question))
         return f"counts {queue.name}"
+
+    def look(self, queue: SimulatedQueue, random: Random) -> str:
+        """Ask what became of a message that somebody has published to the queue, or of one that nobody
+        has.
+        """
+        question = self.ask("look")
+        ledger, host = queue.declared.ledger, queue.host
+        published = list(ledger.published)
+        body = random.choice(published) if published and random.random() < 0.9 else b"nobody.1."
+        began = ledger.index
+
+        def answered(found: Found | Refused) -> None:
+            self.answer(question)
+            if isinstance(found, Refused):
+                ledger.note("looks without an answer")
+                return
+            applied = host.replica.applied if isinstance(host, GroupHost) else -1
+            ledger.looked(body, found, applied, began)
+
+        host.message_status(message_id_of(body), answered)
+        return f"looks for {body!r} in {queue.name}"
 
     def touch(self, queue: SimulatedQueue) -> str:
         question = self.ask("barrier")

@@ -24,16 +24,16 @@ ROUNDS = 400
 #: Arguments of queues, and the queues for their dead letters.
 QUEUES: dict[str, tuple[QueueArguments, str]] = {
     "plain": (QueueArguments(queue_type="quorum"), ""),
-    "few": (QueueArguments(queue_type="quorum", delivery_limit=2, dead_letter_exchange="", dead_letter_strategy="at-least-once"), "dead"),
+    "few": (QueueArguments(queue_type="quorum", message_status_window_ms=10**9, delivery_limit=2, dead_letter_exchange="", dead_letter_strategy="at-least-once"), "dead"),
     "dead": (QueueArguments(queue_type="quorum", delivery_limit=-1), ""),
-    "short": (QueueArguments(queue_type="quorum", max_length=6, dead_letter_exchange="", delivery_limit=-1), "dead"),
-    "full": (QueueArguments(queue_type="quorum", max_length=5, overflow="reject-publish"), ""),
-    "timed": (QueueArguments(queue_type="quorum", message_ttl_ms=900, dead_letter_exchange="", dead_letter_strategy="at-least-once"), "dead"),
+    "short": (QueueArguments(queue_type="quorum", message_status_window_ms=10**9, max_length=6, dead_letter_exchange="", delivery_limit=-1), "dead"),
+    "full": (QueueArguments(queue_type="quorum", message_status_window_ms=10**9, max_length=5, overflow="reject-publish"), ""),
+    "timed": (QueueArguments(queue_type="quorum", message_status_window_ms=10**9, message_ttl_ms=900, dead_letter_exchange="", dead_letter_strategy="at-least-once"), "dead"),
     "once": (QueueArguments(queue_type="quorum", deduplication_window_ms=10**9), ""),
     "single": (QueueArguments(queue_type="quorum", single_active_consumer=True), ""),
     "ranked": (QueueArguments(queue_type="quorum", max_priority=3), ""),
-    "once or full": (QueueArguments(queue_type="quorum", deduplication_window_ms=10**9, max_length=6, overflow="reject-publish"), ""),
-    "full, dead": (QueueArguments(queue_type="quorum", max_length=5, overflow="reject-publish-dlx", dead_letter_exchange=""), "dead"),
+    "once or full": (QueueArguments(queue_type="quorum", message_status_window_ms=10**9, deduplication_window_ms=10**9, max_length=6, overflow="reject-publish"), ""),
+    "full, dead": (QueueArguments(queue_type="quorum", message_status_window_ms=10**9, max_length=5, overflow="reject-publish-dlx", dead_letter_exchange=""), "dead"),
 }  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.entries import Batch, DecodedEntry, decode_entry
 from quorum_queue.machine.machine import Command, Machine, Meta
+from quorum_queue.machine.record.states import STATES, Found
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.seal import EMPTY, UNUSED
 from quorum_queue.machine.settings import Settings
@@ -80,6 +81,11 @@ class Ledger:
         #: How often each body went to the dead-letter exchange.
         self.dead: dict[bytes, int] = {}
         self.deliveries: dict[tuple[Key, int], list[Delivery]] = {}
+        #: How often each message was delivered; and the states that one that has left may have.
+        self.times: dict[int, int] = {}
+        self.left: dict[int, tuple[str, ...]] = {}
+        #: The first entry after which the queue keeps a record.
+        self.recorded_from = 1 << 62
         #: Reported by the clients: the messages that they published, and how they settled deliveries.
         self.published: dict[bytes, None] = {}
         self.republished: dict[bytes, None] = {}
@@ -124,6 +130,8 @@ class Ledger:
                 raise self.fail(f"{node} applied entry {index}, which nobody has come to yet")
             self.index = index
             self.entries[index] = data
+            if self.recorded_from > index and self.machine.record is not None:
+                self.recorded_from = index
             if data is not None:
                 self._apply(decode_entry(data))
             self.machine_digests[index] = snapshot.digest(self.machine)
@@ -207,6 +215,38 @@ class Ledger:
             raise self.fail(f"a count at {applied} comes after what was applied up to {began}")
         self.note("counts")
 
+    def looked(self, body: bytes, found: Found, applied: int, began: int) -> None:
+        """A client that asked when the log was at `began` hears what became of a message; -1 if nobody knows
+        what the node that answered has applied.
+        """
+        taken = self.entry_of.get(body)
+        if self.closed or (taken is not None and taken < self.recorded_from):
+            return
+        self.note("looks")
+        if taken is None or (applied >= 0 and taken > applied):
+            if found.copies:
+                raise self.fail(f"{body!r} is known and was not taken yet")
+            return
+        if not found.copies:
+            record, seqs = self.machine.record, self.accepted[body]
+            # A node that did not know of the record yet sent it without its id.
+            if taken <= began and (record is None or record.since_ms < self.placed_ms[seqs[-1]]):
+                raise self.fail(f"{body!r} was taken by {taken}, asked for at {began}, and is unknown")
+            return
+        self.note("looks that find")
+        if applied != self.index:
+            # The books are those of another entry.
+            return
+        copy, seq = found.copies[-1], self.accepted[body][-1]
+        if (copy.position, copy.deliveries) != (seq, min(self.times.get(seq, 0), 255)):
+            raise self.fail(f"{body!r} is {seq} and was delivered {self.times.get(seq, 0)} times, not {copy}")
+        allowed = self.left.get(seq)
+        if allowed is None:
+            allowed = ("delivered",) if seq in self.holder else ("queued",)
+        if STATES[copy.state] not in allowed:
+            raise self.fail(f"{body!r} is {STATES[copy.state]} by the record, and {allowed} by the books")
+        self.note(f"looks: {STATES[copy.state]}")
+
     def _check_command(self, batch: Batch, command: Command) -> None:
         if command[0] == "node_down":
             node, incarnation = command[1], command[2]
@@ -258,6 +298,9 @@ class Ledger:
                 if seq not in self.live:
                     raise self.fail(f"message {seq} is settled, and was settled before or never there")
                 settled[seq] = None
+                if seq not in self.left:
+                    acked = seq in given or (verb == "settle" and seq in released)
+                    self.left[seq] = ("acknowledged",) if acked else ("dropped", "expired")
                 self._check_left(seq, verb, released, given, reasons.get(seq))
                 del self.live[seq]
         for seq in reasons:
@@ -357,6 +400,7 @@ class Ledger:
                 raise self.fail(f"message {seq} came back {returns} times, redelivered is {run.redelivered}")
             if self.settings.delivery_limit is not None and run.attempts != returns:
                 raise self.fail(f"message {seq} came back {returns} times, and {run.attempts} were counted")
+            self.times[seq] = self.times.get(seq, 0) + 1
             if not returns:
                 new.append(seq)
             self.deliveries.setdefault((consumer.key[-6:], number), []).append(
@@ -379,6 +423,7 @@ class Ledger:
             if seq in self.dead_lettering:
                 raise self.fail(f"message {seq} becomes a dead letter twice")
             reasons[seq] = reason
+            self.left[seq] = ("dead-lettered",)
             body = self.bodies[seq]
             self.dead[body] = self.dead.get(body, 0) + 1
 

@@ -32,6 +32,8 @@ DEAD_LINK_ROUNDS = 40
 CLOCK_STEPS_MS = (5_000, 600_000, 3 * 3_600_000)
 #: Rounds in which a queue's time must go on.
 TIME_ROUNDS = 20
+#: Questions about messages to each queue at each node, at the end.
+LOOKS = 12
 #: Steps after which the cluster may be mended, to go on from there.
 EPOCH = 400
 
@@ -46,6 +48,7 @@ class Simulation(Cluster):
         self.steps = steps
         #: Chance for what came to the simulation later, so that its seeds still do the same otherwise.
         self.later = Random(f"later {seed}")
+        self.looks = Random(f"looks {seed}")
         self.levels = Random(f"levels {seed}").choice(((MAJORITY,), (MAJORITY, LEADER, ALL), (LEADER, ALL)))
         #: The node whose disk has damage, until all of it is mended: more than one at a time is more than
         #: Raft bears.
@@ -132,6 +135,8 @@ class Simulation(Cluster):
             self.log(
                 f"{client.node.name}: {client.delete_if(queue, later.choice((EMPTY, UNUSED, EMPTY | UNUSED)))}"
             )
+        elif queue.host.settings.records and self.looks.random() < 0.8:
+            self.log(f"{client.node.name}: {client.look(queue, self.looks)}")
         else:
             self.log(f"{client.node.name}: {client.count(queue)}")
         if later.random() < 0.7:
@@ -343,9 +348,25 @@ class Simulation(Cluster):
         self.mend()
         self.settle()
         check_at_rest(self)
+        self.look_for_messages()
         self.check_time()
         drain(self)
         check_empty(self)
+
+    def look_for_messages(self) -> None:
+        """At each node clients ask what became of messages of each queue that keeps a record."""
+        for node in self.running:
+            client = self.new_client(node)
+            for queue in list(node.queues.values()):
+                for _ in range(LOOKS if queue.host.records else 0):
+                    client.look(queue, self.looks)
+            node.end_turn()
+            self.settle()
+            if client.asked:
+                raise Violation(f"{node.name} does not say what became of messages: {list(client.asked)}")
+            client.close()
+            node.end_turn()
+            self.settle()
 
     def check_time(self) -> None:
         """Whatever the clocks were set to, the time of each queue goes on."""

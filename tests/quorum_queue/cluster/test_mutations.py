@@ -27,7 +27,10 @@ from quorum_queue.cluster.snapshots import transfer
 from quorum_queue.cluster.snapshots.lost_entries import LostEntries
 from quorum_queue.cluster.snapshots.transfer import Receiving
 from quorum_queue.cluster.unopened_groups import UnopenedGroups
+from quorum_queue.machine.record.record import MessageRecord
+from quorum_queue.machine.record.states import ACKNOWLEDGED
 from quorum_queue.machine.replicated import Applied, QueueReplica
+from quorum_queue.message_status import answers
 from quorum_queue.raft.core import Raft
 from quorum_queue.raft.leading import Leadership
 from tests.clocks import ManualClock
@@ -72,6 +75,33 @@ def confirms_at_once() -> Callable[..., None]:
         send(self)
         for token, publish in list(self._publishes.items()):
             self._confirmed(token, publish.first, publish.last)
+
+    return mutant
+
+
+def forgets_rows() -> Callable[..., Any]:
+    view = MessageRecord.view
+
+    def mutant(self: MessageRecord) -> Any:
+        made = view(self)
+        made._blocks = []
+        return made
+
+    return mutant
+
+
+def answers_from_the_copy(self: GroupHost, message_id: bytes, done: Any) -> None:
+    clock = self.services.clock
+    now_ms = clock.monotonic_ms() + self._time_ahead_ms
+    done(answers.answer(self.replica.machine, message_id, now_ms, clock.wall_ms()))
+
+
+def records_no_acks() -> Callable[..., None]:
+    changed = MessageRecord.changed
+
+    def mutant(self: MessageRecord, seqs: range, state: int, reason: int = 0, key: Any = None) -> None:
+        if state != ACKNOWLEDGED:
+            changed(self, seqs, state, reason, key)
 
     return mutant
 
@@ -265,6 +295,10 @@ MUTATIONS = [
     Mutation("a queue is deleted if it is empty by what the asked node knows", GroupHost, "seal", decides_here,
              lambda: test_read_index.test_a_delete_if_empty_is_decided_by_the_log("c")),
     Mutation("counts are those of the asked node", Group, "catch_up", lambda self, done: done(True)),
+    Mutation("a snapshot forgets what became of messages", MessageRecord, "view", forgets_rows()),
+    Mutation("what became of a message is answered without a look at the leader", GroupHost, "message_status",
+             answers_from_the_copy),
+    Mutation("acks are not recorded", MessageRecord, "changed", records_no_acks()),
     Mutation("a leader that was replaced still says how far the log is committed", read_index, "_is_supported",
              lambda current, voters: True,
              test_read_index.test_a_leader_that_was_replaced_does_not_answer),

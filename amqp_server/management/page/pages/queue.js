@@ -12,6 +12,7 @@ import {peek} from "../peek.js";
 import {poll} from "../poll.js";
 import {publishForm} from "../publishing.js";
 import {go, href} from "../route.js";
+import {status} from "../status.js";
 import {Table} from "../table.js";
 import {may} from "../user.js";
 import {features} from "./queues.js";
@@ -97,6 +98,7 @@ export async function show(root, {parts: [vhost, queue], signal}) {
       append(buttons, actions(row, () => again()));
       // A consumer group has no messages of its own.
       append(messages, [row.type !== "stream-group" && peek(vhost, queue, row.type)]);
+      append(messages, [!row.type.startsWith("stream") && status(vhost, queue)]);
     }
     waiting.show([
       {label: "Ready", points: lengths(row.messages_ready_details)},

@@ -1,0 +1,1 @@
+"""The record of messages: what became of each message that a queue has taken."""
