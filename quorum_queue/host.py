@@ -11,7 +11,7 @@ from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.machine import ENQUEUES, Command
 from quorum_queue.machine.seal import SEALED, Sealed, outcome
 from quorum_queue.machine.settings import Settings
-from quorum_queue.ports import EXCLUSIVE, Got, Hosted, Preparing, Refused, Turn
+from quorum_queue.ports import EXCLUSIVE, Got, Hosted, Order, Preparing, Refused, Turn
 
 Key = tuple[Any, ...]
 
@@ -107,6 +107,18 @@ class QueueHost:
     def holds_dead_letters(self) -> bool:
         """True if dead letters are held until their targets have them."""
         return self.settings.dead_letter_at_least_once
+
+    @property
+    def delayed_count(self) -> int:
+        """Number of returned messages that wait before they are ready again."""
+        return 0
+
+    def counts(self) -> tuple[int, int, int, int]:
+        host: Any = self
+        return host.consumer_count, host.ready_count, host.unacked_count, 0
+
+    def order(self) -> Order | None:
+        return None
 
     @property
     def partition_count(self) -> int:

@@ -331,7 +331,8 @@ def nack(channel: Channel, method: commands.Basic.Nack) -> None:
 
 
 def reject(channel: Channel, method: commands.Basic.Reject) -> None:
-    verb = "return" if method.requeue else "discard"
+    # As in RabbitMQ 4.3 a nack only gives the message back.
+    verb = "fail" if method.requeue else "discard"
     _acknowledge(channel, verb, method.delivery_tag or 0, multiple=False)
 
 

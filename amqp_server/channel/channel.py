@@ -22,6 +22,7 @@ from amqp_server.channel.window import ChannelWindow
 from amqp_server.errors import AccessRefused, PreconditionFailed
 from amqp_server.wire.frames import method_frame
 from amqp_server.wire.intake import Segment
+from quorum_queue.machine import versions
 from quorum_queue.steps import in_later_steps
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ class Channel:
         """
         if high and not self.unacked.holds(high):
             raise UnknownTag(high, [])
-        if verb == "return":
+        if verb in ("return", "fail"):
             # Deliver nothing to this channel before all parts are returned; otherwise the first parts would
             # be delivered again at once.
             self.window.close()
@@ -206,7 +207,10 @@ class Channel:
             # Dead letters are sent in the order of the tags.
             pieces = by_holder(pieces)
         acked = verb == "settle"
+        failed, counted = verb == "fail", self.broker.replication.version >= versions.FAILURES
         for holder, low, high, _ in pieces:
+            if failed:
+                verb = "fail" if counted and holder.queue.type.knows_failures else "return"
             count = high - low + 1
             holder.unacked -= count
             if holder.left:
@@ -345,8 +349,10 @@ class Channel:
             yield
 
     def _return(self, pieces: list[Piece]) -> None:
+        counted = self.broker.replication.version >= versions.FAILURES
         for holder, low, high, _ in by_holder(pieces):
-            holder.queue.host.submit(("return", holder.key, low, high))
+            verb = "fail" if counted and holder.queue.type.knows_failures else "return"
+            holder.queue.host.submit((verb, holder.key, low, high))
 
     def close(self) -> None:
         """Return all unacked deliveries, drop the open transaction, and detach all consumers. Queues apply

@@ -101,7 +101,7 @@ class Subscription:
         if run.redelivered:
             channel.traffic.redeliver += count
             self.traffic.redeliver += count
-        if run.attempts and self.queue.type.counts_deliveries:
+        if (run.attempts or run.acquired) and self.queue.type.counts_deliveries:
             count_deliveries(run, channel.connection.limits.frame_max)
         if channel.vhost.tracing:
             channel.broker.firehose.copy(channel.connection, trace_run(channel, self.queue.name, run))
@@ -228,7 +228,7 @@ class Getter:
         if run.redelivered:
             channel.traffic.redeliver += 1
             self.traffic.redeliver += 1
-        if run.attempts and self.queue.type.counts_deliveries:
+        if (run.attempts or run.acquired) and self.queue.type.counts_deliveries:
             count_deliveries(run, channel.connection.limits.frame_max)
         if channel.vhost.tracing:
             channel.broker.firehose.copy(channel.connection, trace_run(channel, self.queue.name, run))
@@ -236,17 +236,21 @@ class Getter:
 
 
 def count_deliveries(run: Run, frame_max: int) -> None:
-    """Add the x-delivery-count header that quorum queues give to messages that were delivered before."""
+    """Add the headers that quorum queues give to messages that were delivered before: how many deliveries
+    failed, and how often the message came back.
+    """
     assert run.contents is not None
+    added: dict[bytes, bytes | None] = {
+        name: b"l" + count.to_bytes(8, "big")
+        for name, count in ((b"x-acquired-count", run.acquired), (b"x-delivery-count", run.attempts))
+        if count
+    }
     counted: list[bytes] = []
     for index, item in enumerate(run.contents):
         attributes = run.attributes_of(index)
         payload, body = content.split(item)
         properties = content.Properties.parse(payload)
-        value = b"l" + run.attempts.to_bytes(8, "big")
-        properties.raw["headers"] = tables.replaced(
-            properties.raw.get("headers", b""), {b"x-delivery-count": value}
-        )
+        properties.raw["headers"] = tables.replaced(properties.raw.get("headers", b""), added)
         size = max(attributes.frame_bytes, frames.FRAME_BYTES_MIN)
         counted.append(content.build(properties.encode(len(body)), body, attributes.channel, size))
     run.contents = counted

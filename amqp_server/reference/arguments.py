@@ -76,7 +76,11 @@ DELIVERED = {
         "`rejected`, `expired`, `maxlen`, `delivery_limit`",
         "reason of its first death",
     ),
-    "x-delivery-count": ("integer", "how often the message was returned (quorum queues and consumer groups)"),
+    "x-acquired-count": ("integer", "how often the message came back, for whatever reason (quorum queues)"),
+    "x-delivery-count": (
+        "integer",
+        "how often its delivery failed (quorum queues), or how often it came back (consumer groups)",
+    ),
     "x-stream-offset": ("integer", "offset of the message in the stream"),
     "x-stream": ("text", "partition of the message (consumer groups)"),
     "x-shovelled": ("list", "shovels that have moved the message, if they are configured to add this header"),

@@ -20,7 +20,7 @@ import msgspec
 
 from quorum_queue.machine import versions
 from quorum_queue.machine.arrays import packed
-from quorum_queue.machine.attributes import ATTRIBUTES
+from quorum_queue.machine.attributes import ATTRIBUTES, PRIORITY_ZERO
 from quorum_queue.machine.bodies import BATCH, ENTRY, VERSION, Bodies, sections
 from quorum_queue.machine.codec import CodecError, framed, unframed
 from quorum_queue.machine.consumers import Consumer
@@ -50,6 +50,8 @@ _WITH_LETTER: Final = 16
 #: Position of the level of confirmation in these flags. Only batches for a queue's home have it, not the log.
 _LEVEL_SHIFT: Final = 5
 _LEVEL_MASK: Final = 3
+#: The messages have a priority, and it is 0. Earlier versions ignore it.
+_PRIORITY_ZERO: Final = 128
 #: verb, key, first and last delivery id
 _RANGE: Final = struct.Struct(">BIQQ")
 _RANGE_BYTES: Final = 21
@@ -85,7 +87,9 @@ _V_VERSION: Final = 17
 _V_LOSE: Final = 18
 #: From versions.SEALS on.
 _V_SEAL: Final = 19
-_RANGES = {"settle": _V_SETTLE, "return": _V_RETURN, "discard": _V_DISCARD}
+#: From versions.FAILURES on.
+_V_FAIL: Final = 20
+_RANGES = {"settle": _V_SETTLE, "return": _V_RETURN, "discard": _V_DISCARD, "fail": _V_FAIL}
 _RANGE_NAMES = {verb: name for name, verb in _RANGES.items()}
 _VALUES = {"detach": _V_DETACH, "pause": _V_PAUSE, "prefetch": _V_PREFETCH, "window": _V_WINDOW}
 _VALUE_NAMES = {verb: name for name, verb in _VALUES.items()}
@@ -187,6 +191,8 @@ def _encode_enqueue(command: Command, levels: bool) -> list[bytes]:
     elif rest:
         named, ids = _encode_names(rest[0])
         flags |= named
+    if attributes.priority < 0:
+        flags |= _PRIORITY_ZERO
     if levels:
         flags |= attributes.confirm_level << _LEVEL_SHIFT
     head = _ENQUEUE.pack(
@@ -195,7 +201,7 @@ def _encode_enqueue(command: Command, levels: bool) -> list[bytes]:
         first,
         len(run.contents),
         flags,
-        attributes.priority,
+        max(attributes.priority, 0),
         -1 if attributes.ttl_ms is None else attributes.ttl_ms,
         attributes.channel,
         attributes.frame_bytes,
@@ -314,7 +320,7 @@ def _attributes_of(packed_fields: bytes) -> Attributes:
         flags, priority, ttl_ms, channel, frame_bytes, overhead = _ATTRIBUTES.unpack(packed_fields)
         known = ATTRIBUTES[flags >> _LEVEL_SHIFT & _LEVEL_MASK](
             bool(flags & _PERSISTENT),
-            priority,
+            PRIORITY_ZERO if flags & _PRIORITY_ZERO else priority,
             None if ttl_ms < 0 else ttl_ms,
             channel,
             frame_bytes,
@@ -348,7 +354,7 @@ class _Decoder:
             verb = data[self._offset]
             if verb == _V_ENQUEUE:
                 commands.append(self._enqueue())
-            elif verb in (_V_SETTLE, _V_RETURN, _V_DISCARD):
+            elif verb in _RANGE_NAMES:
                 found: tuple[int, int, int, int] = _RANGE.unpack_from(data, self._offset)
                 self._offset += _RANGE_BYTES
                 commands.append((_RANGE_NAMES[verb], keys[found[1]], found[2], found[3]))

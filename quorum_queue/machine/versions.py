@@ -28,7 +28,9 @@ node only begins with the newest.
         several entries, and so do names of messages that are too old to be remembered; a queue that refuses
         messages above its limit in bytes refuses the one that does not fit into it; entries may have more
         than 64 MiB; limits of queues, exchanges and bindings hold when the topology applies a declaration;
-        streams keep the offsets of their names, and refuse more names, until an operator deletes some
+        streams keep the offsets of their names, and refuse more names, until an operator deletes some;
+        quorum queues have strict priorities, count failed deliveries apart from returns, and may let
+        returned messages wait
 
 A node that meets a newer version than its own in an entry or a snapshot can't know what the others do: the
 queue stops there, with a line that says so.
@@ -86,6 +88,15 @@ COLUMNS = 7
 #: A batch drops so many messages at most, beyond those that it brings.
 DROPS = 7
 
+#: Quorum queues have strict priorities, 0 to 31, and returned messages come first, in the order of their
+#: return.
+PRIORITIES = 7
+#: Quorum queues count failed deliveries and returns apart, and batches may say which is which
+#: (("fail", …)).
+FAILURES = 7
+#: Returned messages may wait before they are delivered again.
+RETRIES = 7
+
 #: Streams refuse more names than they may keep, and forget a name only when told to.
 NAMES_REFUSED = 7
 
@@ -111,6 +122,7 @@ __all__ = [
     "COLUMNS",
     "CONFIRM_LEVELS",
     "DROPS",
+    "FAILURES",
     "FEATURES",
     "FIRST",
     "FITTING",
@@ -122,7 +134,9 @@ __all__ = [
     "NAMES_REFUSED",
     "NEWEST",
     "PARAMETERS",
+    "PRIORITIES",
     "REMOVED",
+    "RETRIES",
     "RETURNED",
     "ROOM",
     "SEALS",

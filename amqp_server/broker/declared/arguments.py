@@ -45,6 +45,10 @@ class QueueArguments:
     single_active_consumer: bool = False
     # As declared. A value below zero means no limit, None the default of the queue type.
     delivery_limit: int | None = None
+    retry_type: Literal["disabled", "all", "failed", "returned"] | None = None
+    retry_min_ms: int | None = None
+    retry_max_ms: int | None = None
+    retry_backoff: Literal["linear", "exponential"] | None = None
     # None if it was not given; a window or a count means yes.
     deduplication: bool | None = None
     deduplication_window_ms: int | None = None
@@ -127,6 +131,11 @@ def parse_queue_arguments(
             raise PreconditionFailed(
                 f"invalid arg '{argument}' for {place} of queue type rabbit_{queue_type.name}_queue"
             )
+    least_ms, most_ms = values.get("retry_min_ms"), values.get("retry_max_ms")
+    if least_ms is not None and most_ms is not None and most_ms < least_ms:
+        raise refused(
+            "x-delayed-retry-max", f"{most_ms} is less than x-delayed-retry-min, which is {least_ms}"
+        )
     if queue_type.is_group:
         if "stream" not in values:
             raise refused("x-stream", "a group needs a stream")

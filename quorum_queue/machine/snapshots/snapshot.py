@@ -8,7 +8,7 @@ everything when it is begun, and encodes some of it at each call, while the mach
 quorum_queue.machine.snapshots.frozen). `Reading` builds a replica's state in parts, too.
 
     from versions.COLUMNS on: MARK | parts, each a u32 with its length, a byte that says what it has, and
-    MessagePack: HEAD, then BLOCKS, READY, LETTERS, CONSUMER and its HELD, IDS, PRODUCERS, and END
+    MessagePack: HEAD, then BLOCKS, READY, LETTERS, CONSUMER and its HELD, IDS, PRODUCERS, DELAYED, and END
 
 Before, it is one object in MessagePack, with a record for each stretch of messages that differ in their size
 only; the bytes are those that earlier releases write and read.
@@ -49,7 +49,7 @@ from quorum_queue.machine.snapshots.states import DedupState, ReplicaState
 
 #: First byte of a snapshot in parts. MessagePack never uses it.
 MARK: Final = 0xC1
-HEAD, BLOCKS, READY, LETTERS, CONSUMER, HELD, IDS, PRODUCERS, END = range(1, 10)
+HEAD, BLOCKS, READY, LETTERS, CONSUMER, HELD, IDS, PRODUCERS, END, DELAYED = range(1, 11)
 _PART: Final = struct.Struct(">IB")
 #: Messages, and runs or other records, after which a part ends.
 PART_MESSAGES = 8192
@@ -68,6 +68,7 @@ _blocks: Final = msgspec.msgpack.Decoder(list[StoredBlock])
 _ready: Final = msgspec.msgpack.Decoder(list[StoredRun])
 _letters: Final = msgspec.msgpack.Decoder(list[tuple[Reason, StoredRun]])
 _held: Final = msgspec.msgpack.Decoder(list[tuple[int, StoredRun]])
+_delayed: Final = msgspec.msgpack.Decoder(list[tuple[int, StoredRun]])
 _ids: Final = msgspec.msgpack.Decoder(list[tuple[bytes, int]])
 _producers: Final = msgspec.msgpack.Decoder(list[tuple[bytes, int, int]])
 _ERRORS = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, struct.error)
@@ -92,6 +93,7 @@ class View:
         "_columns",
         "_consumers",
         "_dead",
+        "_delayed",
         "_head",
         "_ids",
         "_letters",
@@ -117,6 +119,7 @@ class View:
         for level in reversed(machine.ready.levels):
             self._runs.extend(level.returned)
             self._runs.extend(level.main)
+        self._delayed = list(machine.delayed.items()) if machine.delayed.count else []
         self._dead = list(machine.dead_lettering.values())
         self._consumers = machine.consumers.in_turn()
         self._active = machine.consumers.active
@@ -194,6 +197,12 @@ class View:
                 yield
         if self._ids is not None:
             yield from self._encode_names()
+        at = 0
+        for runs in self._portions([run for _, run in self._delayed]):
+            due = [due_ms for due_ms, _ in self._delayed[at : at + len(runs)]]
+            self._put(DELAYED, list(zip(due, map(_stored, runs), strict=True)))
+            at += len(runs)
+            yield
         self._put(END, None)
 
     def _encode_names(self) -> Iterator[None]:
@@ -352,6 +361,9 @@ class Reading:
                     _hold(self.machine, consumer, first, _run(saved))
             elif kind in (IDS, PRODUCERS):
                 self._read_names(kind, part)
+            elif kind == DELAYED:
+                for due_ms, saved in _delayed.decode(part):
+                    self.machine.delay(due_ms, _run(saved))
             elif kind == END:
                 if at != end:
                     raise CodecError("a snapshot goes on behind its end")
@@ -442,6 +454,8 @@ def digest(machine: Machine) -> bytes:
         digest.update(_encode(machine.dedup.state()))
     if machine.version >= versions.LETTERS:
         digest.update(_encode((machine.version, machine.letters.state())))
+    for due_ms, run in machine.delayed.items():
+        _digest_singly(digest.update, run, due_ms)
     if machine.sealed:
         digest.update(b"sealed")
     return digest.digest()
@@ -472,6 +486,7 @@ def _stored(run: Run) -> StoredRun:
         None if deadlines is None else column(deadlines),
         run.redelivered,
         run.attempts,
+        run.acquired,
     )
 
 
@@ -501,6 +516,8 @@ def _run_with(stored: StoredRun | OldRun, sizes: array[int]) -> Run:
     run = Run(seqs, None, stored.head, stored.attributes, stored.expires_at, sum(sizes))
     run.sizes, run.heads = sizes, stored.heads
     run.redelivered, run.attempts = stored.redelivered, stored.attempts
+    if isinstance(stored, StoredRun):
+        run.acquired = stored.acquired
     return run
 
 
@@ -655,14 +672,19 @@ def _digest_ready(update: Callable[[bytes], None], runs: Iterable[Run]) -> None:
 
     for run in runs:
         sizes = packed(sizes_of(run))
-        for low, high in _alike(run):
+        for low, high in _alike(run) if run.seqs.step == 1 else _each(run):
             fields = (run.head_of(low), *_shared(run, low))
             if fields != shared or run.seqs[low] != stop:
                 end()
                 shared, start, parts = fields, run.seqs[low], []
-            stop = run.seqs.start + high
+            stop = run.seqs[high - 1] + 1
             parts.append(sizes[4 * low : 4 * high])
     end()
+
+
+def _each(run: Run) -> Iterator[tuple[int, int]]:
+    for index in range(len(run.seqs)):
+        yield index, index + 1
 
 
 def _alike(run: Run) -> Iterator[tuple[int, int]]:
@@ -699,4 +721,4 @@ def _shared(run: Run, index: int) -> tuple[Any, ...]:
     cut.
     """
     attributes = tuple(run.attributes_of(index)._replace(frame_bytes=0))
-    return attributes, run.due_of(index), run.redelivered, run.attempts
+    return attributes, run.due_of(index), run.redelivered, run.attempts, run.acquired
