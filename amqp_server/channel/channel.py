@@ -22,6 +22,7 @@ from amqp_server.channel.window import ChannelWindow
 from amqp_server.errors import AccessRefused, PreconditionFailed
 from amqp_server.wire.frames import method_frame
 from amqp_server.wire.intake import Segment
+from quorum_queue.cluster.queues.guests import ALL_IDS
 from quorum_queue.machine import versions
 from quorum_queue.steps import in_later_steps
 
@@ -289,6 +290,23 @@ class Channel:
                 queue.host.submit(("detach", subscription.key, queue.type.is_group))
                 if subscription.attached and self.connection.client.can("consumer_cancel_notify"):
                     self.cancelled_by_broker(subscription)
+
+    def time_out(self, subscription: Subscription) -> bool:
+        """Cancel a consumer that has held a delivery for too long; what it holds goes back to its queue, and
+        acks of it mean nothing any more. Return False if the client cannot hear of it.
+        """
+        if not self.connection.client.can("consumer_cancel_notify"):
+            return False
+        subscription.timed_out, subscription.revoked = True, "the consumer has timed out"
+        known = self.subscriptions.get(subscription.tag) is subscription
+        self.forget(subscription)
+        key = subscription.key
+        subscription.queue.host.submit(
+            ("pause", key, True), ("return", key, 0, ALL_IDS), ("detach", key, True)
+        )
+        if known and subscription.attached:
+            self.cancelled_by_broker(subscription)
+        return True
 
     def cancelled_by_broker(self, subscription: Subscription) -> None:
         """Tell the client that a consumer is gone; a client that waits for delete-ok hears it afterwards."""

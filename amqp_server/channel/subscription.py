@@ -41,6 +41,8 @@ class Subscription:
         "start",
         "tag",
         "template",
+        "timed_out",
+        "timeout_own_ms",
         "traffic",
         "unacked",
         "wanted",
@@ -65,6 +67,9 @@ class Subscription:
         self.unacked = 0
         self.left = False
         self.arguments: dict[str, object] = {}
+        #: Its own limit of time without an ack, and whether it has passed.
+        self.timeout_own_ms: int | None = None
+        self.timed_out = False
         #: Where a stream's consumer begins, and its filter.
         self.start: Start = NEXT
         self.wanted: Wanted | None = None
@@ -81,6 +86,24 @@ class Subscription:
     def access(self) -> str:
         """The key of the client's permissions."""
         return self.channel.connection.client.access
+
+    @property
+    def timeout_ms(self) -> int | None:
+        """How long it may hold a delivery without an ack before it is cancelled, 0 for ever; None: the
+        timeout of channels counts.
+        """
+        kind = self.queue.type
+        if kind.is_group or self.timed_out:
+            # Groups have a timeout of their own.
+            return 0
+        if kind.is_stream:
+            return None
+        if self.timeout_own_ms is not None:
+            return self.timeout_own_ms
+        declared = self.queue.effective.consumer_timeout_ms
+        if declared is not None or not kind.strict:
+            return declared
+        return self.channel.broker.config.consumer_timeout_ms
 
     def deliver(self, consumer: Any, run: Run, first_id: int) -> None:
         """Tag the run, note it as unacked, and send it. See quorum_queue.ports.Sink."""
@@ -204,6 +227,11 @@ class Getter:
         self.no_ack = no_ack
         self.traffic = queue.counted()
         self.key = (channel.connection.number, channel.number, None, no_ack)
+
+    @property
+    def timeout_ms(self) -> int | None:
+        """As of a subscription."""
+        return 0 if self.queue.type.is_group else None
 
     def deliver(self, consumer: Any, run: Run, first_id: int) -> None:
         """The client of this get is gone. The message is requeued when the channel closes."""

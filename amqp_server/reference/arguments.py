@@ -45,6 +45,7 @@ BINDINGS = {
 
 CONSUMERS = {
     "x-priority": ("classic, quorum", "integer", "consumers with a higher number get messages first, while they have credit"),
+    "x-consumer-timeout": ("classic, quorum", "ms, 1 and more", "[how long](../queues.md#consumer-timeout) the consumer may hold a message without an ack"),
     "x-stream-offset": (
         "stream", "`first`, `last`, `next`, an offset, a timestamp, an age such as `1h`, `committed`",
         "[place where the consumer begins](../streams.md#consuming)",

@@ -56,6 +56,8 @@ class Argument:
     #: First version of a cluster whose streams have it; 0: not an argument of how streams keep messages.
     since: int = 0
     policy: PolicyKey | None = None
+    #: Types whose queues of earlier versions may have any value, without effect.
+    new_for: frozenset[str] = frozenset()
     #: True if RabbitMQ has no such argument.
     own: bool = False
     #: For the reference: the values, what it does, and a value that is not the default.
@@ -222,6 +224,7 @@ ROWS: tuple[Argument, ...] = (
             operators=True,
             overrules=frozenset({"classic", "quorum"}),
         ),
+        new_for=_OTHERS_THAN_STREAMS,
         values=_choices(*_RETRY_TYPE),
         text="which returned messages [wait](../queues.md#delayed-retry) before they are delivered again",
         example="all",
@@ -232,6 +235,7 @@ ROWS: tuple[Argument, ...] = (
         checks.lease_ms,
         {"classic": 17, "quorum": 20},
         policy=PolicyKey(title="delayed retry minimum delay. Must be a positive integer", operators=True),
+        new_for=_OTHERS_THAN_STREAMS,
         values=_LEASE,
         text="how long a message waits after its first failure; without it, no message waits",
         example=1000,
@@ -242,6 +246,7 @@ ROWS: tuple[Argument, ...] = (
         checks.lease_ms,
         {"classic": 18, "quorum": 21},
         policy=PolicyKey(title="delayed retry maximum delay. Must be a positive integer", operators=True),
+        new_for=_OTHERS_THAN_STREAMS,
         values=_LEASE,
         text="how long a message waits at most; `x-delayed-retry-min`, unless given",
         example=60000,
@@ -253,6 +258,7 @@ ROWS: tuple[Argument, ...] = (
         {"classic": 19, "quorum": 22},
         policy=PolicyKey(title="delayed retry backoff. Must be linear or exponential"),
         own=True,
+        new_for=_OTHERS_THAN_STREAMS,
         values=_choices(*_RETRY_BACKOFF),
         text="how the wait grows with the number of failures: times that number, or doubled by each",
         example="exponential",
@@ -471,11 +477,12 @@ ROWS: tuple[Argument, ...] = (
         "x-consumer-timeout",
         "consumer_timeout_ms",
         checks.lease_ms,
-        {"stream-group": 7},
-        ignored=_OTHERS_THAN_GROUPS,
-        own=True,
+        {"classic": 20, "quorum": 23, "stream-group": 7},
+        ignored=frozenset({"stream"}),
+        policy=PolicyKey(title="consumer timeout", types=_OTHERS_THAN_STREAMS),
+        new_for=_OTHERS_THAN_STREAMS,
         values=_LEASE,
-        text="how long a member may hold a message without an ack",
+        text="how long a consumer may hold a message [without an ack](../queues.md#consumer-timeout)",
         example=1000,
     ),
 )
@@ -509,6 +516,7 @@ CHECK_ORDER: tuple[str, ...] = (
     "x-delayed-retry-type",
     "x-delayed-retry-min",
     "x-delayed-retry-max",
+    "x-consumer-timeout",
 )
 #: Checked before all others: the type decides what the rest is checked for.
 CHECKED_FIRST: tuple[str, ...] = ("x-dead-letter-exchange", "x-queue-type")

@@ -90,9 +90,10 @@ def parse_queue_arguments(
     auto_delete: bool,
     types: Mapping[str, str] = NO_TYPES,
     default_type: str = CLASSIC.name,
+    stored: bool = False,
 ) -> QueueArguments:
     """Parse the arguments of a declare. Raises PreconditionFailed with RabbitMQ's texts. `types` has the AMQP
-    types of the arguments, if known.
+    types of the arguments, if known. `stored`: the queue exists, and may be older than some arguments.
 
     `default_type` is the queue's type if the arguments do not name one.
     """
@@ -123,7 +124,11 @@ def parse_queue_arguments(
         check = (row.stream_check if queue_type.is_stream else None) or row.check
         if row.name not in arguments or check is None:
             continue
-        values[row.field] = checked(row.name, check)
+        try:
+            values[row.field] = checked(row.name, check)
+        except PreconditionFailed:
+            if not stored or queue_type.name not in row.new_for:
+                raise
         if row.needs and row.needs not in arguments:
             raise refused(row.name, row.needs_reason)
     for argument in arguments:  # in the client's order, as RabbitMQ does
@@ -132,7 +137,7 @@ def parse_queue_arguments(
                 f"invalid arg '{argument}' for {place} of queue type rabbit_{queue_type.name}_queue"
             )
     least_ms, most_ms = values.get("retry_min_ms"), values.get("retry_max_ms")
-    if least_ms is not None and most_ms is not None and most_ms < least_ms:
+    if least_ms is not None and most_ms is not None and most_ms < least_ms and not stored:
         raise refused(
             "x-delayed-retry-max", f"{most_ms} is less than x-delayed-retry-min, which is {least_ms}"
         )

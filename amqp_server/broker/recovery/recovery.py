@@ -182,4 +182,5 @@ def parsed_of(record: QueueRecord) -> QueueArguments:
         exclusive=record.exclusive,
         auto_delete=record.auto_delete,
         default_type=record.type,
+        stored=True,
     )

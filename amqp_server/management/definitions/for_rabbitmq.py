@@ -14,7 +14,9 @@ from exchanges.super_stream import SUPER_STREAM
 Row = dict[str, Any]
 
 #: Keys of policies that only mqd has.
-OWN_POLICY_KEYS = frozenset({"deduplication", "deduplication-window-ms", "deduplication-count"})
+OWN_POLICY_KEYS = frozenset(
+    {"deduplication", "deduplication-window-ms", "deduplication-count", "delayed-retry-backoff"}
+)
 
 
 class ForRabbitMQ:
