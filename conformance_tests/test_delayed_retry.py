@@ -10,7 +10,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from conformance_tests.api import Api
 from conformance_tests.conftest import Name
-from conformance_tests.inbox import Delivery, Inbox, publish, wait_for, wait_get
+from conformance_tests.inbox import Delivery, Inbox, get, publish, sync, wait_for, wait_get
 from conformance_tests.test_policies import SetPolicy
 from conformance_tests.test_policies import set_policy as set_policy
 
@@ -45,7 +45,8 @@ def test_which_messages_wait(ch: BlockingChannel, name: Name, kind: str, what: s
         tag = wait_get(ch, queue, auto_ack=False).tag
         getattr(ch, f"basic_{verb}")(tag, requeue=True)
         if verb in waits:
-            assert ch.queue_declare(queue, passive=True).method.message_count == 0
+            sync(ch)
+            assert get(ch, queue) is None
             assert ch.queue_purge(queue).method.message_count == 1
             publish(ch, queue, b"m")
 

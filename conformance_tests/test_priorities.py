@@ -83,7 +83,7 @@ def test_messages_expire_at_the_head_of_each_priority(ch: BlockingChannel, name:
     channel = ch.connection.channel()
     channel.confirm_delivery()
     for body, priority, expiration in (
-        (b"low", 0, "50"), (b"high", 9, None), (b"later", 0, None), (b"behind", 0, "50")
+        (b"high", 9, None), (b"low", 0, "50"), (b"later", 0, None), (b"behind", 0, "50")
     ):  # fmt: skip
         publish(channel, queue, body, priority=priority, expiration=expiration)
     wait_for(lambda: ch.queue_declare(queue, passive=True).method.message_count == 3, "one to expire")
